@@ -75,6 +75,7 @@ def test_a_step_of_keras_on_pytorch_is_that_of_the_program(name: str, tmp_path: 
     assert (step["flops"], step["samples"]) == (FORWARD, 4)
     assert step["flops_backward"] == (BACKWARD if name in TRAINING else 0)
     assert summary["per_sample"]["flops"] == FORWARD / 4
+    assert list(found["summary"]["summary"]["models"]) == ["net"]
     before = FORWARD // 2 if name == "fit after a call" else 0
     model = [row for row in found["flops"]["ops"] if row["phase"] == "forward"]
     assert sum(row["flops"] for row in model) == 3 * FORWARD + before

@@ -61,7 +61,11 @@ class TorchCalls:
         if not isinstance(module, nn.Module):
             return
         if point.point is Point.MODULE_EXIT:
-            self._recorder.leave(module, specs_of(point.outputs))
+            outputs = specs_of(point.outputs)
+            # The first layer of a program may be called to build a model before Keras' own calls
+            # are followed: the driver tells of no tensors then, and a layer returns one.
+            has_computed = bool(outputs) or not is_keras(module)
+            self._recorder.leave(module, outputs, has_computed=has_computed)
             return
         source: Any = self._layers if is_keras(module) else self._modules
         # What a checkpoint recomputes has been counted in the forward pass.

@@ -311,8 +311,12 @@ class Recorder:
         handled = sys.exception()
         frames.append(_Frame(id(module), path, within, begin, number, handled, is_joined))
 
-    def leave(self, module: Any, outputs: list[dict[str, Any]]) -> None:
-        """A module has returned; or raises, if another exception is handled than at its call."""
+    def leave(self, module: Any, outputs: list[dict[str, Any]], has_computed: bool = True) -> None:
+        """A module has returned; or raises, if another exception is handled than at its call.
+
+        Args:
+            has_computed: whether the call ran the module, instead of building a model of it.
+        """
         frames = self._frames()
         frame = None
         # Calls that ended without a word, as when a hook of the user's fails, are left behind.
@@ -328,7 +332,7 @@ class Recorder:
             figures.outputs = outputs
         if self._times and all(other.path != frame.path for other in frames):
             figures.seconds += time.perf_counter() - frame.begin
-        if not frames and has_returned and not frame.is_joined:
+        if not frames and has_returned and has_computed and not frame.is_joined:
             frame.within.model.complete(frame.within)
 
     def add(self, macs: int, size: int) -> None:
