@@ -248,12 +248,16 @@ def test_files(tmp_path: Path) -> None:
         assert [row["id"] for row in csv.DictReader(file)] == [r["id"] for r in tool.op_rows()]
     flame = json.loads(paths[1].read_text())
     names = [frame["name"] for frame in flame["shared"]["frames"]]
-    forward, backward = flame["profiles"]
+    forward, backward, *others = flame["profiles"]
+    assert [one["name"] for one in (forward, backward)] == ["forward", "backward"]
     stacks = [[names[i] for i in sample] for sample in forward["samples"]]
     assert ["Sequential", "0", "linear"] in stacks
     stacks = [[names[i] for i in sample] for sample in backward["samples"]]
     assert ["Sequential (backward)", "1", "relu_backward"] in stacks
-    assert sum(forward["weights"]) == pytest.approx(tool.summary()["seconds_forward"])
+    for one in (forward, backward, *others):
+        rows = [row for row in tool.op_rows() if row["phase"] == one["name"]]
+        assert sum(one["weights"]) == pytest.approx(sum(row["seconds"] for row in rows))
+    assert len({one["name"] for one in flame["profiles"]}) == len(flame["profiles"])
     assert json.loads(paths[2].read_text())["traceEvents"]
     assert json.loads(json.dumps(tool.result())) == tool.result()
     nothing = profiled(lambda: torch.rand(1), csv=False, flame=False, timeline=False)
@@ -272,6 +276,27 @@ def test_flame_graphs_have_the_form_that_speedscope_reads(tmp_path: Path) -> Non
             range(len(flame["shared"]["frames"]))
         )
         assert one["endValue"] - one["startValue"] == pytest.approx(sum(one["weights"]))
+
+
+def test_a_flame_graph_of_the_model_holds_no_setup(tmp_path: Path) -> None:
+    """What builds the model and what changes it are profiles of their own, behind the model's."""
+
+    def train() -> None:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(torch.rand(1, 4)).sum().backward()
+        optimizer.step()
+
+    [path] = profiled(train).write_files(tmp_path, "profile")[1:2]
+    flame = json.loads(path.read_text())
+    names = [frame["name"] for frame in flame["shared"]["frames"]]
+    found = {
+        one["name"]: {names[sample[-1]] for sample in one["samples"]} for one in flame["profiles"]
+    }
+    assert list(found)[:4] == ["forward", "backward", "optimizer", "setup"]
+    assert "linear" in found["forward"]
+    assert "uniform" in found["setup"]
+    assert "uniform" not in found["forward"]
 
 
 def test_the_memory_of_a_device_or_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
