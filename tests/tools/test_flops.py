@@ -205,6 +205,21 @@ def test_gradients_of_a_grouped_convolution() -> None:
     assert found["flops_backward"] == 2 * found["flops"]
 
 
+def test_products_of_groups_and_their_gradients() -> None:
+    """The experts of a mixture: each row meets the matrix of its group, forward and backward."""
+    rows, weight = (torch.rand(*size, dtype=torch.bfloat16) for size in ((6, 16), (2, 16, 8)))
+    rows.requires_grad_()
+    weight.requires_grad_()
+    ends = torch.tensor([2, 6], dtype=torch.int32)
+    # The gradient of a sum has no strides, which the operator refuses (PyTorch 2.13).
+    found = counted(
+        lambda: functional.grouped_mm(rows, weight, offs=ends).square().sum().backward()
+    )
+    assert found["flops"] == 2 * 6 * 16 * 8
+    assert found["flops_backward"] == 2 * found["flops"]
+    assert found["unknown_ops"] == {}
+
+
 def test_gradients_of_a_transposed_convolution() -> None:
     """Each costs what the convolution costs."""
     data, weight = torch.rand(2, 4, 5, 5, **X), torch.rand(4, 6, 3, 3, **X)

@@ -205,3 +205,19 @@ def test_decompositions_cost_what_the_literature_says(
 ) -> None:
     """The terms of the highest order of Golub & Van Loan, which those of LAPACK agree with."""
     assert 2 * macs(kind, inputs, attributes=attributes) == flops
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ((6, 16), (2, 16, 8), 6 * 16 * 8),
+        ((2, 6, 16), (16, 8), 6 * 16 * 8),
+        ((6, 16), (16, 8), 6 * 16 * 8),
+        ((3, 6, 16), (3, 16, 8), 3 * 6 * 16 * 8),
+    ],
+)
+def test_products_of_groups_cost_what_their_parts_cost(
+    left: Any, right: Any, expected: int
+) -> None:
+    """Of the experts of a mixture: each row, column or summand belongs to one group."""
+    assert macs("grouped_mm", [left, right, (2,), None]) == expected

@@ -21,7 +21,6 @@ PARAMETERS = 8 * 16 + 16 + 16 * 3 + 3
 
 BUILD = """
 import keras, numpy as np, torch
-keras.utils.set_random_seed(0)
 layers = [keras.layers.Input((8,)), keras.layers.Dense(16, activation="relu", name="first"),
           keras.layers.Dense(3, name="second")]
 model = keras.Sequential(layers, name="net")

@@ -220,6 +220,22 @@ def _reshape(context: OpContext) -> Found:
     return {"shape": resolved(_numbers(sizes), element_count(shape))}
 
 
+def _unflatten(context: OpContext) -> Found:
+    given, shape = context.get_attrs(), shape_of(context, 0)
+    if shape is None:
+        return {}
+    place = axis(given["dim"], len(shape)) or 0
+    sizes = resolved(_numbers(given["sizes"]), shape[place])
+    return {"shape": (*shape[:place], *sizes, *shape[place + 1 :])}
+
+
+def _roll(context: OpContext) -> Found:
+    given = context.get_attrs()
+    shifts, dims = _numbers(given["shifts"]), _numbers(given.get("dims", ()))
+    # Without axes the elements move along all of them in turn.
+    return known(shifts=shifts, axis=axes(dims, _rank(context)) if dims else None)
+
+
 def _expand(context: OpContext) -> Found:
     given, shape = context.get_attrs(), shape_of(context, 0)
     sizes = given.get("size", given.get("shape"))
@@ -345,6 +361,11 @@ def _cast(context: OpContext) -> Found:
     return {} if dtype is None else {"dtype": str(dtype).removeprefix("torch.")}
 
 
+def _cast_as(context: OpContext) -> Found:
+    other = (context.get_tensor_specs().inputs or (None, None))[1]
+    return {} if other is None else {"dtype": other.dtype}
+
+
 def _topk(context: OpContext) -> Found:
     given = context.get_attrs()
     place = axis(given.get("dim", -1), _rank(context))
@@ -395,11 +416,13 @@ _KINDS: Mapping[str, AttributeRule] = {
     "norm linalg_vector_norm": _norm,
     "split split_with_sizes chunk": _split,
     "reshape view flatten": _reshape,
+    "unflatten": _unflatten,
+    "roll": _roll,
     "expand broadcast_to": _expand,
     "permute transpose swapaxes swapdims t mT T": _permute,
     "repeat tile": _repeat,
     "pad": _pad,
-    "getitem": _getitem,
+    "getitem setitem": _getitem,
     "narrow select": _narrow,
     "attention": _attention,
     "dropout": _dropout,
@@ -415,6 +438,9 @@ _KINDS: Mapping[str, AttributeRule] = {
     "tril triu": _renamed(diagonal="diagonal"),
     "clamp hardtanh clamp_min clamp_max": _clamp,
     "to type half float double int long bool bfloat16": _cast,
+    "type_as": _cast_as,
+    "weight_norm": _along,
+    "histc": _renamed(bins="bins", min="min", max="max"),
     "topk": _topk,
     "sort argsort": _sort,
     "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d": _upsample,
@@ -427,11 +453,12 @@ def _embedding(context: OpContext) -> Found:
 
 
 _OWN = """
-    abs acos acosh arange asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or
+    abs acos acosh arange asin asinh atan atan2 atanh bernoulli bitwise_and bitwise_not bitwise_or
     bitwise_xor broadcast_tensors ceil clone contiguous copy cos cosh detach div empty
-    empty_like eq erf erfc exp expm1 floor floor_divide full full_like ge gt hardsigmoid
+    empty_like eq erf erfc exp expm1 floor floor_divide full full_like ge grouped_mm gt hardsigmoid
     hardswish isfinite isinf isnan le log log1p log_sigmoid logical_and logical_not logical_or
-    logical_xor lt masked_fill maximum minimum mish mul ne neg nonzero ones ones_like pow rand
+    logical_xor lt masked_fill maximum minimum mish mul ne neg new_empty new_full new_ones new_zeros
+    nonzero ones ones_like pow rand
     randint randn reciprocal relu relu6 remainder round rsqrt selu sigmoid sign silu sin sinh
     softsign sqrt square tan tanh tensor where xlogy zeros zeros_like
 """

@@ -21,6 +21,8 @@ _CANONICAL: Mapping[str, str] = {
     "mm": "matmul",
     "bmm": "matmul",
     "baddbmm": "matmul",
+    "_grouped_mm": "grouped_mm",
+    "_weight_norm": "weight_norm",
     "__matmul__": "matmul",
     "__rmatmul__": "matmul",
     "__add__": "add",

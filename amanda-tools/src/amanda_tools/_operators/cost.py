@@ -61,6 +61,16 @@ def matmul(call: CallShapes) -> int:
     return math.prod(broadcast(left_batch, right_batch)) * rows * shared * columns
 
 
+def grouped_matmul(call: CallShapes) -> int:
+    """Products of groups of rows or columns, which end at given offsets: each with its matrix.
+
+    Of two matrices without a batch, the groups are parts of the axis over which is summed.
+    """
+    left, right = call.given[:2]
+    batch = left[0] if len(left) == len(right) == 3 else 1
+    return batch * left[-2] * left[-1] * right[-1]
+
+
 def dot(call: CallShapes) -> int:
     """Product of two vectors."""
     return math.prod(call.given[-1])
@@ -188,6 +198,7 @@ FORMULAS: Mapping[str, Formula] = {
     "addbmm": Formula(matmul),
     "mv": Formula(matmul),
     "_addmm_activation": Formula(matmul),
+    "grouped_mm": Formula(grouped_matmul),
     "dot": Formula(dot),
     "vdot": Formula(dot),
     "inner": Formula(inner),

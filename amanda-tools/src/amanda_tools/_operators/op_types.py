@@ -99,7 +99,8 @@ _NORMALIZING = """
     batch_norm batch_norm_gather_stats batch_norm_gather_stats_with_counts batch_norm_stats
     group_norm instance_norm layer_norm local_response_norm log_softmax
     native_batch_norm native_group_norm native_norm rms_norm safe_softmax softmax softmin
-    special_log_softmax special_softmax fused_layer_norm sync_batch_norm
+    special_log_softmax special_softmax fused_layer_norm sync_batch_norm weight_norm
+    weight_norm_interface
 """
 
 _LOSSES = """

@@ -168,6 +168,7 @@ GRADIENTS: Mapping[str, Formula] = {
     "AddmvBackward": matrix_by_vector(2),
     "MvBackward": matrix_by_vector(1),
     "TrilinearBackward": as_forward,
+    "GroupedMmBackward": as_forward,
     "ConvTbcBackward": as_forward,
     "ConvolutionBackward": convolution,
     "MkldnnRnnLayerBackward": recurrent_layer,
