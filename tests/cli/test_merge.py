@@ -13,7 +13,7 @@ from amanda.cli.merge import MergeError, merge
 from tests.cli.conftest import Command
 
 
-def result(flops: int, tool: str = "flops", schema: int = 1) -> dict[str, Any]:
+def result(flops: float, tool: str = "flops", schema: int = 1) -> dict[str, Any]:
     return {
         "tool": tool,
         "schema": schema,
@@ -88,6 +88,18 @@ def test_what_does_not_fit_is_an_error(amanda: Command, tmp_path: Path) -> None:
     (tmp_path / "flops-rank1.json").write_text("{")
     with pytest.raises(MergeError, match=r"flops-rank1\.json cannot be read"):
         merge(tmp_path)
+
+
+def test_numbers_of_any_length_are_merged(tmp_path: Path) -> None:
+    """JSON has integers that no float can hold: such a figure has no sum, and the others have."""
+    for huge, added in (([10**400, 1.5], None), ([10**308, 1.5, 10**308], "inf"), ([2, 3], 5)):
+        folder = tmp_path / str(added)
+        folder.mkdir()
+        write(folder, **{f"flops_rank{rank}": result(value) for rank, value in enumerate(huge)})
+        merge(folder)
+        merged = json.loads((folder / "flops.json").read_text())["summary"]["flops"]
+        assert merged["by_rank"] == {str(rank): value for rank, value in enumerate(huge)}
+        assert merged.get("sum") == added
 
 
 def test_a_run_tells_how_many_ranks_there_are(

@@ -9,6 +9,7 @@ a process for each rank. If the ranks have pages (``--html``), the merged result
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -249,16 +250,22 @@ def _merge_summaries(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, An
     found: dict[str, Any] = {}
     for figure in figures:
         values = {rank: summary.get(figure) for rank, summary in summaries.items()}
-        numbers: list[float] = [
-            value
-            for value in values.values()
-            # A bool is an int for Python; a sum of flags says nothing.
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-        ]
+        numbers: list[float] = [value for value in values.values() if _is_number(value)]
         found[figure] = {"by_rank": {str(rank): value for rank, value in values.items()}}
         if len(numbers) == len(values):
-            found[figure].update(sum=sum(numbers), min=min(numbers), max=max(numbers))
+            # An integer that a float cannot hold cannot be added to one.
+            is_exact = all(isinstance(number, int) for number in numbers)
+            total = sum(numbers if is_exact else map(float, numbers))
+            found[figure].update(sum=total, min=min(numbers), max=max(numbers))
     return found
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value of JSON can be added up with others."""
+    # A bool is an int for Python; a sum of flags says nothing. JSON has integers of any length.
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 def merge_timelines(timelines: Mapping[int, Any]) -> dict[str, Any]:

@@ -32,8 +32,8 @@ def found(*sizes: int, **options: Any) -> dict[str, Any]:
 
 def test_the_tool_is_found_by_its_name() -> None:
     """The entry point of this package is installed."""
-    assert amanda.tools.load("shapes") is ShapesTool
-    assert amanda.tools.available()["shapes"].distribution == "amanda-shapes"
+    assert amanda.tools.load(ShapesTool.name) is ShapesTool
+    assert amanda.tools.available()[ShapesTool.name].distribution == "amanda-shapes"
 
 
 def test_shapes_are_counted() -> None:
@@ -79,9 +79,9 @@ def test_the_summary_and_the_file(tmp_path: Path) -> None:
         lb.split(lb.tensor([1.0, 2.0]), 2)
     tool.print_summary(out)
     lines = out.getvalue().splitlines()
-    assert lines[0] == "shapes: 0 of 3 operators have varying shapes"
+    assert lines[0] == f"{tool.name}: 0 of 3 operators have varying shapes"
     assert lines[-1].split() == ["/split:0", "split", "1", "1", "+", "1"]
-    write_json(tmp_path / "shapes.json", tool.result())
-    written = json.loads((tmp_path / "shapes.json").read_text())
-    assert (written["tool"], written["schema"]) == ("shapes", 1)
+    write_json(tmp_path / "result.json", tool.result())
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert (written["tool"], written["schema"]) == (ShapesTool.name, 1)
     assert written["ops"][2]["shapes"] == [{"outputs": [[1], [1]], "executions": 1}]

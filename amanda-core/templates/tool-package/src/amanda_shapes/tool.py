@@ -90,7 +90,8 @@ class ShapesTool(ReportingTool[ShapesOptions]):
             for row in self.op_rows()
         ]
         found = self.summary()
-        title = f"shapes: {found['varying_ops']} of {found['ops']} operators have varying shapes"
+        counts = f"{found['varying_ops']} of {found['ops']} operators"
+        title = f"{self.name}: {counts} have varying shapes"
         yield Table(title, ("op", "type", "executions", "shapes"), rows)
 
 
