@@ -72,6 +72,11 @@ def test_timelines_become_processes_of_one(tmp_path: Path) -> None:
     events = json.loads(path.read_text())["traceEvents"]
     assert [e["pid"] for e in events if e["ph"] == "X"] == [0, 1]
     assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["rank 0", "rank 1"]
+    (tmp_path / "trace-rank1.timeline.json").write_text('{"traceEvents": 1}')
+    with pytest.raises(
+        MergeError, match=r"trace\.timeline\.json: the timeline of rank 1 has no list"
+    ):
+        merge(tmp_path)
 
 
 def test_what_does_not_fit_is_an_error(amanda: Command, tmp_path: Path) -> None:

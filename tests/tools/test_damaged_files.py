@@ -244,6 +244,19 @@ def test_a_header_decides_for_no_memory(shape: tuple[int, ...], tmp_path: Path) 
         PruneTool(masks=str(tmp_path / "given.npz"))
 
 
+def test_what_a_message_quotes_of_a_file_is_short(tmp_path: Path) -> None:
+    """A name in a damaged file may have megabytes; what and which file is wrong is said."""
+    index = make_recording(tmp_path)
+    content = json.loads(index.read_text())
+    content["tensors"][0]["key"] = "a" * 1_000_000
+    index.write_text(json.dumps(content))
+    with pytest.raises(
+        FileError, match=r"given\.index\.json is no recording.*another rec"
+    ) as found:
+        Recording.read(index)
+    assert len(str(found.value)) < 1500
+
+
 def test_nothing_of_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects of a pickle are refused, wherever they are in an archive."""
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_LONGEST = 1200
+"""Characters of the message of a FileError; a path has at most 4,096 and usually less than 200."""
+
+
 class AmandaError(RuntimeError):
     """Base class of all errors of Amanda."""
 
@@ -62,8 +66,14 @@ class FileError(AmandaError, OSError, ValueError):
     """A file that the user has named cannot be read, or is not what it has to be.
 
     It is an OSError and a ValueError as well: what raises one for a missing file raises the other
-    for a damaged one, and callers handle both.
+    for a damaged one, and callers handle both. What it quotes of the file is shortened: a message
+    is for a terminal, and a name in a damaged file may have megabytes.
     """
+
+    def __init__(self, message: str = "") -> None:
+        if len(message) > _LONGEST:
+            message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 4 :]}"
+        super().__init__(message)
 
 
 class MappingError(AmandaError):

@@ -94,7 +94,7 @@ def merge(folder: Path, left_out: list[str] | None = None) -> list[Path]:
     elif problems:
         raise MergeError(f"{'; '.join(problems)}; amanda merge --partial merges what there is")
     merged = {
-        name: merge_timelines(contents)
+        name: merge_timelines(name, contents)
         if name.endswith(_TIMELINE)
         else merge_results(name, contents)
         for name, contents in groups.items()
@@ -250,7 +250,7 @@ def _merge_summaries(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, An
     found: dict[str, Any] = {}
     for figure in figures:
         values = {rank: summary.get(figure) for rank, summary in summaries.items()}
-        numbers: list[float] = [value for value in values.values() if _is_number(value)]
+        numbers: list[Any] = [value for value in values.values() if _is_number(value)]
         found[figure] = {"by_rank": {str(rank): value for rank, value in values.items()}}
         if len(numbers) == len(values):
             # An integer that a float cannot hold cannot be added to one.
@@ -268,12 +268,13 @@ def _is_number(value: Any) -> bool:
     return abs(value) <= sys.float_info.max
 
 
-def merge_timelines(timelines: Mapping[int, Any]) -> dict[str, Any]:
+def merge_timelines(name: str, timelines: Mapping[int, Any]) -> dict[str, Any]:
     """Merge timelines in Chrome's trace format into one with a process for each rank.
 
     The clocks of the ranks are not aligned: each timeline begins at its own zero.
 
     Args:
+        name: name of the merged file, for messages.
         timelines: the timeline of each rank.
 
     Raises:
@@ -283,7 +284,7 @@ def merge_timelines(timelines: Mapping[int, Any]) -> dict[str, Any]:
     for rank, timeline in timelines.items():
         found = timeline.get("traceEvents") if isinstance(timeline, Mapping) else None
         if not isinstance(found, list) or not all(isinstance(e, Mapping) for e in found):
-            raise MergeError(f"the timeline of rank {rank} has no list of events")
+            raise MergeError(f"{name}: the timeline of rank {rank} has no list of events")
         named = {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
         events.append(named)
         events += [{**event, "pid": rank} for event in found]
