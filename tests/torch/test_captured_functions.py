@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention.flex_attention
 from torch import fx, nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
@@ -18,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 import amanda
 from amanda.cli.results import last_line
 from amanda.errors import CoverageWarning
+from amanda_torch.compiled.captured import CapturedGraph
 from amanda_torch.eager.interceptors import LOCAL
 from tests.torch.support import Counter, applied, fingerprint
 
@@ -711,3 +715,133 @@ def test_after_a_scope_within_a_compiled_function_functions_are_compiled_as_ever
     assert len(graphs) == count
     torch.compile(called, backend=compiler)(x)
     assert len(graphs) == count + 1
+
+
+# -- what Dynamo counts, and what it captures once --------------------------------
+
+
+def _counters() -> dict[str, dict[str, int]]:
+    counters = torch._dynamo.utils.counters  # noqa: SLF001
+    return {name: dict(found) for name, found in counters.items() if found}
+
+
+@pytest.mark.parametrize("is_isolated", [False, True])
+@pytest.mark.parametrize(
+    "wish", [{"recompile_limit": 1}, {"error_on_recompile": True}], ids=["limit", "error"]
+)
+def test_captures_do_not_count_towards_the_limits_of_the_program(
+    wish: dict[str, Any], is_isolated: bool
+) -> None:
+    """A function that Dynamo may capture once can be called before, in and after scopes."""
+    options = {"isolate_recompiles": True} if is_isolated else {}
+    if is_isolated and "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+        pytest.skip("new in PyTorch 2.13")
+    function = torch.compile(lambda x: x.sin() + 1, backend="eager", fullgraph=True, **options)
+    counter = Counter()
+    with torch._dynamo.config.patch(wish):  # noqa: SLF001
+        for _ in range(2):
+            vanilla = function(X)
+            with applied(counter) as scope:
+                instrumented = function(X)
+            assert list(scope.statistics.compiled.values()) == ["operator by operator"]
+            assert torch.equal(vanilla, instrumented)
+        with applied(counter):
+            torch.compiler.reset()
+            assert torch.equal(function(X), vanilla)
+        assert torch.equal(function(X), vanilla)
+    assert counter.ops["sin"] == 3
+
+
+def test_captures_are_in_no_counter_of_the_program() -> None:
+    """Dynamo's counters say what the program has compiled."""
+    function = _compiled(lambda x: x.sin() + 1)
+    torch._dynamo.utils.counters.clear()  # noqa: SLF001
+    function(X)
+    vanilla = _counters()
+    with applied(Counter()):
+        function(X)
+        _compiled(lambda x: x.cos().sum().item())(X)
+    assert vanilla
+    assert _counters() == vanilla
+
+
+def _attention(heads: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.MultiheadAttention(4, heads, batch_first=True)
+
+
+def _encoder() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+
+
+def _attend(model: nn.Module) -> Callable[[], Any]:
+    attention = _compiled(model)
+    inputs = (X[None],) * (3 if isinstance(model, nn.MultiheadAttention) else 1)
+    return lambda: attention(*inputs)
+
+
+def _attend_flexibly() -> Any:
+    x = torch.linspace(-1, 1, 2 * 16 * 8).reshape(1, 2, 16, 8)
+    return torch.nn.attention.flex_attention.flex_attention(x, x, x)
+
+
+def _compile_anew() -> Any:
+    return _compiled(_plus_one)(X)
+
+
+def _plus_one(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() + 1
+
+
+ATTENTION: dict[str, Callable[[], Callable[[], Any]]] = {
+    "attention": lambda: _attend(_attention().eval()),
+    "attention in training": lambda: _attend(_attention()),
+    "encoder": lambda: _attend(_encoder().eval()),
+    "flex_attention": lambda: _compiled(_attend_flexibly),
+    "compiled at each call": lambda: _compile_anew,
+}
+
+
+@pytest.mark.parametrize("make", ATTENTION.values(), ids=list(ATTENTION))
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_function_is_captured_once(
+    make: Callable[[], Callable[[], Any]], gradients: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls in one form share what Dynamo has captured, and what it has not; tools see each."""
+    captured = []
+    init = CapturedGraph.__init__
+
+    def noting(self: CapturedGraph, *args: Any) -> None:
+        captured.append(self)
+        init(self, *args)
+
+    monkeypatch.setattr(CapturedGraph, "__init__", noting)
+    run, counter = make(), Counter()
+    with torch.set_grad_enabled(gradients), applied(counter):
+        run()
+        once, first = counter.ops.copy(), len(captured)
+        for _ in range(3):
+            run()
+    assert first
+    assert len(captured) == first
+    assert counter.ops == {name: 4 * count for name, count in once.items()}
+
+
+def test_code_of_dynamo_may_have_no_hash() -> None:
+    """Operators that code of Dynamo calls have a phase, also where constants of it are mutable."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    constants = (*run.__code__.co_consts, {"a": 1})
+    unhashable = types.FunctionType(run.__code__.replace(co_consts=constants), globals(), "run")
+    with pytest.raises(TypeError):
+        hash(unhashable.__code__)
+    counter = Counter()
+    with applied(counter):
+        unhashable(X)
+    assert counter.ops == {"sin": 1}
+    with amanda.apply(amanda.tools.load("coverage")()):
+        unhashable(X)

@@ -1011,8 +1011,17 @@ _MODE_GUARDS = frozenset({"TORCH_FUNCTION_STATE"})
 """The guards by which Dynamo compiles anew under other function modes."""
 
 
+_VANILLA_CHECKS = [getattr(torch.overrides, check) for check in OVERRIDE_CHECKS]
+
+
 def _without_mode_guards(entries: Sequence[Any]) -> Sequence[bool]:
-    return [entry.guard_type not in _MODE_GUARDS for entry in entries]
+    # Neither of the functions that the driver replaces, which are back while Dynamo captures:
+    # such code would be captured at each call.
+    return [
+        entry.guard_type not in _MODE_GUARDS
+        and not any(entry.value is check for check in _VANILLA_CHECKS)
+        for entry in entries
+    ]
 
 
 def frame_converter(backend: Callable[..., Any], eager: bool = False) -> Callable[..., Any]:
@@ -1034,6 +1043,9 @@ def frame_converter(backend: Callable[..., Any], eager: bool = False) -> Callabl
     convert: Callable[..., Any] = convert_frame.catch_errors_wrapper(inner, own)
     # Else it makes tensors of floats that change, in code around the graph.
     options: dict[str, Any] = {"specialize_float": True, **(_EAGER_CAPTURE if eager else {})}
+    # The program's wishes are for what it compiles; ours runs as it is where there is a limit.
+    wishes = ("error_on_recompile", "fail_on_recompile_limit_hit")
+    options.update((name, False) for name in wishes if hasattr(config, name))
 
     def converter(*args: Any) -> Any:
         with ExitStack() as stack:
@@ -1134,6 +1146,44 @@ def _told_not_compiled() -> Iterator[None]:
         yield
     finally:
         setattr(variables, _TRACERS_STATE, vanilla)
+
+
+_REGIONS = 1 << 40
+"""Where the numbers of our regions begin: Dynamo counts its own up from 0."""
+
+
+def count_captures_apart() -> None:
+    """Have Dynamo count what it captures in the present call of a compiled function by itself.
+
+    The code that it has captured counts towards ``recompile_limit`` and ``error_on_recompile`` by
+    regions, one for each function compiled with ``isolate_recompiles`` and one for all others
+    (2.13). It sets the region before it asks for the frame callback, and resets it afterwards.
+    """
+    set_region = _find("torch._C._dynamo.eval_frame.set_eval_frame_isolate_recompiles_id")
+    if set_region is not _ABSENT:
+        region = set_region(_REGIONS)
+        if region < _REGIONS:
+            set_region(_REGIONS + 1 + region)
+
+
+@contextmanager
+def captures_uncounted() -> Iterator[None]:
+    """What Dynamo does meanwhile is not in the counters that programs read; to be used with
+    Dynamo's lock."""
+    counters = _find("torch._dynamo.utils.counters")
+    if counters is _ABSENT:
+        yield
+        return
+    before = {name: dict(found) for name, found in counters.items()}
+    try:
+        yield
+    finally:
+        for name in list(counters):
+            if name not in before:
+                del counters[name]
+                continue
+            counters[name].clear()
+            counters[name].update(before[name])
 
 
 FRAME_CALLBACK_OF = "_torchdynamo_orig_backend"

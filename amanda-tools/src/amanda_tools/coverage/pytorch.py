@@ -223,7 +223,8 @@ class TorchFunction(Peer):
         if call is None or call.frame is not frame:
             call = self._running[thread] = FunctionCall(frame)
         call.ops.append(op_id)
-        if len(call.ops) > 1 or frame.f_code in _backward_codes() or is_custom_function(context):
+        is_backward = id(frame.f_code) in _backward_codes()
+        if len(call.ops) > 1 or is_backward or is_custom_function(context):
             self._alone.difference_update(call.ops)
         else:
             self._alone.add(op_id)
@@ -251,28 +252,31 @@ def outermost_function() -> types.FrameType | None:
     found: types.FrameType | None = None
     frame: types.FrameType | None = inspect.currentframe()
     while frame is not None:
-        if frame.f_code in codes:
+        if id(frame.f_code) in codes:
             found = frame
         frame = frame.f_back
     return found
 
 
 @functools.cache
-def _function_codes() -> frozenset[types.CodeType]:
-    """Return the code objects of overridable functions that are written in Python."""
+def _function_codes() -> frozenset[int]:
+    """Return the ``id`` of the code of each overridable function that is written in Python.
+
+    Code that Dynamo makes may hold what has no hash, and then has none itself.
+    """
     functions = itertools.chain(*torch.overrides.get_overridable_functions().values())
-    return frozenset(f.__code__ for f in functions if isinstance(f, types.FunctionType))
+    return frozenset(id(f.__code__) for f in functions if isinstance(f, types.FunctionType))
 
 
 @functools.cache
-def _backward_codes() -> frozenset[types.CodeType]:
-    """Return the code objects of the functions that start a backward pass."""
+def _backward_codes() -> frozenset[int]:
+    """Return the same of the functions that start a backward pass."""
     entries: tuple[Any, ...] = (
         torch.Tensor.backward,
         torch.autograd.backward,
         torch.autograd.grad,
     )
-    return frozenset(entry.__code__ for entry in entries)
+    return frozenset(id(entry.__code__) for entry in entries)
 
 
 PEERS = (ModuleHooks, TorchFunction)

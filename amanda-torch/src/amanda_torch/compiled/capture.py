@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
+import torch.utils.weak
 from torch import fx, nn
 
 from amanda.errors import CoverageWarning
@@ -44,7 +46,7 @@ Suspended = Callable[[], AbstractContextManager[Any]]
 @contextmanager
 def capturing(suspended: Suspended) -> Iterator[None]:
     """The context in which Dynamo captures, with what `suspended` makes."""
-    with _LOCK, suspended():
+    with _LOCK, suspended(), _internals.captures_uncounted():
         yield
 
 
@@ -60,7 +62,7 @@ class Capture:
         self._convert = _internals.frame_converter(self._captured)
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
         # What is left alone, and why: said again in each scope.
-        self._left: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._left: Any = torch.utils.weak.WeakIdKeyDictionary()
         self._suspended: Suspended | None = None
 
     def under(self, suspended: Suspended) -> Capture:
@@ -79,19 +81,22 @@ class Capture:
             # leaves them for good, too.
             return _internals.not_captured(always=True)
         subject = _subject(frame)
-        if subject in self._left and _internals.is_compiled_code(frame.f_code):
-            return self._leave(subject, self._left[subject])
-        reason, known = "", _internals.not_taken()
+        left = self._left.get(subject, {}).get(_state_of(subject))
+        if left is not None and _internals.is_compiled_code(frame.f_code):
+            return self._leave(subject, left)
+        reason = ""
         try:
             with self._without_interceptor():
+                known = _internals.not_taken()
                 found = self._convert(frame, *args)
+                said = _new_reason(known, _internals.not_taken())
             if found is not None and found.guarded_code is not None:
                 return found
             if _internals.has_reached_limit(found):
                 reason = "Dynamo's limit of recompilations is reached"
             elif not frame.f_code.co_flags & inspect.CO_GENERATOR:
                 # Dynamo takes no generators, and what they call on its own.
-                reason = _new_reason(known, _internals.not_taken())
+                reason = said
                 if not reason and _internals.is_layer_called_as_is(frame):
                     return self._leave(frame.f_locals["self"], _RECURRENT)
         except Exception as error:
@@ -108,8 +113,7 @@ class Capture:
         interceptor = LOCAL.interceptor
         if reason and interceptor is not None:
             interceptor.note_compiled(_place(subject), f"eagerly ({reason})")
-        if not isinstance(subject, nn.Module):
-            self._left[subject] = reason
+        self._left.setdefault(subject, {})[_state_of(subject)] = reason
         _internals.count_eager_as_compiled()
         return _internals.not_captured()
 
@@ -129,6 +133,14 @@ def _subject(frame: Any) -> Any:
         return frame.f_code
     wrapped = getattr(wrapped, "__func__", wrapped)
     return wrapped if hasattr(wrapped, "__weakref__") else frame.f_code
+
+
+def _state_of(subject: Any) -> Any:
+    """What decides, beside what a subject is, whether Dynamo can take it: a module may run as one
+    fused operator without gradients, and not in training."""
+    if not isinstance(subject, nn.Module):
+        return None
+    return getattr(subject, "training", None), torch.is_grad_enabled()
 
 
 def _place(subject: Any) -> str:
@@ -189,6 +201,9 @@ def say_captured(callback: Any) -> None:
 _CAPTURES: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()
 """By the callbacks of compiled functions."""
 
+_KNOWN: weakref.WeakSet[Capture] = weakref.WeakSet()
+"""Each once."""
+
 
 def callback_for(callback: Any, suspended: Suspended) -> Capture:
     """The callback that captures, in place of a compiled function's own one.
@@ -198,5 +213,13 @@ def callback_for(callback: Any, suspended: Suspended) -> Capture:
     """
     found = _CAPTURES.get(callback)
     if found is None:
-        found = _CAPTURES[callback] = Capture(_internals.compiler_of(callback))
+        compiler = _internals.compiler_of(callback)
+        # As Dynamo has it, functions compiled anew at each call are captured once.
+        equal = (known for known in tuple(_KNOWN) if _is_equal(known.compiler, compiler))
+        found = _CAPTURES[callback] = next(equal, None) or Capture(compiler)
+        _KNOWN.add(found)
     return found.under(suspended)
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and bool(one == other))

@@ -335,7 +335,8 @@ class Tracker:
             program. In one without modules, only those are checked later whose names have had
             another phase by then, so that the others cost no check.
         checked: the operators that were checked in a program without modules, and their names.
-        codes: what is known of functions that tell the phase of what they call.
+        codes: what is known of functions that tell the phase of what they call, with their code
+            by whose ``id`` it is found.
         is_building: whether a module was built since an outermost one was called.
         has_recorded: whether an operator outside of modules was recorded for differentiation.
         has_trained: whether a backward pass has ended.
@@ -391,7 +392,7 @@ class Tracker:
         self.root = Frame("", None, phase="")
         self.root.is_checked = True
         self.checked: dict[Any, str] = {}
-        self.codes: dict[Any, Any] = {}
+        self.codes: dict[int, tuple[Any, Any]] = {}
         self.is_building = self.has_recorded = self.has_trained = False
         self.is_inferring = False
         self.frame = self.root

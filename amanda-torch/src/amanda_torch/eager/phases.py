@@ -187,9 +187,11 @@ def _by_caller(tracker: Tracker) -> Phase | None:
         if frame is None:
             return None
         code = frame.f_code
-        told = codes.get(code, "")
-        if told == "":
-            told = codes[code] = _told_by(frame)
+        # By identity: code that Dynamo has made may hold what has no hash. It is kept alive.
+        known = codes.get(id(code))
+        if known is None:
+            known = codes[id(code)] = (_told_by(frame), code)
+        told = known[0]
         if told is nn.Module:
             if isinstance(_first_argument(frame), nn.Module):
                 return "setup"

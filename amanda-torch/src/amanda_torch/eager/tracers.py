@@ -204,6 +204,7 @@ class Tracers:
             if self._capture is not None and vanilla(callback) is callback:
                 captured = self._capture(callback, interceptor)
                 if not isinstance(captured, str):
+                    _internals.count_captures_apart()
                     return captured
             interceptor.note_compiled(f"function {id(callback)}", f"eagerly ({captured})")
             if not self._said_compiled and not is_proving():
