@@ -74,6 +74,7 @@ def test_operators_of_common_models_are_described() -> None:
         for made in (x.new_zeros(3), x.new_ones(3), x.new_empty(3), x.new_full((3,), 1.0)):
             made.detach()
         layer(x)
+        torch.nn.GRU(4, 3, num_layers=2, bidirectional=True)(x)
         torch._grouped_mm(left, right, offs=ends)  # noqa: SLF001 - as transformers calls it
     assert [row["name"] for row in tool.result()["ops"]] == []
     attributes = dict(found)
@@ -82,4 +83,6 @@ def test_operators_of_common_models_are_described() -> None:
     assert attributes["type_as"] == {"dtype": "float64"}
     assert attributes["histc"] == {"bins": 5, "min": 0, "max": 1}
     assert attributes["weight_norm"] == {"axis": 0}
+    recurrent = {"num_layers": 2, "bidirectional": True, "p": 0.0, "batch_first": False}
+    assert attributes["gru"] == recurrent
     assert {"grouped_mm", "setitem", "bernoulli"} <= set(attributes)

@@ -321,6 +321,17 @@ def _dropout(context: OpContext) -> Found:
     return {"p": float(given["p"]), "training": bool(given.get("train", given.get("training")))}
 
 
+def _recurrent(context: OpContext) -> Found:
+    given = context.get_attrs()
+    return known(
+        num_layers=given.get("num_layers"),
+        bidirectional=given.get("bidirectional"),
+        p=float(given.get("dropout") or 0.0),
+        # Of a packed sequence the positions of all samples stand in a row.
+        batch_first=given.get("batch_first"),
+    )
+
+
 def _loss(*names: str, **renamed: str) -> AttributeRule:
     """A rule for losses: their reduction, and the other attributes of these names."""
 
@@ -426,6 +437,7 @@ _KINDS: Mapping[str, AttributeRule] = {
     "narrow select": _narrow,
     "attention": _attention,
     "dropout": _dropout,
+    "lstm gru rnn": _recurrent,
     "cross_entropy_loss nll_loss nll_loss_nd": _loss("ignore_index", "label_smoothing"),
     "mse_loss l1_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits": _loss(),
     "huber_loss": _loss(beta="delta"),
