@@ -60,6 +60,7 @@ def test_operators_of_common_models_are_described() -> None:
     left, right = (factor.to(torch.bfloat16) for factor in factors)
     ends = torch.tensor([2, 6], dtype=torch.int32)
     layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))
+    gru = torch.nn.GRU(4, 3, num_layers=2, bidirectional=True)
     found: list[tuple[str, dict[str, Any]]] = []
     collector = amanda.Tool()
     collector.depends_on(MappingTool.standard())
@@ -74,7 +75,7 @@ def test_operators_of_common_models_are_described() -> None:
         for made in (x.new_zeros(3), x.new_ones(3), x.new_empty(3), x.new_full((3,), 1.0)):
             made.detach()
         layer(x)
-        torch.nn.GRU(4, 3, num_layers=2, bidirectional=True)(x)
+        gru(x)
         torch._grouped_mm(left, right, offs=ends)  # noqa: SLF001 - as transformers calls it
     assert [row["name"] for row in tool.result()["ops"]] == []
     attributes = dict(found)
