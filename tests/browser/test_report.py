@@ -270,6 +270,20 @@ def test_the_search_goes_to_operators(page: Page) -> None:
     assert output.text == "0 found"
 
 
+def test_a_search_leaves_nothing_open_but_what_it_has_found(page: Page) -> None:
+    """Modules that its first letters have opened are closed again; nothing found, none chosen."""
+    before = [row.text for row in page.all(".tree tr.row")]
+    search = page.all("section.model input[type=search]")[0]
+    search.send_keys("gra")
+    assert page.all("tr.chosen")
+    assert page.all(".details")[0].is_displayed()
+    search.send_keys("z")
+    assert page.all("section.model output")[0].text == "0 found"
+    assert [row.text for row in page.all(".tree tr.row")] == before
+    assert not page.all("tr.chosen")
+    assert not page.all(".details")[0].is_displayed()
+
+
 def test_nodes_are_coloured_by_the_chosen_figure(page: Page) -> None:
     """And the tree draws bars of it."""
     colours = "graph.cy.nodes().map(n => n.data('colour')).join()"

@@ -219,6 +219,7 @@ class ModelView {
     this.input = section.querySelector("input[type=search]");
     this.chosen = null;
     this.hits = [];
+    this.opened = [];
     this.at = -1;
     this.controls();
     this.tree = new Tree(section.querySelector(".tree"), this);
@@ -328,18 +329,30 @@ class ModelView {
     this.hits = words.length ? this.model.search(words) : [];
     this.at = -1;
     this.output.textContent = words.length ? `${this.hits.length} found` : "";
+    // What was opened for the first letters of the text is closed again.
+    const isClosed = this.opened.filter((i) => this.model.open.delete(i)).length > 0;
+    this.opened = [];
+    if (this.hits.length) {
+      this.next(1, isClosed);
+      return;
+    }
+    this.chosen = null;
+    this.panel.hidden = true;
+    if (isClosed) this.update();
+    this.tree.mark();
     this.graph?.mark();
-    if (this.hits.length) this.next(1);
   }
 
-  next(step) {
+  next(step, isChanged = false) {
     if (!this.hits.length) return;
     this.at = (this.at + step + this.hits.length) % this.hits.length;
     const real = this.hits[this.at];
     const shown = this.model.shown(real);
-    const before = this.model.open.size;
+    const before = new Set(this.model.open);
     this.model.reveal(shown);
-    if (this.model.open.size !== before) this.update();
+    const opened = [...this.model.open].filter((i) => !before.has(i));
+    this.opened.push(...opened);
+    if (isChanged || opened.length) this.update();
     this.choose(shown, real);
     this.tree.goTo(shown);
     this.graph?.goTo(shown);
