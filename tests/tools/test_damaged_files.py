@@ -312,6 +312,31 @@ def test_a_recording_whose_tensors_are_of_another_is_an_error(tmp_path: Path) ->
         DiffTool(reference=str(index))
 
 
+def test_a_recording_is_of_one_run(tmp_path: Path) -> None:
+    """Two runs may write into one folder: tensors of the one are not those of the other's index."""
+    index = make_recording(tmp_path)
+    file = tmp_path / "given.safetensors"
+    tensors = {
+        row["key"]: np.ones((2, 3), np.float32) for row in json.loads(index.read_text())["tensors"]
+    }
+    content = json.loads(index.read_text())
+    index.write_text(json.dumps({"recording": "one", **content}))
+    for about, is_fine in (
+        ({"recording": "one"}, True),
+        ({"recording": "other"}, False),
+        (None, False),
+    ):
+        write_tensors(file, tensors, about)
+        if is_fine:
+            assert len(Recording.read(index).records) == 2
+            continue
+        with pytest.raises(FileError, match=r"given\.safetensors is of another recording"):
+            Recording.read(index)
+    index.write_text(json.dumps({"recording": 1, **content}))
+    with pytest.raises(FileError, match="'recording' is no text"):
+        Recording.read(index)
+
+
 def test_a_campaign_of_other_trials_is_an_error(tmp_path: Path) -> None:
     """A line that is missing, twice there or wrong is named; nothing of the file changes."""
     path = make_campaign(tmp_path)

@@ -100,7 +100,12 @@ def _put_in_place(partial: Path, path: Path) -> Iterator[None]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and error.filename in (None, str(partial)):
+        # A copy names its source, too: our own file is the second one then.
+        if (
+            isinstance(error, OSError)
+            and error.errno
+            and (error.filename in (None, str(partial)) or error.filename2 == str(partial))
+        ):
             # With the name that the user knows.
             raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise

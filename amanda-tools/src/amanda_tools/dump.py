@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import secrets
 import shutil
 import tempfile
 import weakref
@@ -26,7 +27,7 @@ from amanda_tools._bases.watching import (
 )
 from amanda_tools._output.units import format_quantity
 from amanda_tools._values.shapes import byte_size
-from amanda_tools._values.tensor_files import WRITABLE, read_tensor, write_tensors
+from amanda_tools._values.tensor_files import RECORDING, WRITABLE, read_tensor, write_tensors
 from amanda_tools._values.tensors import Array, reader_of
 
 __all__ = ["DumpOptions", "DumpTool", "Entry"]
@@ -122,6 +123,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         self._folder: Path | None = None
         self._files = 0
         self._stem = self.name
+        self._id = secrets.token_hex(8)
 
     # -- taking -----------------------------------------------------------
 
@@ -172,7 +174,8 @@ class DumpTool(WatchingTool[DumpOptions]):
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
                 weakref.finalize(self, _remove, self._folder, os.getpid())
-            write_tensors(self._folder / str(self._files), self._waiting)
+            about = {RECORDING: self._id}
+            write_tensors(self._folder / str(self._files), self._waiting, about)
             self._files += 1
         except OSError as error:
             self._lose_waiting(f"temporary files cannot be written: {error}")
@@ -246,7 +249,9 @@ class DumpTool(WatchingTool[DumpOptions]):
                     shutil.copyfile(self._folder / str(number), partial)
                 written.append(path)
             index = folder / f"{stem}.index.json"
-            write_json(index, {"tensors": [entry.plain(stem) for entry in self.entries]})
+            entries = [entry.plain(stem) for entry in self.entries]
+            # Another run into the same folder, at once or later, may replace some of the files.
+            write_json(index, {RECORDING: self._id, "tensors": entries})
         except OSError:
             # Without an index they are of no use, and take what space there is.
             for path in written:

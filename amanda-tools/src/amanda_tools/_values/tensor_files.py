@@ -27,6 +27,9 @@ WRITABLE = frozenset(
 )
 """Names of the element types that can be written."""
 
+RECORDING = "recording"
+"""Name of the id that the files of one recording share, in their headers and in the index."""
+
 _SMALL = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """Element types of the format that NumPy lacks, and their names."""
 
@@ -58,11 +61,16 @@ def write_tensors(
         raise OSError(f"{os.fspath(path)} cannot be written: {reason}") from error
 
 
-def check_tensors(path: Path, keys: Iterable[str]) -> None:
+def check_tensors(path: Path, keys: Iterable[str], recording: str = "") -> None:
     """Check that a file can be read, and has these tensors.
 
+    Args:
+        path: path of the file.
+        keys: names of the tensors.
+        recording: the id of the recording that it has to belong to; "" for any.
+
     Raises:
-        FileError: it is missing or damaged, or lacks one of them.
+        FileError: it is missing or damaged, lacks a tensor, or is of another recording.
     """
     # The library would wait for ever at a pipe.
     with opened(path):
@@ -70,9 +78,12 @@ def check_tensors(path: Path, keys: Iterable[str]) -> None:
     try:
         with _open_file(path, "np") as file:
             known = set(file.keys())
+            its_recording = (file.metadata() or {}).get(RECORDING, "")
     # Its parser raises more than its own error for files that are damaged on purpose.
     except Exception as error:
         raise FileError(f"{path} is no safetensors file, or is damaged: {error}") from error
+    if recording and its_recording != recording:
+        raise FileError(f"{path} is of another recording: another run has written into its folder")
     for key in keys:
         if stored_name(key) not in known:
             raise FileError(f"{path} has no tensor {key}: it is of another recording")

@@ -11,7 +11,7 @@ import attrs
 
 from amanda.errors import FileError
 from amanda.files import read_json
-from amanda_tools._values.tensor_files import check_tensors, read_tensor
+from amanda_tools._values.tensor_files import RECORDING, check_tensors, read_tensor
 from amanda_tools._values.tensors import Array
 from amanda_tools.dump import DumpTool
 
@@ -119,6 +119,9 @@ def _entries(index: Path) -> list[dict[str, Any]]:
     entries = content.get("tensors") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise FileError("it has no list of tensors")
+    recording = content.get(RECORDING, "")
+    if not isinstance(recording, str):
+        raise FileError(f"its {RECORDING!r} is no text")
     keys: dict[str, list[str]] = {}
     for number, entry in enumerate(entries):
         about = entry if isinstance(entry, dict) else {}
@@ -131,7 +134,7 @@ def _entries(index: Path) -> list[dict[str, Any]]:
             raise FileError(f"{wrong[0]!r} of its tensor {number} is missing or wrong")
         keys.setdefault(about["file"], []).append(about["key"])
     for file, found in keys.items():
-        check_tensors(index.parent / file, found)
+        check_tensors(index.parent / file, found, recording)
     return entries
 
 
