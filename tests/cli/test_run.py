@@ -522,6 +522,54 @@ def test_drivers_that_cannot_be_used_are_named_with_their_reasons(
     )
 
 
+REFUSING_TOOL = """
+import amanda
+from amanda.errors import CapabilityError, ContextExpiredError
+
+class Refusing(amanda.Tool):
+    "Cannot run on anything."
+
+    def __init__(self, badly: bool = False):
+        super().__init__()
+        self.badly = badly
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context):
+        if self.badly:
+            raise ContextExpiredError("a mistake of the tool")
+        raise CapabilityError("refusing: not in this mode; choose another")
+"""
+
+
+def test_a_tool_that_refuses_the_program_says_so_in_one_line(
+    amanda: Command, program: str, script: Script, tmp_path: Path
+) -> None:
+    """Status 2 and no traceback; mistakes in a tool, and errors of the program, have one."""
+    plugin = INTERRUPTING_PLUGIN.replace("slow", "refusing").replace("Slow", "Refusing")
+    site = str(other_package(tmp_path, REFUSING_TOOL, plugin))
+    run = amanda("run", "-t", "refusing,log", program, PYTHONPATH=site)
+    assert run.returncode == 2
+    said = "amanda: error: refusing: not in this mode; choose another (AMANDA_TRACEBACK=full"
+    assert run.stderr == f"{said} shows where)\n"
+    run = amanda("run", "-t", "refusing", program, PYTHONPATH=site, AMANDA_TRACEBACK="full")
+    assert (run.returncode, run.stderr.startswith("Traceback")) == (1, True)
+    run = amanda("run", "-t", "refusing:badly=true", program, PYTHONPATH=site)
+    assert (run.returncode, run.stderr.startswith("Traceback")) == (1, True)
+    path = str(script("from amanda.errors import CapabilityError\nraise CapabilityError('mine')"))
+    run = amanda("run", "-t", "refusing", path, PYTHONPATH=site)
+    assert (run.returncode, run.stderr.startswith("Traceback")) == (1, True)
+
+
+def test_a_wrong_interceptor_of_the_environment_is_wrong_usage(
+    amanda: Command, program: str
+) -> None:
+    """As one of the command line: the program does not start."""
+    run = amanda("run", "-t", "log", program, AMANDA_TORCH_INTERCEPTOR="nope")
+    assert (run.returncode, run.stdout) == (2, "")
+    said = "amanda: error: AMANDA_TORCH_INTERCEPTOR=nope is none of auto, capture, gate, mode\n"
+    assert run.stderr == said
+
+
 # -- interrupts that are not the program's --------------------------------------
 
 INTERRUPTING_TOOLS = """

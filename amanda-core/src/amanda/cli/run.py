@@ -31,6 +31,7 @@ from amanda.cli import (
 from amanda.cli.parser import WRONG_USAGE, CommandParser
 from amanda.cli.results import NamedTool, Rank, Report, complain, describe_missing_driver
 from amanda.errors import AmandaError, FileError, UnknownNameError
+from amanda.interface.driver import Driver
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, other_frameworks
 from amanda.scope.apply import apply
@@ -228,17 +229,26 @@ def choose_interceptor(name: str) -> None:
     """Have the drivers that know an interceptor of this name use it, here and in child processes.
 
     Raises:
-        UsageError: no driver knows it.
+        UsageError: no driver knows it, or the one that the environment names.
     """
-    if not name:
-        return
     classes = [cls for cls, _ in drivers.registered_drivers()]
+    if not name:
+        _check_interceptor_variables(classes)
+        return
     variables = {cls.interceptor_variable for cls in classes if name in cls.interceptors}
     if not variables:
         known = dict.fromkeys(one for cls in classes for one in cls.interceptors)
         hint = f"the drivers have {', '.join(known)}" if known else "no driver has several"
         raise UsageError(f"no interceptor named {name!r}; {hint}")
     os.environ.update(dict.fromkeys(variables, name))
+
+
+def _check_interceptor_variables(classes: Sequence[type[Driver]]) -> None:
+    for cls in classes:
+        asked = os.environ.get(cls.interceptor_variable) if cls.interceptor_variable else None
+        if asked and asked not in cls.interceptors:
+            known = ", ".join(cls.interceptors)
+            raise UsageError(f"{cls.interceptor_variable}={asked} is none of {known}")
 
 
 def create_report(given: argparse.Namespace) -> Report:
@@ -416,6 +426,9 @@ class Run:
             return self._check_drivers(0)
         # The type only: str() of the exception may run code of the program.
         self._note_end(f"by {type(failure).__name__}")
+        if tracebacks.is_refusal(failure, modules):
+            complain(f"error: {failure} (AMANDA_TRACEBACK=full shows where)")
+            return self._check_drivers(WRONG_USAGE)
         # Not in the except clause, which would be the context of an exception in the excepthook.
         tracebacks.show(failure, modules)
         if isinstance(failure, KeyboardInterrupt):

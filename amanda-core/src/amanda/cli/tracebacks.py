@@ -8,8 +8,10 @@ import threading
 from collections.abc import Collection, Iterator
 from types import TracebackType
 
-from amanda.errors import AmandaError
+from amanda.errors import AmandaError, CapabilityError, FileError
 from amanda.registry import drivers
+
+_REFUSALS = (CapabilityError, FileError)
 
 
 def hide_in_threads(tools: Collection[str] = ()) -> None:
@@ -31,6 +33,25 @@ def hide_in_threads(tools: Collection[str] = ()) -> None:
         vanilla(args)
 
     threading.excepthook = excepthook
+
+
+def is_refusal(error: BaseException, tools: Collection[str]) -> bool:
+    """Whether a tool refuses to run on this program: what is said is all that a user needs.
+
+    Errors about how a tool is written are none, nor is what the program raises itself.
+
+    Args:
+        error: the exception.
+        tools: names of the modules of the applied tools.
+    """
+    if not (isinstance(error, _REFUSALS) or type(error) is AmandaError):
+        return False
+    traceback = error.__traceback__
+    while traceback is not None:
+        if _module(traceback) in tools:
+            return os.environ.get("AMANDA_TRACEBACK") != "full"
+        traceback = traceback.tb_next
+    return False
 
 
 def show(error: BaseException, tools: Collection[str] = ()) -> None:
