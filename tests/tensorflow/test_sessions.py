@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -372,6 +373,82 @@ def test_iterators(kind: str) -> None:
     seen.append(session.run(square))
     assert seen == [0, 1, 4, 9]
     assert tool.forward["Square"] == 2
+
+
+@pytest.mark.parametrize("tool", [None, Identity])
+def test_iterators_by_handle(tool: Any) -> None:
+    """A run may be given the iterator that it reads from by its handle, and goes on there; what a
+    tool does in it is done."""
+    dataset = tf1.data.Dataset.range(1, 7)
+    handle = tf1.placeholder(tf.string, [])
+    kinds = tf1.data.get_output_types(dataset), tf1.data.get_output_shapes(dataset)
+    number = tf1.data.Iterator.from_string_handle(handle, *kinds).get_next()
+    weight = tf1.get_variable("w", initializer=2.0, use_resource=True)
+    product = tf.cast(number, tf.float32) * weight
+    step = weight.assign_add(tf.gradients(product, weight)[0])
+    first, second = (tf1.data.make_initializable_iterator(dataset) for _ in range(2))
+    session = started()
+    session.run([first.initializer, second.initializer])
+    handles = session.run([first.string_handle(), second.string_handle()])
+    seen = []
+    with applied(used := None if tool is None else tool()):
+        for turn in (0, 1, 0, 0):
+            seen.append(session.run(product, {handle: handles[turn]}))
+            session.run(step, {handle: handles[turn]})
+    seen.append(session.run(product, {handle: handles[1]}))
+    assert seen == [2.0, 4.0, 18.0, 50.0, 48.0]
+    assert used is None or used.calls > 0
+
+
+@pytest.mark.parametrize("tool", [None, Identity])
+def test_values_that_the_session_keeps(tool: Any) -> None:
+    """Handles of a session are handles there: fed as they are, or to an operator that takes one.
+    A run that makes one is vanilla, with a warning."""
+    x = tf1.placeholder(tf.float32, [2])
+    weight = tf1.get_variable("w", initializer=[2.0, 3.0], use_resource=True)
+    product = x * weight
+    step, keep = weight.assign_add(product), tf1.get_session_handle(product)
+    session = started()
+    with applied(used := None if tool is None else tool()):
+        session.run(step, {x: [1.0, 2.0]})
+        if tool is None:
+            kept = session.run(keep, {x: [1.0, 1.0]})
+        else:
+            with pytest.warns(CoverageWarning, match="state of the session"):
+                kept = session.run(keep, {x: [1.0, 1.0]})
+        holder, value = tf1.get_session_tensor(kept.handle, tf.float32)
+        total = value * weight + 1.0
+        seen = [
+            session.run(product, {x: [1.0, 0.5]}),
+            session.run(product, {x: kept}),
+            session.run(total, {holder: kept.handle}),
+        ]
+        calls = used and used.calls
+        session.run(product, {x: kept})
+        assert used is None or used.calls > calls
+    np.testing.assert_array_equal(seen, [[4.0, 4.5], [16.0, 81.0], [17.0, 82.0]])
+
+
+@pytest.mark.parametrize("tool", [None, Identity])
+@pytest.mark.parametrize("name", ["area", ""])
+def test_staging_areas(name: str, tool: Any) -> None:
+    """What one run has staged another one gets, into the scope and out of it; an area that only the
+    name of its operators identifies is left to vanilla runs."""
+    weight = tf1.get_variable("w", initializer=2.0, use_resource=True)
+    put = tf.raw_ops.Stage(values=[weight * 3.0], shared_name=name, name="stage")
+    if name:
+        (got,) = tf.raw_ops.Unstage(dtypes=[tf.float32], shared_name=name)
+        size = tf.raw_ops.StageSize(dtypes=[tf.float32], shared_name=name)
+    else:
+        (got,) = size, *_ = [tf.raw_ops.StageSize(dtypes=[tf.float32], shared_name="stage")]
+    session, seen = started(), []
+    session.run(put)
+    with applied(None if tool is None else tool()), warnings.catch_warnings():
+        warnings.simplefilter("error" if name else "ignore", CoverageWarning)
+        session.run(put)
+        seen += [session.run(size), session.run(got * 2), session.run(size)]
+    seen += [session.run(got), session.run(size)]
+    assert seen == ([2, 12.0, 1, 6.0, 0] if name else [2, 4, 2, 2, 2])
 
 
 def test_queues() -> None:

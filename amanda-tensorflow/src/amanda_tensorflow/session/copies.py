@@ -37,7 +37,7 @@ from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.session.random_ops import can_be_shared, draws_from
 from amanda_tensorflow.session.run_kinds import RunKind, kind_of
-from amanda_tensorflow.session.runs import Key, SessionRun
+from amanda_tensorflow.session.runs import Key, SessionRun, is_handle
 from amanda_tensorflow.session.stateful_runs import InlineFunction, needs_inline
 from amanda_tensorflow.session.variables import (
     VARIABLES,
@@ -160,7 +160,7 @@ class SessionCopies:
         made: Made = Vanilla()
         executions = None
         with self._growing, falling_back(self._dispatcher, self.building, f"a run of {self._ids}"):
-            inline = needs_inline(operations)
+            inline = needs_inline(operations) or any(is_handle(value) for _, value in run.feeds)
             copied: SessionRun | InlineFunction
             if inline:
                 copied, counting = self._inlined(run)

@@ -10,14 +10,26 @@ import attrs
 from amanda_tensorflow import _internals
 
 Key = tuple[Any, ...]
-"""Identifies runs of one graph that differ in the fed values only."""
+"""Identifies runs of one graph that differ in the fed values only, and not in which of them are
+handles."""
 
 
-def key_of(feeds: Iterable[Any], fetches: Iterable[Any], targets: Iterable[Any]) -> Key:
+def is_handle(value: Any) -> bool:
+    """Whether a fed value is a handle to one that the session keeps (``get_session_handle``)."""
+    return getattr(getattr(value, "dtype", None), "names", None) is not None
+
+
+def key_of(feeds: Mapping[Any, Any], fetches: Iterable[Any], targets: Iterable[Any]) -> Key:
     """The key of a run that is given in handles of the runtime."""
     name = _internals.operation_name
     return (
-        tuple([(name(output.oper), output.index) for output in feeds]),
+        tuple(
+            [
+                # As is_handle() tells, without a call for each value.
+                (name(o.oper), o.index, getattr(getattr(v, "dtype", None), "names", None))
+                for o, v in feeds.items()
+            ]
+        ),
         tuple([(name(output.oper), output.index) for output in fetches]),
         tuple(map(name, targets)),
     )

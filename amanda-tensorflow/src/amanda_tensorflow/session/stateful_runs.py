@@ -27,6 +27,41 @@ from amanda_tensorflow.session.variables import VARIABLES
 NODE = "amanda/run"
 """Name of the nodes in the user's graph."""
 
+_FROM_HANDLES = frozenset(
+    {
+        "IteratorFromStringHandle",
+        "IteratorFromStringHandleV2",
+        "MultiDeviceIteratorFromStringHandle",
+        "GetSessionTensor",
+        "DeleteSessionTensor",
+    }
+)
+"""Operators that find state of the session by a handle that they are given as a value."""
+
+_TO_HANDLES = frozenset({"GetSessionHandle", "GetSessionHandleV2"})
+"""Operators that keep a value in the session and give a handle to it. Functions have no access to
+the place where it is kept (TensorFlow 2.16 to 2.21)."""
+
+_STAGES = frozenset(
+    {
+        *("Stage", "Unstage", "StagePeek", "StageSize", "StageClear"),
+        *(
+            f"{order}Map{kind}"
+            for order in ("", "Ordered")
+            for kind in (
+                "Stage",
+                "Unstage",
+                "UnstageNoKey",
+                "Peek",
+                "Size",
+                "IncompleteSize",
+                "Clear",
+            )
+        ),
+    }
+)
+"""Operators that find state of the session by their attribute ``shared_name``, or by their name."""
+
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 """Operators that read a resource variable."""
 
@@ -47,6 +82,8 @@ def needs_inline(operations: Sequence[Any]) -> bool:
     if any(keeps_state(op) for op in operations):
         return True
     kinds = {op.type for op in operations}
+    if kinds & _FROM_HANDLES or kinds & _TO_HANDLES or kinds & _STAGES:
+        return True
     return any(map(is_random, kinds)) and bool(kinds & _READS) and "VariableV2" not in kinds
 
 
@@ -88,7 +125,8 @@ class InlineFunction:
         """Replay the operators that a run needs into the function.
 
         Raises:
-            NotInstrumentableError: it needs a variable of TensorFlow 1's reference kind.
+            NotInstrumentableError: it needs a variable of TensorFlow 1's reference kind, or state
+                that a function cannot reach.
         """
         site = self._site
         self._vanilla = run
@@ -98,6 +136,7 @@ class InlineFunction:
         site.fed = {id(tensor) for tensor, _ in run.feeds}
         order = ordered(site, run.roots())
         for op in order:
+            _check_reach(op)
             for tensor in op.inputs:
                 if id(tensor) not in site.tensors and (
                     tensor.op.name in site.ops or id(tensor) in site.fed
@@ -172,7 +211,21 @@ def _stays(op: Any) -> bool:
     """Whether an operator runs in the user's graph, as it is."""
     if op.type in VARIABLES or op.type.startswith("Placeholder") or keeps_state(op):
         return True
-    return is_random(op.type) and not op.control_inputs and _is_simple(op.inputs)
+    can_stay = is_random(op.type) or op.type in _FROM_HANDLES
+    return can_stay and not op.control_inputs and _is_simple(op.inputs)
+
+
+def _check_reach(op: Any) -> None:
+    """Check that an operator finds its state from within a function.
+
+    Raises:
+        NotInstrumentableError: it does not.
+    """
+    is_unnamed = op.type in _STAGES and not op.get_attr("shared_name")
+    if is_unnamed or op.type in _TO_HANDLES or op.type in _FROM_HANDLES:
+        raise NotInstrumentableError(
+            f"{op.name} ({op.type}) finds state of the session that an instrumented copy has not"
+        )
 
 
 def _is_simple(tensors: Iterable[Any]) -> bool:
