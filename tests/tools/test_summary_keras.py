@@ -188,6 +188,20 @@ def test_models_of_keras_in_graphs(run: Any, name: str) -> None:
     assert tool.summary()["models"][model.name]["passes"] == 2
 
 
+def test_the_output_of_a_cell_is_known_where_its_first_call_computes_nothing() -> None:
+    """Keras calls it to learn what it gives: a graph does not compute that, and runs it in a loop."""
+    import keras
+
+    layers, tool = keras.layers, amanda.tools.load("summary")()
+    model = keras.Sequential([keras.Input((5, 4)), layers.GRU(3, name="gru"), layers.Dense(2)])
+    model.compile("sgd", "mse", jit_compile=False)
+    with amanda.apply(tool):
+        model.fit(np.ones((4, 5, 4)), np.ones((4, 2)), 4, verbose=0)
+    [cell] = [row for row in tool.modules() if row["path"].endswith("gru/gru_cell")]
+    assert cell["output"] == [4, 3]
+    assert cell["macs"] == 4 * 5 * (4 + 3) * 9
+
+
 def test_a_layer_that_is_not_built_calls_its_parts_once() -> None:
     """Keras calls them to learn their shapes, which is no part of the pass."""
     tool = amanda.tools.load("summary")()

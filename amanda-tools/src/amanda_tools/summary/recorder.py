@@ -92,7 +92,7 @@ class Figures:
 
     Attributes:
         calls: how often it was called.
-        outputs: shape, dtype and device of what its first call gave; None before that.
+        outputs: shape, dtype and device of what its first call with outputs gave; None before.
         macs, bytes: multiply-accumulates, and bytes of the outputs of its operators.
         seconds: time of its calls, with its parts.
     """
@@ -328,7 +328,8 @@ class Recorder:
             return
         has_returned = sys.exception() is frame.handled
         figures = frame.within.at(frame.path)
-        if has_returned and frame.number == 0:
+        if has_returned and frame.number >= 0 and not figures.outputs:
+            # TensorFlow does not compute what nobody reads, as in a call that only tells a shape.
             figures.outputs = outputs
         if self._times and all(other.path != frame.path for other in frames):
             figures.seconds += time.perf_counter() - frame.begin
