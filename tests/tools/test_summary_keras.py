@@ -189,7 +189,7 @@ def test_models_of_keras_in_graphs(run: Any, name: str) -> None:
 
 
 def test_the_output_of_a_cell_is_known_where_its_first_call_computes_nothing() -> None:
-    """Keras calls it to learn what it gives: a graph does not compute that, and runs it in a loop."""
+    """Keras calls it to learn what it gives, which a graph does not compute; a loop runs it."""
     import keras
 
     layers, tool = keras.layers, amanda.tools.load("summary")()
