@@ -279,3 +279,28 @@ def test_a_product_without_samples_does_not_make_a_sequence_of_them() -> None:
     with amanda.apply(tool):
         Relative()(torch.ones(4, 5, 6))
     assert tool.running_figures()["samples"] == 4
+
+
+@pytest.mark.parametrize("kind", ["by hand", "optimizer"])
+def test_a_step_of_functional_code_has_its_forward_pass(kind: str) -> None:
+    """Without any module, what has run since the last step is the forward pass of the next one."""
+    torch.manual_seed(0)
+    weights = [torch.rand(FEATURES, HIDDEN), torch.rand(HIDDEN, CLASSES)]
+    optimizer = torch.optim.SGD([weight.requires_grad_() for weight in weights], 0.1)
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        for x, y in batches():
+            hidden = (x @ weights[0]).relu()
+            functional.cross_entropy(hidden @ weights[1], y).backward()
+            if kind == "optimizer":
+                optimizer.step()
+                optimizer.zero_grad()
+                continue
+            with torch.no_grad():
+                for weight in weights:
+                    weight -= 0.1 * weight.grad  # type: ignore[operator]
+                    weight.grad = None
+    steps = list(tool.figures_of_steps().values())
+    assert [step["flops"] for step in steps] == [n * SAMPLE for n, _ in EPOCH]
+    assert [step["flops_backward"] for step in steps] == [n * BACKWARD for _, n in EPOCH]
+    assert [step["samples"] for step in steps] == [n for n, _ in EPOCH]

@@ -2,8 +2,9 @@
 
 An iteration ends where an optimizer has stepped. Without one it ends where the next one begins: a
 forward pass after a backward pass; in inference the next call of the same outermost module. A
-backward pass outside of modules, without an optimizer, ends its iteration itself. Evaluations
-before, between and after steps of training belong to no iteration.
+backward pass outside of modules, without an optimizer, ends its iteration itself. Nothing tells
+where the forward pass of such functional code begins: it is what has run since the last iteration.
+Evaluations before, between and after steps of training belong to no iteration.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Steps:
         begin, end: when the last one began and ended, in seconds of ``time.perf_counter``.
         forwards: depth of calls of outermost modules, in all threads.
         optimizing: whether an optimizer steps.
-        follows: whether the one that runs has begun where the last one has ended.
+        follows: whether the one that runs has begun where the last one has ended, or the scope.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,7 @@ class Steps:
         self._first_unsure: int | None = None
         self._evaluated = 0
         self._called: dict[str, bool] = {}
+        self._has_modules = False
 
     def forward_begins(
         self,
@@ -75,6 +77,7 @@ class Steps:
             self._evaluated, self.count = self.count, 0
         self._begun(tell, follows=self.end != ended)
         self._called[model] = trains
+        self._has_modules = True
         if trains or differentiates:
             self._is_training = True
         if differentiates:
@@ -124,7 +127,8 @@ class Steps:
 
     def backward_begins(self, tell: Tell) -> None:
         """A backward pass begins."""
-        self._begun(tell)
+        is_functional = not self._has_modules
+        self._begun(tell, follows=is_functional, begin=self.end if is_functional else 0.0)
         self._backwards += 1
         self._is_training = self._has_gradients = True
 
@@ -167,13 +171,13 @@ class Steps:
             self.count += self._evaluated
             self._evaluated = 0
 
-    def _begun(self, tell: Tell, follows: bool = False) -> None:
+    def _begun(self, tell: Tell, follows: bool = False, begin: float = 0.0) -> None:
         self._is_met = True
         if self._is_open:
             return
         self._is_open = True
         self.follows = follows
-        self.begin = time.perf_counter()
+        self.begin = begin or time.perf_counter()
         tell(Point.ITERATION_BEGIN)
 
     def _ended(self, tell: Tell) -> None:
