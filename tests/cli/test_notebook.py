@@ -128,7 +128,7 @@ def test_an_interrupted_cell_gives_its_results(
         ("-t cuont", "no tool named 'cuont'; did you mean count"),
         ("-t count:op=add", "tool count has no option 'op'; did you mean ops"),
         ("-t count --evry 2", "unrecognized arguments: --evry 2; see: %amanda --help"),
-        ("-t count --every 0", "--every takes a number from 1"),
+        ("-t count --every 0", "--every takes a whole number from 1"),
         ("-t count --driver lopback", "no driver named 'lopback'; did you mean loopback"),
         ("-t count train.py", "unrecognized arguments: train.py"),
         ("-t count --as 2", "'2' is no name of a variable"),

@@ -19,7 +19,7 @@ from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import cell_magic
 from IPython.core.interactiveshell import InteractiveShell
 
-from amanda.cli import program, run, tracebacks
+from amanda.cli import parser, program, run, tracebacks
 from amanda.cli.results import Rank, Report
 from amanda.errors import AmandaError
 from amanda.scope.apply import apply
@@ -164,6 +164,7 @@ def _parse(line: str) -> argparse.Namespace:
     """
     own = run.create_parser()
     own.prog, own.usage = "%amanda", f"%%amanda {_OPTIONS}"
+    own.epilog = run.GRAMMAR
     own.description, own.error = "Run a cell under tools.", _refuse  # type: ignore[method-assign]
     own.add_argument(
         "--as",
@@ -191,7 +192,7 @@ def _identifier(text: str) -> str:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise UsageError(f"{message}; see: %amanda --help")
+    raise UsageError(f"{parser.plain(message)}; see: %amanda --help")
 
 
 def _exception_handler(tools: Any) -> Callable[..., None]:

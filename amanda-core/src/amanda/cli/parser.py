@@ -27,8 +27,13 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the message and where help is, and end with status 2."""
         command = self.prog.removeprefix("amanda ")
-        if named := _OPTION.fullmatch(message):
-            is_missing = named["said"] == "expected one argument"
-            message = f"{named['option']} {'needs a value' if is_missing else named['said']}"
-        complain(f"error: {command}: {message}; see: {self.prog} --help")
+        complain(f"error: {command}: {plain(message)}; see: {self.prog} --help")
         raise SystemExit(WRONG_USAGE)
+
+
+def plain(message: str) -> str:
+    """A message of argparse about an option, without its other names."""
+    if not (named := _OPTION.fullmatch(message)):
+        return message
+    is_missing = named["said"] == "expected one argument"
+    return f"{named['option']} {'needs a value' if is_missing else named['said']}"

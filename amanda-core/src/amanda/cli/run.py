@@ -39,12 +39,18 @@ from amanda.state import LIVE_SCOPES, LiveScope
 from amanda.tools import available, load
 from amanda.tools.op_filter import OpFilter
 
-USAGE = (
-    "amanda run [-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--html] [--ops A+B] "
-    "[--modules A+B] [--every N] [--skip N] [--driver NAME]... [--interceptor NAME] "
-    "[--[no-]progress] "
-    "[--] script.py ARGS | -m MODULE ARGS | -c TEXT ARGS | - ARGS"
-)
+USAGE = "amanda run [OPTIONS] [--] script.py ARGS | -m MODULE ARGS | -c TEXT ARGS | - ARGS"
+
+GRAMMAR = """\
+After a comma, key=value continues the options of a tool, and a name starts a new tool. The values
+of a list are joined with '+'. amanda tools lists all tools, amanda tools NAME describes one."""
+
+_EXAMPLES = """\
+examples:
+  amanda run -t count -- train.py --epochs 3
+  amanda run -t flops,profile:by=module -o out --html -- train.py
+  amanda run -t count:ops=conv2d+linear,trace -o out -- -m package.train"""
+
 SELECTING = ("--ops", "--modules", "--every", "--skip")
 WITH_VALUE = ("-t", "--tool", "--tools", "-o", "--output", "--driver", "--interceptor", *SELECTING)
 _WITHOUT_VALUE = ("--html", "--progress", "--no-progress", "--help")
@@ -66,45 +72,54 @@ def create_parser() -> CommandParser:
     own = CommandParser(
         prog="amanda run",
         usage=USAGE,
-        description="Run a program under tools. Its source, output and exit status stay.",
-        epilog="After a comma, key=value continues the options of a tool, and a name starts a new "
-        "tool; lists are joined with '+': -t count:ops=conv2d+linear,trace",
+        description="Run a program under tools. Its source, its output and its exit status stay as "
+        "they are.",
+        epilog=f"{GRAMMAR}\n\n{_EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     own.add_argument(
         *("-t", "--tool", "--tools"),
         action="append",
         default=[],
-        help="a tool and its options; may be repeated",
+        help="tools and their options, TOOL[:key=value,...][,TOOL...]; may be repeated",
     )
     own.add_argument(
         *("-o", "--output"),
         action=_Folder,
         metavar="DIR",
-        help="write the results as files into DIR",
+        help="write the results as files into DIR (default: print summaries only)",
     )
     own.add_argument(
-        "--html", action="store_true", help="write a page about the run, for a browser"
+        "--html",
+        action="store_true",
+        help="write a page about the run, for a browser: report.html in the folder of -o",
     )
     own.add_argument(
-        "--ops", metavar="A+B", default="", help="op types that the tools see (default: all)"
+        "--ops",
+        metavar="A+B",
+        default="",
+        help="tools see operators of these types only (default: all)",
     )
     own.add_argument(
-        "--modules", metavar="A+B", default="", help="patterns of the modules that they see"
+        "--modules",
+        metavar="A+B",
+        default="",
+        help="and of modules whose paths have these patterns, such as 'layer1.*'",
     )
     own.add_argument(
         "--every",
         type=_number_from(1),
         metavar="N",
         default=1,
-        help="at each N-th execution of an operator",
+        help="they act at each N-th execution of an operator (default: 1)",
     )
     own.add_argument(
         "--skip",
         type=_number_from(0),
         metavar="N",
         default=0,
-        help="not at its first N executions",
+        help="and not at its first N executions (default: 0)",
     )
     own.add_argument(
         "--driver",
@@ -344,8 +359,10 @@ def check_folder(folder: Path | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"amanda")
-    except OSError as error:
-        raise UsageError(f"cannot write to the output folder {folder}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        # ValueError: the name holds a null character, as it can in a notebook.
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot write to the output folder {folder}: {reason}") from error
 
 
 class Run:
