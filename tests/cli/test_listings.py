@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -121,12 +122,19 @@ def test_doctor_names_a_backend_of_keras_that_no_driver_sees(
 ) -> None:
     """By the environment variable or by Keras' file of settings."""
     (tmp_path / "keras.json").write_text('{"backend": "jax"}')
+    for name in ("pipe", "list"):
+        (tmp_path / name).mkdir()
+    # Nobody writes into the pipe: who opens it as a file waits for ever.
+    os.mkfifo(tmp_path / "pipe" / "keras.json")
+    (tmp_path / "list" / "keras.json").write_text("[1]")
     none = {**ALONE, "KERAS_HOME": str(tmp_path / "none")}
     for backend, home, is_wrong in (
         ("jax", "none", True),
         ("", ".", True),
         ("torch", ".", False),
         ("", "none", False),
+        ("", "pipe", False),
+        ("", "list", False),
     ):
         run = amanda(
             "doctor", **{**none, "KERAS_HOME": str(tmp_path / home), "KERAS_BACKEND": backend}

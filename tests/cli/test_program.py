@@ -256,6 +256,13 @@ def test_a_file_that_is_no_script_is_wrong_usage(
     assert "SyntaxError" in run.stderr
 
 
+def test_a_file_that_does_not_end_is_no_script(amanda: Command) -> None:
+    """Nobody waits until the memory is full."""
+    run = amanda("run", "/dev/zero")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "amanda: error: /dev/zero is no Python script: it does not end\n"
+
+
 def test_unsafe_path_is_left_out_if_python_is_told_so(python: Command, script: Script) -> None:
     """With ``-P`` the program's folder is not importable, as in Python."""
     path = str(script("import sys; print(sys.path)"))

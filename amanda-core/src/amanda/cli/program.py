@@ -28,6 +28,9 @@ import attrs
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?t?)?(\.exe)?")
 """File names of Python itself."""
 
+_LARGEST = 100_000_000
+"""Bytes that no script has; a device such as /dev/zero does not end."""
+
 _DATA = frozenset(
     {".csv", ".json", ".toml", ".yaml", ".yml"}
     | {".h5", ".keras", ".npz", ".onnx", ".pb", ".pt", ".pth", ".safetensors"}
@@ -129,7 +132,9 @@ class Program:
             return bytecode.get_code("__main__"), _create_main_module(None, bytecode, str(path))
         module = _create_main_module(None, SourceFileLoader("__main__", str(path)), str(path))
         with io.open_code(str(path)) as file:
-            source = file.read()
+            source = file.read(_LARGEST + 1)
+        if len(source) > _LARGEST:
+            raise ProgramError(f"{self.target} is no Python script: it does not end", 2)
         try:
             # dont_inherit: the `from __future__` imports of this module are not the program's.
             return compile(source, str(path), "exec", dont_inherit=True), module

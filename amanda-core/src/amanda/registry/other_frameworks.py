@@ -6,10 +6,12 @@ environment variable and its file of settings is read.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
+
+from amanda.errors import FileError
+from amanda.files import read_json
 
 OTHERS = {"jax": "JAX"}
 """Frameworks for which there is no driver: name of the module to name of the framework."""
@@ -34,8 +36,8 @@ def configured_backend() -> str:
     if not found:
         home = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
         try:
-            found = json.loads(Path(home, "keras.json").read_text()).get("backend", "")
-        except (OSError, ValueError, AttributeError):
+            found = read_json(Path(home, "keras.json")).get("backend", "")
+        except (FileError, AttributeError):
             found = ""
     return found if isinstance(found, str) and found not in _SEEN else ""
 
