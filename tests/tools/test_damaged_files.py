@@ -198,6 +198,72 @@ def test_a_file_with_changed_bytes_is_read_or_one_clear_error(reader: str, tmp_p
     assert (refused > 20, unnamed) == (True, 0)
 
 
+def nested(depth: int) -> Any:
+    value: Any = {}
+    for _ in range(depth):
+        value = {"a": [value]}
+    return value
+
+
+STRANGE: tuple[Any, ...] = (
+    *(
+        None,
+        True,
+        -1,
+        2**64,
+        10**400,
+        1e308,
+        0.5,
+        "",
+        "\ud800",
+        "\x1b[2J",
+        "../other",
+        "a" * 10_000,
+    ),
+    *([], {}, [None], [[1.5]], {"": None}, nested(200)),
+)
+"""Values of JSON that are not expected where they stand."""
+
+
+def strangely_changed(value: Any, source: random.Random) -> Any:
+    """A copy of a value of JSON in which one value, at any depth, is another or is missing."""
+    keys: list[Any] = list(value) if isinstance(value, dict) else list(range(len(value)))
+    inner = [key for key in keys if isinstance(value[key], (dict, list)) and value[key]]
+    changed = dict(value) if isinstance(value, dict) else list(value)
+    if inner and source.random() < 0.7:
+        key = source.choice(inner)
+        changed[key] = strangely_changed(value[key], source)
+        return changed
+    key = source.choice(keys)
+    if source.random() < 0.2:
+        del changed[key]
+    else:
+        changed[key] = source.choice(STRANGE)
+    return changed
+
+
+@pytest.mark.parametrize("reader", ["diff index", "inject campaign", "merge"])
+def test_a_file_with_strange_values_is_read_or_one_clear_error(reader: str, tmp_path: Path) -> None:
+    """Values of any type, size and depth, wherever they stand, lead to no other kind of error."""
+    make, read = READERS[reader]
+    path = make(tmp_path)
+    lines, source = path.read_text().splitlines(), random.Random(reader)
+    if reader == "merge":
+        result = {**json.loads(lines[0]), "summary": {"flops": 1.5, "steps": {"a": [1]}}}
+        (tmp_path / "given-rank0.json").write_text(json.dumps(result))
+    messages = []
+    for _ in range(200):
+        number = source.randrange(len(lines))
+        changed = strangely_changed(json.loads(lines[number]), source)
+        path.write_text("\n".join([*lines[:number], json.dumps(changed), *lines[number + 1 :], ""]))
+        try:
+            read(path)
+        except (FileError, MergeError) as error:
+            messages.append(str(error))
+    assert 20 < len(messages) < 200
+    assert [text for text in messages if "given" not in text or len(text) > 1500] == []
+
+
 def bomb(count: int) -> bytes:
     """An archive of few bytes that unpacks to `count` zeros."""
     file = io.BytesIO()
