@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import io
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -271,8 +272,8 @@ def test_a_model_returns_whatever_it_likes(answer: Any, output: Any) -> None:
     assert [row["output"] for row in rows] == [output, [1, 3]]
 
 
-def test_modules_without_a_hash_run_and_have_no_tree() -> None:
-    """PyTorch itself lists no tree with them."""
+def test_modules_without_a_hash_have_a_tree() -> None:
+    """Though PyTorch itself lists none with them."""
 
     @dataclasses.dataclass
     class Named(nn.Module):
@@ -285,7 +286,51 @@ def test_modules_without_a_hash_run_and_have_no_tree() -> None:
             return x + 1
 
     tool = watched((Named("n"), torch.rand(2)), (nn.ReLU(), torch.rand(2)))
-    assert [row["model"] for row in tool.modules()] == ["ReLU"]
+    assert [row["model"] for row in tool.modules()] == ["Named", "ReLU"]
+
+
+def test_a_module_that_holds_its_owner_is_shown_once() -> None:
+    """A reference to the module around it is no part."""
+    model = nn.Sequential(nn.Linear(2, 3))
+    model[0].owner = model
+    rows = watched((model, torch.rand(1, 2))).modules()
+    assert [(row["path"], row["parameters"]) for row in rows] == [("", 9), ("0", 9)]
+
+
+def test_a_shared_module_is_shown_at_each_place() -> None:
+    """Its parameters count once for the modules around it."""
+    layer = nn.Linear(3, 3)
+    rows = watched((nn.Sequential(layer, nn.ReLU(), layer), torch.rand(1, 3))).modules()
+    assert [(row["path"], row["parameters"]) for row in rows] == [
+        *(("", 12), ("0", 12), ("1", 0), ("2", 12)),
+    ]
+
+
+def nested(depth: int) -> nn.Module:
+    model: nn.Module = nn.Linear(2, 2)
+    for _ in range(depth):
+        model = nn.Sequential(model)
+    return model
+
+
+def test_the_first_step_of_a_deep_model_grows_with_its_depth() -> None:
+    """Functions called are in proportion to the depth, not to its square or cube."""
+    calls = []
+    for depth in (25, 50, 100):
+        model, count = nested(depth), 0
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            nonlocal count
+            count += event == "call"
+
+        with amanda.apply(amanda.tools.load("summary")()):
+            sys.setprofile(note)
+            try:
+                model(torch.rand(1, 2))
+            finally:
+                sys.setprofile(None)
+        calls.append(count)
+    assert calls[2] - calls[1] < 2.2 * (calls[1] - calls[0])
 
 
 def test_lazy_modules_are_shown_as_what_they_become() -> None:

@@ -141,6 +141,34 @@ def test_recursion() -> None:
     assert steps[0][-1] == "Recursive/relu:0"
 
 
+class Values(ForwardCounter):
+    """Asks which inputs are constants."""
+
+    def forward(self, context: amanda.OpContext) -> None:
+        super().forward(context)
+        assert context.get_value(0) is None
+
+
+def test_modules_may_be_nested_as_deeply_as_without_a_tool() -> None:
+    """What a tool asks for in the innermost module takes no further frame for each module around
+    it."""
+
+    def runs(depth: int) -> bool:
+        model: nn.Module = nn.ReLU()
+        for _ in range(depth):
+            model = nn.Sequential(model)
+        try:
+            model(X)
+        except RecursionError:
+            return False
+        return True
+
+    deepest = next(depth for depth in range(20, 400) if not runs(depth)) - 1
+    with applied(Values()):
+        # Some frames more are those of one operator.
+        assert runs(deepest - 15)
+
+
 def test_children_in_lists_have_their_path() -> None:
     """A module in a ModuleList or ModuleDict has its whole path, though the list is not called."""
 

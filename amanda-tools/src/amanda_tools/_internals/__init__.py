@@ -52,6 +52,13 @@ Public documentation mentions it ("In-place correctness checks", notes on autogr
 public name.
 """
 
+own_parts: Callable[[Any], tuple[Any, Any]] = operator.attrgetter("_modules", "_parameters")
+"""The modules and the parameters of a module itself, by name; some may be None.
+
+What is public gives those of the modules in it as well, by generators that are nested as the
+modules are, or leaves out the second place of a module (2.13).
+"""
+
 
 def missing() -> list[str]:
     """Return the private symbols that the installed PyTorch lacks, as ``module.name``."""
@@ -64,6 +71,8 @@ def missing() -> list[str]:
     tensor = torch.ones(1, requires_grad=True)
     if not hasattr(tensor, "_version"):
         found.append("torch.Tensor._version")
+    module = torch.nn.Module()
+    found += [f"torch.nn.Module.{n}" for n in ("_modules", "_parameters") if not hasattr(module, n)]
     if not list(raw_saved_tensors((tensor * tensor).grad_fn)):
         found.append(f"torch.autograd.graph.Node.{_SAVED_PREFIX}*")
     return found

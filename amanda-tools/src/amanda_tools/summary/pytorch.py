@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from amanda.interface.points import Point, PointContext
-from amanda_tools._internals import is_in_backward
+from amanda_tools._internals import is_in_backward, own_parts
 from amanda_tools.summary.keras_layers import KerasLayers, is_keras, is_symbolic
 from amanda_tools.summary.recorder import ModuleFact, Parameter, Recorder, specs_of
 
@@ -27,7 +27,18 @@ class TorchModules:
         return ""
 
     def modules(self, root: nn.Module) -> Iterator[tuple[str, Any]]:
-        yield from root.named_modules(remove_duplicate=False)
+        # Not named_modules(): its generators are nested, so that a step costs the depth.
+        walk, above = [iter([("", root)])], [0]
+        while walk:
+            path, module = next(walk[-1], ("", None))
+            if module is None:
+                walk.pop()
+                above.pop()
+            # A module may hold the one that it is in.
+            elif id(module) not in above:
+                yield path, module
+                above.append(id(module))
+                walk.append(_children(path, module))
 
     def local_name(self, module: nn.Module) -> str:
         return ""
@@ -35,7 +46,7 @@ class TorchModules:
     def describe(self, path: str, depth: int, module: nn.Module) -> ModuleFact:
         own = [
             Parameter(id(p), p.numel(), p.numel() * p.element_size(), p.requires_grad)
-            for p in module.parameters()
+            for p in _parameters(module)
             # One of a lazy module has no size before its first call.
             if not isinstance(p, nn.parameter.UninitializedParameter)
         ]
@@ -43,6 +54,30 @@ class TorchModules:
 
     def is_symbolic(self, inputs: Any) -> bool:
         return is_symbolic(inputs)
+
+
+def _children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Path and module of those in a module, a shared one at each of its places."""
+    prefix = f"{path}." if path else ""
+    own, _ = own_parts(module)
+    return ((f"{prefix}{name}", child) for name, child in own.items() if child is not None)
+
+
+def _parameters(top: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a module and of those in it, each once."""
+    # Not parameters(), as above: it is asked for each module of a tree.
+    waiting, seen = [top], {id(top)}
+    found: dict[int, nn.Parameter] = {}
+    while waiting:
+        modules, parameters = own_parts(waiting.pop())
+        for parameter in parameters.values():
+            if parameter is not None:
+                found[id(parameter)] = parameter
+        for child in modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
+    return list(found.values())
 
 
 class TorchCalls:

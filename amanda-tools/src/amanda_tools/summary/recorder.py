@@ -384,10 +384,7 @@ class Recorder:
         return bool(frames) and frames[-1].module == id(module)
 
     def _model(self, source: Source, module: Any) -> ModelRecord | None:
-        """The record of an outermost module; None if its tree cannot be listed.
-
-        PyTorch (2.13) lists no tree with a module that has no hash, as a data class has none.
-        """
+        """The record of an outermost module; None if its framework cannot list its tree."""
         known = self._known.get(id(module))
         try:
             if known is None or not known.is_of(module):

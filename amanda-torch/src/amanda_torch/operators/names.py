@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import itertools
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -169,8 +168,7 @@ class Constants:
         top = running[-1]
         found = self._found.get(top)
         if found is None:
-            members = itertools.chain(top.parameters(), top.buffers())
-            found = self._found[top] = {id(member): weakref.ref(member) for member in members}
+            found = self._found[top] = {id(one): weakref.ref(one) for one in _members(top)}
             self.is_filled = True
         known = found.get(id(tensor))
         if known is not None and known() is tensor:
@@ -182,6 +180,22 @@ class Constants:
                 if member is tensor:
                     return True
         return False
+
+
+def _members(top: nn.Module) -> list[torch.Tensor]:
+    """The parameters and buffers of a module and of those in it."""
+    # Not parameters(), whose generators are nested: in the innermost of many modules the stack of
+    # the program has no room for as many frames again.
+    waiting, seen, found = [top], {id(top)}, []
+    while waiting:
+        module = waiting.pop()
+        for own in _internals.own_members(module):
+            found += [member for member in own.values() if member is not None]
+        for child in module.children():
+            if id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
+    return found
 
 
 CONSTANTS = Constants()
