@@ -1063,6 +1063,47 @@ def _two_calls_in_one_pass(model: Branches, outputs: Outputs) -> None:
     (outputs[0] + again[0] + again[1] + penalty).backward()
 
 
+def _through_a_penalty_alone(model: Branches, outputs: Outputs) -> None:
+    model.first.weight.square().sum().backward()
+    outputs[0].backward(retain_graph=True)
+    (model.first.weight.exp().sum() + model.second.bias.sum()).backward()
+    outputs[1].backward()
+
+
+def _after_a_penalty(model: Branches, outputs: Outputs) -> None:
+    penalty = model.first.weight.square().sum()
+    again = model(torch.ones(3, 4))
+    (outputs[0] + again[0] + penalty).backward()
+
+
+def _beside_a_call_of_another_size(model: Branches, outputs: Outputs) -> None:
+    again = model(torch.ones(5, 4))
+    (outputs[0] + again[1]).backward()
+    (model(torch.ones(5, 4))[0] + model(torch.ones(3, 4))[1]).backward()
+
+
+def _one_call_after_the_other(model: Branches, outputs: Outputs) -> None:
+    again = model(torch.ones(3, 4))
+    again[0].backward(retain_graph=True)
+    outputs[1].backward()
+    again[1].backward()
+
+
+_KEPT: list[Any] = []
+
+
+def _whose_graph_is_kept(model: Branches, outputs: Outputs) -> None:
+    _KEPT[:] = [*_KEPT[-1:], outputs]
+    sum(outputs).backward(retain_graph=True)  # type: ignore[union-attr]
+    model(torch.ones(3, 4))[0].backward()
+    _KEPT[0][0].backward(retain_graph=True)
+
+
+def _together_with_the_last(model: Branches, outputs: Outputs) -> None:
+    last, _KEPT[:] = _KEPT[-1:], [outputs]
+    sum(sum(one) for one in (outputs, *last)).backward(retain_graph=True)  # type: ignore[union-attr]
+
+
 def _to_everything(model: Branches, outputs: Outputs) -> None:
     sum(outputs).backward()  # type: ignore[union-attr]
 
@@ -1070,12 +1111,14 @@ def _to_everything(model: Branches, outputs: Outputs) -> None:
 PASSES: Sequence[BackwardPasses] = (
     *(_to_everything, _second_pass, _three_passes, _for_chosen_inputs, _gradients_of_gradients),
     *(_freed_graph, _from_an_edge, _with_hooks_of_the_program, _a_pass_within_a_pass),
-    *(_in_another_thread, _while_disabled, _two_calls_in_one_pass),
+    *(_in_another_thread, _while_disabled, _two_calls_in_one_pass, _through_a_penalty_alone),
+    *(_after_a_penalty, _beside_a_call_of_another_size, _one_call_after_the_other),
+    *(_whose_graph_is_kept, _together_with_the_last),
 )
 
 
 @pytest.mark.parametrize("passes", PASSES)
-@pytest.mark.parametrize("first", [_to_everything, _second_pass])
+@pytest.mark.parametrize("first", [_to_everything, _second_pass, _together_with_the_last])
 def test_backward_operators_are_counted_as_by_the_mode_whatever_passes_run(
     monkeypatch: pytest.MonkeyPatch, passes: BackwardPasses, first: BackwardPasses
 ) -> None:
@@ -1092,6 +1135,7 @@ def test_backward_operators_are_counted_as_by_the_mode_whatever_passes_run(
     for interceptor in ("mode", "capture"):
         monkeypatch.setenv(VARIABLE, interceptor)
         torch.manual_seed(0)
+        _KEPT.clear()
         model, tool = Branches(), Inlined()
         with applied(tool):
             for run in (*[first] * 6, passes, first, passes, first):
@@ -1109,11 +1153,12 @@ def test_backward_operators_are_counted_as_by_the_mode_whatever_passes_run(
 _REGISTERING = frozenset({"claim", "attach", "register_hook", "register_prehook"})
 
 
-def test_counted_backward_operators_take_no_hook_each() -> None:
-    """A captured step of more operators without parameters registers no more hooks."""
+@pytest.mark.parametrize("layer", [nn.ReLU, lambda: nn.Linear(4, 4)], ids=["relu", "linear"])
+def test_counted_backward_operators_take_no_hook_each(layer: Callable[[], nn.Module]) -> None:
+    """A captured step of more operators registers no more hooks, also with more parameters."""
     counts = []
     for layers in (4, 24):
-        model, tool = nn.Sequential(*[nn.ReLU() for _ in range(layers)]), Inlined()
+        model, tool = nn.Sequential(*[layer() for _ in range(layers)]), Inlined()
         x, calls = torch.rand(3, 4, requires_grad=True), []
 
         def note(frame: Any, event: str, function: Any, calls: list[str] = calls) -> None:
@@ -1127,7 +1172,7 @@ def test_counted_backward_operators_take_no_hook_each() -> None:
             train(model, x)
             sys.setprofile(None)
         counts.append(sorted(calls))
-        assert {n for id, n in tool.figures()[2].items() if "relu" in id} == {9}
+        assert {n for id, n in tool.figures()[2].items() if "Sequential" in id} == {9}
     assert counts[0] == counts[1]
 
 

@@ -17,7 +17,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -490,6 +490,26 @@ def _forget_owner(owner: Any) -> None:
         del owner.owners[owner.key]
 
 
+class LateClaims(Protocol):
+    """Operators whose leaves are hooked only if that turns out to be necessary.
+
+    It stands for their iteration in :attr:`Claimer.iterations`, where the gate does not know it and
+    asks Python.
+
+    Attributes:
+        iteration: in which they last ran.
+    """
+
+    iteration: int
+
+    def mark(self, node: Any) -> bool:
+        """Hook the accumulation of a leaf, which another operator uses as well.
+
+        Returns:
+            Whether there was something to do.
+        """
+
+
 class Claimer:
     """Finds the autograd nodes of forward operators and hooks them, for one thread.
 
@@ -498,17 +518,25 @@ class Claimer:
         iterations: by operator the iteration in which it last ran with gradients.
         leaf_owners: by the identity of a leaf a weak reference to it, and the operator that used it
             first in an iteration.
+        owner_changes: how often a leaf has got another owner.
     """
 
     def __init__(self, dispatcher: RoutineDispatcher) -> None:
         self.dispatcher = dispatcher
-        self.iterations: dict[str, int] = {}
+        self.iterations: dict[str, int | LateClaims] = {}
         self.leaf_owners: dict[int, _Owner] = {}
+        self.owner_changes = 0
+
+    @staticmethod
+    def is_alone() -> bool:
+        """Whether operators of at most one thread own leaves."""
+        return len(_CLAIMERS) <= 1
 
     def clear(self) -> None:
         """Forget everything, at the end of the thread's scopes."""
         self.iterations.clear()
         self.leaf_owners.clear()
+        _CLAIMERS.discard(self)
 
     def forget(self, model: str) -> None:
         """Drop what is known of the operators of a model that is gone; in whichever thread.
@@ -743,17 +771,19 @@ class Claimer:
         described: tuple[Execution, Sequence[Any]] | None,
         iteration: int,
         reached: list[Accumulation],
+        first: int = 0,
     ) -> bool:
         """Hook the accumulations of leaves that belong to this operator.
 
         Args:
             described: the execution and its outputs; None if no analysis is pending.
             reached: is added what is to be told when a pass comes to the operator.
+            first: the number of the first one that belongs to it.
 
         Returns:
             Whether nothing is to be done at any of them.
         """
-        handle, count, is_idle = known.handle, 0, True
+        handle, count, is_idle = known.handle, first, True
         for node in leaves:
             mark = node.metadata.get(_MARK)
             if type(mark) is Accumulation and mark.scopes == handle.scopes:
@@ -807,6 +837,34 @@ class Claimer:
         self.iterations[known.handle.op_id] = iteration
         self._claim_leaves(leaves, known, None, iteration, reached)
 
+    def claim_late(
+        self, node: Any, known: KnownGradients, number: int, iteration: int
+    ) -> Sequence[Accumulation]:
+        """Hook the accumulation of a leaf after the operator that owns it has run unhooked.
+
+        Args:
+            known: what is known of the operator's gradients.
+            number: of the leaf among those that the operator owns.
+            iteration: in which it ran.
+
+        Returns:
+            What is to be told when a pass comes to the operator.
+        """
+        reached: list[Accumulation] = []
+        self._claim_leaves([node], known, None, iteration, reached, number)
+        return reached
+
+    def shared_leaf_hooks(self, known: KnownGradients, number: int) -> NodeHooks | None:
+        """The hooks of a leaf's accumulation for all executions; None if an analysis is pending.
+
+        Args:
+            number: of the leaf among those that the operator owns.
+        """
+        backward_id = f"{known.handle.op_id}/grad/AccumulateGrad:{number}"
+        found = known.hooks.get(backward_id)
+        # One that lives longer than the graph of a step keeps the hooks of its first execution.
+        return found or self._shared_hooks(known, "AccumulateGrad", backward_id)
+
     def leaf_hooks(
         self, known: KnownGradients, backward_id: str, scopes: Sequence[Any], past: Past | None
     ) -> NodeHooks:
@@ -835,9 +893,14 @@ class Claimer:
             if not fresh:
                 return marks, fresh
         op_id, leaf = handle.op_id, node.variable
-        owner = self._owner_of(leaf)
+        owner = self.owner_of(leaf)
         if owner != op_id:
-            if owner is not None and self.iterations.get(owner) == iteration:
+            ran = None if owner is None else self.iterations.get(owner)
+            if ran is not None and type(ran) is not int:
+                if ran.mark(node):  # type: ignore[union-attr]
+                    return self._owned(node, handle, iteration)
+                ran = ran.iteration  # type: ignore[union-attr]
+            if owner is not None and ran == iteration:
                 # The owner ran in this iteration. It left no mark, since its backward operators
                 # need no hooks.
                 return marks, ()
@@ -846,12 +909,15 @@ class Claimer:
             marks[scope] = None
         return marks, fresh
 
-    def _owner_of(self, leaf: torch.Tensor) -> str | None:
+    def owner_of(self, leaf: torch.Tensor) -> str | None:
+        """The operator that a leaf's accumulation belongs to."""
         # Not a WeakIdKeyDictionary, which makes an object of Python for each question.
         known = self.leaf_owners.get(id(leaf))
         return known.op_id if known is not None and known() is leaf else None
 
     def _set_owner(self, leaf: torch.Tensor, op_id: str) -> None:
+        self.owner_changes += 1
+        _CLAIMERS.add(self)
         self.leaf_owners[id(leaf)] = _owner(leaf, self.leaf_owners, op_id)
 
     def _claim_all(
@@ -900,6 +966,22 @@ class Claimer:
             for node in {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}:
                 node.register_prehook(functools.partial(note_reached, reached))
 
+
+def mark_of(node: Any) -> Any:
+    """What stands at a leaf's accumulation for the operators that own it; None for nothing."""
+    return node.metadata.get(_MARK)
+
+
+def is_marked(node: Any, scopes: Sequence[Any]) -> bool:
+    """Whether a leaf's accumulation has an owner in all these scopes."""
+    marks = mark_of(node)
+    if marks is not None and type(marks) is not dict:
+        marks = marks.marks()
+    return marks is not None and all(scope in marks for scope in scopes)
+
+
+_CLAIMERS: weakref.WeakSet[Claimer] = weakref.WeakSet()
+"""Those of all threads whose operators own leaves."""
 
 _NAMES: dict[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]] = {}
 """Each result of :func:`_input_names` once."""

@@ -24,8 +24,9 @@ import torch
 
 from amanda_torch import _internals
 
-Added = Callable[[set[int]], None]
-"""Called at the end of a pass, with the numbers by which it came to what is added up."""
+Added = Callable[[set[int], set[int]], None]
+"""Called at the end of a pass, with the numbers by which it came to what is added up, and with
+:attr:`BackwardPass.counted`."""
 
 
 class AddedUp(Protocol):
@@ -52,15 +53,18 @@ class BackwardPass:
 
     Attributes:
         entered: what is to be added up at its end, and the numbers by which it came there.
+        counted: the identities of leaves whose accumulations hooks count, or which have been added
+            up.
     """
 
-    __slots__ = ("_is_whole", "_outer", "_task", "entered")
+    __slots__ = ("_is_whole", "_outer", "_task", "counted", "entered")
 
     def __init__(self, *, is_whole: bool) -> None:
         self._is_whole = is_whole
         self._task: int | None = None
         self._outer: BackwardPass | None = None
         self.entered: dict[Added, set[int]] = {}
+        self.counted: set[int] = set()
 
     def is_whole(self) -> bool:
         """Whether the node that runs now is of this pass, and all of the pass is run."""
@@ -76,7 +80,7 @@ class BackwardPass:
     def end(self) -> None:
         """It has run all that it is to run."""
         for added, numbers in self.entered.items():
-            added(numbers)
+            added(numbers, self.counted)
 
     def leave(self) -> None:
         """It has ended, or raised."""

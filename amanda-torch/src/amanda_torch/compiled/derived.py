@@ -9,25 +9,29 @@ executed what lies behind them when it has ended: the counters of these operator
 then. Any other pass (one for chosen inputs, one that makes a graph, a second one, one in other
 scopes) has the nodes hooked as it comes to the graph, as without all this.
 
-Operators that use leaves keep their hooks: whose an accumulation is depends on other operators of
-the iteration.
+An accumulation belongs to the operator that used its leaf first in the iteration, in whichever
+graph. Those of parameters are counted like the rest as long as nothing outside of the graph has to
+know of them: see :mod:`amanda_torch.compiled.derived_leaves`.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from amanda.inline import Counter, ShapeSum
 from amanda.state import STATE, TOOL_LOCK
 from amanda_torch import _internals
 from amanda_torch.autograd import passes
-from amanda_torch.autograd.claims import KnownGradients
-from amanda_torch.autograd.hooks import NodeHooks, nothing_flows
+from amanda_torch.autograd.claims import Claimer, KnownGradients
+from amanda_torch.autograd.hooks import Accumulation, NodeHooks, note_reached, nothing_flows
 from amanda_torch.autograd.nodes import is_accumulation, trace_graph
+from amanda_torch.compiled.derived_leaves import Leaf, Leaves, Marks
 from amanda_torch.operators.calls import tensors_of
 from amanda_torch.routines import RoutineDispatcher
 
@@ -50,6 +54,9 @@ def _outputs(result: Any, start: int, count: int) -> Iterator[tuple[int, Any]]:
                     yield number, node
 
 
+Added = Sequence[Counter | ShapeSum]
+"""What executions add to."""
+
 Weight = tuple[int | None, tuple[Any, Any]]
 """What a sum adds for an execution, and the shapes of its inputs and outputs."""
 
@@ -57,26 +64,41 @@ Weight = tuple[int | None, tuple[Any, Any]]
 class Trial:
     """One run of a graph, of which the nodes are noted.
 
+    Args:
+        claimer: that of the thread that runs it.
+        inputs: of the graph.
+
     Attributes:
         is_proven: whether a backward pass has shown that gradients flow as the edges lead.
+        claimer: see above.
         hooks: by the number of an operator in the graph, for each of its nodes the number in the
             run and what runs at it.
         reached: for the number of each output's node, those of the nodes that it leads to.
         types: of the nodes that lie behind the outputs, by number.
         count: nodes of the run.
         sums: what the sums have added, and for which shapes.
+        leaves: the parameters whose accumulations operators of the graph own, by identity.
+        used: by the number of a node, the identities of the leaves that its edges lead to.
+        edges: by the number of a node, where its edges lead: to the number of a node, or to a leaf,
+            whose identity is negative here; None for what is not of the run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, claimer: Claimer, inputs: Sequence[Any]) -> None:
         self.is_proven = False
+        self.claimer = claimer
         self.hooks: dict[int, list[tuple[int, NodeHooks]]] = {}
         self.reached: dict[int, frozenset[int]] = {}
         self.types: dict[int, type] = {}
         self.count = 0
         self.sums: dict[ShapeSum, Weight] = {}
+        self.leaves: dict[int, Leaf] = {}
+        self.used: dict[int, list[int]] = {}
+        self.edges: dict[int, list[int | None]] = {}
+        self._indices = {id(x): i for i, x in enumerate(inputs) if type(x) is nn.Parameter}
         self._start = _next_number()
         self._flowed: set[int] = set()
         self._has_ended = False
+        self._watched: list[Any] = []
         passes.tell(self)
 
     def noting(
@@ -96,10 +118,10 @@ class Trial:
             traced, graph = trace_graph(tensors_of(result), start), known.graph
             if (
                 traced is not None
-                and not traced.leaves
                 and graph is not None
                 and graph.hooks is not None
                 and graph.form == traced.form
+                and self._note_leaves(traced.leaves, known)
             ):
                 numbers = [_sequence(node) - self._start for node in traced.nodes]
                 self.hooks[number] = list(zip(numbers, graph.hooks, strict=True))
@@ -107,28 +129,56 @@ class Trial:
 
         return noting
 
+    def _note_leaves(self, accumulations: Sequence[Any], known: KnownGradients) -> bool:
+        """Note the leaves that an operator owns; whether all that it uses are parameters."""
+        number, variables = 0, [node.variable for node in accumulations]
+        if not all(id(variable) in self._indices for variable in variables):
+            return False
+        for variable in variables:
+            if self.claimer.owner_of(variable) == known.handle.op_id:
+                key = id(variable)
+                self.leaves[key] = Leaf(weakref.ref(variable), self._indices[key], known, number)
+                number += 1
+        return True
+
     def end(self, result: Any) -> None:
         """The run has given its outputs."""
         self.count = _next_number() - self._start
         owned = {number for pairs in self.hooks.values() for number, _ in pairs}
         nodes = dict(_outputs(result, self._start, self.count))
         entries = list(nodes)
-        edges: dict[int, list[int]] = {}
         # It grows while it is read.
         waiting = list(nodes.items())
         for number, node in waiting:
-            edges[number] = targets = []
+            self.edges[number] = self._edges(node, number)
             for target, place in self._targets(node):
-                targets.append(place)
                 if place not in nodes:
                     nodes[place] = target
                     waiting.append((place, target))
         self.types = {number: type(node) for number, node in nodes.items()}
         for entry in entries:
-            self.reached[entry] = _reached(entry, edges)
+            self.reached[entry] = _reached(entry, self.edges)
             nodes[entry].register_prehook(functools.partial(self._enter, entry))
         for number in owned.intersection(nodes):
             nodes[number].register_prehook(functools.partial(self._flow, number))
+
+    def _edges(self, node: Any, number: int) -> list[int | None]:
+        """Where the edges of a node lead."""
+        found: list[int | None] = []
+        for target, _ in node.next_functions:
+            if target is None:
+                found.append(None)
+            elif is_accumulation(target):
+                key = id(target.variable)
+                found.append(-key)
+                self.used.setdefault(number, []).append(key)
+                if key in self.leaves and -key not in self._flowed:
+                    watch = target.register_prehook(functools.partial(self._flow, -key))
+                    self._watched.append(watch)
+            else:
+                place = _sequence(target) - self._start
+                found.append(place if 0 <= place < self.count else None)
+        return found
 
     def look_behind(self, nodes: Sequence[Any]) -> None:
         """See :class:`~amanda_torch.autograd.passes.AddedUp`: such a pass proves nothing."""
@@ -148,19 +198,35 @@ class Trial:
         if not nothing_flows(gradients):
             self._flowed.add(number)
 
-    def _prove(self, entries: set[int]) -> None:
+    def _prove(self, entries: set[int], _: set[int]) -> None:
         """A whole pass has ended; of several the first one counts."""
         if self._has_ended:
             return
         self._has_ended = True
+        self.forget_leaves()
         owned = {number for pairs in self.hooks.values() for number, _ in pairs}
         expected = set[int]().union(*(self.reached[entry] for entry in entries))
-        self.is_proven = self._flowed == expected & owned
-        for number, hooks in (pair for pairs in self.hooks.values() for pair in pairs):
+        leaves = {key for number in expected for key in self.used.get(number, ())}
+        leaves.intersection_update(self.leaves)
+        flowing = expected & owned | {-key for key in leaves}
+        self.is_proven = self._flowed == flowing
+        found = [pair for pairs in self.hooks.values() for pair in pairs]
+        every = [hooks for number, hooks in found if number in expected]
+        every += [hooks for key in leaves if (hooks := self._hooks_of(key)) is not None]
+        for hooks in every:
             for one in hooks.added() or ():
                 # Its last execution was that in this pass: sizes are the same in each run.
-                if number in expected and isinstance(one, ShapeSum):
+                if isinstance(one, ShapeSum):
                     self.sums[one] = one.weigh(one.last), one.last
+
+    def _hooks_of(self, key: int) -> NodeHooks | None:
+        return self.leaves[key].hooks(self.claimer)
+
+    def forget_leaves(self) -> None:
+        """Take off what watches accumulations, which may live longer than the run's graph."""
+        watched, self._watched = self._watched, []
+        for handle in watched:
+            handle.remove()
 
 
 def _targets(node: Any, start: int, count: int) -> Iterator[tuple[Any, int]]:
@@ -171,16 +237,43 @@ def _targets(node: Any, start: int, count: int) -> Iterator[tuple[Any, int]]:
                 yield target, number
 
 
-def _reached(entry: int, edges: Mapping[int, Sequence[int]]) -> frozenset[int]:
+def _reached(entry: int, edges: Mapping[int, Sequence[int | None]]) -> frozenset[int]:
     found = [entry]
     seen = {entry}
     # It grows while it is read.
     for number in found:
         for target in edges[number]:
-            if target not in seen:
+            if target is not None and target >= 0 and target not in seen:
                 seen.add(target)
                 found.append(target)
     return frozenset(seen)
+
+
+def _way(trial: Trial, wanted: Mapping[int, Leaf]) -> list[tuple[int, int, int | None]]:
+    """The way from the nodes of the outputs to leaves, see :class:`Leaves`."""
+    places: dict[int, int] = {number: place for place, number in enumerate(sorted(trial.reached))}
+    waiting, steps = list(places), []
+    # It grows while it is read.
+    for number in waiting:
+        for edge, target in enumerate(trial.edges[number]):
+            if target is None or target in places or (target < 0 and -target not in wanted):
+                continue
+            places[target] = len(places)
+            steps.append((number, edge, target))
+            if target >= 0:
+                waiting.append(target)
+    # Nodes that lead to no leaf are left out.
+    needed = {target for _, _, target in steps if target < 0}
+    for number, _, target in reversed(steps):
+        if target in needed:
+            needed.add(number)
+    place_of = {number: place for place, number in enumerate(sorted(trial.reached))}
+    way: list[tuple[int, int, int | None]] = []
+    for number, edge, target in steps:
+        if target in needed:
+            place_of[target] = len(place_of)
+            way.append((place_of[number], edge, -target if target < 0 else None))
+    return way
 
 
 class DerivedGraph:
@@ -194,6 +287,7 @@ class DerivedGraph:
     Attributes:
         operators: the numbers of the operators that are taken.
         hooks: by the number of a node in the run, where there is something to do.
+        leaves: the leaves that these operators use; None if there are none.
     """
 
     def __init__(self, dispatcher: RoutineDispatcher, trial: Trial, wanted: Iterable[int]) -> None:
@@ -203,8 +297,8 @@ class DerivedGraph:
         self._types = trial.types
         self._settled = dispatcher.settled
         self._sums = trial.sums
-        self._all: dict[int, Sequence[Counter | ShapeSum]] = {}
-        self._added: dict[frozenset[int], Sequence[Counter | ShapeSum]] = {}
+        self._all: dict[int, Added] = {}
+        self._added: dict[frozenset[int], tuple[Added, frozenset[int], Added]] = {}
         self.operators: set[int] = set()
         self.hooks: dict[int, NodeHooks] = {}
         for operator in wanted:
@@ -212,8 +306,47 @@ class DerivedGraph:
             added = {number: hooks.added() for number, hooks in pairs}
             if pairs and all(map(self._is_known, added.values())):
                 self.operators.add(operator)
-                self.hooks.update((number, one) for number, one in pairs if not one.is_idle)
                 self._all.update((n, found) for n, found in added.items() if found)
+        leaves = self._choose(trial)
+        for operator in self.operators:
+            self.hooks.update((n, one) for n, one in trial.hooks[operator] if not one.is_idle)
+        self._all = {number: found for number, found in self._all.items() if number in self.hooks}
+        self.leaves: Leaves | None = None
+        if leaves:
+            self.leaves = Leaves(trial.claimer, leaves, trial.used, _way(trial, leaves))
+            self.leaves.added.update(self._added_by(trial.claimer, leaves))
+
+    def _added_by(
+        self, claimer: Claimer, leaves: Mapping[int, Leaf]
+    ) -> Iterator[tuple[int, Added]]:
+        for key, leaf in leaves.items():
+            hooks = leaf.hooks(claimer)
+            yield key, (hooks.added() if hooks is not None else None) or ()
+
+    def _choose(self, trial: Trial) -> Mapping[int, Leaf]:
+        """Leave out operators that use leaves which others than those that are left use as well;
+        the leaves of those that are left."""
+        made_by = {n: operator for operator, pairs in trial.hooks.items() for n, _ in pairs}
+        users: dict[int, set[int]] = {}
+        for number, keys in trial.used.items():
+            for key in keys:
+                users.setdefault(key, set()).add(made_by.get(number, -1))
+        ids = {
+            hooks.op_id: operator for operator, pairs in trial.hooks.items() for _, hooks in pairs
+        }
+
+        def is_taken(key: int) -> bool:
+            leaf = trial.leaves.get(key)
+            hooks = leaf.hooks(trial.claimer) if leaf is not None else None
+            if leaf is None or hooks is None or not self._is_known(hooks.added()):
+                return False
+            return {*users[key], ids.get(leaf.op_id, -1)} <= self.operators
+
+        left = dict(users)
+        while refused := [key for key in left if not is_taken(key)]:
+            for key in refused:
+                self.operators -= left.pop(key)
+        return {key: trial.leaves[key] for key in left}
 
     def _is_known(self, added: Sequence[Counter | ShapeSum] | None) -> bool:
         """Whether it is known what all executions of a backward operator add."""
@@ -223,24 +356,32 @@ class DerivedGraph:
         """Whether its routines are those of the present scopes."""
         return self._settled is self._dispatcher.settled
 
-    def claim(self, result: Any, start: int) -> bool:
+    def can_run(self, inputs: Sequence[Any]) -> bool:
+        """Whether a run with these inputs may leave its nodes unhooked."""
+        return self.is_current() and (self.leaves is None or self.leaves.can_run(inputs))
+
+    def claim(self, result: Any, start: int, iteration: int) -> bool:
         """Hook the outputs of a run that has just ended.
 
         Args:
             start: the number of the next node, before the run.
+            iteration: that of its thread.
 
         Returns:
             Whether it has made the nodes that it made before.
         """
-        if _next_number() - start != self._count:
+        nodes = dict(_outputs(result, start, self._count))
+        if _next_number() - start != self._count or nodes.keys() != self._reached.keys():
             self._dispatcher.not_seen(NOT_SEEN, len(self.hooks))
             return False
         run, native = DerivedRun(self, start), self._dispatcher.native
         passes.tell(run)
-        for number, node in _outputs(result, start, self._count):
-            if number in self._reached:
-                enter = functools.partial(run.enter, number)
-                native.attach(node, enter, False) if native else node.register_prehook(enter)
+        for number, node in nodes.items():
+            enter = functools.partial(run.enter, number)
+            native.attach(node, enter, False) if native else node.register_prehook(enter)
+        if self.leaves is not None:
+            outputs = [nodes[number] for number in sorted(nodes)]
+            run.note_marks(self.leaves.note_run(run, iteration, outputs))
         return True
 
     def may_add(self) -> bool:
@@ -249,18 +390,36 @@ class DerivedGraph:
             self.is_current()
             and not torch.is_grad_enabled()
             and self._dispatcher.is_plain_thread(vars(STATE))
+            and (self.leaves is None or self.leaves.is_untouched())
         )
 
-    def add(self, entries: set[int]) -> None:
-        """Count all backward operators that lie behind these outputs."""
+    def add(self, entries: set[int], counted: set[int]) -> None:
+        """Count all backward operators that lie behind these outputs.
+
+        Args:
+            counted: see :attr:`~amanda_torch.autograd.passes.BackwardPass.counted`; to be added to.
+        """
         key = frozenset(entries)
         added = self._added.get(key)
         if added is None:
-            reached = set[int]().union(*(self._reached[entry] for entry in key))
-            added = self._added[key] = [
-                one for number, found in self._all.items() if number in reached for one in found
-            ]
-        TOOL_LOCK.hold(self._increase, added)
+            added = self._added[key] = self._find_added(key)
+        nodes, leaves, every = added
+        if counted and leaves:
+            of_leaf = self.leaves.added if self.leaves is not None else {}
+            every = [*nodes, *(one for leaf in leaves - counted for one in of_leaf.get(leaf, ()))]
+        counted |= leaves
+        TOOL_LOCK.hold(self._increase, every)
+
+    def _find_added(self, entries: Iterable[int]) -> tuple[Added, frozenset[int], Added]:
+        """What nodes behind some outputs add, the leaves there, and what all of it adds."""
+        reached = set[int]().union(*(self._reached[entry] for entry in entries))
+        nodes = [one for number, found in self._all.items() if number in reached for one in found]
+        if self.leaves is None:
+            return nodes, frozenset(), nodes
+        used, of_leaf = self.leaves.used, self.leaves.added
+        leaves = frozenset(leaf for number in reached for leaf in used.get(number, ()))
+        every = [*nodes, *(one for leaf in leaves for one in of_leaf.get(leaf, ()))]
+        return nodes, leaves, every
 
     def _increase(self, added: Sequence[Counter | ShapeSum]) -> None:
         sums = self._sums
@@ -282,6 +441,15 @@ class DerivedGraph:
         """Whether a node seems to be that of a number: each thread has numbers of its own."""
         return self._types.get(number) is type(node)
 
+    def claim_leaves(self, node: Any) -> Mapping[int, Sequence[Accumulation]]:
+        """Hook the leaves that a node leads to; what is to be told of passes, by identity."""
+        leaves = self.leaves
+        if leaves is None:
+            return {}
+        targets = [target for target, _ in node.next_functions if target is not None]
+        found = {id(t.variable): t for t in targets if is_accumulation(t)}
+        return {key: leaves.claim(target, key) for key, target in found.items()}
+
 
 class DerivedRun:
     """One run of a graph, which the hooks on its outputs hold.
@@ -291,39 +459,80 @@ class DerivedRun:
         start: the number of its first node.
     """
 
-    __slots__ = ("__weakref__", "_graph", "_has_run", "_hooked", "_start")
+    __slots__ = ("__weakref__", "_changes", "_graph", "_has_run", "_hooked", "_marks", "_start")
 
     def __init__(self, graph: DerivedGraph, start: int) -> None:
         self._graph = graph
         self._start = start
         self._has_run = False
+        self._marks: Marks = ()
+        self._changes = 0
         # The nodes that have hooks of their own.
         self._hooked: set[int] | None = None
 
+    def note_marks(self, marks: Marks) -> None:
+        """Note what counts the accumulations of leaves in its place."""
+        assert self._graph.leaves is not None
+        self._marks = marks
+        self._changes = self._graph.leaves.changes
+
     def enter(self, entry: int, gradients: tuple[Any, ...]) -> Any:
         """Prehook of an output's node: a pass comes to the graph."""
-        if nothing_flows(gradients):
+        if gradients and gradients[0] is None and nothing_flows(gradients):
             return None
-        running, graph = passes.running(), self._graph
+        running = passes.running()
         if running is not None and self._hooked is None:
             entered = running.entered.get(self._add)
             if entered is not None:
                 entered.add(entry)
                 return None
-            if not self._has_run and running.is_whole() and graph.may_add():
+            if not self._has_run and running.is_whole() and self._may_add():
                 # Not at its end: one that raises leaves nodes that cannot run again.
                 self._has_run = True
                 running.entered[self._add] = {entry}
+                for key, reached in self._marks:
+                    self._tell({key: reached}, gradients)
                 return None
         if self._hooked is None:
             self._hooked = set()
-        hooks = graph.hooks.get(entry)
+        hooks = self._graph.hooks.get(entry)
         if entry not in self._hooked:
             self._hook(entry, hooks, self._hooked)
+        self._tell(self._leaves_behind(_internals.current_node()), gradients)
         return hooks.before(gradients) if hooks is not None and hooks.has_before else None
 
-    def _add(self, entries: set[int]) -> None:
-        self._graph.add(entries)
+    def _may_add(self) -> bool:
+        """Whether the pass that runs now may be added up."""
+        leaves = self._graph.leaves
+        is_untouched = leaves is None or leaves.changes == self._changes
+        return is_untouched and self._graph.may_add()
+
+    def _tell(self, found: Mapping[int, Sequence[Accumulation]], gradients: Sequence[Any]) -> None:
+        """Tell the hooks of leaves of the pass: they count."""
+        running = passes.running()
+        for key, reached in found.items():
+            note_reached(reached, gradients)
+            if running is not None:
+                running.counted.add(key)
+
+    def _leaves_behind(self, node: Any) -> Mapping[int, Sequence[Accumulation]]:
+        """Hook the leaves that lie behind a node."""
+        if self._graph.leaves is None:
+            return {}
+        self._graph.leaves.touch()
+        nodes, seen = [node], set[int]()
+        found = dict(self._graph.claim_leaves(node))
+        # It grows while it is read.
+        for one in nodes:
+            for target, number in self._graph.targets(one, self._start):
+                if number not in seen:
+                    seen.add(number)
+                    nodes.append(target)
+                    found.update(self._graph.claim_leaves(target))
+        return found
+
+    def _add(self, entries: set[int], counted: set[int]) -> None:
+        self._graph.add(entries, counted)
 
     def _hook(self, entry: int, hooks: NodeHooks | None, hooked: set[int]) -> None:
         """Hook what lies behind the node that runs now, and the end of that node."""
@@ -350,6 +559,8 @@ class DerivedRun:
             number = -1 if is_accumulation(node) else _sequence(node) - self._start
             if graph.has_made(node, number):
                 self._register(node, number, hooked)
+                if reached := graph.claim_leaves(node):
+                    node.register_prehook(functools.partial(self._tell, reached))
 
     def _hook_behind(self, nodes: list[Any], hooked: set[int]) -> None:
         seen = set()

@@ -187,7 +187,7 @@ class DirectCode:
             if self._derived_form is not self._form:
                 self._derive(trial, self._form)
             derived = self._derived
-            if derived is not None and derived.is_current():
+            if derived is not None and derived.can_run(inputs):
                 return self._run_derived(derived, inputs)
         elif self._trials < TRIALS and self._may_try():
             return self._run_trial(inputs)
@@ -196,7 +196,7 @@ class DirectCode:
     def _run_derived(self, derived: DerivedGraph, inputs: Sequence[Any]) -> Any:
         start = _internals.sequence_number()
         result = self._derived_function(*inputs)
-        if not derived.claim(result, start):
+        if not derived.claim(result, start, self._interceptor.iteration):
             self._trial, self._trials = None, TRIALS
         return result
 
@@ -211,7 +211,9 @@ class DirectCode:
     def _run_trial(self, inputs: Sequence[Any]) -> Any:
         """The outputs of a run of which the nodes are noted."""
         self._trials += 1
-        trial = Trial()
+        if self._trial is not None:
+            self._trial.forget_leaves()
+        trial = Trial(self._interceptor.executor.claimer, inputs)
         functions = [
             trial.noting(number, call.function, call.known.gradients)
             if call.known is not None and call.may_be_derived()

@@ -1,0 +1,168 @@
+"""The accumulations of parameters in a captured graph whose backward operators are added up.
+
+All graphs that use a parameter share its accumulation, which executes once in a pass, and which
+belongs to the operator that used the parameter first in an iteration. The operators of the graph
+hook no accumulation and leave no mark there. Instead:
+
+- a run looks for marks that others have left, from the nodes of its outputs on, unless nothing can
+  have changed since the run before it. Where there is one, the hooks beside it count, and are told
+  of the pass, as they are by operators with hooks (:meth:`Leaves.found`);
+- an operator outside of the graph that uses the same parameter has the accumulation marked and
+  hooked before it looks at it, for it finds a :class:`LateClaims` of amanda_torch.autograd.claims
+  in the place of the owner's iteration (:meth:`Leaves.mark`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from amanda.inline import Counter, ShapeSum
+from amanda_torch.autograd.claims import Claimer, KnownGradients, is_marked, mark_of
+from amanda_torch.autograd.hooks import Accumulation, NodeHooks
+
+Marks = Sequence[tuple[int, Sequence[Accumulation]]]
+"""Identities of leaves, with what counts their accumulations, and is to be told of passes."""
+
+
+@attrs.frozen(eq=False)
+class Leaf:
+    """A parameter, and the operator of a graph that owns its accumulation.
+
+    Attributes:
+        variable: a weak reference to it.
+        index: of the graph's input that it is.
+        known: what is known of the operator's gradients.
+        number: of it among the leaves that the operator owns.
+    """
+
+    variable: weakref.ref[torch.Tensor]
+    index: int
+    known: KnownGradients
+    number: int
+
+    @property
+    def op_id(self) -> str:
+        """The id of the operator."""
+        return self.known.handle.op_id
+
+    def hooks(self, claimer: Claimer) -> NodeHooks | None:
+        """The hooks of the accumulation; None if an analysis is pending."""
+        return claimer.shared_leaf_hooks(self.known, self.number)
+
+
+class Leaves:
+    """The leaves of one graph whose accumulations are added up.
+
+    Args:
+        claimer: that of the thread that runs the graph.
+        leaves: by the identities of the parameters.
+        used: by the number of a node in a run, the identities of those that its edges lead to.
+        way: from the nodes of the outputs, in the order of their numbers, to the leaves: see
+            :attr:`~amanda_torch.autograd.claims.GraphShape.ways`; the identity of a leaf instead
+            of the number of its node.
+
+    Attributes:
+        iteration: that in which the graph last ran.
+        added: by identity, the counters and sums of an accumulation.
+        changes: how often others may have marked one of the leaves.
+    """
+
+    def __init__(
+        self,
+        claimer: Claimer,
+        leaves: Mapping[int, Leaf],
+        used: Mapping[int, Sequence[int]],
+        way: Sequence[tuple[int, int, int | None]],
+    ) -> None:
+        self.iteration = -1
+        self.changes = 0
+        self.used = used
+        self.added: dict[int, Sequence[Counter | ShapeSum]] = {}
+        self._claimer = claimer
+        self._leaves = leaves
+        self._way = way
+        self._indices = [leaf.index for leaf in leaves.values()]
+        self._keys = list(leaves)
+        self._owner_changes = -1
+        self._owners = dict.fromkeys((leaf.op_id for leaf in leaves.values()), self)
+        self._runs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._last: weakref.ref[Any] | None = None
+        self._marks: Marks | None = None
+
+    def can_run(self, inputs: Sequence[Any]) -> bool:
+        """Whether a run with these inputs uses the same leaves, of the same owners."""
+        if [id(inputs[index]) for index in self._indices] != self._keys:
+            return False
+        claimer = self._claimer
+        if self._owner_changes != claimer.owner_changes:
+            for leaf in self._leaves.values():
+                variable = leaf.variable()
+                if variable is None or claimer.owner_of(variable) != leaf.op_id:
+                    return False
+            self._owner_changes = claimer.owner_changes
+        return claimer.is_alone()
+
+    def is_untouched(self) -> bool:
+        """Whether the owners have not run with hooks since the graph last ran."""
+        iterations = self._claimer.iterations
+        # Its own loop: this runs at each run, and at each pass.
+        for op_id in self._owners:  # noqa: SIM110
+            if iterations.get(op_id) is not self:
+                return False
+        return True
+
+    def note_run(self, run: Any, iteration: int, outputs: Sequence[Any]) -> Marks:
+        """Note a run that has just ended; what counts leaves in its place.
+
+        Args:
+            run: lives as long as the graph that it has made.
+            outputs: the nodes of its outputs, in the order of their numbers.
+        """
+        marks = self._marks if self.is_untouched() else None
+        if marks and (self._last is None or self._last() is None):
+            # The accumulations may be gone.
+            marks = None
+        # Before marks are looked for, which may change the owners.
+        self.iteration = iteration
+        self._claimer.iterations.update(self._owners)
+        if marks is None:
+            marks = self._marks = self._find_marks(outputs)
+        self._runs.add(run)
+        self._last = weakref.ref(run)
+        return marks
+
+    def _find_marks(self, outputs: Sequence[Any]) -> Marks:
+        nodes, marks = list(outputs), []
+        for place, edge, key in self._way:
+            node = nodes[place].next_functions[edge][0]
+            nodes.append(node)
+            if key is not None and mark_of(node) is not None:
+                marks.append((key, self.claim(node, key)))
+        return marks
+
+    def claim(self, node: Any, key: int) -> Sequence[Accumulation]:
+        """Hook the accumulation of a leaf; what is to be told when a pass comes to the graph."""
+        leaf = self._leaves.get(key)
+        if leaf is None or leaf.variable() is not node.variable:
+            return ()
+        return self._claimer.claim_late(node, leaf.known, leaf.number, self.iteration)
+
+    def mark(self, node: Any) -> bool:
+        """See :class:`~amanda_torch.autograd.claims.LateClaims`."""
+        leaf = self._leaves.get(id(node.variable))
+        # Without a run there is no graph of it with the accumulation, which would be marked.
+        if leaf is None or not self._runs or is_marked(node, leaf.known.handle.scopes):
+            return False
+        self.touch()
+        self.claim(node, id(node.variable))
+        return True
+
+    def touch(self) -> None:
+        """Others may have marked a leaf."""
+        self.changes += 1
+        self._marks = None
