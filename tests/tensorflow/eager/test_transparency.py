@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import amanda
 from tests.tensorflow.eager.support import Identity, apply, bits, copies, gradients, nothing, same
 
 A = tf.constant(np.random.RandomState(0).randn(4, 4).astype("float32"))
@@ -294,3 +295,36 @@ def test_copies(name: str) -> None:
     expected = bits(PROGRAMS[name]())
     with apply(Identity(copies)):
         assert bits(PROGRAMS[name]()) == expected
+
+
+MISTAKES: dict[str, Callable[[], Any]] = {
+    "product": lambda: tf.ones((2, 3)) @ A,
+    "named": lambda: tf.linalg.inv(tf.zeros((2, 2)), name="mine"),
+    "variable": lambda: tf.matmul(tf.Variable(tf.ones((2, 3))), A),
+    "types": lambda: tf.raw_ops.AddV2(x=A, y=tf.constant(1)),
+    "numbers": lambda: tf.debugging.check_numerics(tf.constant([np.nan]), "found"),
+    "gradient": lambda: gradients(lambda a: tf.reshape(a, [3, 3]), A),
+    "converted": lambda: tf.gather([1, 2], 5),
+    "list": lambda: tf.concat([A, tf.ones((2, 3))], 0),
+    "list of numbers": lambda: tf.concat([A, [1.0]], 0),
+    "array": lambda: tf.matmul(np.ones((2, 3), np.float32), A),
+    "slow": lambda: tf.io.decode_png(tf.constant(["a"])),
+}
+
+
+@pytest.mark.parametrize("tool", [lambda: Identity(copies), lambda: amanda.tools.load("count")()])
+@pytest.mark.parametrize("name", MISTAKES)
+def test_errors_of_operators_are_those_of_vanilla(name: str, tool: Callable[[], Any]) -> None:
+    """An operator that fails raises the error that it raises without a tool, with its message, when
+    it is new and when it is known."""
+
+    def raised() -> tuple[type, str, Any]:
+        amanda.new_iteration()
+        with pytest.raises(tf.errors.OpError) as caught:
+            MISTAKES[name]()
+        return type(caught.value), str(caught.value), caught.value.__cause__
+
+    expected = raised()
+    with amanda.apply(tool()):
+        found = [raised() for _ in range(3)]
+    assert found == [expected] * 3

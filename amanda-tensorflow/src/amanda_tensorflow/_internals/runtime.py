@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python import pywrap_tfe
@@ -244,6 +245,14 @@ def execute_now(kind: str, count: int, inputs: list[Any], attributes: tuple[Any,
     return list(outputs or ())
 
 
+def named(error: Any, name: str | None) -> Any:
+    """An error of an operator on the slow path as the fast path raises it (2.16 to 2.21): with the
+    name that the caller gave, also where that is None, in its message."""
+    message = f"{error.message} name: {name or ''}"
+    made = type(error)(error.node_def, error.op, message, *error.args[3:])
+    return made.with_traceback(error.__traceback__)
+
+
 def create_op(kind: str, inputs: list[Any], types: list[Any], attributes: Any) -> list[Any]:
     """Add an operator to the default graph. Returns its outputs.
 
@@ -309,6 +318,25 @@ class _InputCounts(dict[str, int]):
 
 INPUT_COUNTS = _InputCounts()
 """By operator type. A list of tensors is one argument."""
+
+FAST = frozenset(
+    {ops.EagerTensor, np.ndarray, bool, int, float, resource_variable_ops.ResourceVariable}
+)
+"""Types of inputs that the fast path takes (``CheckInputsOk``, 2.16 to 2.21)."""
+
+
+def takes_fast_path(op_type: str, args: Sequence[Any]) -> bool:
+    """Whether an operator with these arguments runs on the fast path."""
+    op_def = op_def_of(op_type)
+    declared = () if op_def is None else op_def.input_arg
+    for arg, value in zip(declared, args, strict=False):
+        if arg.number_attr or arg.type_list_attr:
+            if type(value) not in (list, tuple) or not FAST.issuperset(map(type, value)):
+                return False
+        elif type(value) not in FAST:
+            return False
+    return True
+
 
 NO_VARIABLES = frozenset({ops.EagerTensor, tf.DType, str, bytes, bool, int, float, type(None)})
 """Types of most arguments of operators: among others, the fast path may read variables in C."""

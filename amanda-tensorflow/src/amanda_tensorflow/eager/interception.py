@@ -17,10 +17,11 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
+import tensorflow as tf
 
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
@@ -83,10 +84,12 @@ class Interception:
         if self._hook is not None:
             _internals.EXECUTE.execute = found if current is self._hook else current
 
-    def _fallback(self, op_name: str) -> BaseException:
+    def _fallback(self, op_name: str, args: Sequence[Any]) -> BaseException:
         """The exception that makes an operator take the slow path, with our patch in place."""
         if _internals.EXECUTE.execute is not self._hook:
             self._patch_again()
+        if _internals.takes_fast_path(op_name, args):
+            LOCAL.tracker.fallen.add(op_name)
         error: BaseException = _internals.FallbackException(op_name)
         return error
 
@@ -104,6 +107,7 @@ class Interception:
         run_inlined, passed, with_variables = self._run_inlined, self._passed, self._with_variables
         module, fall_back = _internals.EXECUTE, _internals.FallbackException
         plain, without_variables = _internals.NO_VARIABLES, _internals.NO_VARIABLES.issuperset
+        fast = _internals.FAST.issuperset
         is_read, inputs_of = _internals.is_read_by_runtime, _internals.INPUT_COUNTS
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
@@ -113,7 +117,7 @@ class Interception:
             # A tool's code runs vanilla, whichever driver has called it.
             if state.paused or (tracker.stale and not tracker.refresh()):
                 if tracker.marking is not None and not no_tape_records():
-                    raise fallback(op_name)
+                    raise fallback(op_name, args)
                 return vanilla(ctx, op_name, name, *args)
             try:
                 cells = tracker.cells
@@ -128,6 +132,10 @@ class Interception:
                     return passed(tracker, cells, entry.plan, ctx, op_name, name, args)
                 if module.execute is not self._hook:
                     self._patch_again()
+                # As takes_fast_path() tells, without a call where no argument is a list.
+                inputs = args[: inputs_of[op_name]]
+                if fast(map(type, inputs)) or _internals.takes_fast_path(op_name, inputs):
+                    tracker.fallen.add(op_name)
                 raise fall_back(op_name)
             # Attributes follow the inputs; most operators have one or two of these.
             inputs = inputs_of[op_name]
@@ -188,7 +196,7 @@ class Interception:
             # Nothing is read twice: an operator that has to take the slow path is told before.
             unmarked = entry.plan.claims and not self._may_be_marked(tracker, entry.plan, ctx)
             if unmarked or self._readings(cells, args, may_be_inlined=True) is None:
-                raise self._fallback(op_name)
+                raise self._fallback(op_name, args)
             # Each reading is an operator that passes the patch of the fast path, and in this order.
             values = tuple(map(_internals.value_of, args))
             return self._run_inlined(tracker, cell, entry, ctx, op_name, name, values)
@@ -196,7 +204,7 @@ class Interception:
         # variables: other code that begins an iteration may have the same id.
         plan = plan_of(entry)
         if plan is UNKNOWN or plan.has_actions or op_name in READING:
-            raise self._fallback(op_name)
+            raise self._fallback(op_name, args)
         keep(cell, cell[0], SlowPath(plan, may_pass=True))
         return self._passed(tracker, cells, plan, ctx, op_name, name, args)
 
@@ -223,11 +231,11 @@ class Interception:
         """
         readings = self._readings(cells, args, may_be_inlined=False)
         if readings is None:
-            raise self._fallback(op_name)
+            raise self._fallback(op_name, args)
         if plan.claims and not _internals.no_tape_records():
             claim = plan.driver_data
             if claim is None or tracker.passes <= claim.passes or ctx.op_callbacks:
-                raise self._fallback(op_name)
+                raise self._fallback(op_name, args)
             result = self._vanilla.fast_path(ctx, op_name, name, *args, MARK, claim.mark)
         else:
             result = self._vanilla.fast_path(ctx, op_name, name, *args)
@@ -290,7 +298,7 @@ class Interception:
         if plan.claims and not _internals.no_tape_records():
             claim = plan.driver_data
             if claim is None or tracker.passes <= claim.passes or ctx.op_callbacks:
-                raise self._fallback(op_name)
+                raise self._fallback(op_name, args)
             mark = claim.mark
         if mark is None:
             start = _now()
@@ -337,7 +345,7 @@ class Interception:
         """
         if tracker.run is not None:
             if not tracker.run.is_vanilla(op_name):
-                raise self._fallback(op_name)
+                raise self._fallback(op_name, args)
             cell = tracker.run.cell(op_name)
             return self._counted(cell, ctx, op_name, name, args)
         if tracker.depth:
@@ -358,7 +366,7 @@ class Interception:
             or (plan.has_actions and not plan.is_blind)
             or (plan.claims and not _internals.no_tape_records())
         ):
-            raise self._fallback(op_name)
+            raise self._fallback(op_name, args)
         self._start(tracker, plan, cell)
         result = self._counted(cell, ctx, op_name, name, args)
         tracker.ids.started.discard((id(cell), cell[0] - 1))
@@ -442,6 +450,8 @@ class Interception:
                 return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
             tracker.recorded = None
             kind = op_name.decode() if isinstance(op_name, bytes) else op_name
+            has_fallen = kind in tracker.fallen and not ctx.op_callbacks
+            tracker.fallen.discard(kind)
             listening = not state.paused and (not tracker.stale or tracker.refresh())
             cell: Any = None
             entry: Any = UNKNOWN
@@ -452,7 +462,10 @@ class Interception:
                 except LookupError:
                     pass
                 if entry is None:
-                    outputs = originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
+                    try:
+                        outputs = originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
+                    except tf.errors.OpError as error:
+                        raise (_internals.named(error, name) if has_fallen else error) from None
                     cell[0] += 1
                     return outputs
             elif tracker.marking is None:
@@ -464,7 +477,7 @@ class Interception:
                 if not isinstance(value, _internals.EagerTensor):
                     self._dispatcher.not_seen(_NO_TENSORS)
                     return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
-            request = OpRequest(kind, num_outputs, attrs, ctx, name, originals)
+            request = OpRequest(kind, num_outputs, attrs, ctx, name, originals, has_fallen)
             if not listening:
                 return self._in_replacement(tracker, request, list(inputs))
             if tracker.run is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import attrs
+import tensorflow as tf
 
 from amanda.interface.calls import OpCall, Variable
 from amanda_tensorflow import _internals
@@ -41,6 +42,7 @@ class OpRequest:
         context: TensorFlow's context.
         name: the name that the caller gave.
         vanilla: TensorFlow's functions.
+        has_fallen: whether the vanilla operator would have run on the fast path.
     """
 
     kind: str
@@ -49,17 +51,21 @@ class OpRequest:
     context: Any
     name: str | None
     vanilla: Vanilla
+    has_fallen: bool = False
 
     def execute(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the operator; no tape records it. Returns its outputs."""
-        result: list[Any] = self.vanilla.execute(
-            self.kind.encode(),
-            self.count,
-            list(inputs),
-            self.attributes,
-            self.context,
-            self.name,
-        )
+        try:
+            result: list[Any] = self.vanilla.execute(
+                self.kind.encode(),
+                self.count,
+                list(inputs),
+                self.attributes,
+                self.context,
+                self.name,
+            )
+        except tf.errors.OpError as error:
+            raise (_internals.named(error, self.name) if self.has_fallen else error) from None
         return result
 
     def record(self, inputs: Sequence[Any], outputs: Sequence[Any], mark: Mark | None) -> None:

@@ -66,6 +66,8 @@ class Tracker:
         passes: how many outermost backward passes have begun.
         depth: how many backward passes run within each other.
         marking: the mark for the operators of the replacement that runs, if one does.
+        fallen: types of operators that the driver has told to take the slow path, and that have
+            not arrived there.
         gradients: what is remembered of backward operators, by id of the forward operator.
         sums: within a backward pass, sums of gradients by ``id`` of the result.
         owners: by ``id`` of an Identity's output, the mark of its execution.
@@ -91,6 +93,7 @@ class Tracker:
         self.passes = 0
         self.depth = 0
         self.marking: Mark | None = None
+        self.fallen: set[str] = set()
         self.gradients: dict[str, OpGradients] = {}
         self.sums: dict[int, Any] = {}
         self.owners: dict[int, Any] = {}
