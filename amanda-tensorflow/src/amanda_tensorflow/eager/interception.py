@@ -133,8 +133,8 @@ class Interception:
                 if module.execute is not self._hook:
                     self._patch_again()
                 # As takes_fast_path() tells, without a call where no argument is a list.
-                inputs = args[: inputs_of[op_name]]
-                if fast(map(type, inputs)) or _internals.takes_fast_path(op_name, inputs):
+                given = args[: inputs_of[op_name]]
+                if fast(map(type, given)) or _internals.takes_fast_path(op_name, given):
                     tracker.fallen.add(op_name)
                 raise fall_back(op_name)
             # Attributes follow the inputs; most operators have one or two of these.
