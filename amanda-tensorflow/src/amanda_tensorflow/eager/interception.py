@@ -88,8 +88,9 @@ class Interception:
         """The exception that makes an operator take the slow path, with our patch in place."""
         if _internals.EXECUTE.execute is not self._hook:
             self._patch_again()
-        if _internals.takes_fast_path(op_name, args):
-            LOCAL.tracker.fallen.add(op_name)
+        tracker = LOCAL.tracker
+        if tracker is not None and _internals.takes_fast_path(op_name, args):
+            tracker.fallen.add(op_name)
         error: BaseException = _internals.FallbackException(op_name)
         return error
 
