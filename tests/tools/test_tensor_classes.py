@@ -160,6 +160,12 @@ def _padded() -> Any:
     return [nn.functional.linear(layer(torch.arange(4)), layer.weight)]
 
 
+def _batched_gradients(model: nn.Module, _: Any) -> Any:
+    output = model(X)
+    directions = torch.eye(output.numel()).reshape(-1, *output.shape)
+    return torch.autograd.grad(output, list(model.parameters()), directions, is_grads_batched=True)
+
+
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "gradients of samples": _of_samples,
     "vmap": _transformed(lambda m, _: torch.vmap(m)(X)),
@@ -169,6 +175,12 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     ),
     "jacrev": _transformed(lambda m, _: torch.func.jacrev(m)(X)),
     "ensemble": _transformed(_many_models),
+    "vectorized jacobian": _transformed(
+        lambda m, _: torch.autograd.functional.jacobian(
+            lambda x: m(x) * m(x).sigmoid(), X, vectorize=True
+        )
+    ),
+    "batched gradients": _transformed(_batched_gradients),
     "nested": _nested(torch.strided),
     "jagged": _nested(torch.jagged),
     "masked": _masked,

@@ -23,7 +23,7 @@ from amanda.cli.results import last_line
 from amanda.errors import CoverageWarning
 from amanda_torch.compiled.captured import CapturedGraph
 from amanda_torch.eager.interceptors import LOCAL
-from tests.torch.support import Counter, applied, fingerprint
+from tests.torch.support import TRANSPARENT, Counter, applied, fingerprint
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::amanda.errors.CoverageWarning", "ignore:The .grad attribute:UserWarning"
@@ -845,3 +845,34 @@ def test_code_of_dynamo_may_have_no_hash() -> None:
     assert counter.ops == {"sin": 1}
     with amanda.apply(amanda.tools.load("coverage")()):
         unhashable(X)
+
+
+CONTROL_FLOW: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cond": lambda x: torch.cond(x.sum() > 9, torch.cos, lambda t: t.sin() * 2, (x,)),
+    "while_loop": lambda x: torch._higher_order_ops.while_loop(  # noqa: SLF001
+        lambda i, _: i < 3, lambda i, t: (i + 1, t * 2), (torch.tensor(0), x)
+    )[1],
+}
+
+
+@pytest.mark.parametrize("name", CONTROL_FLOW)
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("make", [amanda.Tool, Counter, *TRANSPARENT])
+def test_control_flow_has_the_gradients_that_it_has_without_a_tool(
+    name: str, compiled: bool, make: Callable[[], amanda.Tool]
+) -> None:
+    """``torch.cond`` and its like are operators with gradients, called in a scope as without."""
+    function = _compiled(CONTROL_FLOW[name]) if compiled else CONTROL_FLOW[name]
+
+    def run() -> list[torch.Tensor]:
+        x = X.clone().requires_grad_()
+        y = function(x)
+        y.sum().backward()
+        assert x.grad is not None
+        return [y.detach(), x.grad]
+
+    vanilla, counter = run(), Counter()
+    with applied(make(), counter):
+        for _ in range(2):
+            assert all(map(torch.equal, run(), vanilla))
+    assert counter.ops[name] == 2

@@ -1257,6 +1257,17 @@ _RECURRENT = (torch.nn.RNN, torch.nn.GRU, torch.nn.LSTM)
 _VERSION: Any = torch.__version__
 
 
+def runs_higher_order(frame: Any) -> bool:
+    """Whether a frame is of a function by which PyTorch runs a higher-order operator eagerly.
+
+    ``torch.cond`` and its like have Dynamo capture a function that calls the operator, whose
+    gradients want what Dynamo makes of the branches: functions that return tuples (2.13).
+    """
+    function = frame.f_locals.get("fn")
+    names = frame.f_globals.get("__name__"), getattr(function, "__module__", None)
+    return any(str(name).startswith("torch._higher_order_ops.") for name in names)
+
+
 def captured_alone(found: Any) -> Any:
     """What a frame callback returns for captured code, when functions that this calls run as they
     are: Dynamo asks nothing about their frames, which would cost microseconds for each."""

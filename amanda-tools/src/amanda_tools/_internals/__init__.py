@@ -29,6 +29,7 @@ _IS_WRAPPED = ("torch._C._functorch", "is_functorch_wrapped_tensor")
 _UNWRAPPED = ("torch._C._functorch", "get_unwrapped")
 _IS_STACKED = ("torch._C._functorch", "is_batchedtensor")
 _STACKED_AXIS = ("torch._C._functorch", "maybe_get_bdim")
+_IS_OLD_BATCH = ("torch._C._functorch", "is_legacy_batchedtensor")
 _NO_TRANSFORM = ("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack")
 _NO_OVERRIDES = ("torch._C", "DisableTorchFunctionSubclass")
 _SYMBOLS = (
@@ -40,6 +41,7 @@ _SYMBOLS = (
     _UNWRAPPED,
     _IS_STACKED,
     _STACKED_AXIS,
+    _IS_OLD_BATCH,
     _NO_TRANSFORM,
     _NO_OVERRIDES,
 )
@@ -173,6 +175,19 @@ def transform_check() -> Callable[[], Any]:
     """
     module, name = _TRANSFORM
     found: Callable[[], Any] = getattr(importlib.import_module(module), name, lambda: None)
+    return found
+
+
+def old_batch_check() -> Callable[[Any], bool]:
+    """Return a function that says whether a tensor stands for the batch of the older ``vmap``.
+
+    PyTorch 2.13 computes ``autograd.grad(is_grads_batched=True)`` and vectorized jacobians with it.
+    Its tensors have no memory, and nothing gives what is inside. Without the symbol none is one.
+    """
+    module, name = _IS_OLD_BATCH
+    found: Callable[[Any], bool] = getattr(
+        importlib.import_module(module), name, lambda tensor: False
+    )
     return found
 
 

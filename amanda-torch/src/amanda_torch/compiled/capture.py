@@ -61,6 +61,7 @@ class Capture:
         self.compiler = compiler
         self._convert = _internals.frame_converter(self._captured)
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
+        self._convert_as_is = _internals.frame_converter(_as_it_is)
         # What is left alone, and why: said again in each scope.
         self._left: Any = torch.utils.weak.WeakIdKeyDictionary()
         self._suspended: Suspended | None = None
@@ -88,7 +89,8 @@ class Capture:
         try:
             with self._without_interceptor():
                 known = _internals.not_taken()
-                found = self._convert(frame, *args)
+                is_operator = _internals.runs_higher_order(frame)
+                found = (self._convert_as_is if is_operator else self._convert)(frame, *args)
                 said = _new_reason(known, _internals.not_taken())
             if found is not None and found.guarded_code is not None:
                 return found
@@ -123,6 +125,11 @@ class Capture:
 
     def _captured(self, module: fx.GraphModule, inputs: Sequence[Any]) -> CapturedGraph:
         return CapturedGraph(module, inputs, self._without_interceptor, self.compiler)
+
+
+def _as_it_is(module: fx.GraphModule, _: Sequence[Any]) -> Any:
+    """A compiler of graphs that run one operator, which is seen as it is called."""
+    return module.forward
 
 
 def _subject(frame: Any) -> Any:

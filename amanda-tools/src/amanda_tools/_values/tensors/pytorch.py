@@ -26,6 +26,7 @@ _OWN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 """The classes whose tensors hold their numbers, and compute as PyTorch does."""
 
 _transform = _internals.transform_check()
+_is_old_batch = _internals.old_batch_check()
 
 
 def _holds_numbers(tensor: Any) -> bool:
@@ -34,6 +35,7 @@ def _holds_numbers(tensor: Any) -> bool:
         or tensor.is_nested
         or tensor.is_quantized
         or tensor.layout is not torch.strided
+        or _is_old_batch(tensor)
     )
 
 
@@ -129,7 +131,8 @@ class _TrainInBackward(torch.autograd.Function):
         count = len(gradients) - len(ctx.variables)
         with torch.no_grad():
             for variable, gradient in zip(ctx.variables, gradients[count:], strict=True):
-                if gradient is not None:
+                # A batch of gradients says nothing of a step.
+                if gradient is not None and not _is_old_batch(gradient):
                     variable.sub_(gradient, alpha=ctx.rate)
         return (None, None, *gradients[:count])
 
@@ -364,6 +367,8 @@ def _how_stored(tensor: Any) -> str:
         return "without data"
     if tensor.is_nested:
         return "of several shapes (nested)"
+    if _is_old_batch(tensor):
+        return "that stands for a batch of gradients"
     return "of quantized numbers" if tensor.is_quantized else f"of the layout {tensor.layout}"
 
 
