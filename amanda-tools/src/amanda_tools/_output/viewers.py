@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from amanda.text import printable
+from amanda_tools._operators.model_phases import MODEL
 from amanda_tools._output.report.model_ops import names_of, tensor_text
 
 GRAPH = "amanda"
@@ -55,7 +56,7 @@ def _node(row: Mapping[str, Any]) -> dict[str, Any]:
     attributes = {key: row[key] for key in ("module", "source", "phase", "name") if row.get(key)}
     given = row.get("attributes")
     attributes.update(given if isinstance(given, Mapping) else {})
-    names = [name.replace("/", "\u2215") for name in names_of(row["id"], row["module"])]
+    names = [name.replace("/", "\u2215") for name in _groups(row)]
     return {
         "id": str(row["id"]),
         "label": str(row["type"]),
@@ -65,6 +66,13 @@ def _node(row: Mapping[str, Any]) -> dict[str, Any]:
         "inputsMetadata": _tensors(row.get("inputs"), row.get("input_names") or ()),
         "outputsMetadata": _tensors(row.get("outputs"), ()),
     }
+
+
+def _groups(row: Mapping[str, Any]) -> list[str]:
+    """The names that an operator stands under: its modules; apart from the model those of its
+    phase, which the viewers show closed."""
+    phase, names = row.get("phase"), list(names_of(row["id"], row["module"]))
+    return names if phase is None or phase in MODEL else [str(phase), *names]
 
 
 def _tensors(tensors: Any, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -102,7 +110,7 @@ def graph_def(rows: Rows, edges: Rows, graph_pb2: Any) -> Any:
     names: dict[str, str] = {}
     taken: set[str] = set()
     for row in forward:
-        parts = [*names_of(row["id"], row["module"]), str(row["id"]).rpartition("/")[2]]
+        parts = [*_groups(row), str(row["id"]).rpartition("/")[2]]
         name = "/".join(_NO_NAME.sub("_", part) for part in parts)
         while name in taken:
             name += "_"
