@@ -95,6 +95,18 @@ def create_parser() -> CommandParser:
         action="store_true",
         help="write a page about the run, for a browser: report.html in the folder of -o",
     )
+    _add_selection(own)
+    _add_drivers(own)
+    own.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="show on stderr how far a long run is (default: if it is a terminal)",
+    )
+    return own
+
+
+def _add_selection(own: CommandParser) -> None:
+    """Add the options that restrict all tools to some operators and executions."""
     own.add_argument(
         "--ops",
         metavar="A+B",
@@ -121,6 +133,10 @@ def create_parser() -> CommandParser:
         default=0,
         help="and not at its first N executions (default: 0)",
     )
+
+
+def _add_drivers(own: CommandParser) -> None:
+    """Add the options about drivers."""
     own.add_argument(
         "--driver",
         action="extend",
@@ -132,12 +148,6 @@ def create_parser() -> CommandParser:
         "--interceptor", metavar="NAME", default="",
         help="how a driver with several ways notices operators (see: amanda doctor)",
     )  # fmt: skip
-    own.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        help="show on stderr how far a long run is (default: if it is a terminal)",
-    )
-    return own
 
 
 class _Folder(argparse.Action):
