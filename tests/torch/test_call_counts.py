@@ -246,7 +246,7 @@ IS_GATED = os.environ.get("AMANDA_TORCH_INTERCEPTOR", "auto") != "mode" and not 
 
 @pytest.mark.parametrize(
     ("training", "bound"),
-    [(True, bound(28, 147, 28)), (False, bound(25, 33, 25))],
+    [(True, bound(30, 149, 30)), (False, bound(27, 35, 27))],
     ids=["train", "infer"],
 )
 def test_a_cell_in_a_loop(training: bool, bound: int) -> None:
