@@ -1499,34 +1499,50 @@ def test_backward_operators_are_claimed(inlining: Any) -> None:
     op = Claimed(inlining)
     assert op.claim() is True
     assert op.known.iterations == {"op": 3}  # type: ignore[attr-defined]
-    first, after = op.entry.hooks
+    # One hook does all of it, after the node: a pass comes to what is behind it later.
+    (entry,) = op.entry.hooks
     assert op.inner.hooks == []
     (leaf,) = op.leaf.hooks
     assert leaf((None, 1), (1,)) is None
     assert op.counter.count == 0
     PASS["node"] = op.entry
-    assert first((None,)) is None
+    assert entry((1,), (None,)) is None
     assert op.inner.hooks == []
-    assert first((1,)) is None
-    assert first((1,)) is None
+    assert op.counter.count == 0
+    assert entry((1,), (1,)) is None
+    assert entry((1,), (1,)) is None
     assert len(op.inner.hooks) == 1
-    after((1,), (1,))
     leaf((1,), (1,))
-    assert op.counter.count == 2
+    assert op.counter.count == 3
     for number in range(2, 80):
         PASS["task"] = number
-        first((1,))
+        entry((1,), (1,))
     leaf((1,), (1,))
     PASS["task"] = 2
     leaf((1,), (1,))
-    assert op.counter.count == 3
+    assert op.counter.count == 82
     # A second operator on the leaf is told of its accumulation.
     marks = op.leaf.metadata["amanda"].marks()
     assert marks == {"scope": leaf}
     marks["scope"].note_pass(2, False)
     leaf((1,), (1,))
-    assert op.counter.count == 4
+    assert op.counter.count == 83
     PASS.update(task=1, node=None)
+
+
+def test_nodes_with_something_before_them_have_two_hooks(inlining: Any) -> None:
+    """Where something is to be done before the node of an output, too, a second hook does it, with
+    what is done for the nodes behind it."""
+    op = Claimed(inlining)
+    op.known.gradients.graph.natives[0] = inlining.hook(Hooks(op.dispatcher))  # type: ignore[attr-defined]
+    assert op.claim() is True
+    before, after = op.entry.hooks
+    PASS["node"] = op.entry
+    assert before((1,)) is None
+    assert (op.counter.count, len(op.inner.hooks)) == (1, 1)
+    assert after((1,), (1,)) is None
+    assert op.counter.count == 2
+    PASS["node"] = None
 
 
 def test_what_is_not_known_is_claimed_by_python(inlining: Any) -> None:
@@ -1556,7 +1572,7 @@ def test_what_is_not_known_is_claimed_by_python(inlining: Any) -> None:
     op.known.iterations["other"] = 3  # type: ignore[attr-defined]
     assert op.claim()
     assert op.leaf.hooks == []
-    assert len(op.entry.hooks) == 2
+    assert len(op.entry.hooks) == 1
 
 
 def test_claimed_nodes_are_freed(inlining: Any) -> None:
@@ -1575,7 +1591,7 @@ def test_claimed_nodes_are_freed(inlining: Any) -> None:
             op.leaf.metadata.clear()
             assert op.claim()
             PASS["node"] = op.entry
-            op.entry.hooks[-2]((1,))
+            op.entry.hooks[-1]((1,), (1,))
     assert counts[0] == counts[1] == counts[2]
     hooks, _ = registered(None, inlining.hook(op.hooks()))
     gone = weakref.ref(hooks)

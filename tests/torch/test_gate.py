@@ -376,6 +376,17 @@ def test_what_no_tool_wants_runs_no_python_of_ours() -> None:
 
 @needs_gate
 @pytest.mark.usefixtures("gated")
+def test_functions_that_report_nothing_stay() -> None:
+    """A function of a tensor in Python that tells no mode of its calls is called as without a
+    scope: ``zero_grad`` asks each parameter twice for its hash."""
+    hashed, shown = vars(torch.Tensor)["__hash__"], vars(torch.Tensor)["__repr__"]
+    with applied(Watcher()):
+        assert vars(torch.Tensor)["__hash__"] is hashed
+        assert vars(torch.Tensor)["__repr__"] is not shown
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
 def test_a_routine_runs_without_a_mode() -> None:
     """An operator that a tool acts on runs by the way that is known, and no mode is asked."""
     x, tool, runs = torch.ones(2, 2), Counter(), []

@@ -297,7 +297,9 @@ _OWN_MODES = (
 )
 _is_wrapped = _symbol("torch._C._functorch.is_functorch_wrapped_tensor")
 _unwrapped = _symbol("torch._C._functorch.get_unwrapped")
-_peek_transform = _symbol("torch._C._functorch.peek_interpreter_stack")
+# Not ``_functorch.peek_interpreter_stack``: asking it gives the thread a stack of transforms, which
+# autograd copies with each state of the thread, several times per node (2.13).
+_is_transformed: Callable[[], bool] = _symbol("torch._C._are_functorch_transforms_active")
 _require("torch.autograd.forward_ad._current_level")
 
 # ``torch.compiler.is_compiling()`` by what it returns, where that is kept as in 2.13: two functions
@@ -377,7 +379,7 @@ def in_backward() -> bool:
 
 def in_functorch() -> bool:
     """Whether a functorch transform (vmap, grad, jvp) is active."""
-    return _peek_transform() is not None
+    return _is_transformed()
 
 
 def needs_gradient(tensor: torch.Tensor) -> bool:
@@ -420,7 +422,7 @@ def is_plain() -> bool:
     return (
         not (mode_depth() or _dispatch_depth())
         and forward_ad._current_level < 0
-        and _peek_transform() is None
+        and not _is_transformed()
         and _tracing_state() is None
         and not (torch.compiler.is_compiling() and is_compiling())
     )
@@ -442,7 +444,7 @@ _compiling_asked: Question = (
 )
 
 RECORDERS: Sequence[Question] = (
-    _peek_transform,
+    _is_transformed,
     _tracing_state,
     functools.partial(_dispatch_mode, _PROXY),
     _compiling_asked,
@@ -450,7 +452,7 @@ RECORDERS: Sequence[Question] = (
 """What :func:`is_only_run` asks: all are None or False where operators run as they are."""
 
 TRANSFORMERS: Sequence[Question] = (
-    _peek_transform,
+    _is_transformed,
     _tracing_state,
     _compiling_asked,
     _dispatch_depth,
@@ -463,7 +465,7 @@ it holds."""
 def is_only_run() -> bool:
     """Whether the current operators are neither recorded nor transformed."""
     return (
-        _peek_transform() is None
+        not _is_transformed()
         and _tracing_state() is None
         and _dispatch_mode(_PROXY) is None
         and not _is_compiling()
@@ -634,6 +636,47 @@ REGISTER_HOOK = "_register_hook"
 """The function of ``torch.autograd.Function`` by which C puts a hook into a node's dict of hooks:
 ``(dict or None, hook) -> (dict, handle)``. The handle, an object of Python, takes most of the
 1.4 us of ``register_prehook`` in 2.13."""
+
+
+def sample_nodes() -> list[Any]:
+    """Some autograd nodes of different classes, by which the gate finds out where nodes keep their
+    numbers and their edges."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        leaf = torch.ones(2, requires_grad=True)
+        product, constant = leaf * 2.0, torch.ones(2)
+        total = torch.addcmul(product, leaf, product)
+        parts = torch.stack([total, constant, product]).unbind()
+        tensors = (product, total, parts[0], parts[1] - parts[2], torch.cat([*parts, product]))
+        return [tensor.grad_fn for tensor in tensors]
+
+
+_DISPATCH_KEYS = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "Tracer")
+"""Those that are on wherever :data:`_is_transformed` or :data:`_tracing_state` finds something."""
+
+_parse_key = _symbol("torch._C._dispatch_key_parse")
+
+
+def native_functions() -> tuple[Any, ...] | None:
+    """What the gate calls in C++, since the bindings for Python take longer than all that it does
+    itself: the arguments of its ``configure_native()``; None where a library exports it no more.
+
+    All are functions that take and return numbers.
+    """
+    names = (
+        "_ZN2at15sequence_number4peekEv",
+        "_ZN5torch8autograd25get_current_graph_task_idEv",
+        "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
+    )
+    try:
+        library = ctypes.CDLL(torch._C.__file__)
+        addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names]
+        keys = tuple(int(_parse_key(name)) for name in _DISPATCH_KEYS)
+    except (OSError, AttributeError, RuntimeError):
+        return None
+    level = (vars(forward_ad), "_current_level")
+    checks, plain = (_compiling_asked,), (_compiling_asked, level)
+    return tuple(addresses), keys, _dispatch_depth, checks, plain, torch.autograd.Function
+
 
 FUNCTION_NODE = _symbol("torch.autograd.function.BackwardCFunction")
 """The class of the nodes that ``autograd.Function``s make."""

@@ -462,6 +462,39 @@ hook_replace(PyObject *self, PyObject *argument)
     return leave_above(&stack.replace, self, argument);
 }
 
+/* ---- functions of PyTorch's in C++ ----------------------------------------------------------- */
+
+/* What is asked at each operator, by functions that take and return numbers. Python's way to them takes
+   some 500 instructions of pybind11's. NULL before configure_native(). */
+static struct {
+    uint64_t (*sequence)(void);  /* the number of the next node of autograd */
+    int (*task)(void);           /* the number of the current pass, -1 without one */
+    _Bool (*is_included)(uint16_t); /* whether a dispatch key is on in this thread */
+    uint16_t keys[4];             /* those that are on in transforms and tracers; 0 is none */
+    Builtin depth;                /* how many dispatch modes there are */
+    PyObject *checks, *plain;     /* what is left to be asked of `inlined.checks` and `.plain` */
+    PyTypeObject *meta;           /* the class of torch.autograd.Function */
+} native;
+
+/* Whether no transform, tracer and dispatch mode is there; 0 also where it is not known. */
+static int
+is_surely_plain(void)
+{
+    if (native.is_included == NULL) {
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof native.keys / sizeof *native.keys; i++) {
+        if (native.keys[i] != 0 && native.is_included(native.keys[i])) {
+            return 0;
+        }
+    }
+    PyObject *depth = call_builtin(&native.depth, NULL);
+    int is_plain = depth != NULL && PyLong_CheckExact(depth) && Py_SIZE(depth) == 0;
+    PyErr_Clear();
+    Py_XDECREF(depth);
+    return is_plain;
+}
+
 /* ---- inlined routines ------------------------------------------------------------------------ */
 
 /* What amanda.inline and the driver's hooks are made of; NULL before configure_inlined(). */
@@ -511,7 +544,7 @@ static struct {
     PyObject *cache, *enabled, *held, *settled, *quiet, *dict, *grad_fn, *next_functions, *sequence,
         *register_prehook, *register_hook, *before, *after, *base, *metadata, *variable, *mark,
         *op_id, *append, *scopes, *statistics, *seconds,
-        *expect, *shape;
+        *expect, *shape, *registrar;
 } names;
 
 static int
@@ -545,6 +578,7 @@ make_names(void)
         {&names.seconds, "tool_seconds"},
         {&names.expect, "expect"},
         {&names.shape, "shape"},
+        {&names.registrar, "_register_hook"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         *all[i].name = PyUnicode_InternFromString(all[i].text);
@@ -855,8 +889,8 @@ typedef struct {
     int64_t *passes, first; /* `passes` is the address of `first` as long as there is room for one */
 } Accumulation;
 
-/* The hook before the node of an output, where more is done than at others: nodes behind it are
-   hooked, and accumulations are told of the pass. See Claim of amanda_torch.autograd.claims. */
+/* The hook at the node of an output, where more is done than at others: nodes behind it are hooked,
+   and accumulations are told of the pass. See Claim of amanda_torch.autograd.claims. */
 typedef struct {
     PyObject_VAR_HEAD
     vectorcallfunc vectorcall;
@@ -1012,8 +1046,9 @@ is_plain_here(void)
     if (length != 0) {
         return length < 0 ? -1 : 0;
     }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inlined.plain); i++) {
-        PyObject *found = ask(PyTuple_GET_ITEM(inlined.plain, i));
+    PyObject *questions = is_surely_plain() ? native.plain : inlined.plain;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(questions); i++) {
+        PyObject *found = ask(PyTuple_GET_ITEM(questions, i));
         if (found == NULL) {
             return -1;
         }
@@ -1476,11 +1511,30 @@ new_hook(PyObject *hooks)
     return hook;
 }
 
+/* To register a hook PyTorch looks up ``torch.autograd.Function._register_hook`` by a new string, which
+   no cache of CPython's knows: 1,400 instructions. With the string that the caches know it takes a
+   tenth, and so the metaclass looks that one up for the time of the call. */
+static PyObject *
+look_up_interned(PyObject *type, PyObject *name)
+{
+    int is_known = PyUnicode_Check(name) && name != names.registrar
+                   && PyUnicode_Compare(name, names.registrar) == 0;
+    return PyType_Type.tp_getattro(type, is_known ? names.registrar : name);
+}
+
 static int
 attach(PyObject *node, PyObject *hook, int is_after)
 {
     PyObject *name = is_after ? names.register_hook : names.register_prehook;
+    PyTypeObject *meta = native.meta;
+    int is_vanilla = meta != NULL && meta->tp_getattro == PyType_Type.tp_getattro;
+    if (is_vanilla) {
+        meta->tp_getattro = look_up_interned;
+    }
     PyObject *handle = PyObject_CallMethodOneArg(node, name, hook);
+    if (is_vanilla && meta->tp_getattro == look_up_interned) {
+        meta->tp_getattro = PyType_Type.tp_getattro;
+    }
     Py_XDECREF(handle);
     return handle == NULL ? -1 : 0;
 }
@@ -1694,10 +1748,15 @@ static PyMethodDef add_hook_def = {"_register_hook", (PyCFunction)(void (*)(void
 /* Backward passes that may run at once in different threads over one leaf. */
 #define PASSES 64
 
+/* The number of the backward pass that runs in this thread, -1 without one. */
 static int
-number_of(PyObject *function, int64_t *number)
+current_task(int64_t *number)
 {
-    PyObject *found = PyObject_CallNoArgs(function);
+    if (native.task != NULL) {
+        *number = native.task();
+        return 0;
+    }
+    PyObject *found = PyObject_CallNoArgs(inlined.task);
     *number = found == NULL ? -1 : PyLong_AsLongLong(found);
     Py_XDECREF(found);
     return *number == -1 && PyErr_Occurred() ? -1 : 0;
@@ -1746,7 +1805,7 @@ accumulation_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf
     Accumulation *self = (Accumulation *)object;
     if (!self->always) {
         int64_t task;
-        if (number_of(inlined.task, &task) < 0) {
+        if (current_task(&task) < 0) {
             return NULL;
         }
         if (!has_pass(self, task)) {
@@ -1871,7 +1930,7 @@ entry_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf,
         int64_t task;
         PyObject *makes_graph = call_builtin(&stack.is_recording, NULL);
         Py_XDECREF(makes_graph);
-        int failed = makes_graph == NULL || number_of(inlined.task, &task) < 0;
+        int failed = makes_graph == NULL || current_task(&task) < 0;
         for (Py_ssize_t i = 0; !failed && i < Py_SIZE(self); i++) {
             failed = note_pass(self->reached[i], task, makes_graph == Py_True) < 0;
         }
@@ -1879,7 +1938,9 @@ entry_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf,
             return NULL;
         }
     }
-    return self->hook->has_before ? run_hook(self->hook, values, count) : Py_NewRef(Py_None);
+    /* It is a prehook where something is to be done before the node, and a posthook elsewhere. */
+    int is_wanted = count > 1 ? self->hook->has_after : self->hook->has_before;
+    return is_wanted ? run_hook(self->hook, values, count) : Py_NewRef(Py_None);
 }
 
 static void
@@ -1908,11 +1969,170 @@ static PyTypeObject Entry_Type = {
     .tp_dealloc = (destructor)entry_dealloc,
 };
 
+/* ---- nodes, without the objects that stand for them ------------------------------------------ */
+
+/* PyTorch makes an object for each node that Python looks at, and a node keeps it: all of them are
+   counted and looked at by the garbage collector, and next_functions makes a tuple for each edge. So
+   the edges of nodes are read where they lie in memory. Where that is, is not assumed: it is found
+   with nodes of which Python tells the same, see configure_nodes(). */
+static struct {
+    Py_ssize_t sequence, edges; /* offsets in a node; 0 if they are not known */
+    destructor dealloc;         /* of the objects that stand for nodes which C++ defines */
+} inside;
+
+typedef struct {
+    const char *node; /* NULL for none */
+    uint64_t number;  /* of the node's inputs; only the lower half is used */
+} Edge;
+
+/* Classes of nodes by what the first word of all their instances is. */
+typedef struct {
+    const void *word;
+    PyObject *type;
+    int kind; /* see inlined.kinds */
+} NodeClass;
+
+#define NODE_CLASSES 1024
+static NodeClass node_classes[NODE_CLASSES];
+static int node_class_count;
+
+/* The node of an object; NULL if it is not known where that is. */
+static const char *
+node_in(PyObject *object)
+{
+    int is_known = inside.edges > 0 && Py_TYPE(object)->tp_dealloc == inside.dealloc;
+    return is_known ? *(const char *const *)(object + 1) : NULL;
+}
+
+/* The class of a node, or where one is to be noted. */
+static NodeClass *
+class_of(const char *node)
+{
+    const void *word = *(const void *const *)node;
+    size_t i = ((uintptr_t)word >> 4) * 2654435761u;
+    for (i %= NODE_CLASSES;; i = (i + 1) % NODE_CLASSES) {
+        if (node_classes[i].word == NULL || node_classes[i].word == word) {
+            return &node_classes[i];
+        }
+    }
+}
+
+static void
+note_class(PyObject *object, long kind)
+{
+    const char *node = node_in(object);
+    NodeClass *cls = node == NULL ? NULL : class_of(node);
+    if (cls != NULL && cls->word == NULL && node_class_count < NODE_CLASSES / 2) {
+        node_class_count++;
+        *cls = (NodeClass){*(const void *const *)node, Py_NewRef(Py_TYPE(object)), (int)kind};
+    }
+}
+
+static Py_ssize_t
+sequence_in(const char *node)
+{
+    return (Py_ssize_t)*(const uint64_t *)(node + inside.sequence);
+}
+
+static const Edge *
+edges_in(const char *node, Py_ssize_t *count)
+{
+    const Edge *const *vector = (const Edge *const *)(node + inside.edges);
+    *count = vector[1] - vector[0];
+    return vector[0];
+}
+
+/* Whether the words of a node from an offset on are the begin and the end of its edges, as its
+   next_functions are. */
+static int
+are_edges(const char *node, Py_ssize_t offset, PyObject *expected)
+{
+    uintptr_t begin = *(const uintptr_t *)(node + offset);
+    uintptr_t end = *(const uintptr_t *)(node + offset + sizeof begin);
+    Py_ssize_t count = PyTuple_GET_SIZE(expected);
+    if (begin == 0 || begin % sizeof begin != 0 || end < begin
+        || end - begin != sizeof(Edge) * (size_t)count) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const Edge *edge = (const Edge *)begin + i;
+        PyObject *pair = PyTuple_GET_ITEM(expected, i), *target = PyTuple_GET_ITEM(pair, 0);
+        const char *node_of_target = target == Py_None ? NULL : *(const char *const *)(target + 1);
+        if (edge->node != node_of_target
+            || (target != Py_None
+                && (uint32_t)edge->number
+                       != (uint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(pair, 1)))) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* What is looked through of a node: no more than all of them have. */
+#define NODE_BYTES 160
+
+PyDoc_STRVAR(configure_nodes_doc,
+"configure_nodes(nodes)\n\nFind out where in memory nodes keep their numbers and edges.\n\n"
+"Args:\n    nodes: a list of some that C++ defines, each with edges to others.\n\n"
+"Returns:\n    Whether there is one such place; if not, nodes are asked through Python.");
+
+static PyObject *
+gate_configure_nodes(PyObject *Py_UNUSED(module), PyObject *nodes)
+{
+    if (!PyList_CheckExact(nodes) || PyList_GET_SIZE(nodes) < 2) {
+        PyErr_SetString(PyExc_TypeError, "configure_nodes() takes a list of nodes");
+        return NULL;
+    }
+    destructor dealloc = Py_TYPE(PyList_GET_ITEM(nodes, 0))->tp_dealloc;
+    /* Places in which all of the nodes so far have their number, or their edges. */
+    char numbers[NODE_BYTES / 8], edges[NODE_BYTES / 8];
+    memset(numbers, 1, sizeof numbers);
+    memset(edges, 1, sizeof edges);
+    for (Py_ssize_t n = 0; n < PyList_GET_SIZE(nodes); n++) {
+        PyObject *object = PyList_GET_ITEM(nodes, n);
+        PyObject *sequence = PyObject_CallMethodNoArgs(object, names.sequence);
+        PyObject *expected = PyObject_GetAttr(object, names.next_functions);
+        if (sequence == NULL || expected == NULL || !PyTuple_CheckExact(expected)
+            || Py_TYPE(object)->tp_dealloc != dealloc) {
+            Py_XDECREF(sequence);
+            Py_XDECREF(expected);
+            return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+        }
+        const char *node = *(const char *const *)(object + 1);
+        uint64_t number = PyLong_AsUnsignedLongLong(sequence);
+        for (Py_ssize_t i = 1; i < NODE_BYTES / 8 - 1; i++) {
+            numbers[i] = numbers[i] && *(const uint64_t *)(node + 8 * i) == number;
+            edges[i] = edges[i] && are_edges(node, 8 * i, expected);
+        }
+        Py_DECREF(sequence);
+        Py_DECREF(expected);
+    }
+    Py_ssize_t number_at = 0, edges_at = 0, found = 0;
+    for (Py_ssize_t i = 1; i < NODE_BYTES / 8 - 1; i++) {
+        number_at = numbers[i] ? 8 * i : number_at;
+        edges_at = edges[i] ? 8 * i : edges_at;
+        found += numbers[i] + edges[i];
+    }
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (found != 2 || number_at == 0 || edges_at == 0) {
+        Py_RETURN_FALSE;
+    }
+    inside.sequence = number_at;
+    inside.edges = edges_at;
+    inside.dealloc = dealloc;
+    Py_RETURN_TRUE;
+}
+
 /* ---- backward operators ---------------------------------------------------------------------- */
 
 static Py_ssize_t
 next_sequence(void)
 {
+    if (native.sequence != NULL) {
+        return (Py_ssize_t)native.sequence();
+    }
     PyObject *number = PyObject_CallNoArgs(inlined.sequence);
     Py_ssize_t found = number == NULL ? -1 : PyLong_AsSsize_t(number);
     Py_XDECREF(number);
@@ -1929,8 +2149,9 @@ runs_plainly(PyObject *mode)
         || PyDict_GetItemWithError(state, names.cache) != Py_True) {
         return 0;
     }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inlined.checks); i++) {
-        PyObject *found = ask(PyTuple_GET_ITEM(inlined.checks, i));
+    PyObject *questions = is_surely_plain() ? native.checks : inlined.checks;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(questions); i++) {
+        PyObject *found = ask(PyTuple_GET_ITEM(questions, i));
         int is_plain = found == Py_None || found == Py_False;
         if (found == NULL) {
             return -1;
@@ -1943,10 +2164,44 @@ runs_plainly(PyObject *mode)
     return 1;
 }
 
+/* Note the class of a node that Python has told the kind of. */
+static void
+learn_class(PyObject *object)
+{
+    if (object != Py_None && node_class_count < NODE_CLASSES / 2) {
+        PyObject *kind = PyDict_GetItemWithError(inlined.kinds, (PyObject *)Py_TYPE(object));
+        if (kind != NULL) {
+            note_class(object, PyLong_AsLong(kind));
+        }
+    }
+}
+
+/* Whether a node is seen to have edges to nodes of these types; 0 also where that is not known. */
+static int
+surely_leads_to(PyObject *object, PyObject *types, Py_ssize_t first)
+{
+    const char *node = node_in(object);
+    Py_ssize_t count;
+    if (node == NULL) {
+        return 0;
+    }
+    const Edge *edges = edges_in(node, &count);
+    int is_same = count == PyList_GET_SIZE(types) - first;
+    for (Py_ssize_t i = 0; is_same && i < count; i++) {
+        PyObject *type = PyList_GET_ITEM(types, first + i);
+        is_same = edges[i].node == NULL ? type == (PyObject *)Py_TYPE(Py_None)
+                                        : class_of(edges[i].node)->type == type;
+    }
+    return is_same;
+}
+
 /* Whether a node has edges to nodes of the types in a list, from an item of it on. */
 static int
 leads_to(PyObject *node, PyObject *types, Py_ssize_t first)
 {
+    if (surely_leads_to(node, types, first)) {
+        return 1;
+    }
     PyObject *edges = PyObject_GetAttr(node, names.next_functions);
     int is_same = edges != NULL && PyTuple_CheckExact(edges)
                   && PyTuple_GET_SIZE(edges) == PyList_GET_SIZE(types) - first;
@@ -1954,6 +2209,9 @@ leads_to(PyObject *node, PyObject *types, Py_ssize_t first)
         PyObject *edge = PyTuple_GET_ITEM(edges, i - first);
         is_same = PyTuple_CheckExact(edge) && PyTuple_GET_SIZE(edge) > 0
                   && (PyObject *)Py_TYPE(PyTuple_GET_ITEM(edge, 0)) == PyList_GET_ITEM(types, i);
+        if (is_same) {
+            learn_class(PyTuple_GET_ITEM(edge, 0));
+        }
     }
     Py_XDECREF(edges);
     return is_same;
@@ -2016,15 +2274,16 @@ note_run(PyObject *mode, PyObject *known)
 typedef struct {
     PyObject *nodes[MOST_NODES]; /* strong references; those of the outputs first */
     Py_ssize_t count, start;
+    Py_ssize_t total; /* how many there are, with those of which no object was made */
     int has_all;      /* the operator has made no others */
-    PyObject *leaves; /* a list */
+    PyObject *leaves; /* a list; NULL if there are none */
 } Nodes;
 
 static void
 begin_nodes(Nodes *found, Py_ssize_t start)
 {
     /* Not an initialiser, which would write to all of it. */
-    found->count = 0;
+    found->count = found->total = 0;
     found->start = start;
     found->has_all = 0;
     found->leaves = NULL;
@@ -2039,16 +2298,35 @@ release_nodes(Nodes *found)
     Py_CLEAR(found->leaves);
 }
 
-/* Where an edge leads, as a form says it; -4 with or without an error where it is not known. */
+/* The number of a node; -1 with an error. */
+static Py_ssize_t
+sequence_of(PyObject *object)
+{
+    const char *node = node_in(object);
+    if (node != NULL) {
+        return sequence_in(node);
+    }
+    PyObject *sequence = PyObject_CallMethodNoArgs(object, names.sequence);
+    Py_ssize_t number = sequence == NULL ? -1 : PyLong_AsSsize_t(sequence);
+    Py_XDECREF(sequence);
+    return number;
+}
+
+/* Where edges lead, as a form says it. */
+enum { NOWHERE = -1, OUTSIDE = -2, LEAF = -3, UNKNOWN = -4 };
+
+/* Where an edge leads; UNKNOWN with or without an error. */
 static Py_ssize_t
 place_of(Nodes *found, PyObject *target, PyObject *kinds)
 {
-    enum { NOWHERE = -1, OUTSIDE = -2, LEAF = -3, UNKNOWN = -4 };
     if (target == Py_None) {
         return NOWHERE;
     }
     PyObject *kind = PyDict_GetItemWithError(kinds, (PyObject *)Py_TYPE(target));
     long known = kind == NULL ? -1 : PyLong_AsLong(kind);
+    if (known == 0 || known == 1) {
+        note_class(target, known);
+    }
     if (known == 1) {
         int is_known = PySequence_Contains(found->leaves, target);
         if (is_known < 0 || (is_known == 0 && PyList_Append(found->leaves, target) < 0)) {
@@ -2067,9 +2345,7 @@ place_of(Nodes *found, PyObject *target, PyObject *kinds)
     if (found->has_all) {
         return OUTSIDE;
     }
-    PyObject *sequence = PyObject_CallMethodNoArgs(target, names.sequence);
-    Py_ssize_t number = sequence == NULL ? -1 : PyLong_AsSsize_t(sequence);
-    Py_XDECREF(sequence);
+    Py_ssize_t number = sequence_of(target);
     if (number < found->start) {
         return number < 0 ? UNKNOWN : OUTSIDE;
     }
@@ -2097,11 +2373,74 @@ has_edges(Nodes *found, PyObject *node, PyObject *targets, PyObject *kinds)
     return is_same && !PyErr_Occurred();
 }
 
+/* Where an edge leads among the nodes of an operator; UNKNOWN where objects are to be looked at, as for
+   leaves, which have to be marked. */
+static Py_ssize_t
+raw_place(const Nodes *found, const char **nodes, Py_ssize_t *count, const char *target)
+{
+    if (target == NULL) {
+        return NOWHERE;
+    }
+    const NodeClass *cls = class_of(target);
+    if (cls->word == NULL || cls->kind != 0) {
+        return UNKNOWN;
+    }
+    for (Py_ssize_t i = *count; i > 0; i--) {
+        if (nodes[i - 1] == target) {
+            return i - 1;
+        }
+    }
+    if (found->has_all || sequence_in(target) < found->start) {
+        return OUTSIDE;
+    }
+    if (*count == MOST_NODES) {
+        return UNKNOWN;
+    }
+    nodes[*count] = target;
+    return (*count)++;
+}
+
+/* has_form() for nodes that feed no leaves, without objects for those behind the ones that are found; 0
+   also where it is not known. */
+static int
+surely_has_form(Nodes *found, PyObject *form)
+{
+    const char *nodes[MOST_NODES];
+    Py_ssize_t count = found->count, every = PyList_GET_SIZE(form) / 2, i = 0;
+    for (; i < count; i++) {
+        nodes[i] = node_in(found->nodes[i]);
+        if (nodes[i] == NULL) {
+            return 0;
+        }
+    }
+    for (i = 0; i < count; i++) {
+        Py_ssize_t edge_count;
+        const Edge *edges = edges_in(nodes[i], &edge_count);
+        PyObject *targets = i < every ? PyList_GET_ITEM(form, 2 * i + 1) : NULL;
+        if (targets == NULL || class_of(nodes[i])->type != PyList_GET_ITEM(form, 2 * i)
+            || !PyList_CheckExact(targets) || PyList_GET_SIZE(targets) != edge_count) {
+            return 0;
+        }
+        for (Py_ssize_t edge = 0; edge < edge_count; edge++) {
+            Py_ssize_t place = raw_place(found, nodes, &count, edges[edge].node);
+            if (place == UNKNOWN
+                || place != PyLong_AsSsize_t(PyList_GET_ITEM(targets, edge))) {
+                return 0;
+            }
+        }
+    }
+    found->total = count;
+    return i == every;
+}
+
 /* Find the nodes behind those that are found already; whether all have a form, see Traced.form of
    amanda_torch.autograd.nodes. */
 static int
 has_form(Nodes *found, PyObject *form, PyObject *kinds)
 {
+    if (surely_has_form(found, form)) {
+        return 1;
+    }
     Py_ssize_t count = PyList_GET_SIZE(form) / 2, i = 0;
     found->leaves = PyList_New(0);
     int is_same = found->leaves != NULL;
@@ -2110,6 +2449,7 @@ has_form(Nodes *found, PyObject *form, PyObject *kinds)
                   && (PyObject *)Py_TYPE(found->nodes[i]) == PyList_GET_ITEM(form, 2 * i)
                   && has_edges(found, found->nodes[i], PyList_GET_ITEM(form, 2 * i + 1), kinds);
     }
+    found->total = found->count;
     return is_same && i == count;
 }
 
@@ -2137,7 +2477,9 @@ gate_follow(PyObject *Py_UNUSED(module), PyObject *args)
         found.nodes[found.count++] = Py_NewRef(PyList_GET_ITEM(entries, i));
     }
     is_same = is_same && has_form(&found, form, kinds);
-    PyObject *result = is_same ? Py_NewRef(found.leaves) : Py_NewRef(Py_None);
+    PyObject *result = !is_same               ? Py_NewRef(Py_None)
+                       : found.leaves == NULL ? PyList_New(0)
+                                              : Py_NewRef(found.leaves);
     release_nodes(&found);
     if (!is_same) {
         PyErr_Clear();
@@ -2207,9 +2549,8 @@ add_entry(Nodes *found, PyObject *tensor)
     }
     if (!is_known && found->count < MOST_NODES
         && PyDict_GetItemWithError(inlined.kinds, (PyObject *)Py_TYPE(node)) == zero) {
-        PyObject *sequence = PyObject_CallMethodNoArgs(node, names.sequence);
-        Py_ssize_t number = sequence == NULL ? -1 : PyLong_AsSsize_t(sequence);
-        Py_XDECREF(sequence);
+        Py_ssize_t number = sequence_of(node);
+        note_class(node, 0);
         if (number >= found->start) {
             found->nodes[found->count++] = Py_NewRef(node);
         }
@@ -2263,7 +2604,7 @@ find_nodes(Nodes *found, PyObject *result, PyObject *form, Py_ssize_t *entries)
     if (!has_form(found, form, inlined.kinds)) {
         return 0;
     }
-    if (made != found->count) {
+    if (made != found->total) {
         /* There are nodes elsewhere: those of what an operator in place has written into? */
         for (Py_ssize_t i = 0; i < count; i++) {
             if (has_new_base(outputs[i], found->start)) {
@@ -2419,8 +2760,10 @@ claim_entry(PyObject *node, Hook *hook, PyObject *way, PyObject *natives, PyObje
             entry->reached[--reached] = (Accumulation *)Py_NewRef(leaves[i - 1].reached);
         }
     }
-    int failed = attach(node, (PyObject *)entry, 0) < 0
-                 || (hook->has_after && attach(node, (PyObject *)hook, 1) < 0);
+    /* A pass comes to what lies behind the node after its posthooks: one hook will do. */
+    int is_after = hook->has_after && !hook->has_before;
+    int failed = attach(node, (PyObject *)entry, is_after) < 0
+                 || (hook->has_after && !is_after && attach(node, (PyObject *)hook, 1) < 0);
     Py_DECREF(entry);
     return failed ? -1 : 0;
 }
@@ -2432,7 +2775,7 @@ claim_nodes(const Nodes *found, Py_ssize_t entries, PyObject *graph, Leaf *leave
     /* Registering allocates, and so may run code that puts others in their place. */
     PyObject *natives = Py_NewRef(field(graph, at.graph_natives));
     PyObject *inner = Py_NewRef(field(graph, at.graph_inner));
-    Py_ssize_t count = PyList_GET_SIZE(found->leaves);
+    Py_ssize_t count = found->leaves == NULL ? 0 : PyList_GET_SIZE(found->leaves);
     PyObject *done = NULL;
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < count; i++) {
@@ -2441,12 +2784,12 @@ claim_nodes(const Nodes *found, Py_ssize_t entries, PyObject *graph, Leaf *leave
     for (Py_ssize_t i = 0; !failed && i < entries; i++) {
         PyObject *way = PyList_GET_ITEM(inner, i);
         if (done == NULL && PyList_GET_SIZE(way) > 0) {
-            done = PyByteArray_FromStringAndSize(NULL, found->count);
+            done = PyByteArray_FromStringAndSize(NULL, found->total);
             if (done == NULL) {
                 failed = 1;
                 break;
             }
-            memset(PyByteArray_AS_STRING(done), 0, found->count);
+            memset(PyByteArray_AS_STRING(done), 0, found->total);
         }
         failed = claim_entry(found->nodes[i], (Hook *)PyList_GET_ITEM(natives, i), way, natives, done,
                              i, leaves, count) < 0;
@@ -2511,8 +2854,9 @@ claim_known(PyObject *mode, PyObject *known, PyObject *result, Py_ssize_t start)
     Py_ssize_t entries, count = 0, looked = 0, owned = 0;
     begin_nodes(&found, start);
     int done = find_nodes(&found, result, form, &entries)
-               && is_settled(graph, found.count, entries)
-               && (count = PyList_GET_SIZE(found.leaves)) <= MOST_LEAVES;
+               && is_settled(graph, found.total, entries)
+               && (count = found.leaves == NULL ? 0 : PyList_GET_SIZE(found.leaves))
+                      <= MOST_LEAVES;
     for (; done && looked < count; looked++) {
         leaves[looked] = (Leaf){NULL};
         done = look_at_leaf(&leaves[looked], PyList_GET_ITEM(found.leaves, looked), mode, known,
@@ -2873,7 +3217,7 @@ pass_arguments(const Invocation *call, PyObject *before, int looks)
     int wanted = wants_inputs(before), passed = wanted > 1 ? 0 : is_plain_here();
     if (passed > 0 && (looks & SUMS)) {
         int64_t task;
-        passed = number_of(inlined.task, &task) < 0 ? -1 : task == -1;
+        passed = current_task(&task) < 0 ? -1 : task == -1;
     }
     return passed > 0 && wanted ? look_at_arguments(call) : passed;
 }
@@ -4609,6 +4953,67 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(configure_native_doc,
+"configure_native(addresses, keys, depth, checks, plain, function)\n\nName functions in C++ that are "
+"called instead of their bindings, once per process.\n\n"
+"Args:\n"
+"    addresses: of what gives the number of the next node, and that of the current pass, and of\n"
+"        what says whether a dispatch key is on.\n"
+"    keys: numbers of those that are on in transforms and tracers.\n"
+"    depth: gives the number of dispatch modes.\n"
+"    checks, plain: what is left of the questions of configure_inlined() where there are none.\n"
+"    function: torch.autograd.Function.\n\n"
+"Raises:\n    ValueError: they give something else than their bindings.");
+
+/* Whether the functions answer as their bindings do. */
+static int
+agrees(unsigned long long sequence, unsigned long long task)
+{
+    PyObject *next = PyObject_CallNoArgs(inlined.sequence), *pass = NULL;
+    if (next != NULL) {
+        pass = PyObject_CallNoArgs(inlined.task);
+    }
+    int is_same = pass != NULL
+                  && ((uint64_t(*)(void))(uintptr_t)sequence)() == PyLong_AsUnsignedLongLong(next)
+                  && ((int (*)(void))(uintptr_t)task)() == PyLong_AsLong(pass);
+    Py_XDECREF(next);
+    Py_XDECREF(pass);
+    return is_same && !PyErr_Occurred();
+}
+
+static PyObject *
+gate_configure_native(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned long long sequence, task, is_included;
+    PyObject *keys, *depth, *checks, *plain, *function;
+    if (!PyArg_ParseTuple(args, "(KKK)O!OO!O!O", &sequence, &task, &is_included, &PyTuple_Type, &keys,
+                          &depth, &PyTuple_Type, &checks, &PyTuple_Type, &plain, &function)) {
+        return NULL;
+    }
+    uint16_t numbers[sizeof native.keys / sizeof *native.keys] = {0};
+    Py_ssize_t room = sizeof numbers / sizeof *numbers;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys) && i < room; i++) {
+        numbers[i] = (uint16_t)PyLong_AsLong(PyTuple_GET_ITEM(keys, i));
+    }
+    if (PyTuple_GET_SIZE(keys) > room || inlined.counter == NULL || !agrees(sequence, task)) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_ValueError, "functions in C++ differ from their bindings");
+        }
+        return NULL;
+    }
+    if (PyErr_Occurred() || find_builtin(&native.depth, depth, METH_NOARGS) < 0) {
+        return NULL;
+    }
+    memcpy(native.keys, numbers, sizeof numbers);
+    native.sequence = (uint64_t(*)(void))(uintptr_t)sequence;
+    native.task = (int (*)(void))(uintptr_t)task;
+    native.is_included = (_Bool (*)(uint16_t))(uintptr_t)is_included;
+    Py_XSETREF(native.checks, Py_NewRef(checks));
+    Py_XSETREF(native.plain, Py_NewRef(plain));
+    native.meta = (PyTypeObject *)Py_NewRef(Py_TYPE(function));
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(hook_registrar_doc, "hook_registrar(vanilla)\n\nFor ``_register_hook`` of "
 "torch.autograd.Function: hooks of register() need no handle.");
 
@@ -4683,6 +5088,8 @@ static PyMethodDef methods[] = {
     {"claim", (PyCFunction)(void (*)(void))gate_claim, METH_FASTCALL, claim_doc},
     {"configure", gate_configure, METH_VARARGS, configure_doc},
     {"configure_inlined", gate_configure_inlined, METH_O, configure_inlined_doc},
+    {"configure_nodes", gate_configure_nodes, METH_O, configure_nodes_doc},
+    {"configure_native", gate_configure_native, METH_VARARGS, configure_native_doc},
     {"event", gate_event, METH_O, event_doc},
     {"follow", gate_follow, METH_VARARGS, follow_doc},
     {"forget", gate_forget, METH_NOARGS, forget_doc},

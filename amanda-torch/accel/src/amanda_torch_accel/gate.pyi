@@ -16,6 +16,16 @@ def configure(
     /,
 ) -> None: ...
 def configure_inlined(objects: dict[str, Any], /) -> None: ...
+def configure_native(
+    addresses: tuple[int, int, int],
+    keys: tuple[int, ...],
+    depth: Callable[[], int],
+    checks: tuple[Any, ...],
+    plain: tuple[Any, ...],
+    function: type,
+    /,
+) -> None: ...
+def configure_nodes(nodes: list[Any], /) -> bool: ...
 def event(handler: Callable[..., Any], /) -> Any: ...
 def follow(
     entries: list[Any], start: int, form: list[Any], kinds: dict[Any, int], /

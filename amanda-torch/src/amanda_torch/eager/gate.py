@@ -12,6 +12,7 @@ takes it where :func:`choose` says so::
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import platform
 import sys
@@ -54,7 +55,7 @@ OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 13)
 """The versions of CPython between which the tests of the gate pass."""
 
-INTERFACE = 6
+INTERFACE = 7
 """Of the extension, which has to have the same."""
 
 _UNREPORTED = frozenset({"from_numpy"})
@@ -160,6 +161,10 @@ def _configure() -> str:
             (*_internals.MODE_BUILTINS, torch.is_grad_enabled),
         )
         gate.configure_inlined(_inlined())
+        natives = _internals.native_functions()
+        if natives is not None:
+            gate.configure_native(*natives)
+        gate.configure_nodes(_internals.sample_nodes())
         for builtin in operators():
             gate.add(builtin, builtin.__name__ in _REPORTED_FIRST)
         gate.add_mapping(_internals.TENSOR_BASE)
@@ -307,9 +312,20 @@ def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) ->
         patches.wrap(cls, "__call__", gate.operator_call)
     for name, found in list(vars(torch.Tensor).items()):
         # They report themselves, so that a mode does not notice what they call (`print(x)`).
-        if isinstance(found, types.FunctionType) and kind_of(found) is Kind.IGNORED:
+        if (
+            isinstance(found, types.FunctionType)
+            and kind_of(found) is Kind.IGNORED
+            and _reports(found)
+        ):
             patches.wrap(torch.Tensor, name, gate.reported)
     patches.set(SWITCH, "is_on", True)
+
+
+def _reports(function: types.FunctionType) -> bool:
+    """Whether a function in Python tells modes of its calls, as ``Tensor.__hash__`` does not: dict
+    and set ask it once or twice for each parameter in ``zero_grad``."""
+    names = inspect.unwrap(function).__code__.co_names
+    return any("torch_function" in name for name in (*names, *function.__code__.co_names))
 
 
 def module_call(vanilla: Callable[..., Any], wrapped: Callable[..., Any]) -> Any:
