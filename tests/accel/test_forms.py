@@ -898,6 +898,33 @@ def test_inlined_routines_run_without_python(inlining: Any, toy: Any) -> None:
     toy.pop()
 
 
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_a_timer_around_an_operator(inlining: Any, toy: Any, error: type[Exception] | None) -> None:
+    """A timer that starts last before an operator and stops first after it measures it alone; where
+    the operator raises, its start is left for a stop in Python."""
+    timer, known, mode = Timer(Log()), cast("Any", Known(lambda *_: "run")), Mode()
+
+    def run(op: Any) -> Any:
+        assert timer._started == {}  # noqa: SLF001
+        if error is not None:
+            raise error
+        return ONE
+
+    op = type("Op", (), {"__call__": inlining.operator_call(run), "__name__": "op"})()
+    known.inlined_before, known.inlined_after = (timer.start,), (timer.stop,)
+    mode.cells[op] = [0, *[known] * 3]
+    inlining.install()
+    toy.push(mode)
+    if error is None:
+        assert op() is ONE
+    else:
+        with pytest.raises(error):
+            op()
+    assert toy.pop() is mode
+    assert timer.executions == (error is None)
+    assert list(timer._started) == ([] if error is None else [threading.get_ident()])  # noqa: SLF001
+
+
 class Around:
     """An operator with routines in Python, what they were given, and what Python was asked."""
 

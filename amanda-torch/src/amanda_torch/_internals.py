@@ -666,6 +666,7 @@ def native_functions() -> tuple[Any, ...] | None:
         "_ZN2at15sequence_number4peekEv",
         "_ZN5torch8autograd25get_current_graph_task_idEv",
         "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
+        "_ZN3c108GradMode10is_enabledEv",
     )
     try:
         library = ctypes.CDLL(torch._C.__file__)

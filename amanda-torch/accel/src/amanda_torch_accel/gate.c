@@ -470,11 +470,24 @@ static struct {
     uint64_t (*sequence)(void);  /* the number of the next node of autograd */
     int (*task)(void);           /* the number of the current pass, -1 without one */
     _Bool (*is_included)(uint16_t); /* whether a dispatch key is on in this thread */
+    _Bool (*is_recording)(void);    /* whether operators are recorded for gradients */
     uint16_t keys[4];             /* those that are on in transforms and tracers; 0 is none */
     Builtin depth;                /* how many dispatch modes there are */
     PyObject *checks, *plain;     /* what is left to be asked of `inlined.checks` and `.plain` */
     PyTypeObject *meta;           /* the class of torch.autograd.Function */
 } native;
+
+/* Whether operators are recorded for gradients; -1 with an error. */
+static int
+is_recording(void)
+{
+    if (native.is_recording != NULL) {
+        return native.is_recording();
+    }
+    PyObject *found = call_builtin(&stack.is_recording, NULL);
+    Py_XDECREF(found);
+    return found == NULL ? -1 : found == Py_True;
+}
 
 /* Whether no transform, tracer and dispatch mode is there; 0 also where it is not known. */
 static int
@@ -821,14 +834,78 @@ add_execution(PyObject *sum, PyObject *kind)
     return failed ? -1 : 0;
 }
 
-/* Run the routines of one point: counters, the two methods of timers, those of checks whose tensors
-   have been looked at, and those of sums. `kind` is that of the execution, for sums. */
+/* The timer of which a routine is one of the two (borrowed), and which; NULL if it is none. */
+static PyObject *
+timer_of(PyObject *routine, int *is_start)
+{
+    if (!PyMethod_Check(routine)
+        || !Py_IS_TYPE(PyMethod_GET_SELF(routine), (PyTypeObject *)inlined.timer)) {
+        return NULL;
+    }
+    *is_start = PyMethod_GET_FUNCTION(routine) == inlined.start;
+    return PyMethod_GET_SELF(routine);
+}
+
+/* A timer whose two routines are the last one before and the first one after an operator, which
+   starts and stops without its dict: nothing comes between. */
+typedef struct {
+    PyObject *timer; /* borrowed from the routines; NULL for none */
+    long long start, end;
+} Timing;
+
+static PyObject *
+timer_around(PyObject *before, PyObject *after)
+{
+    int is_start = 0, is_other = 1;
+    if (PyTuple_GET_SIZE(before) == 0 || PyTuple_GET_SIZE(after) == 0) {
+        return NULL;
+    }
+    PyObject *timer =
+        timer_of(PyTuple_GET_ITEM(before, PyTuple_GET_SIZE(before) - 1), &is_start);
+    int is_around = timer != NULL && is_start
+                    && timer_of(PyTuple_GET_ITEM(after, 0), &is_other) == timer && !is_other;
+    return is_around ? timer : NULL;
+}
+
+/* Leave a start as Timer.start() does, where the operator has raised. */
 static int
-run_routines(PyObject *routines, PyObject *kind)
+leave_start(const Timing *timing)
+{
+    PyObject *started = field(timing->timer, at.timer_started);
+    PyObject *key = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    PyObject *start = PyLong_FromLongLong(timing->start);
+    int failed = key == NULL || start == NULL || started == NULL || !PyDict_CheckExact(started)
+                 || PyDict_SetItem(started, key, start) < 0;
+    Py_XDECREF(key);
+    Py_XDECREF(start);
+    return failed ? -1 : 0;
+}
+
+/* Timer.add() */
+static int
+add_timing(const Timing *timing)
+{
+    PyObject *timer = timing->timer, *start = PyLong_FromLongLong(timing->start);
+    PyObject *end = start == NULL ? NULL : PyLong_FromLongLong(timing->end);
+    PyObject *time = end == NULL ? NULL : PyLong_FromLongLong(timing->end - timing->start);
+    int failed = time == NULL || add_to(timer, at.timer_executions, one) < 0
+                 || add_to(timer, at.timer_nanoseconds, time) < 0
+                 || log_execution(timer, start, end) < 0;
+    Py_XDECREF(start);
+    Py_XDECREF(end);
+    Py_XDECREF(time);
+    return failed ? -1 : 0;
+}
+
+/* Run the routines of one point: counters, the two methods of timers, those of checks whose tensors
+   have been looked at, and those of sums. `kind` is that of the execution, for sums. Those from `first`
+   up to `last` are run. */
+static int
+run_some(PyObject *routines, PyObject *kind, Py_ssize_t first, Py_ssize_t last)
 {
     Py_INCREF(routines);
     int failed = 0;
-    for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(routines); i++) {
+    for (Py_ssize_t i = first; !failed && i < last; i++) {
         PyObject *routine = PyTuple_GET_ITEM(routines, i);
         if (Py_IS_TYPE(routine, (PyTypeObject *)inlined.counter)) {
             failed = add_to(routine, at.counter_count, one) < 0;
@@ -855,6 +932,12 @@ run_routines(PyObject *routines, PyObject *kind)
     }
     Py_DECREF(routines);
     return failed ? -1 : 0;
+}
+
+static int
+run_routines(PyObject *routines, PyObject *kind)
+{
+    return run_some(routines, kind, 0, PyTuple_GET_SIZE(routines));
 }
 
 /* ---- hooks of autograd's nodes --------------------------------------------------------------- */
@@ -945,12 +1028,23 @@ static int
 is_plain_thread(PyObject *quiet)
 {
     PyObject *state = thread_state();
+#if PY_VERSION_HEX < 0x030C0000
+    /* Every change of a dict gives it another number, which no other dict has had. */
+    static THREAD_LOCAL uint64_t plain_version;
+    uint64_t version = state == NULL ? 0 : ((PyDictObject *)state)->ma_version_tag;
+    if (version != 0 && version == plain_version) {
+        return PyDict_GET_SIZE(quiet) == 0;
+    }
+#endif
     int is_plain = state != NULL && PyDict_GET_SIZE(quiet) == 0
                    && PyDict_GetItemWithError(state, names.enabled) == Py_True
                    && PyDict_GetItemWithError(state, names.cache) == Py_True
                    && PyDict_GetItemWithError(state, names.held) == Py_False
                    && PyDict_GetItemWithError(state, paused_name) == zero;
     PyErr_Clear();
+#if PY_VERSION_HEX < 0x030C0000
+    plain_version = is_plain ? version : 0;
+#endif
     return is_plain;
 }
 
@@ -1060,15 +1154,6 @@ is_plain_here(void)
         }
     }
     return 1;
-}
-
-/* Whether operators are recorded for gradients; -1 with an error. */
-static int
-is_recording(void)
-{
-    PyObject *found = call_builtin(&stack.is_recording, NULL);
-    Py_XDECREF(found);
-    return found == NULL ? -1 : found == Py_True;
 }
 
 static int
@@ -1928,11 +2013,10 @@ entry_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf,
     }
     if (Py_SIZE(self) > 0) {
         int64_t task;
-        PyObject *makes_graph = call_builtin(&stack.is_recording, NULL);
-        Py_XDECREF(makes_graph);
-        int failed = makes_graph == NULL || current_task(&task) < 0;
+        int makes_graph = is_recording();
+        int failed = makes_graph < 0 || current_task(&task) < 0;
         for (Py_ssize_t i = 0; !failed && i < Py_SIZE(self); i++) {
-            failed = note_pass(self->reached[i], task, makes_graph == Py_True) < 0;
+            failed = note_pass(self->reached[i], task, makes_graph) < 0;
         }
         if (failed) {
             return NULL;
@@ -2987,10 +3071,11 @@ is_empty(PyObject *known)
     if (!Py_IS_TYPE(known, python.known) || field(known, python.known_claim) != Py_True) {
         return 0;
     }
-    PyObject *is_recording = call_builtin(&stack.is_recording, NULL);
-    PyErr_Clear();
-    Py_XDECREF(is_recording);
-    return is_recording == Py_False;
+    int records = is_recording();
+    if (records < 0) {
+        PyErr_Clear();
+    }
+    return records == 0;
 }
 
 /* What is known of the next execution of an operator; it is counted, unless there is to ask.
@@ -3251,6 +3336,34 @@ is_inlined(const Invocation *call, PyObject *known)
            && after != NULL && PyTuple_CheckExact(before) && PyTuple_CheckExact(after);
 }
 
+/* Run the routines after an operator; its result, or NULL with an error (a reference is taken over). */
+static PyObject *
+end_inlined(const Invocation *call, PyObject *operator, PyObject *known, PyObject *after, int looks,
+            const Timing *timing, PyObject *result)
+{
+    PyObject *kind = NULL;
+    int passed = !(looks & CHECKS) ? 1 : look_at(&result, 1, 1), is_timed = timing->timer != NULL;
+    if (passed > 0 && (looks & SUMS)) {
+        passed = pass_shapes(call, result, after, &kind);
+    }
+    if (passed == 0) {
+        /* Python runs all of them, the timer's, too. */
+        int failed = (is_timed && leave_start(timing) < 0)
+                     || run_checked(call, operator, known, result) < 0;
+        passed = failed ? -1 : 1;
+    }
+    else if (passed > 0) {
+        int failed = (is_timed && add_timing(timing) < 0)
+                     || run_some(after, kind, is_timed, PyTuple_GET_SIZE(after)) < 0;
+        passed = failed ? -1 : 1;
+    }
+    Py_XDECREF(kind);
+    if (passed < 0) {
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
 /* Run an operator between inlined routines. */
 static PyObject *
 run_inlined(const Invocation *call, PyObject *mode, PyObject *operator, PyObject *known)
@@ -3267,34 +3380,34 @@ run_inlined(const Invocation *call, PyObject *mode, PyObject *operator, PyObject
     if (is_claimed < 0) {
         return NULL;
     }
-    if (run_routines(field(known, python.known_before), NULL) < 0) {
-        return NULL;
+    /* What Python runs meanwhile may put others there. */
+    PyObject *before = Py_NewRef(field(known, python.known_before));
+    PyObject *after = Py_NewRef(field(known, python.known_after));
+    Timing timing = {timer_around(before, after), 0, 0};
+    int is_timed = timing.timer != NULL;
+    PyObject *result = NULL;
+    if (run_some(before, NULL, 0, PyTuple_GET_SIZE(before) - is_timed) == 0
+        && (!is_claimed || (start = next_sequence()) >= 0)
+        && (!is_timed || (timing.start = read_nanoseconds()) >= 0)) {
+        result = run_original(call);
+        if (result == NULL || result == Py_NotImplemented) {
+            KEEPING_ERROR({
+                if (is_timed && leave_start(&timing) < 0) {
+                    PyErr_Clear();
+                }
+            });
+        }
+        /* What the gate does then is no part of the time. */
+        else if ((is_timed && (timing.end = read_nanoseconds()) < 0)
+                 || (is_claimed && claim(call, mode, operator, known, result, start) < 0)) {
+            Py_CLEAR(result);
+        }
+        else {
+            result = end_inlined(call, operator, known, after, looks, &timing, result);
+        }
     }
-    if (is_claimed && (start = next_sequence()) < 0) {
-        return NULL;
-    }
-    PyObject *result = run_original(call);
-    if (result == NULL || result == Py_NotImplemented) {
-        return result;
-    }
-    int passed = is_claimed && claim(call, mode, operator, known, result, start) < 0 ? -1 : 1;
-    PyObject *kind = NULL;
-    if (passed > 0 && (looks & CHECKS)) {
-        passed = look_at(&result, 1, 1);
-    }
-    if (passed > 0 && (looks & SUMS)) {
-        passed = pass_shapes(call, result, field(known, python.known_after), &kind);
-    }
-    if (passed == 0) {
-        passed = run_checked(call, operator, known, result) < 0 ? -1 : 1;
-    }
-    else if (passed > 0 && run_routines(field(known, python.known_after), kind) < 0) {
-        passed = -1;
-    }
-    Py_XDECREF(kind);
-    if (passed < 0) {
-        Py_CLEAR(result);
-    }
+    Py_DECREF(before);
+    Py_DECREF(after);
     return result;
 }
 
@@ -4958,7 +5071,7 @@ PyDoc_STRVAR(configure_native_doc,
 "called instead of their bindings, once per process.\n\n"
 "Args:\n"
 "    addresses: of what gives the number of the next node, and that of the current pass, and of\n"
-"        what says whether a dispatch key is on.\n"
+"        what says whether a dispatch key is on, and whether gradients are recorded.\n"
 "    keys: numbers of those that are on in transforms and tracers.\n"
 "    depth: gives the number of dispatch modes.\n"
 "    checks, plain: what is left of the questions of configure_inlined() where there are none.\n"
@@ -4967,13 +5080,14 @@ PyDoc_STRVAR(configure_native_doc,
 
 /* Whether the functions answer as their bindings do. */
 static int
-agrees(unsigned long long sequence, unsigned long long task)
+agrees(unsigned long long sequence, unsigned long long task, unsigned long long recording)
 {
     PyObject *next = PyObject_CallNoArgs(inlined.sequence), *pass = NULL;
+    int records = is_recording();
     if (next != NULL) {
         pass = PyObject_CallNoArgs(inlined.task);
     }
-    int is_same = pass != NULL
+    int is_same = pass != NULL && ((_Bool (*)(void))(uintptr_t)recording)() == records
                   && ((uint64_t(*)(void))(uintptr_t)sequence)() == PyLong_AsUnsignedLongLong(next)
                   && ((int (*)(void))(uintptr_t)task)() == PyLong_AsLong(pass);
     Py_XDECREF(next);
@@ -4984,10 +5098,10 @@ agrees(unsigned long long sequence, unsigned long long task)
 static PyObject *
 gate_configure_native(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    unsigned long long sequence, task, is_included;
+    unsigned long long sequence, task, is_included, recording;
     PyObject *keys, *depth, *checks, *plain, *function;
-    if (!PyArg_ParseTuple(args, "(KKK)O!OO!O!O", &sequence, &task, &is_included, &PyTuple_Type, &keys,
-                          &depth, &PyTuple_Type, &checks, &PyTuple_Type, &plain, &function)) {
+    if (!PyArg_ParseTuple(args, "(KKKK)O!OO!O!O", &sequence, &task, &is_included, &recording,
+                          &PyTuple_Type, &keys, &depth, &PyTuple_Type, &checks, &PyTuple_Type, &plain, &function)) {
         return NULL;
     }
     uint16_t numbers[sizeof native.keys / sizeof *native.keys] = {0};
@@ -4995,7 +5109,7 @@ gate_configure_native(PyObject *Py_UNUSED(module), PyObject *args)
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys) && i < room; i++) {
         numbers[i] = (uint16_t)PyLong_AsLong(PyTuple_GET_ITEM(keys, i));
     }
-    if (PyTuple_GET_SIZE(keys) > room || inlined.counter == NULL || !agrees(sequence, task)) {
+    if (PyTuple_GET_SIZE(keys) > room || inlined.counter == NULL || !agrees(sequence, task, recording)) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_ValueError, "functions in C++ differ from their bindings");
         }
@@ -5007,6 +5121,7 @@ gate_configure_native(PyObject *Py_UNUSED(module), PyObject *args)
     memcpy(native.keys, numbers, sizeof numbers);
     native.sequence = (uint64_t(*)(void))(uintptr_t)sequence;
     native.task = (int (*)(void))(uintptr_t)task;
+    native.is_recording = (_Bool (*)(void))(uintptr_t)recording;
     native.is_included = (_Bool (*)(uint16_t))(uintptr_t)is_included;
     Py_XSETREF(native.checks, Py_NewRef(checks));
     Py_XSETREF(native.plain, Py_NewRef(plain));

@@ -17,7 +17,7 @@ def configure(
 ) -> None: ...
 def configure_inlined(objects: dict[str, Any], /) -> None: ...
 def configure_native(
-    addresses: tuple[int, int, int],
+    addresses: tuple[int, int, int, int],
     keys: tuple[int, ...],
     depth: Callable[[], int],
     checks: tuple[Any, ...],
