@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 
 import amanda
 from amanda.errors import CoverageWarning
+from amanda_torch import _internals
 from tests.torch.support import TRANSPARENT, ForwardCounter, On, after, applied, before, fingerprint
 
 # The first forward-mode transform of a process scripts some of PyTorch's decompositions.
@@ -183,3 +184,56 @@ def test_the_warning_names_an_operator_and_the_way_out() -> None:
     (message,) = {str(warning.message) for warning in caught}
     assert "first at op /sin:0" in message
     assert "torch.autograd.grad()" in message
+
+
+class Doubled(torch.autograd.Function):
+    """A function with rules for transforms, which note what is said within them."""
+
+    said: ClassVar[list[tuple[bool, bool]]] = []
+
+    @classmethod
+    def note(cls) -> None:
+        stack = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001 - what is compared with
+        cls.said.append((_internals.in_functorch(), stack is not None))
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        Doubled.note()
+        return x * 2.0
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        Doubled.note()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        Doubled.note()
+        return gradient * 2.0
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        Doubled.note()
+        return x * 2.0, dims[0]
+
+
+def test_transforms_are_noticed_without_their_stack() -> None:
+    """Whether a transform is on is found in what dispatch keys say, in all transforms, and in the
+    rules of functions within them, as functorch's stack has it: reading that makes one in the
+    thread, which autograd copies with each node."""
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        Doubled.note()
+        return (Doubled.apply(x) * x).sum()
+
+    x, rows = torch.ones(3), torch.ones(2, 3)
+    Doubled.said.clear()
+    Doubled.note()
+    torch.func.grad(total)(x)
+    torch.func.vmap(total)(rows)
+    torch.func.vmap(torch.func.grad(total))(rows)
+    torch.func.functionalize(lambda x: (Doubled.note(), x * x)[1])(x)
+    torch.func.jvp(lambda x: (Doubled.note(), x * x)[1], (x,), (x,))
+    torch.func.hessian(lambda x: (Doubled.note(), (x**3).sum())[1])(x)
+    Doubled.note()
+    assert [mine for mine, _ in Doubled.said] == [theirs for _, theirs in Doubled.said]
+    assert {mine for mine, _ in Doubled.said} == {True, False}

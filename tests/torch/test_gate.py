@@ -386,6 +386,26 @@ def test_functions_that_report_nothing_stay() -> None:
 
 
 @needs_gate
+def test_what_is_read_without_python_is_found() -> None:
+    """With a tested PyTorch the functions in C++ and the places in memory are there; a node of a
+    program's own function, which lies elsewhere, gives no place, and one that is found stays."""
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+    assert _internals.native_functions() is not None
+    extension, samples = gate.extension(), _internals.sample_nodes()
+    assert extension.configure_nodes(samples) is True
+    own = Own.apply(torch.ones(2, requires_grad=True) * 2.0).grad_fn
+    assert extension.configure_nodes([*samples, own]) is False
+    with pytest.raises(TypeError):
+        extension.configure_nodes(samples[:1])
+    assert extension.configure_nodes(samples) is True
+
+
+@needs_gate
 @pytest.mark.usefixtures("gated")
 def test_a_routine_runs_without_a_mode() -> None:
     """An operator that a tool acts on runs by the way that is known, and no mode is asked."""
