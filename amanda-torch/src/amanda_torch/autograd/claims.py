@@ -519,6 +519,8 @@ class Claimer:
         leaf_owners: by the identity of a leaf a weak reference to it, and the operator that used it
             first in an iteration.
         owner_changes: how often a leaf has got another owner.
+        late_runs: runs of captured graphs whose leaves are hooked only if that is necessary.
+        late_changes: how often accumulations that such runs use may have got hooks.
     """
 
     def __init__(self, dispatcher: RoutineDispatcher) -> None:
@@ -526,6 +528,8 @@ class Claimer:
         self.iterations: dict[str, int | LateClaims] = {}
         self.leaf_owners: dict[int, _Owner] = {}
         self.owner_changes = 0
+        self.late_runs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.late_changes = 0
 
     @staticmethod
     def is_alone() -> bool:

@@ -38,6 +38,10 @@ from amanda_torch.routines import RoutineDispatcher
 _sequence = _internals.node_sequence
 _next_number = _internals.sequence_number
 
+MOST_LOST = 1
+"""Passes that had to hook the nodes of a graph, since others use its parameters with hooks between
+its runs and its passes, until its operators are hooked at once."""
+
 NOT_SEEN = "backward operators of captured graphs that made other nodes than before"
 
 
@@ -99,6 +103,8 @@ class Trial:
         self._flowed: set[int] = set()
         self._has_ended = False
         self._watched: list[Any] = []
+        self._ran: dict[str, Any] = {}
+        self._met: set[int] = set()
         passes.tell(self)
 
     def noting(
@@ -144,15 +150,19 @@ class Trial:
     def end(self, result: Any) -> None:
         """The run has given its outputs."""
         self.count = _next_number() - self._start
+        iterations = self.claimer.iterations
+        self._ran = {leaf.op_id: iterations.get(leaf.op_id) for leaf in self.leaves.values()}
         owned = {number for pairs in self.hooks.values() for number, _ in pairs}
         nodes = dict(_outputs(result, self._start, self.count))
         entries = list(nodes)
         # It grows while it is read.
         waiting = list(nodes.items())
         for number, node in waiting:
-            self.edges[number] = self._edges(node, number)
-            for target, place in self._targets(node):
-                if place not in nodes:
+            self.edges[number] = found = []
+            for target, _ in node.next_functions:
+                place = self._place(target, number)
+                found.append(place)
+                if place is not None and place >= 0 and place not in nodes:
                     nodes[place] = target
                     waiting.append((place, target))
         self.types = {number: type(node) for number, node in nodes.items()}
@@ -162,31 +172,29 @@ class Trial:
         for number in owned.intersection(nodes):
             nodes[number].register_prehook(functools.partial(self._flow, number))
 
-    def _edges(self, node: Any, number: int) -> list[int | None]:
-        """Where the edges of a node lead."""
-        found: list[int | None] = []
-        for target, _ in node.next_functions:
-            if target is None:
-                found.append(None)
-            elif is_accumulation(target):
-                key = id(target.variable)
-                found.append(-key)
-                self.used.setdefault(number, []).append(key)
-                if key in self.leaves and -key not in self._flowed:
-                    watch = target.register_prehook(functools.partial(self._flow, -key))
-                    self._watched.append(watch)
-            else:
-                place = _sequence(target) - self._start
-                found.append(place if 0 <= place < self.count else None)
-        return found
+    def _place(self, target: Any, number: int) -> int | None:
+        """Where an edge leads, see :attr:`edges`.
+
+        Args:
+            target: the node there.
+            number: of the node that it is an edge of.
+        """
+        if target is None:
+            return None
+        if not hasattr(target, "variable"):
+            place = _sequence(target) - self._start
+            return place if 0 <= place < self.count else None
+        key = id(target.variable)
+        if key in self.leaves and key not in self._met:
+            flow = functools.partial(self._flow, -key)
+            self._watched.append(target.register_prehook(flow))
+            self._met.add(key)
+        self.used.setdefault(number, []).append(key)
+        return -key
 
     def look_behind(self, nodes: Sequence[Any]) -> None:
         """See :class:`~amanda_torch.autograd.passes.AddedUp`: such a pass proves nothing."""
         self._has_ended = True
-
-    def _targets(self, node: Any) -> Iterator[tuple[Any, int]]:
-        """The nodes of the run that a node leads to, with their numbers."""
-        return _targets(node, self._start, self.count)
 
     def _enter(self, entry: int, gradients: Sequence[Any]) -> None:
         running = passes.running()
@@ -218,6 +226,10 @@ class Trial:
                 # Its last execution was that in this pass: sizes are the same in each run.
                 if isinstance(one, ShapeSum):
                     self.sums[one] = one.weigh(one.last), one.last
+        iterations = self.claimer.iterations
+        if any(iterations.get(op_id) != iteration for op_id, iteration in self._ran.items()):
+            # A cell that is called in a loop, for instance: each pass would have to hook the nodes.
+            self.leaves = {}
 
     def _hooks_of(self, key: int) -> NodeHooks | None:
         return self.leaves[key].hooks(self.claimer)
@@ -288,6 +300,7 @@ class DerivedGraph:
         operators: the numbers of the operators that are taken.
         hooks: by the number of a node in the run, where there is something to do.
         leaves: the leaves that these operators use; None if there are none.
+        lost: passes that had to hook the nodes because of others.
     """
 
     def __init__(self, dispatcher: RoutineDispatcher, trial: Trial, wanted: Iterable[int]) -> None:
@@ -311,6 +324,7 @@ class DerivedGraph:
         for operator in self.operators:
             self.hooks.update((n, one) for n, one in trial.hooks[operator] if not one.is_idle)
         self._all = {number: found for number, found in self._all.items() if number in self.hooks}
+        self.lost = 0
         self.leaves: Leaves | None = None
         if leaves:
             self.leaves = Leaves(trial.claimer, leaves, trial.used, _way(trial, leaves))
@@ -358,7 +372,9 @@ class DerivedGraph:
 
     def can_run(self, inputs: Sequence[Any]) -> bool:
         """Whether a run with these inputs may leave its nodes unhooked."""
-        return self.is_current() and (self.leaves is None or self.leaves.can_run(inputs))
+        if not self.is_current() or self.lost > MOST_LOST:
+            return False
+        return self.leaves is None or self.leaves.can_run(inputs)
 
     def claim(self, result: Any, start: int, iteration: int) -> bool:
         """Hook the outputs of a run that has just ended.
@@ -390,7 +406,6 @@ class DerivedGraph:
             self.is_current()
             and not torch.is_grad_enabled()
             and self._dispatcher.is_plain_thread(vars(STATE))
-            and (self.leaves is None or self.leaves.is_untouched())
         )
 
     def add(self, entries: set[int], counted: set[int]) -> None:
@@ -476,6 +491,10 @@ class DerivedRun:
         self._marks = marks
         self._changes = self._graph.leaves.changes
 
+    def uses(self, key: int) -> bool:
+        """Whether an operator that is added up uses a leaf."""
+        return self._graph.leaves is not None and self._graph.leaves.has(key)
+
     def enter(self, entry: int, gradients: tuple[Any, ...]) -> Any:
         """Prehook of an output's node: a pass comes to the graph."""
         if gradients and gradients[0] is None and nothing_flows(gradients):
@@ -487,6 +506,7 @@ class DerivedRun:
                 entered.add(entry)
                 return None
             if not self._has_run and running.is_whole() and self._may_add():
+                self._graph.lost = 0
                 # Not at its end: one that raises leaves nodes that cannot run again.
                 self._has_run = True
                 running.entered[self._add] = {entry}
@@ -504,8 +524,10 @@ class DerivedRun:
     def _may_add(self) -> bool:
         """Whether the pass that runs now may be added up."""
         leaves = self._graph.leaves
-        is_untouched = leaves is None or leaves.changes == self._changes
-        return is_untouched and self._graph.may_add()
+        if leaves is not None and not (leaves.changes == self._changes and leaves.is_untouched()):
+            self._graph.lost += 1
+            return False
+        return self._graph.may_add()
 
     def _tell(self, found: Mapping[int, Sequence[Accumulation]], gradients: Sequence[Any]) -> None:
         """Tell the hooks of leaves of the pass: they count."""

@@ -69,7 +69,7 @@ class Leaves:
     Attributes:
         iteration: that in which the graph last ran.
         added: by identity, the counters and sums of an accumulation.
-        changes: how often others may have marked one of the leaves.
+        used: see above.
     """
 
     def __init__(
@@ -80,7 +80,6 @@ class Leaves:
         way: Sequence[tuple[int, int, int | None]],
     ) -> None:
         self.iteration = -1
-        self.changes = 0
         self.used = used
         self.added: dict[int, Sequence[Counter | ShapeSum]] = {}
         self._claimer = claimer
@@ -90,9 +89,9 @@ class Leaves:
         self._keys = list(leaves)
         self._owner_changes = -1
         self._owners = dict.fromkeys((leaf.op_id for leaf in leaves.values()), self)
-        self._runs: weakref.WeakSet[Any] = weakref.WeakSet()
         self._last: weakref.ref[Any] | None = None
-        self._marks: Marks | None = None
+        self._marks: Marks = ()
+        self._seen = -1
 
     def can_run(self, inputs: Sequence[Any]) -> bool:
         """Whether a run with these inputs uses the same leaves, of the same owners."""
@@ -107,12 +106,17 @@ class Leaves:
             self._owner_changes = claimer.owner_changes
         return claimer.is_alone()
 
+    @property
+    def changes(self) -> int:
+        """How often accumulations may have got hooks."""
+        return self._claimer.late_changes
+
     def is_untouched(self) -> bool:
-        """Whether the owners have not run with hooks since the graph last ran."""
+        """Whether the owners have not run with hooks since such a graph last ran."""
         iterations = self._claimer.iterations
         # Its own loop: this runs at each run, and at each pass.
         for op_id in self._owners:  # noqa: SIM110
-            if iterations.get(op_id) is not self:
+            if type(iterations.get(op_id)) is not Leaves:
                 return False
         return True
 
@@ -123,18 +127,26 @@ class Leaves:
             run: lives as long as the graph that it has made.
             outputs: the nodes of its outputs, in the order of their numbers.
         """
-        marks = self._marks if self.is_untouched() else None
-        if marks and (self._last is None or self._last() is None):
-            # The accumulations may be gone.
-            marks = None
+        claimer = self._claimer
+        if not self.is_untouched():
+            self.touch()
+        is_known = self._seen == claimer.late_changes
+        if is_known and self._marks:
+            # With the graph of the last run the accumulations may be gone.
+            is_known = self._last is not None and self._last() is not None
         # Before marks are looked for, which may change the owners.
         self.iteration = iteration
-        self._claimer.iterations.update(self._owners)
-        if marks is None:
-            marks = self._marks = self._find_marks(outputs)
-        self._runs.add(run)
+        claimer.iterations.update(self._owners)
+        if not is_known:
+            self._marks = self._find_marks(outputs)
+        self._seen = claimer.late_changes
+        claimer.late_runs.add(run)
         self._last = weakref.ref(run)
-        return marks
+        return self._marks
+
+    def has(self, key: int) -> bool:
+        """Whether a leaf is one of these."""
+        return key in self._leaves
 
     def _find_marks(self, outputs: Sequence[Any]) -> Marks:
         nodes, marks = list(outputs), []
@@ -154,15 +166,17 @@ class Leaves:
 
     def mark(self, node: Any) -> bool:
         """See :class:`~amanda_torch.autograd.claims.LateClaims`."""
-        leaf = self._leaves.get(id(node.variable))
+        key = id(node.variable)
+        leaf = self._leaves.get(key)
+        if leaf is None or is_marked(node, leaf.known.handle.scopes):
+            return False
         # Without a run there is no graph of it with the accumulation, which would be marked.
-        if leaf is None or not self._runs or is_marked(node, leaf.known.handle.scopes):
+        if not any(run.uses(key) for run in self._claimer.late_runs):
             return False
         self.touch()
-        self.claim(node, id(node.variable))
+        self.claim(node, key)
         return True
 
     def touch(self) -> None:
-        """Others may have marked a leaf."""
-        self.changes += 1
-        self._marks = None
+        """Accumulations may have got hooks."""
+        self._claimer.late_changes += 1

@@ -117,6 +117,11 @@ class Known:
             and not is_in_place(known.name, {})
         )
 
+    def is_learned(self) -> bool:
+        """Whether all is known of its backward operators, so that one run can show the rest."""
+        graph = None if self.known is None else self.known.gradients.graph
+        return graph is not None and graph.hooks is not None
+
     def is_direct(self) -> bool:
         """Whether its routines can be written into the code."""
         known, operator = self.known, self.operator
@@ -202,6 +207,10 @@ class DirectCode:
 
     def _may_try(self) -> bool:
         """Whether the nodes of the next run can be noted."""
+        if not any(call.may_be_derived() and call.is_learned() for call in self._calls):
+            # No backward pass has come here: most probably none will.
+            self._trials += 1
+            return False
         return (
             _internals.is_eager()
             and len(UNPAUSED) == 1
