@@ -296,7 +296,8 @@ class Samples:
     def _look_for_order(self, context: OpContext, candidate: Candidate) -> None:
         """Learn from the next attention or recurrent layer whether positions come first."""
         name, axis = _BATCHES.get(str(context["op_type"]), ("", 0))
-        names = context.get_input_names()
+        # Asked at each new operator: nearly all are of other types.
+        names = context.get_input_names() if name else ()
         if name not in names:
             return
         sizes = _sizes(context, names.index(name))

@@ -190,7 +190,10 @@ def _members(top: nn.Module) -> list[torch.Tensor]:
     while waiting:
         module = waiting.pop()
         for own in _internals.own_members(module):
-            found += [member for member in own.values() if member is not None]
+            # A comprehension would be a frame for each module.
+            for member in own.values():
+                if member is not None:
+                    found.append(member)  # noqa: PERF401
         for child in module.children():
             if id(child) not in seen:
                 seen.add(id(child))
