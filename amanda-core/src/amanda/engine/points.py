@@ -67,17 +67,28 @@ class Points:
             trains: whether it is in training, with gradients.
             differentiates: whether the gradients are computed with it, as in a run of a graph.
         """
-        for scope in scopes:
-            is_next = scope.steps.is_next(model, differentiates)
-            if is_next and scope.alive and not STATE.paused:
-                # Three points at each call of a small model: tools' code is entered once.
-                args = scope, model, trains, differentiates
-                self._dispatcher.call_alone(scope, self._next_begins, args)
-                continue
-            tell = partial(self._tell, scope)
-            begins = scope.steps.forward_begins(model, trains, tell, differentiates, is_next)
-            if begins and scope.routines_at(Point.FORWARD_BEGIN):
-                self._tell(scope, Point.FORWARD_BEGIN, id=model)
+        begun = 0
+        try:
+            for scope in scopes:
+                begun += 1
+                is_next = scope.steps.is_next(model, differentiates)
+                if is_next and scope.alive and not STATE.paused:
+                    # Three points at each call of a small model: tools' code is entered once.
+                    args = scope, model, trains, differentiates
+                    self._dispatcher.call_alone(scope, self._next_begins, args)
+                    continue
+                tell = partial(self._tell, scope)
+                begins = scope.steps.forward_begins(model, trains, tell, differentiates, is_next)
+                if begins and scope.routines_at(Point.FORWARD_BEGIN):
+                    self._tell(scope, Point.FORWARD_BEGIN, id=model)
+        except BaseException:
+            self.forward_is_given_up(scopes[:begun])
+            raise
+
+    def forward_is_given_up(self, told: Scopes) -> None:
+        """The outermost module is not run, since a tool has raised where its call begins."""
+        for scope in told:
+            scope.steps.forwards = max(0, scope.steps.forwards - 1)
 
     def _next_begins(
         self, scope: LiveScope, model: str, trains: bool, differentiates: bool

@@ -39,10 +39,16 @@ class ToldCall:
 
     def begin(self, is_outermost: bool, training: bool) -> None:
         """Tell that it has been entered."""
+        points = self._dispatcher.points
         if is_outermost:
             self._pass = self._id()
-            self._dispatcher.points.forward_begins(self._scopes, self._pass, training)
-        self._tell(Point.MODULE_ENTRY)
+            points.forward_begins(self._scopes, self._pass, training)
+        try:
+            self._tell(Point.MODULE_ENTRY)
+        except BaseException:
+            if self._pass:
+                points.forward_is_given_up(self._scopes)
+            raise
 
     def returned(self, result: Any) -> Any:
         """Note the layer's result; returns it."""

@@ -81,13 +81,15 @@ class ModuleCall:
             if is_outermost and not (
                 "keras.layers" in sys.modules and is_shape_inference(module, self._inputs)
             ):
-                self._has_begun = True
                 trains = _is_grad_enabled() and getattr(module, "training", True)
                 self._dispatcher.points.forward_begins(scopes, frame.path, trains)
+                self._has_begun = True
             if tracker.tells_modules:
                 self._tell(Point.MODULE_ENTRY)
                 self._tells = True
         except BaseException:
+            if self._has_begun:
+                self._dispatcher.points.forward_is_given_up(self._scopes)
             tracker.go_to(parent)
             raise
         return self

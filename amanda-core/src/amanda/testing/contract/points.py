@@ -139,6 +139,31 @@ class PointTests(ContractTests):
         assert kinds == [Point.FORWARD_BEGIN, Point.FORWARD_END] * 2
 
     @requires(Capability.MODULES)
+    @pytest.mark.parametrize("place", ["forward pass", "module"])
+    def test_passes_are_told_after_one_that_a_routine_has_prevented(self, place: str) -> None:
+        """Where a routine raises as a forward pass or a module begins, the next passes are told."""
+        tool, failing, calls = Passed(), Tool(), []
+
+        def fail(point: PointContext) -> None:
+            calls.append(point)
+            if len(calls) == 1:
+                raise ValueError("on purpose")
+
+        if place == "module":
+            failing.add_inst_for_module(fail)
+        else:
+            failing.add_inst_for_pass(fail)
+        program = self.fw.program(self.fw.model(W), X)
+        with self.apply(tool, failing):
+            with pytest.raises(ValueError, match="on purpose"):
+                program.run()
+            tool.points.clear()
+            for _ in range(2):
+                program.run()
+        kinds = [c.point for c in tool.of(Point.FORWARD_BEGIN, Point.FORWARD_END)]
+        assert kinds == [Point.FORWARD_BEGIN, Point.FORWARD_END] * 2
+
+    @requires(Capability.MODULES)
     def test_iterations_are_numbered(self) -> None:
         """In inference each call of the outermost module is an iteration; their numbers ascend."""
         program, tool = self.fw.program(self.fw.model(W), X), Passed()
