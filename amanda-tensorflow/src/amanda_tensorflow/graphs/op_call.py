@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -41,10 +42,10 @@ class GraphOpCall(OpCall):
     write: WriteVariable | None = None
 
     def shown_inputs(self) -> Sequence[Any]:
-        return shown(self.inputs, self.source, "inputs")
+        return placed(shown(self.inputs, self.source, "inputs"))
 
     def shown_outputs(self, outputs: Sequence[Any]) -> Sequence[Any]:
-        return shown(outputs, self.source, "outputs")
+        return placed(shown(outputs, self.source, "outputs"))
 
     def value(self, index: int) -> Any:
         assert self.site is not None
@@ -105,7 +106,7 @@ class GraphBackwardCall(BackwardCall):
     likes: Sequence[Any] | None = None
 
     def shown_inputs(self) -> Sequence[Any] | None:
-        return self.likes
+        return self.likes and placed(self.likes)
 
     def shown(
         self, grad_outputs: Sequence[Any] | None, grad_inputs: Sequence[Any] | None
@@ -115,8 +116,9 @@ class GraphBackwardCall(BackwardCall):
             return grad_outputs, grad_inputs
         received = shown(grad_outputs, self.source, "inputs")
         if grad_inputs is None and _is_as_in_graph(received, self.source.inputs):
-            return received, tuple(self.source.outputs)
-        return received, grad_inputs and shown(grad_inputs, self.source, "outputs")
+            return placed(received), placed(self.source.outputs)
+        produced = grad_inputs and placed(shown(grad_inputs, self.source, "outputs"))
+        return placed(received), produced
 
 
 def shown(tensors: Sequence[Any], source: Any, which: str) -> Sequence[Any]:
@@ -130,6 +132,37 @@ def shown(tensors: Sequence[Any], source: Any, which: str) -> Sequence[Any]:
     if source is None or not isinstance(tensors, DeferredTensors) or tensors.is_made:
         return tensors
     return tuple(getattr(source, which))
+
+
+@attrs.frozen
+class PlacedTensor:
+    """The shape, type and device of a tensor of a graph that leaves its device to the runtime."""
+
+    shape: Any
+    dtype: Any
+    device: str
+
+
+def placed(tensors: Sequence[Any]) -> Sequence[Any]:
+    """Tensors of these shapes and types, and of the devices that the runtime gives to operators
+    without one, if there is no choice."""
+    device = _only_device()
+    if not device:
+        return tensors
+    return tuple(
+        tensor
+        if tensor is None or getattr(tensor, "device", None) != ""
+        else PlacedTensor(tensor.shape, tensor.dtype, device)
+        for tensor in tensors
+    )
+
+
+@functools.cache
+def _only_device() -> str:
+    """The device of all operators that name none; "" where the runtime chooses among kinds."""
+    # Logical devices would initialize the runtime, and end the time in which it can be configured.
+    kinds = {device.device_type for device in tf.config.get_visible_devices()}
+    return "device:CPU:0" if kinds == {"CPU"} else ""
 
 
 def _is_as_in_graph(tensors: Sequence[Any], vanilla: Sequence[Any]) -> bool:
