@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -149,6 +150,16 @@ class Values(ForwardCounter):
         assert context.get_value(0) is None
 
 
+@pytest.fixture
+def usual_recursion_limit() -> Iterator[None]:
+    """Python's own limit; libraries raise it for their process."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("usual_recursion_limit")
 def test_modules_may_be_nested_as_deeply_as_without_a_tool() -> None:
     """What a tool asks for in the innermost module takes no further frame for each module around
     it."""
