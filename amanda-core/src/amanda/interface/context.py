@@ -101,7 +101,8 @@ class OpState:
         """The state of the operator that `call` executes."""
         state = cls(call.op, call.op_id)
         state.attributes, state.names, state.module = call.attributes, call.names, call.module
-        state.node, state.phase = call.key, call.phase
+        # Its key, without a call: once for each operator.
+        state.node, state.phase = call.own_key or call.op_id, call.phase
         return state
 
     def of_backward(self, op: Any, op_id: str) -> OpState:
