@@ -20,11 +20,11 @@ import numpy as np
 import amanda
 from amanda.errors import CoverageWarning
 from amanda_tools._timelines.timeline import Span, Timeline
-from amanda_tools._timelines.xplane import nest_events, planes_in
 from amanda_tools.count import CountTool
 from amanda_tools.kernels import KernelsTool
 from amanda_tools.profile import ProfileTool
 from amanda_tools.trace import TraceTool
+from tests.tools.xplane_support import kinds_in
 
 STEPS = 3
 
@@ -73,13 +73,7 @@ def kernels_beside(run: Any, folder: Path) -> collections.Counter[str]:
     run()
     tf.profiler.experimental.stop()
     files = [file.read_bytes() for file in folder.rglob("*.xplane.pb")]
-    return collections.Counter(
-        event.kind
-        for plane in planes_in(files)
-        for line in plane.lines
-        for event in nest_events(plane, line)
-        if event.node
-    )
+    return kinds_in(files)
 
 
 @pytest.mark.parametrize("others", [[], [CountTool]])

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import collections
 import os
 import subprocess
 import sys
@@ -26,10 +25,10 @@ from tensorflow.python.profiler.internal import _pywrap_profiler
 import amanda
 from amanda.errors import CoverageWarning
 from amanda_tools._timelines.activities import MARK
-from amanda_tools._timelines.xplane import nest_events, planes_in
 from amanda_tools.kernels import KernelsTool
 from amanda_tools.profile import ProfileTool
 from amanda_tools.trace import TraceTool
+from tests.tools.xplane_support import kinds_in
 from tests.tutorial.documents import ROOT
 
 tf1 = tf.compat.v1
@@ -45,13 +44,7 @@ def kernels_in(folder: Path) -> dict[str, int]:
     files = [file.read_bytes() for file in folder.rglob("*.xplane.pb")]
     assert files
     assert not any(MARK.encode() in file for file in files)
-    return collections.Counter(
-        event.kind
-        for plane in planes_in(files)
-        for line in plane.lines
-        for event in nest_events(plane, line)
-        if event.node
-    )
+    return kinds_in(files)
 
 
 def started_and_stopped(folder: Path) -> Any:
