@@ -9,7 +9,7 @@ from typing import Any as _Any
 
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Driver
-from amanda.interface.tool import Tool, traceable
+from amanda.interface.tool import Tool, deferrable, traceable
 from amanda.registry.hookspecs import hookimpl
 from amanda.scope.apply import apply
 from amanda.scope.switches import (
@@ -37,6 +37,7 @@ __all__ = [
     "apply",
     "cache_disabled",
     "cache_enabled",
+    "deferrable",
     "disabled",
     "enabled",
     "hookimpl",

@@ -491,6 +491,28 @@ def is_eager() -> bool:
 
 _require("torch.Tensor._version", "torch.Tensor._base", "torch.UntypedStorage._cdata")
 
+_require("torch.Tensor._backward_hooks")
+keeps_version: Callable[[torch.Tensor], AbstractContextManager[Any]] = _symbol(
+    "torch.autograd._unsafe_preserve_version_counter"
+)
+"""A context in which changes of a tensor in place do not count as such."""
+
+
+def has_tensor_hooks(tensor: torch.Tensor) -> bool:
+    """Whether a backward pass to a tensor calls hooks on it, or keeps its gradient there."""
+    # Those that run after an accumulation are not called where a pass returns the gradient.
+    return bool(tensor._backward_hooks) or tensor.retains_grad
+
+
+def random_state(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """Functions that get and set the state of the generator of a device other than the CPU."""
+    module = torch.get_device_module(device)
+    return (
+        functools.partial(module.get_rng_state, device),
+        lambda state: module.set_rng_state(state, device),
+    )
+
+
 # These two are asked several times per operator: functions of C cost no Python frame.
 version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 """How often a tensor has been changed in place."""
@@ -593,6 +615,11 @@ def namespace_of(operator_: Any) -> str:
     """The namespace of an operator of ``torch.ops``, or of one of its overloads: ``aten``."""
     packet = getattr(operator_, "overloadpacket", operator_)
     return cast(str, packet._qualified_op_name.partition("::")[0])
+
+
+def is_registered(function: Any) -> bool:
+    """Whether a function is an operator of ``torch.ops``, of which :func:`namespace_of` asks."""
+    return isinstance(function, (OpOverload, OpOverloadPacket))
 
 
 def schema_of(overload: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from amanda.engine.plan import find_replacement
 from amanda.engine.records import OpRecord
@@ -122,6 +122,27 @@ class OpHandle:
         return [action for _, record in self.records() for action in record.actions(kind)]
 
 
+class Rehearsal(Protocol):
+    """A backward pass of a driver's own, of which the program sees nothing.
+
+    Analyses of backward operators run in it, routines do not: the dispatcher is paused.
+    """
+
+    def note(
+        self,
+        backward: OpRecord,
+        grad_outputs: Sequence[Any],
+        grad_inputs: Sequence[Any] | None,
+    ) -> None:
+        """A backward operator is executed.
+
+        Args:
+            backward: its record in one scope.
+            grad_outputs: the gradients that it consumes.
+            grad_inputs: those that it has produced; None before it runs.
+        """
+
+
 class BackwardExecution:
     """Executions of one backward operator."""
 
@@ -167,6 +188,7 @@ class BackwardExecution:
     def before(self, grad_outputs: Gradients) -> Gradients:
         """Analyses and routines before the backward op; the gradients it consumes."""
         if self._dispatcher.is_paused():
+            self._rehearse(InstPoint.BEFORE_BACKWARD_OP, grad_outputs, None)
             return grad_outputs
         children = self._children(InstPoint.BEFORE_BACKWARD_OP, grad_outputs, None)
         return self._routines(children, ActionKind.BEFORE_BACKWARD_OP, grad_outputs)
@@ -177,6 +199,7 @@ class BackwardExecution:
         A replacement of the backward operator supplies them instead of `grad_inputs`.
         """
         if self._dispatcher.is_paused():
+            self._rehearse(InstPoint.AFTER_BACKWARD_OP, grad_outputs, grad_inputs)
             return grad_inputs
         children = self._children(InstPoint.AFTER_BACKWARD_OP, grad_outputs, grad_inputs)
         replacement = find_replacement(children, ActionKind.REPLACE_BACKWARD_OP)
@@ -185,6 +208,15 @@ class BackwardExecution:
                 self._dispatcher, replacement, grad_outputs, grad_inputs
             )
         return self._routines(children, ActionKind.AFTER_BACKWARD_OP, grad_inputs)
+
+    def _rehearse(
+        self, point: InstPoint, grad_outputs: Gradients, grad_inputs: Gradients | None
+    ) -> None:
+        """Run the analyses at a point, if the pass is a :class:`Rehearsal`."""
+        rehearsal = self._dispatcher.rehearsal
+        if rehearsal is not None:
+            for child in self._children(point, grad_outputs, grad_inputs):
+                rehearsal.note(child, grad_outputs, grad_inputs)
 
     def _routines(
         self, children: Sequence[OpRecord], kind: ActionKind, gradients: Gradients

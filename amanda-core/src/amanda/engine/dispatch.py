@@ -45,6 +45,7 @@ from amanda.state import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from amanda.engine.backward import Rehearsal
     from amanda.interface.calls import OpCall
 
 
@@ -53,10 +54,12 @@ class Dispatcher:
 
     Attributes:
         points: runs the routines at derived points.
+        rehearsal: that whose backward pass runs now; None for none.
     """
 
     def __init__(self) -> None:
         self.points = Points(self)
+        self.rehearsal: Rehearsal | None = None
         self._driver: Driver | None = None
         self._quiet: dict[object, None] = {}
         self._unboxes = False

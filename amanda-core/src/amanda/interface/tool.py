@@ -272,3 +272,11 @@ def traceable(func: _F) -> _F:
     graph, where it runs without Python (contract rule 14)."""
     func.amanda_traceable = True  # type: ignore[attr-defined]
     return func
+
+
+def deferrable(func: _F) -> _F:
+    """Mark a routine that returns nothing, and looks at nothing of its tensors but shape and
+    dtype: drivers may call it when the compiled code that its operator is a part of has run, with
+    tensors without values, so that the code stays as it is (contract rule 14)."""
+    func.amanda_deferrable = True  # type: ignore[attr-defined]
+    return func

@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 
+import amanda
 from amanda.inline import Counter
 from amanda.interface.context import OpContext
 from amanda.tools.description import OpDescription
@@ -127,6 +128,7 @@ class Candidate:
         self._counters.append((counter, sizes))
         return counter
 
+    @amanda.deferrable
     def count(self, data: Any) -> None:
         """Instrumentation routine before an execution."""
         if self.in_backward():

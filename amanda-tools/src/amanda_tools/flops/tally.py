@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
+import amanda
 from amanda.inline import Counter, ShapeSum
 from amanda.tools.description import OpDescription
 from amanda_tools._internals import is_in_backward
@@ -309,17 +310,20 @@ class ProductOp:
     def __attrs_post_init__(self) -> None:
         self.tally = Tally(self.macs)
 
+    @amanda.deferrable
     def run(self, *inputs: Any) -> None:
         """Instrumentation routine before an execution whose outputs need not be seen."""
         self.last = (self.shapes_of(inputs), ())
         self.tally.add(self.last)
 
+    @amanda.deferrable
     def begin(self, *inputs: Any) -> None:
         """Instrumentation routine before an execution."""
         if self._inputs is None:
             self._inputs = Handover()
         self._inputs.leave(self.shapes_of(inputs))
 
+    @amanda.deferrable
     def end(self, *outputs: Any) -> None:
         """Instrumentation routine after an execution."""
         inputs = None if self._inputs is None else self._inputs.take()
@@ -385,6 +389,7 @@ class ProductGradientOp:
     def __attrs_post_init__(self) -> None:
         self.tally = Tally(self.macs)
 
+    @amanda.deferrable
     def begin(self, *grad_outputs: Any) -> None:
         """Instrumentation routine before an execution."""
         self._received.leave(shapes_of(grad_outputs))
@@ -401,6 +406,7 @@ class ProductGradientOp:
         received = shapes_of(grad_outputs)
         self.tally.add((received, produced, forward or self.forward.last_shapes()))
 
+    @amanda.deferrable
     def end(
         self,
         *grad_inputs: Any,
@@ -473,12 +479,14 @@ class OtherOp:
     in_backward: Callable[[], bool] = no_backward_pass
     _started: Handover[bool] = attrs.field(default=attrs.Factory(_started_of, takes_self=True))
 
+    @amanda.deferrable
     def begin(self) -> None:
         """Instrumentation routine before an execution that may raise."""
         is_recomputed = self.in_backward()
         self.counter.count += is_recomputed
         self._started.leave(not is_recomputed)
 
+    @amanda.deferrable
     def end(self) -> None:
         """Instrumentation routine after an execution."""
         self.counter.count += bool(self._started.take())

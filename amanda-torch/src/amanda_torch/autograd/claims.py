@@ -772,7 +772,7 @@ class Claimer:
         self,
         leaves: Sequence[Any],
         known: KnownGradients,
-        described: tuple[Execution, Sequence[Any]] | None,
+        described: tuple[Execution, Sequence[Any]] | Past | None,
         iteration: int,
         reached: list[Accumulation],
         first: int = 0,
@@ -780,7 +780,8 @@ class Claimer:
         """Hook the accumulations of leaves that belong to this operator.
 
         Args:
-            described: the execution and its outputs; None if no analysis is pending.
+            described: the execution and its outputs, or its tensors; None if no analysis is
+                pending.
             reached: is added what is to be told when a pass comes to the operator.
             first: the number of the first one that belongs to it.
 
@@ -806,7 +807,9 @@ class Claimer:
                 hooks = self._shared_hooks(known, "AccumulateGrad", backward_id)
             if hooks is None or not hooks.is_idle:
                 is_idle, past = False, None
-                if hooks is None and described is not None:
+                if hooks is None and type(described) is Past:
+                    past = described
+                elif hooks is None and described is not None:
                     layout = None if known.graph is None else known.graph.layout
                     past = described[0].past(described[1], layout)
                 one = Accumulation(self, known, backward_id, fresh, past)
@@ -831,15 +834,17 @@ class Claimer:
         known: KnownGradients,
         iteration: int,
         reached: list[Accumulation],
+        past: Past | None = None,
     ) -> None:
         """Hook the accumulations of leaves that belong to an operator in compiled code.
 
         Args:
             known: what is known of the operator's gradients.
             reached: is added what is to be told when a pass comes to the code.
+            past: the tensors of an execution; None where no analysis is pending.
         """
         self.iterations[known.handle.op_id] = iteration
-        self._claim_leaves(leaves, known, None, iteration, reached)
+        self._claim_leaves(leaves, known, past, iteration, reached)
 
     def claim_late(
         self, node: Any, known: KnownGradients, number: int, iteration: int

@@ -55,10 +55,16 @@ class Capture:
 
     Args:
         compiler: the user's.
+
+    Attributes:
+        compiler: it.
+        is_refused: see :class:`~amanda_torch.compiled.captured.CompiledFunction`.
     """
 
     def __init__(self, compiler: Any) -> None:
         self.compiler = compiler
+        self.is_refused = False
+        self._say: Callable[[Any, str], None] | None = None
         self._convert = _internals.frame_converter(self._captured)
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
         self._convert_as_is = _internals.frame_converter(_as_it_is)
@@ -66,10 +72,19 @@ class Capture:
         self._left: Any = torch.utils.weak.WeakIdKeyDictionary()
         self._suspended: Suspended | None = None
 
-    def under(self, suspended: Suspended) -> Capture:
-        """The same, which captures within the context that a function makes."""
-        self._suspended = suspended
+    def under(self, suspended: Suspended, say: Callable[[Any, str], None]) -> Capture:
+        """The same, which captures within the context that a function makes.
+
+        Args:
+            say: see :meth:`say`; it is given the compiler, too.
+        """
+        self._suspended, self._say = suspended, say
         return self
+
+    def say(self, reason: str) -> None:
+        """Say that a graph runs operator by operator, and why."""
+        if self._say is not None:
+            self._say(self.compiler, reason)
 
     def __call__(self, frame: Any, *args: Any) -> Any:
         """Capture a frame; called by Dynamo for one that it has no code for."""
@@ -124,7 +139,7 @@ class Capture:
         return capturing(self._suspended)
 
     def _captured(self, module: fx.GraphModule, inputs: Sequence[Any]) -> CapturedGraph:
-        return CapturedGraph(module, inputs, self._without_interceptor, self.compiler)
+        return CapturedGraph(module, inputs, self._without_interceptor, self)
 
 
 def _as_it_is(module: fx.GraphModule, _: Sequence[Any]) -> Any:
@@ -184,24 +199,25 @@ def reason_of(error: BaseException) -> str:
     return f"Dynamo fails with {type(cause).__name__}"
 
 
-def say_captured(callback: Any) -> None:
+def say_captured(compiler: Any, reason: str) -> None:
     """Say that a compiled function runs operator by operator.
 
     Args:
-        callback: Dynamo's, of the function.
+        compiler: the user's.
+        reason: "" if the compiler would do the same.
     """
-    compiler = _internals.compiler_of(callback)
     name = name_of_compiler(compiler)
     # Those of inductor that a mode sets are among them: 2.13 keeps no name of the mode.
     options = ", ".join(getattr(compiler, "config", None) or ())
     without = f"{name}, whose mode or options ({options}) do nothing," if options else f"{name},"
+    because = f" since {reason}" if reason else ""
     warnings.warn(
         "a function compiled with torch.compile runs as it is captured, operator by operator and "
-        f"without its compiler {without} under amanda.apply(): tools see its operators, and "
-        f"results are those of eager mode; {COMPILER_VARIABLE}=own gives graphs to {name} where "
-        "all routines are traceable",
+        f"without its compiler {without} under amanda.apply(){because}: tools see its operators, "
+        f"and results are those of eager mode; {COMPILER_VARIABLE}=own gives graphs to {name} "
+        "also where routines only look at tensors",
         CoverageWarning,
-        stacklevel=6,
+        stacklevel=7,
     )
 
 
@@ -212,11 +228,12 @@ _KNOWN: weakref.WeakSet[Capture] = weakref.WeakSet()
 """Each once."""
 
 
-def callback_for(callback: Any, suspended: Suspended) -> Capture:
+def callback_for(callback: Any, suspended: Suspended, say: Callable[[Any, str], None]) -> Capture:
     """The callback that captures, in place of a compiled function's own one.
 
     Args:
         suspended: makes the context in which frames are captured: without an interceptor.
+        say: called with the compiler of a function that runs operator by operator, and the reason.
     """
     found = _CAPTURES.get(callback)
     if found is None:
@@ -225,7 +242,7 @@ def callback_for(callback: Any, suspended: Suspended) -> Capture:
         equal = (known for known in tuple(_KNOWN) if _is_equal(known.compiler, compiler))
         found = _CAPTURES[callback] = next(equal, None) or Capture(compiler)
         _KNOWN.add(found)
-    return found.under(suspended)
+    return found.under(suspended, say)
 
 
 def _is_equal(one: Any, other: Any) -> bool:

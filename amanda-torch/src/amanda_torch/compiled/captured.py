@@ -9,6 +9,7 @@ one with actions through the eager driver's executor, with its backward operator
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -16,7 +17,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import torch
@@ -29,6 +30,7 @@ from amanda_torch import _internals
 from amanda_torch.compiled.code import GraphCode, Site
 from amanda_torch.compiled.direct import DirectCode, Known
 from amanda_torch.compiled.gradients import (
+    OtherBackwardError,
     Tally,
     learned,
     other_nodes_said,
@@ -45,10 +47,27 @@ from amanda_torch.compiled.inlining import (
 from amanda_torch.compiled.observers import Observer
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.compiled.passes import Passes
+from amanda_torch.compiled.rehearsal import Rehearsal
+from amanda_torch.compiled.rehearsal import reason_against as reason_against_rehearsal
 from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, Met
 from amanda_torch.eager.op_ids import Cell, Child, Frame
 from amanda_torch.operators.names import Kind, kind_of
+
+
+class CompiledFunction(Protocol):
+    """The function of the program that a graph belongs to.
+
+    Attributes:
+        compiler: that which the program has chosen for it.
+        is_refused: whether the last graph of it has run operator by operator.
+    """
+
+    compiler: Any
+    is_refused: bool
+
+    def say(self, reason: str) -> None:
+        """Say that a graph runs operator by operator, and why not by its compiler."""
 
 
 class CapturedGraph:
@@ -59,7 +78,7 @@ class CapturedGraph:
         module: fx.GraphModule,
         inputs: Sequence[Any],
         suspended: Callable[[], AbstractContextManager[Any]],
-        own: Any = None,
+        own: CompiledFunction | None = None,
     ) -> None:
         """Note what can be known before it runs.
 
@@ -67,7 +86,7 @@ class CapturedGraph:
             module: the graph.
             inputs: symbolic ones, with which Dynamo has a graph compiled.
             suspended: makes the context in which compilers run: without an interceptor.
-            own: the compiler that the program has chosen.
+            own: the function that was compiled; None for a module that was not.
 
         Raises:
             NotCapturableError: a node of it runs a graph of its own.
@@ -81,6 +100,12 @@ class CapturedGraph:
         self._context = _internals.tracing_context()
         self._vanilla = module.forward
         self._name = f"graph {next(_NUMBERS)}"
+        self._rehearsals = (-1, 0)
+        self._as_it_is: Callable[..., Any] | None = None
+        if own is not None and not self._is_static and not own.is_refused and self._is_auto():
+            # What the compiler assumes of sizes, Dynamo guards, if it is compiled here and now.
+            with contextlib.suppress(Exception):
+                self._as_it_is = own.compiler(_internals.copied_graph(module), list(inputs))
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph under the scopes of the current thread."""
@@ -103,16 +128,22 @@ class CapturedGraph:
         modules = self._code.places.find(roots)
         # Dynamo passes symbolic sizes as numbers.
         is_static = self._is_static and all(isinstance(each, torch.Tensor) for each in inputs)
-        run = NoticingRun(interceptor, self._code, modules, is_static)
+        rehearsal = self._rehearsal(interceptor, inputs, is_static) if is_alone else None
+        run = NoticingRun(interceptor, self._code, modules, is_static, rehearsal)
         result = run.run(inputs)
         binding = run.binding() if is_alone else None
-        compiler = (
-            self._compile(interceptor, binding, run.steps)
-            if binding is not None and is_static
-            else ""
-        )
-        way = f"by {compiler}" if compiler else "operator by operator"
-        self._note(interceptor, way)
+        first: FirstRun | None = None
+        if binding is not None and rehearsal is not None:
+            first = self._after_rehearsal(interceptor, binding, rehearsal, run.steps, result)
+        compiler = "" if first is None else self._own_name()
+        if binding is not None and first is None and is_static:
+            compiler = self._compile(interceptor, binding, run.steps)
+        if first is not None:
+            result, reason = first.run(interceptor, inputs, result)
+            if reason:
+                compiler = ""
+                self._say(reason)
+        self._note(interceptor, f"by {compiler}" if compiler else "operator by operator")
         if binding is not None and binding.note_roots(roots):
             # Kept with the module call, and dropped with it when the thread's scopes end.
             kept = [one for one in bindings if one.is_current(interceptor)]
@@ -121,6 +152,85 @@ class CapturedGraph:
 
     def _note(self, interceptor: Interceptor, way: str) -> None:
         interceptor.note_compiled(self._name, way)
+
+    # -- by the program's compiler, as it is ------------------------------
+
+    def _is_auto(self) -> bool:
+        """Whether the program's compiler gets the graph where no routine has to run in it."""
+        return asked_compiler() == AUTO and self._own_name() not in _EAGER_COMPILERS
+
+    def _own_name(self) -> str:
+        return "eager" if self._own is None else name_of_compiler(self._own.compiler)
+
+    def _say(self, reason: str) -> None:
+        if self._own is not None:
+            self._own.is_refused = True
+            self._own.say(reason)
+
+    def _rehearsal(
+        self, interceptor: Interceptor, inputs: Sequence[Any], is_static: bool
+    ) -> Rehearsal | None:
+        """What the next run, the first one at its place, may be a rehearsal by; None if none."""
+        if not self._is_auto() or not (is_static or self._as_it_is is not None):
+            return None
+        generation, count = self._rehearsals
+        count = count + 1 if generation == interceptor.generation else 1
+        self._rehearsals = interceptor.generation, count
+        if count > _MOST_REHEARSED or _internals.without_modes(
+            reason_against_rehearsal, self._code, inputs
+        ):
+            return None
+        return Rehearsal(self._code, inputs, interceptor, is_static)
+
+    def _after_rehearsal(
+        self,
+        interceptor: Interceptor,
+        binding: Binding,
+        rehearsal: Rehearsal,
+        steps: Sequence[Step],
+        outputs: Sequence[Any],
+    ) -> FirstRun | None:
+        """Let the program's compiler have the graph as it is; None if it is not to be.
+
+        Args:
+            outputs: of the run that has been a rehearsal.
+        """
+        if interceptor.tells and any(step.enters for step in steps):
+            return None
+        if rehearsal.reason or rehearsal.run_backward(outputs):
+            return None
+        tally = Tally(interceptor.executor.claimer)
+        tally.forward, tally.backward = rehearsal.forward, rehearsal.backward()
+        tally.sites, tally.handle = [*rehearsal.sites], rehearsal.handle
+        if rehearsal.reason or not rehearsal.can_undo() or not binding.is_current(interceptor):
+            return None
+        try:
+            function = self._compiled_as_it_is()
+        except Exception as error:
+            self._say(f"{self._own_name()} fails with {type(error).__name__}")
+            return None
+        first = FirstRun(binding, rehearsal, tally)
+        name = self._own_name()
+        binding.function = CompiledCode(function, self._module, name, (), tally, interceptor)
+        binding.direct = None
+        assert self._own is not None
+        self._own.is_refused = False
+        return first
+
+    def _compiled_as_it_is(self) -> Callable[..., Any]:
+        """The code that the program's compiler makes of the graph."""
+        if self._as_it_is is None:
+            assert self._own is not None
+            with self._suspended():
+                self._as_it_is = _internals.compile_later(
+                    self._context,
+                    self._own.compiler,
+                    _internals.copied_graph(self._module),
+                    self._inputs,
+                )
+        return self._as_it_is
+
+    # -- with routines in it ----------------------------------------------
 
     def _go_on(self, interceptor: Interceptor, binding: Binding, waiting: Waiting) -> None:
         """Compile a graph as soon as all is known of its backward operators."""
@@ -135,15 +245,17 @@ class CapturedGraph:
 
         Not where sizes are symbolic: what a compiler assumes of them would have to be guarded.
         """
-        name = os.environ.get(COMPILER_VARIABLE, "eager")
-        driver = _driver()
-        if name == OWN_COMPILER:
-            name = name_of_compiler(self._own)
-        if name == "eager" or driver is None:
+        asked, driver = asked_compiler(), _driver()
+        is_own = asked in (AUTO, OWN_COMPILER)
+        name = self._own_name() if is_own else asked
+        if name in _EAGER_COMPILERS or driver is None:
+            if asked == AUTO:
+                self._say("")
             return ""
         # In PyTorch 2.13 inductor makes code with unbound variables of an operator with effects
         # where a graph with a backward pass also writes into a buffer.
         can_observe = name != "inductor" or not any(step.records for step in steps)
+        can_observe = can_observe and asked != AUTO
         reasons = (step.reason_against(can_observe, name) for step in steps)
         reason = next(filter(None, reasons), "")
         binding.waiting = None
@@ -162,8 +274,8 @@ class CapturedGraph:
                     tally = Tally(interceptor.executor.claimer)
                     writer = Writer(driver.dispatcher, self._module, tally)
                     module = writer.write(actions)
-                    is_own = os.environ[COMPILER_VARIABLE] == OWN_COMPILER
-                    compiler = self._own if is_own else _internals.lookup_compiler(name)
+                    own = None if self._own is None else self._own.compiler
+                    compiler = own if is_own else _internals.lookup_compiler(name)
                     written = _internals.copied_graph(module)
                     function = _internals.compile_later(
                         self._context, compiler, module, self._inputs
@@ -178,7 +290,9 @@ class CapturedGraph:
                 reason = other_nodes_said(error) or f"{name} fails with {type(error).__name__}"
                 notes = " ".join(notes_of(error))
                 reason += f" ({notes})" if notes else ""
-        if reason not in _SAID:
+        if asked == AUTO:
+            self._say(reason)
+        elif reason not in _SAID:
             _SAID.add(reason)
             warnings.warn(
                 f"a compiled function runs operator by operator and not with {name}: {reason}",
@@ -188,8 +302,57 @@ class CapturedGraph:
         return ""
 
 
+class FirstRun:
+    """The first run of a graph by the program's compiler, after a rehearsal.
+
+    Args:
+        binding: of the graph; it still runs the graph operator by operator.
+        rehearsal: which has counted the forward operators of this run.
+        tally: counts those of later ones.
+    """
+
+    def __init__(self, binding: Binding, rehearsal: Rehearsal, tally: Tally) -> None:
+        self._binding = binding
+        self._rehearsal = rehearsal
+        self._tally = tally
+        self._otherwise = binding.function, binding.direct
+
+    def run(
+        self, interceptor: Interceptor, inputs: Sequence[Any], rehearsed: Any
+    ) -> tuple[Any, str]:
+        """The outputs, and why they were computed operator by operator; "" if they were not.
+
+        Args:
+            rehearsed: the outputs of the rehearsal.
+        """
+        redo = self._rehearsal.undo()
+        self._tally.is_first = True
+        binding = self._binding
+        try:
+            return binding.run(interceptor, inputs), ""
+        except OtherBackwardError:
+            reason = "its backward pass is not compiled"
+        except Exception as error:
+            reason = f"its code fails with {type(error).__name__}"
+        redo()
+        binding.function, binding.direct = self._otherwise
+        return rehearsed, reason
+
+
 COMPILER_VARIABLE = "AMANDA_TORCH_COMPILER"
-"""The environment variable that names the compiler; eager without it."""
+"""The environment variable that names the compiler."""
+
+AUTO = "auto"
+"""The compiler without it: the program's own one, where no routine has to run between operators."""
+
+_EAGER_COMPILERS = frozenset({"eager", "eager_noexcept", "eager_debug"})
+"""Those that run a graph operator by operator."""
+
+
+def asked_compiler() -> str:
+    """What the environment says."""
+    return os.environ.get(COMPILER_VARIABLE, AUTO)
+
 
 OWN_COMPILER = "own"
 """The name by which it asks for the compiler that the program has chosen for a function."""
@@ -199,6 +362,10 @@ _BINDINGS = 16
 
 _MOST_WAITED = 8
 """Runs of a graph after which it is not compiled if analyses of backward operators are pending."""
+
+_MOST_REHEARSED = 32
+"""Rehearsals of one graph under the same plans: one that runs at ever other places in an iteration
+would be rehearsed at each."""
 
 _SAID: set[str] = set()
 
@@ -233,6 +400,7 @@ class NoticingRun:
         code: of the graph.
         modules: those of the graph, by the numbers of its module calls.
         is_static: whether all numbers in the graph are constants, sizes among them.
+        rehearsal: notes what follows from the operators; None if nobody wants to know.
 
     Attributes:
         steps: what its calls have done.
@@ -244,8 +412,10 @@ class NoticingRun:
         code: GraphCode,
         modules: dict[str, nn.Module],
         is_static: bool,
+        rehearsal: Rehearsal | None = None,
     ) -> None:
         self._is_static = is_static
+        self._rehearsal = rehearsal
         self._interceptor = interceptor
         self._code = code
         self._modules = modules
@@ -287,8 +457,11 @@ class NoticingRun:
         met = interceptor.met = []
         # The same in each run: Dynamo guards the mode that a graph begins in.
         records = torch.is_grad_enabled()
+        start = _internals.sequence_number()
         result = site.function(*args, **kwargs)
         interceptor.met = []
+        if self._rehearsal is not None:
+            _internals.without_modes(self._rehearsal.note_operators, met, start)
         if self._passes.is_in_one:
             self._passes.note_computed(result)
         operator = Operator.found(met, args, kwargs, result, self._is_static)

@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import torch
 
 from amanda.engine.plan import ActionPlan
 from amanda.inline import Counter, ShapeSum, Timer, started_by, stopped_by, summed_by
 from amanda.interface.action import Action
 from amanda.state import TOOL_LOCK
-from amanda_torch.routines import inlined_around, look
+from amanda_torch.routines import RoutineDispatcher, inlined_around, look
 
 _NEVER = 1 << 63
 """Nanoseconds at which no log is due."""
@@ -67,7 +68,7 @@ class _Execution:
     end: int
 
 
-class _Sum:
+class StaticSum:
     """What one operator adds to a sum in each run: in a graph, sizes are always the same.
 
     Args:
@@ -91,6 +92,40 @@ class _Sum:
             self.known = TOOL_LOCK.hold(self.to.weigh, shapes), shapes
 
 
+class DeferredCall:
+    """A routine that is called when the code has run, see :func:`amanda.deferrable`.
+
+    Args:
+        dispatcher: runs it.
+        action: its action.
+        tensors: all tensors of its point; they are kept without their values.
+    """
+
+    __slots__ = ("_action", "_dispatcher", "_tensors")
+
+    def __init__(
+        self, dispatcher: RoutineDispatcher, action: Action, tensors: Sequence[Any]
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._action = action
+        self._tensors = [None if tensor is None else stand_in(tensor) for tensor in tensors]
+
+    def run(self) -> None:
+        """Call it."""
+        self._dispatcher.run_all((self._action,), self._tensors)
+
+
+def is_deferrable_routine(action: Action) -> bool:
+    """Whether a routine may be called so."""
+    func = getattr(action.func, "__func__", action.func)
+    return bool(getattr(func, "amanda_deferrable", False)) and not action.differentiable
+
+
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape and dtype without values."""
+    return tensor.detach().to("meta")
+
+
 class Deferred:
     """The counters, sums and timers of one graph.
 
@@ -99,7 +134,7 @@ class Deferred:
     """
 
     def __init__(self) -> None:
-        self._counters: list[Counter | _Sum] = []
+        self._counters: list[Added] = []
         self._has_sums = self._is_learned = False
         self._executions: list[_Execution] = []
         self._times = 0
@@ -137,7 +172,7 @@ class Deferred:
         """The statements of the routine of a sum after an operator."""
         to = summed_by(action.func)
         assert to is not None
-        one = _Sum(to)
+        one = StaticSum(to)
         self._counters.append(one)
         self._has_sums = True
         number = len(self._counters)
@@ -192,13 +227,13 @@ class Deferred:
 
     def _count(self, reached: int) -> None:
         """Count one execution in the counters that a run has reached."""
-        TOOL_LOCK.hold(_increase, self._counters[:reached])
+        TOOL_LOCK.hold(increase, self._counters[:reached])
 
     def _has_new(self) -> bool:
         """Whether a run has yet to reach all sums."""
         if self._is_learned:
             return False
-        sums = [one for one in self._counters if type(one) is _Sum]
+        sums = [one for one in self._counters if type(one) is StaticSum]
         self._is_learned = all(one.known is not None for one in sums)
         return not self._is_learned
 
@@ -206,10 +241,17 @@ class Deferred:
         return _TimedRun(self._executions)
 
 
-def _increase(counters: Sequence[Counter | _Sum]) -> None:
+Added = Counter | StaticSum | DeferredCall
+"""What an execution adds to, or calls."""
+
+
+def increase(counters: Sequence[Added]) -> None:
+    """Add one execution to each; with the lock of tools."""
     for counter in counters:
         if type(counter) is Counter:
             counter.count += 1
+        elif type(counter) is DeferredCall:
+            counter.run()
         elif counter.known is not None:  # type: ignore[union-attr]
             counter.to.add(*counter.known)  # type: ignore[union-attr]
 

@@ -13,7 +13,6 @@ backward operators of eager mode::
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from amanda.state import ATTACHED
 from amanda_torch import _internals
 from amanda_torch.compiled import proofs
 from amanda_torch.compiled.capture import callback_for, say_captured
-from amanda_torch.compiled.captured import COMPILER_VARIABLE
+from amanda_torch.compiled.captured import AUTO, asked_compiler
 from amanda_torch.compiled.modules import Modules
 from amanda_torch.driver import namespace_of
 from amanda_torch.eager import gate
@@ -83,7 +82,7 @@ class EagerDriver(InterceptingDriver):
         """That of eager mode where operators run one by one; ``graph`` with a compiler."""
         if self._namespace is None:
             # Asked for each operator that is new, and the environment answers slowly.
-            is_eager = os.environ.get(COMPILER_VARIABLE, "eager") == "eager"
+            is_eager = asked_compiler() in (AUTO, "eager")
             mode = "eager" if is_eager else self.mode_of_graphs
             self._namespace = namespace_of(torch.__version__, mode)
         return self._namespace
@@ -93,11 +92,13 @@ class EagerDriver(InterceptingDriver):
         reason = self._reason_against(interceptor)
         if reason:
             return reason
-        is_eager = os.environ.get(COMPILER_VARIABLE, "eager") == "eager"
-        if is_eager and not (self._has_said or is_proving()):
+        return callback_for(callback, self._tracers.suspended, self._say_captured)
+
+    def _say_captured(self, compiler: Any, reason: str) -> None:
+        """Say, once, that a graph runs operator by operator."""
+        if not (self._has_said or is_proving()):
             self._has_said = True
-            say_captured(callback)
-        return callback_for(callback, self._tracers.suspended)
+            say_captured(compiler, reason)
 
     def _reason_against(self, interceptor: Interceptor) -> str:
         """Why a function cannot be captured now; "" if it can."""

@@ -28,11 +28,12 @@ from amanda.inline import Counter, is_counter
 from amanda.interface.action import Action
 from amanda.state import TOOL_LOCK
 from amanda_torch import _internals
-from amanda_torch.autograd.claims import Claimer, KnownGradients
+from amanda_torch.autograd.claims import Claimer, KnownGradients, Past
 from amanda_torch.autograd.functions import TracedGradients, TracedOperator
 from amanda_torch.autograd.hooks import Accumulation, note_reached, nothing_flows
 from amanda_torch.autograd.nodes import is_accumulation, new_nodes, node_name
 from amanda_torch.autograd.whole_operator import gather_inputs
+from amanda_torch.compiled.deferred import Added, increase
 from amanda_torch.eager.operation import may_alias
 from amanda_torch.operators.calls import Place, item_at, put_item, tensors_of, with_tensors
 from amanda_torch.routines import RoutineDispatcher
@@ -140,6 +141,26 @@ def reason_against_gradients(
 # -- counters, and the accumulations of leaves --------------------------------
 
 
+@attrs.frozen
+class LeafSite:
+    """An operator that uses leaves, in code into which nothing is written.
+
+    Attributes:
+        gradients: what is known of its backward operators.
+        leaves: the numbers of the leaves among the inputs of the graph.
+        past: its tensors in the run for analyses.
+    """
+
+    gradients: KnownGradients
+    leaves: Sequence[int]
+    past: Past
+    counters: Sequence[Added] = ()
+
+
+class OtherBackwardError(Exception):
+    """The backward pass of a compiler's code is not compiled as a whole."""
+
+
 class Tally:
     """What is done when compiled code has run, and when its backward pass has.
 
@@ -147,14 +168,20 @@ class Tally:
         claimer: hooks the accumulations of leaves, which are no part of the code.
 
     Attributes:
-        forward: the counters of forward operators.
+        forward: what forward operators add to.
         sites: the operators with backward operators.
+        backward: what backward operators add to, beside the counters of the sites.
+        handle: leads to the scopes in which these are counted.
+        is_first: whether the next run is the first one, whose forward operators have been counted.
     """
 
     def __init__(self, claimer: Claimer) -> None:
         self._claimer = claimer
-        self.forward: list[Counter] = []
-        self.sites: list[Site] = []
+        self.forward: list[Added] = []
+        self.sites: list[Site | LeafSite] = []
+        self.backward: list[Added] = []
+        self.handle: OpHandle | None = None
+        self.is_first = False
 
     def run(self, function: Callable[..., Any], inputs: Sequence[Any], iteration: int) -> Any:
         """Run the code.
@@ -164,39 +191,41 @@ class Tally:
         """
         start = _internals.sequence_number()
         result = function(*inputs)
-        if self.forward:
-            TOOL_LOCK.hold(_increase, self.forward)
-        if self.sites and torch.is_grad_enabled():
-            for node in _joint_nodes(tensors_of(result), start):
+        is_first, self.is_first = self.is_first, False
+        if (self.sites or self.backward) and torch.is_grad_enabled():
+            outputs = tensors_of(result)
+            nodes = _joint_nodes(outputs, start)
+            if is_first and not nodes and new_nodes(outputs, start):
+                raise OtherBackwardError
+            for node in nodes:
                 self._hook(node, inputs, iteration)
+        if self.forward and not is_first:
+            TOOL_LOCK.hold(increase, self.forward)
         return result
 
     def _hook(self, node: Any, inputs: Sequence[Any], iteration: int) -> None:
-        counters = [counter for site in self.sites for counter in site.counters]
+        counters = [*self.backward, *(one for site in self.sites for one in site.counters)]
         if counters:
-            dispatcher, handle = self._claimer.dispatcher, self.sites[0].gradients.handle
+            handle = self.handle or self.sites[0].gradients.handle
+            dispatcher = self._claimer.dispatcher
             node.register_hook(functools.partial(_count, dispatcher, handle, counters))
         leaves = {id(t.variable): t for t, _ in node.next_functions if hasattr(t, "variable")}
         reached: list[Accumulation] = []
         for site in self.sites:
             used = [leaves[id(x)] for i in site.leaves if id(x := inputs[i]) in leaves]
             if used:
-                self._claimer.claim_leaves(used, site.gradients, iteration, reached)
+                past = site.past
+                self._claimer.claim_leaves(used, site.gradients, iteration, reached, past)
         if reached:
             node.register_prehook(functools.partial(note_reached, reached))
 
 
 def _count(
-    dispatcher: RoutineDispatcher, handle: OpHandle, counters: Sequence[Counter], *_: Any
+    dispatcher: RoutineDispatcher, handle: OpHandle, counters: Sequence[Added], *_: Any
 ) -> None:
     """A posthook of the compiled backward pass."""
     if not dispatcher.is_paused() and handle.records():
-        TOOL_LOCK.hold(_increase, counters)
-
-
-def _increase(counters: Sequence[Counter]) -> None:
-    for counter in counters:
-        counter.count += 1
+        TOOL_LOCK.hold(increase, counters)
 
 
 def _joint_nodes(outputs: Sequence[Any], start: int) -> list[Any]:
@@ -221,6 +250,7 @@ class Site:
         keywords: the keyword arguments of its routines, in order: the code gets tensors for them.
         counters: what the compiled backward pass counts.
         leaves: which inputs of the graph have accumulations that may belong to it.
+        past: None, for no analysis of these is pending.
     """
 
     def __init__(
@@ -234,6 +264,7 @@ class Site:
         self._nodes = nodes
         self._places = places
         self.gradients = gradients
+        self.past: Past | None = None
         self.counters: list[Counter] = []
         self.leaves: list[int] = []
         replaced = () if plan.replace_backward is None else (plan.replace_backward,)

@@ -1,0 +1,382 @@
+"""The first run of a graph that is then given to the program's compiler as it is.
+
+Analyses need operators, with tensors that have values, and compiled code has none. So a graph runs
+operator by operator first, forward and backward; what this run has changed is put back, its outputs
+are dropped, and the program gets those of its compiler::
+
+    rehearsal = Rehearsal(code, inputs, interceptor)
+    result = run(inputs)                        # analyses and routines of forward operators
+    if rehearsal.run_backward(result):          # analyses of backward operators, no routines
+        ...
+        rehearsal.undo()
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import attrs
+import torch
+
+from amanda.engine.backward import OpHandle
+from amanda.engine.plan import ActionPlan
+from amanda.engine.records import OpRecord
+from amanda.inline import ShapeSum, summed_by
+from amanda.interface.action import Action, ActionKind
+from amanda.state import STATE, Lock
+from amanda_torch import _internals
+from amanda_torch.autograd.claims import Past
+from amanda_torch.autograd.nodes import is_accumulation, new_nodes
+from amanda_torch.compiled.code import GraphCode, Method
+from amanda_torch.compiled.deferred import (
+    Added,
+    DeferredCall,
+    StaticSum,
+    is_deferrable_routine,
+    stand_in,
+)
+from amanda_torch.compiled.gradients import LeafSite, is_deferred
+from amanda_torch.eager.execution import KnownOp
+from amanda_torch.eager.interceptors import Interceptor, Met
+from amanda_torch.operators.calls import TorchCall, tensors_of
+from amanda_torch.operators.names import is_in_place, name_of
+from amanda_torch.routines import RoutineDispatcher
+
+_LOCK = Lock()
+"""Held by the thread that runs a backward pass for analyses: the dispatcher knows of one."""
+
+_OWN_NAMESPACES = frozenset({"aten", "prims", "prim"})
+"""Operators of PyTorch that do nothing beside what they return, and write."""
+
+
+@attrs.define
+class Executed:
+    """A backward operator that the rehearsal has executed.
+
+    Attributes:
+        record: in one scope.
+        grad_outputs, grad_inputs: stand for the gradients that it has consumed and produced.
+    """
+
+    record: OpRecord
+    grad_outputs: Sequence[Any]
+    grad_inputs: Sequence[Any] = ()
+
+
+class Rehearsal:
+    """A run of a graph that can be undone.
+
+    Attributes:
+        forward: what its forward operators have added to counters and sums.
+        sites: the operators that use leaves, for :class:`~amanda_torch.compiled.gradients.Tally`.
+        handle: leads to the scopes of one of them; None if no tool looks at backward operators.
+        reason: why routines have to run at each execution of the graph; "" if they need not.
+    """
+
+    def __init__(
+        self, code: GraphCode, inputs: Sequence[Any], interceptor: Interceptor, is_static: bool
+    ) -> None:
+        """Note what the run may change.
+
+        Args:
+            code: of the graph, of which :func:`reason_against` has nothing to say.
+            inputs: those of the run.
+            interceptor: that of the current thread.
+            is_static: whether all sizes are the same in all runs.
+        """
+        self.forward: list[Added] = []
+        self.sites: list[LeafSite] = []
+        self.handle: OpHandle | None = None
+        self.reason = ""
+        self._is_static = is_static
+        self._executed: dict[int, Executed] = {}
+        self._interceptor = interceptor
+        self._dispatcher: RoutineDispatcher = interceptor.executor.claimer.dispatcher
+        self._start = _internals.sequence_number()
+        self._tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        self._numbers = {id(x): n for n, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+        self._copies: dict[int, torch.Tensor] = {}
+        self._versions: list[int | None] = []
+        # Parameters may be large, and most graphs only read them.
+        writes = _writes(code)
+        for number, tensor in enumerate(self._tensors):
+            has_version = not tensor.is_inference()
+            self._versions.append(_internals.version_of(tensor) if has_version else None)
+            if writes or not (tensor.requires_grad and has_version):
+                self._copies[number] = _internals.without_modes(_copied, tensor)
+        devices = {x.device for x in self._tensors if x.device.type != "cpu"}
+        self._generators = [
+            (torch.get_rng_state, torch.set_rng_state),
+            *map(_internals.random_state, devices),
+        ]
+        self._states = [get() for get, _ in self._generators]
+
+    # -- forward ----------------------------------------------------------
+
+    def note_operators(self, met: Sequence[Met], start: int) -> None:
+        """Note what follows from the operators of one call of the graph, right after it.
+
+        Args:
+            met: the operators.
+            start: the number of the next autograd node before it.
+        """
+        for cell, count, func, args, kwargs, key, result in met:
+            known = cell[count] if count < len(cell) else None
+            if type(known) is not KnownOp:
+                continue
+            outputs = tensors_of(result)
+            call = functools.partial(TorchCall.of, func, name_of(func), "", args, kwargs, key=key)
+            self._note_plan(known.plan, call, outputs)
+            if not known.claims:
+                continue
+            self.handle = known.gradients.handle
+            nodes = new_nodes(outputs, start)
+            variables = [node.variable for node in nodes if is_accumulation(node)]
+            leaves = [self._numbers[id(x)] for x in variables if id(x) in self._numbers]
+            if leaves:
+                past = Past(call().inputs, outputs, self._interceptor.references())
+                self.sites.append(LeafSite(known.gradients, leaves, past))
+
+    def _note_plan(
+        self, plan: ActionPlan, call: Callable[[], TorchCall], outputs: Sequence[Any]
+    ) -> None:
+        whole = (*plan.before_backward, *plan.after_backward)
+        for action in (plan.replace, plan.replace_backward, *whole):
+            if action is not None:
+                self._refuse(action)
+        if plan.has_actions:
+            inputs = call().inputs
+            self._note_routines(plan.before, plan.after, inputs, outputs, self.forward)
+
+    def _note_routines(
+        self,
+        before: Sequence[Action],
+        after: Sequence[Action],
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        added: list[Added],
+    ) -> None:
+        """Note the routines around an operator.
+
+        Args:
+            inputs, outputs: what they get.
+            added: what they add to or call, to be added to.
+        """
+        begun: dict[ShapeSum, Sequence[Any]] = {}
+        for action in before:
+            if (to := summed_by(action.func)) is not None:
+                begun[to] = selected(action, inputs)
+            else:
+                self._note_routine(action, inputs, added)
+        for action in after:
+            if (to := summed_by(action.func)) is not None and to in begun:
+                self._note_sum(action, to, begun[to], selected(action, outputs), added)
+            else:
+                self._note_routine(action, outputs, added)
+
+    def _note_routine(self, action: Action, tensors: Sequence[Any], added: list[Added]) -> None:
+        if is_deferred(action):
+            added.append(action.func)  # type: ignore[arg-type]
+        elif is_deferrable_routine(action) and self._is_static:
+            added.append(DeferredCall(self._dispatcher, action, tensors))
+        else:
+            self._refuse(action)
+
+    def _note_sum(
+        self,
+        action: Action,
+        to: ShapeSum,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        added: list[Added],
+    ) -> None:
+        if not self._is_static:
+            self._refuse(action)
+            return
+        one = StaticSum(to)
+        one.learn(inputs, outputs)
+        added.append(one)
+
+    def _refuse(self, action: Action) -> None:
+        self.reason = self.reason or f"{action.routine} runs at each execution"
+
+    # -- backward ---------------------------------------------------------
+
+    def run_backward(self, outputs: Sequence[Any]) -> str:
+        """Run the backward pass of the graph, with gradients of ones.
+
+        Args:
+            outputs: of the graph.
+
+        Returns:
+            Why it has not run to its end; "" if it has, or if there is none.
+        """
+        wanted = [x for x in self._tensors if x.requires_grad]
+        roots = [y for y in outputs if isinstance(y, torch.Tensor) and self._is_new(y)]
+        if not (wanted and roots):
+            return ""
+        try:
+            _LOCK.hold(_internals.without_modes, self._run_backward, roots, wanted)
+        except Exception as error:
+            return f"a backward pass for analyses fails with {type(error).__name__}"
+        return ""
+
+    def _is_new(self, output: torch.Tensor) -> bool:
+        if not output.requires_grad or output.grad_fn is None:
+            return False
+        return bool(_internals.node_sequence(output.grad_fn) >= self._start)
+
+    def _run_backward(self, roots: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+        dispatcher, thread = self._dispatcher, vars(STATE)
+        with ExitStack() as stack:
+            stack.enter_context(_paused(thread))
+            for kind in {x.device.type for x in self._tensors}:
+                # Autograd runs a backward pass as its operators were recorded.
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            dispatcher.rehearsal = self
+            stack.callback(setattr, dispatcher, "rehearsal", None)
+            ones = [torch.ones_like(root) for root in roots]
+            torch.autograd.grad(roots, wanted, ones, retain_graph=True, allow_unused=True)
+
+    def note(
+        self,
+        backward: OpRecord,
+        grad_outputs: Sequence[Any],
+        grad_inputs: Sequence[Any] | None,
+    ) -> None:
+        """See :class:`amanda.engine.backward.Rehearsal`."""
+        found = self._executed.get(id(backward))
+        if found is None:
+            found = self._executed[id(backward)] = Executed(backward, _shaped(grad_outputs))
+        if grad_inputs is not None:
+            found.grad_inputs = _shaped(grad_inputs)
+
+    def backward(self) -> list[Added]:
+        """What the backward operators add to counters and sums; it may set :attr:`reason`."""
+        found: list[Added] = []
+        for one in self._executed.values():
+            record = one.record
+            for action in record.actions(ActionKind.REPLACE_BACKWARD_OP):
+                self._refuse(action)
+            self._note_routines(
+                record.actions(ActionKind.BEFORE_BACKWARD_OP),
+                record.actions(ActionKind.AFTER_BACKWARD_OP),
+                one.grad_outputs,
+                one.grad_inputs,
+                found,
+            )
+        return found
+
+    # -- afterwards -------------------------------------------------------
+
+    def can_undo(self) -> bool:
+        """Whether all that the run has changed is known."""
+        return _internals.without_modes(self._can_undo)
+
+    def _can_undo(self) -> bool:
+        return all(n in self._copies and not _overlaps(self._tensors[n]) for n in self._changed())
+
+    def undo(self) -> Callable[[], None]:
+        """Put back what has been changed; gives what changes it again."""
+        return _internals.without_modes(self._put, self._copies, self._states)
+
+    def _put(self, values: Mapping[int, torch.Tensor], states: Sequence[Any]) -> Callable[[], None]:
+        changed = {number: _copied(self._tensors[number]) for number in self._changed()}
+        random = [get() for get, _ in self._generators]
+        for number in changed:
+            tensor = self._tensors[number]
+            with torch.no_grad(), _internals.keeps_version(tensor):
+                tensor.copy_(values[number])
+        for (_, put), state in zip(self._generators, states, strict=True):
+            put(state)
+        return lambda: _internals.without_modes(self._redo, changed, random)
+
+    def _redo(self, values: Mapping[int, torch.Tensor], states: Sequence[Any]) -> None:
+        for number, value in values.items():
+            tensor = self._tensors[number]
+            with torch.no_grad(), _internals.keeps_version(tensor):
+                tensor.copy_(value)
+        for (_, put), state in zip(self._generators, states, strict=True):
+            put(state)
+
+    def _changed(self) -> Iterator[int]:
+        for number, version in enumerate(self._versions):
+            tensor, copy = self._tensors[number], self._copies.get(number)
+            if version is None or _internals.version_of(tensor) != version:
+                yield number
+            elif copy is not None and not torch.equal(tensor, copy):
+                # Batch normalisation updates its statistics without counting it as a change.
+                yield number
+
+
+def reason_against(code: GraphCode, inputs: Sequence[Any]) -> str:
+    """Why a graph cannot be run once more without a trace; "" if it can."""
+    if not _internals.is_eager():
+        return "a mode, transform or hook on saved tensors of the program is on"
+    for site in code.sites:
+        if not _is_pytorchs(site.function):
+            return f"{name_of(site.function)} is not an operator of PyTorch"
+    for value in inputs:
+        if isinstance(value, torch.Tensor):
+            if type(value) not in _internals.PLAIN:
+                return f"an input is a {type(value).__name__}"
+            if value.requires_grad and _internals.has_tensor_hooks(value):
+                return "an input has hooks, or retains its gradient"
+    return ""
+
+
+def _is_pytorchs(function: Callable[..., Any]) -> bool:
+    if isinstance(function, Method):
+        return True
+    if _internals.is_registered(function):
+        return _internals.namespace_of(function) in _OWN_NAMESPACES
+    module = getattr(function, "__module__", None) or ""
+    if getattr(function, "__objclass__", None) is not None or module in _PYTHONS:
+        return True
+    return module.partition(".")[0] == "torch" and not module.startswith("torch.distributed")
+
+
+_PYTHONS = frozenset({"", "builtins", "math", operator.add.__module__})
+
+
+def _writes(code: GraphCode) -> bool:
+    """Whether an operator of a graph may write into a parameter."""
+    for site, statement in zip(code.sites, code.statements, strict=True):
+        keywords = {} if statement is None else statement.keywords
+        if statement is None or is_in_place(name_of(site.function), keywords):
+            return True
+    return False
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
+    """The values that an action selects."""
+    return values if action.select is None else [values[index] for index in action.select]
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, so that nothing can be written."""
+    sized = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in sized)
+
+
+def _shaped(tensors: Sequence[Any]) -> Sequence[Any]:
+    return [None if tensor is None else stand_in(tensor) for tensor in tensors]
+
+
+@contextmanager
+def _paused(thread: dict[str, Any]) -> Iterator[None]:
+    """As in a tool's code, no routine runs."""
+    outer = thread["paused"]
+    try:
+        thread["paused"] = outer + 1
+        yield
+    finally:
+        thread["paused"] = outer
