@@ -249,7 +249,7 @@ class CapturedGraph:
         is_own = asked in (AUTO, OWN_COMPILER)
         name = self._own_name() if is_own else asked
         if name in _EAGER_COMPILERS or driver is None:
-            if asked == AUTO:
+            if asked != AUTO:
                 self._say("")
             return ""
         # In PyTorch 2.13 inductor makes code with unbound variables of an operator with effects
@@ -461,7 +461,7 @@ class NoticingRun:
         result = site.function(*args, **kwargs)
         interceptor.met = []
         if self._rehearsal is not None:
-            _internals.without_modes(self._rehearsal.note_operators, met, start)
+            self._rehearsal.note_operators(met, start)
         if self._passes.is_in_one:
             self._passes.note_computed(result)
         operator = Operator.found(met, args, kwargs, result, self._is_static)

@@ -225,7 +225,7 @@ def _count(
 ) -> None:
     """A posthook of the compiled backward pass."""
     if not dispatcher.is_paused() and handle.records():
-        TOOL_LOCK.hold(increase, counters)
+        _internals.without_modes(TOOL_LOCK.hold, increase, counters)
 
 
 def _joint_nodes(outputs: Sequence[Any], start: int) -> list[Any]:

@@ -107,13 +107,21 @@ class Rehearsal:
             has_version = not tensor.is_inference()
             self._versions.append(_internals.version_of(tensor) if has_version else None)
             if writes or not (tensor.requires_grad and has_version):
-                self._copies[number] = _internals.without_modes(_copied, tensor)
+                self._copies[number] = self._quietly(_copied, tensor)
         devices = {x.device for x in self._tensors if x.device.type != "cpu"}
         self._generators = [
             (torch.get_rng_state, torch.set_rng_state),
             *map(_internals.random_state, devices),
         ]
         self._states = [get() for get, _ in self._generators]
+
+    def _quietly(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of ours whose operators nobody is to notice."""
+        self._interceptor.mute()
+        try:
+            return function(*args)
+        finally:
+            self._interceptor.unmute()
 
     # -- forward ----------------------------------------------------------
 
@@ -124,6 +132,9 @@ class Rehearsal:
             met: the operators.
             start: the number of the next autograd node before it.
         """
+        self._quietly(self._note_operators, met, start)
+
+    def _note_operators(self, met: Sequence[Met], start: int) -> None:
         for cell, count, func, args, kwargs, key, result in met:
             known = cell[count] if count < len(cell) else None
             if type(known) is not KnownOp:
@@ -220,7 +231,7 @@ class Rehearsal:
         if not (wanted and roots):
             return ""
         try:
-            _LOCK.hold(_internals.without_modes, self._run_backward, roots, wanted)
+            _LOCK.hold(self._quietly, self._run_backward, roots, wanted)
         except Exception as error:
             return f"a backward pass for analyses fails with {type(error).__name__}"
         return ""
@@ -257,6 +268,10 @@ class Rehearsal:
 
     def backward(self) -> list[Added]:
         """What the backward operators add to counters and sums; it may set :attr:`reason`."""
+        added: list[Added] = self._quietly(self._added_in_backward)
+        return added
+
+    def _added_in_backward(self) -> list[Added]:
         found: list[Added] = []
         for one in self._executed.values():
             record = one.record
@@ -275,31 +290,29 @@ class Rehearsal:
 
     def can_undo(self) -> bool:
         """Whether all that the run has changed is known."""
-        return _internals.without_modes(self._can_undo)
+        return bool(self._quietly(self._can_undo))
 
     def _can_undo(self) -> bool:
         return all(n in self._copies and not _overlaps(self._tensors[n]) for n in self._changed())
 
     def undo(self) -> Callable[[], None]:
-        """Put back what has been changed; gives what changes it again."""
-        return _internals.without_modes(self._put, self._copies, self._states)
+        """Put back what has been changed; gives what takes that back."""
+        redo: Callable[[], None] = self._quietly(self._undo)
+        return redo
 
-    def _put(self, values: Mapping[int, torch.Tensor], states: Sequence[Any]) -> Callable[[], None]:
+    def _undo(self) -> Callable[[], None]:
         changed = {number: _copied(self._tensors[number]) for number in self._changed()}
-        random = [get() for get, _ in self._generators]
-        for number in changed:
-            tensor = self._tensors[number]
-            with torch.no_grad(), _internals.keeps_version(tensor):
-                tensor.copy_(values[number])
-        for (_, put), state in zip(self._generators, states, strict=True):
-            put(state)
-        return lambda: _internals.without_modes(self._redo, changed, random)
+        states = [get() for get, _ in self._generators]
+        self._put(self._copies, self._states)
+        after = {**self._copies, **changed}
+        return lambda: self._quietly(self._put, after, states)
 
-    def _redo(self, values: Mapping[int, torch.Tensor], states: Sequence[Any]) -> None:
+    def _put(self, values: Mapping[int, torch.Tensor], states: Sequence[Any]) -> None:
         for number, value in values.items():
             tensor = self._tensors[number]
-            with torch.no_grad(), _internals.keeps_version(tensor):
-                tensor.copy_(value)
+            if not torch.equal(tensor, value):
+                with torch.no_grad(), _internals.keeps_version(tensor):
+                    tensor.copy_(value)
         for (_, put), state in zip(self._generators, states, strict=True):
             put(state)
 
@@ -309,7 +322,7 @@ class Rehearsal:
             if version is None or _internals.version_of(tensor) != version:
                 yield number
             elif copy is not None and not torch.equal(tensor, copy):
-                # Batch normalisation updates its statistics without counting it as a change.
+                # Batch normalisation changes its statistics without counting it.
                 yield number
 
 

@@ -1,0 +1,514 @@
+"""Compiled functions under tools that let the program's compiler have its graphs as they are."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+
+import amanda
+from amanda import inline
+from amanda.errors import CoverageWarning
+from amanda_torch.compiled import captured
+from amanda_torch.plugin import TorchGraphDriver
+from tests.torch.support import Watcher, applied, fingerprint
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.torch.jit:DeprecationWarning",
+    "ignore:.*script_method:DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+)
+
+SHIFT = 0.125
+
+
+def _shifted(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+    for node in list(graph.graph.nodes):
+        if node.target is torch.ops.aten.relu.default:
+            with graph.graph.inserting_after(node):
+                moved = graph.graph.call_function(torch.ops.aten.add.Tensor, (node, SHIFT))
+            node.replace_all_uses_with(
+                moved, delete_user_cb=lambda user, new=moved: user is not new
+            )
+    graph.recompile()
+    return make_boxed_func(graph.forward)
+
+
+shifting = aot_autograd(fw_compiler=_shifted, bw_compiler=lambda g, _: make_boxed_func(g.forward))
+"""A compiler whose code gives other results than eager mode: what ``relu`` gives is moved."""
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+class Counting(amanda.Tool):
+    """Counts every operator, forward and backward, by id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counters: dict[str, inline.Counter] = {}
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        counter = self.counters.setdefault(context.get_op_id(), inline.Counter())
+        context.insert_before_op(counter, inputs=[])
+
+    def backward(self, context: amanda.OpContext) -> None:
+        op_id = context.get_backward_op_id()
+        assert op_id is not None
+        counter = self.counters.setdefault(op_id, inline.Counter())
+        context.insert_before_backward_op(counter, grad_outputs=[])
+
+    def counts(self) -> dict[str, int]:
+        return {op_id: counter.count for op_id, counter in self.counters.items()}
+
+
+class Shapes(amanda.Tool):
+    """Notes the shapes of each execution, in routines that may be called later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, list[Any]]] = []
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        context.insert_after_op(self.note, op_id=context.get_op_id())
+
+    def backward(self, context: amanda.OpContext) -> None:
+        context.insert_after_backward_op(self.note, op_id=context.get_backward_op_id())
+
+    @amanda.deferrable
+    def note(self, *tensors: Any, op_id: str) -> None:
+        self.seen.append((op_id, [None if t is None else (t.shape, t.dtype) for t in tensors]))
+
+
+class Calls(amanda.Tool):
+    """A routine at each forward operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        context.insert_after_op(self.note, outputs=[], op_id=context.get_op_id())
+
+    def note(self, op_id: str) -> None:
+        self.calls.append(op_id)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 5)
+        self.norm = nn.BatchNorm1d(5)
+        self.drop = nn.Dropout(0.5)
+        self.last = nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.drop(torch.relu(self.norm(self.first(x)))))
+
+
+@pytest.fixture(autouse=True)
+def _compiler_anew() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+Program = Callable[[Any], Any]
+
+
+def train(backend: Any) -> list[Any]:
+    """The losses, gradients, parameters and buffers of some steps, and the generator's state."""
+    model = Net()
+    compiled = torch.compile(model, backend=backend) if backend else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found: list[Any] = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = compiled(X).square().mean()
+        loss.backward()
+        optimizer.step()
+        found += [
+            loss.detach(),
+            *(p.grad.clone() for p in model.parameters() if p.grad is not None),
+        ]
+    return [*found, *(t.detach().clone() for t in model.state_dict().values())]
+
+
+def vanilla(program: Program, backend: Any) -> Any:
+    """What a program gives without a tool, and the state of the generator afterwards."""
+    torch.compiler.reset()
+    torch.manual_seed(3)
+    return fingerprint([program(backend), torch.get_rng_state()])
+
+
+def watched(program: Program, backend: Any, *tools: amanda.Tool) -> tuple[Any, list[str]]:
+    """The same with tools, and how its graphs ran."""
+    torch.compiler.reset()
+    torch.manual_seed(3)
+    with applied(*tools) as scope:
+        found = program(backend)
+    assert not scope.statistics.not_seen
+    return fingerprint([found, torch.get_rng_state()]), [*scope.statistics.compiled.values()]
+
+
+def test_a_watched_function_gives_what_its_compiler_gives() -> None:
+    """Under counters and analyses a compiled function runs the code of its compiler, from its first
+    run on: losses, gradients, buffers and random numbers are those without a tool, bit for bit."""
+    wanted = vanilla(train, shifting)
+    assert wanted != vanilla(train, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CoverageWarning)
+        for tools in ([Counting()], [Watcher()], [Shapes()], [Counting(), Watcher()]):
+            found, ways = watched(train, shifting, *tools)
+            assert found == wanted
+            assert [way[:3] for way in ways] == ["by "]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_counts_of_a_watched_function_are_those_of_eager_mode(backend: str) -> None:
+    """Every operator, backward operators and accumulations among them, is counted as often as in
+    eager mode; routines that only look at shapes are called as often, with the same shapes."""
+    eager, compiled = Counting(), Counting()
+    watched(train, None, eager)
+    _, ways = watched(train, backend, compiled)
+    assert ways == [f"by {backend}"]
+    assert compiled.counts() == eager.counts()
+    assert set(eager.counts().values()) >= {4}
+    noted, later = Shapes(), Shapes()
+    watched(train, None, noted)
+    watched(train, backend, later)
+    assert sorted(map(str, noted.seen)) == sorted(map(str, later.seen))
+
+
+def test_a_routine_at_each_execution_keeps_a_function_operator_by_operator() -> None:
+    """Where a routine has to run between operators, forward or backward, the graph runs operator by
+    operator from its first run on, each routine once for each execution, and a warning says why."""
+    tool = Calls()
+    with pytest.warns(CoverageWarning, match="operator by operator.*since .* is not traceable"):
+        found, ways = watched(train, shifting, tool)
+    assert ways == ["operator by operator"]
+    assert found == vanilla(train, "eager")
+    assert {tool.calls.count(op_id) for op_id in tool.calls if op_id.startswith("Net")} == {4}
+
+
+class Backward(amanda.Tool):
+    """A routine at each backward operator, and none at forward operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.add_inst_for_op(self.analyse, backward=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        op_id = context.get_backward_op_id()
+        context.insert_before_backward_op(lambda *g: self.calls.append(str(op_id)))
+
+
+@pytest.mark.filterwarnings("ignore::amanda.errors.CoverageWarning")
+def test_routines_at_backward_operators_run_once_in_the_first_step() -> None:
+    """The backward pass that analyses are run in calls no routine: those that have to run at each
+    execution see the program's passes, and these only."""
+    tool = Backward()
+    found, ways = watched(train, shifting, tool)
+    assert ways == ["operator by operator"]
+    assert found == vanilla(train, "eager")
+    assert {tool.calls.count(op_id) for op_id in tool.calls} == {4}
+
+
+# -- programs -----------------------------------------------------------------
+
+
+def whole_step(backend: Any) -> Any:
+    """A function that calls a model and computes a loss."""
+    model = Net().eval()
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(model(x)).square().mean()
+
+    run = torch.compile(loss_of, backend=backend) if backend else loss_of
+    found = []
+    for _ in range(3):
+        loss = run(X)
+        loss.backward()
+        found.append(loss.detach())
+    return [*found, *(p.grad for p in model.parameters())]
+
+
+def in_place(backend: Any) -> Any:
+    """A function that writes into its input, and into a buffer."""
+    total = torch.zeros(4)
+
+    def step(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        x.mul_(1.5)
+        total += torch.relu(x).sum(0)
+        return x + torch.rand_like(x)
+
+    run = torch.compile(step, backend=backend) if backend else step
+    x, found = X.clone(), []
+    with torch.no_grad():
+        for _ in range(3):
+            found += [run(x, total)]
+    return [x, total, *found]
+
+
+def inference(backend: Any) -> Any:
+    """A module under ``inference_mode``, one under ``no_grad``, and one under autocast."""
+    model = Net()
+    run = torch.compile(model, backend=backend) if backend else model
+    with torch.inference_mode():
+        found = [run(X).clone(), run(X).clone()]
+    with torch.no_grad():
+        found += [run(X), run(X)]
+    with torch.autocast("cpu", torch.bfloat16):
+        found.append(run(X))
+        found[-1].float().sum().backward()
+    return [*found, *(p.grad for p in model.parameters())]
+
+
+def graph_breaks(backend: Any) -> Any:
+    """A function of two graphs, with a branch on a value between them."""
+
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x) * 2
+        if y.sum() > 0:
+            y = y + torch.relu(y)
+        return y.cos()
+
+    run = torch.compile(halves, backend=backend) if backend else halves
+    x = X.clone().requires_grad_()
+    found = [run(x), run(-x), run(x)]
+    torch.stack([y.sum() for y in found]).sum().backward()
+    return [*found, x.grad]
+
+
+def one_output(backend: Any) -> Any:
+    """A function of several outputs, of which one is an input."""
+
+    def two(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.relu(x * y), y, torch.relu(y).sum()
+
+    run = torch.compile(two, backend=backend) if backend else two
+    x, y = X.clone().requires_grad_(), (X + 1).requires_grad_()
+    found = []
+    for _ in range(3):
+        z, same, total = run(x * 2, y)
+        (z.sum() + same.sum() + 0 * total).backward()
+        found.append(z)
+    return [*found, x.grad, y.grad]
+
+
+def twice(backend: Any) -> Any:
+    """A module that is called twice in a step, and by two threads."""
+    model = Net().eval()
+    run = torch.compile(model, backend=backend) if backend else model
+    found = []
+    for _ in range(3):
+        y = run(X) + run(X * 2)
+        y.sum().backward()
+        found.append(y)
+    return [*found, *(p.grad for p in model.parameters())]
+
+
+PROGRAMS = [whole_step, in_place, inference, graph_breaks, one_output, twice]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_programs_of_many_kinds_are_left_as_they_are(program: Program) -> None:
+    """What a program computes under its compiler does not depend on whether a tool watches, and
+    what the tool counts does not depend on the compiler."""
+    wanted = vanilla(program, shifting)
+    assert wanted != vanilla(program, "eager")
+    tool, reference = Counting(), Counting()
+    found, ways = watched(program, shifting, tool)
+    assert found == wanted, ways
+    assert all(way.startswith("by ") for way in ways)
+    watched(program, "eager", reference)
+    executed = {op_id: n for op_id, n in tool.counts().items() if n}
+    assert executed == {op_id: n for op_id, n in reference.counts().items() if n}
+
+
+def test_a_function_keeps_its_code_for_the_next_scope() -> None:
+    """A graph is compiled once, and not for each scope; each scope counts for itself."""
+    compiled = []
+
+    def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        compiled.append(graph)
+        return shifting(graph, inputs)
+
+    model = Net().eval()
+    run = torch.compile(model, backend=backend)
+    for _ in range(3):
+        tool = Counting()
+        with applied(tool):
+            for _ in range(2):
+                run(X).sum().backward()
+        assert set(tool.counts().values()) == {2}
+    assert len(compiled) == 1
+
+
+def test_threads_with_scopes_of_their_own() -> None:
+    """Each thread counts in its own scope what it runs."""
+    model = Net().eval()
+    run = torch.compile(model, backend=shifting)
+    tools = [Counting() for _ in range(3)]
+
+    def work(tool: Counting) -> None:
+        with amanda.apply(tool):
+            for _ in range(3):
+                run(X).sum()
+
+    threads = [threading.Thread(target=work, args=(tool,)) for tool in tools]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for tool in tools:
+        assert {n for op_id, n in tool.counts().items() if "/grad/" not in op_id} == {3}
+
+
+# -- what runs operator by operator ---------------------------------------------
+
+
+def _refused(run: Callable[[], Any]) -> list[str]:
+    with applied(Counting()) as scope, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CoverageWarning)
+        run()
+    return [*scope.statistics.compiled.values()]
+
+
+def test_hooks_on_inputs_are_called_once() -> None:
+    """A graph whose inputs have hooks, or retain their gradients, is not run for analyses."""
+    calls = []
+    run = torch.compile(lambda x: torch.relu(x).sum(), backend=shifting)
+
+    def step() -> None:
+        x = X.clone().requires_grad_()
+        x.register_hook(lambda g: calls.append(1))
+        run(x).backward()
+
+    _refused(step)
+    assert calls == [1]
+
+
+def test_a_compiler_whose_backward_pass_is_not_compiled() -> None:
+    """Where a compiler leaves the backward pass to autograd, a tool that looks at backward
+    operators sees them operator by operator, and the program computes what it computed."""
+    run = torch.compile(Net().eval(), backend=lambda graph, _: graph.forward)
+    tool, reference = Counting(), Counting()
+    with applied(tool) as scope, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CoverageWarning)
+        for _ in range(3):
+            run(X).sum().backward()
+    assert [*scope.statistics.compiled.values()] == ["operator by operator"]
+    model = Net().eval()
+    with applied(reference):
+        for _ in range(3):
+            model(X).sum().backward()
+    assert tool.counts() == reference.counts()
+
+
+def test_a_compiler_that_fails_leaves_the_program_running() -> None:
+    """A compiler that fails, or whose code fails, does not end the program: the graph runs operator
+    by operator, each execution is counted once, and the warning names the error."""
+
+    def failing(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        raise ValueError("no such thing")
+
+    def failing_later(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        def run(*args: Any) -> Any:
+            args[0].add_(1)
+            raise ValueError("no such thing")
+
+        return run
+
+    for backend in (failing, failing_later):
+        torch.compiler.reset()
+        total = torch.zeros(4)
+
+        def step(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+            total += x.sum(0)
+            return torch.relu(x) + torch.rand_like(x)
+
+        tool, run = Counting(), torch.compile(step, backend=backend)
+        torch.manual_seed(1)
+        with torch.no_grad(), applied(tool) as scope, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = [run(X, total), run(X, total)]
+        assert ["fails with ValueError" in str(one.message) for one in said] == [True]
+        assert [*scope.statistics.compiled.values()] == ["operator by operator"]
+        torch.manual_seed(1)
+        other = torch.zeros(4)
+        assert fingerprint(found) == fingerprint([step(X, other), step(X, other)]), backend
+        assert fingerprint(total) == fingerprint(other)
+        assert set(tool.counts().values()) == {1}
+
+
+def test_custom_operators_are_not_run_twice() -> None:
+    """An operator of the program's own may do what cannot be undone."""
+    calls = []
+
+    @torch.library.custom_op("amanda_tests::noted", mutates_args=())
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x.clone()
+
+    noted.register_fake(lambda x: torch.empty_like(x))
+    run = torch.compile(lambda x: noted(torch.relu(x)), backend="aot_eager")
+    with torch.no_grad():
+        _refused(lambda: run(X))
+    assert calls == [1]
+
+
+def test_sizes_that_change() -> None:
+    """A graph of symbolic sizes runs by its compiler where only counters are on it."""
+
+    def program(backend: Any) -> Any:
+        model = Net().eval()
+        run = torch.compile(model, backend=backend, dynamic=None)
+        return [run(torch.ones(n, 4) * n) for n in (2, 3, 5, 7)]
+
+    with torch.no_grad():
+        wanted = vanilla(program, shifting)
+        tool = Counting()
+        found, ways = watched(program, shifting, tool)
+        assert found == wanted
+    assert all(way.startswith("by ") for way in ways)
+    assert len(ways) == 2
+    reference = Counting()
+    with torch.no_grad():
+        watched(program, None, reference)
+    assert tool.counts() == reference.counts()
+
+
+def test_the_environment_keeps_functions_operator_by_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``AMANDA_TORCH_COMPILER=eager`` is for results of eager mode, whatever the tools are."""
+    monkeypatch.setenv(captured.COMPILER_VARIABLE, "eager")
+    with pytest.warns(CoverageWarning, match="operator by operator"):
+        found, ways = watched(train, shifting, Counting())
+    assert ways == ["operator by operator"]
+    assert found == vanilla(train, "eager")
+
+
+def test_the_graph_driver_does_the_same() -> None:
+    """``torch-graph`` lets the program's compiler have the graphs as well."""
+    wanted = vanilla(train, shifting)
+    torch.compiler.reset()
+    torch.manual_seed(3)
+    with amanda.apply(Counting(), drivers=[TorchGraphDriver]) as scope:
+        found = train(shifting)
+    assert fingerprint([found, torch.get_rng_state()]) == wanted
+    assert [way[:3] for way in scope.statistics.compiled.values()] == ["by "]
