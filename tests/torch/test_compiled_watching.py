@@ -321,7 +321,22 @@ def twice(backend: Any) -> Any:
     return [*found, *(p.grad for p in model.parameters())]
 
 
-PROGRAMS = [whole_step, in_place, inference, graph_breaks, one_output, twice]
+def evaluation(backend: Any) -> Any:
+    """A function that calls two models, in a loop without a backward pass."""
+    one, other = Net().eval(), nn.Linear(2, 3)
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(other(one(x)))
+
+    run = torch.compile(both, backend=backend) if backend else both
+    found = []
+    with torch.no_grad():
+        for n in range(3):
+            found += [run(X + n) * 2]
+    return found
+
+
+PROGRAMS = [whole_step, evaluation, in_place, inference, graph_breaks, one_output, twice]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
@@ -335,6 +350,36 @@ def test_programs_of_many_kinds_are_left_as_they_are(program: Program) -> None:
     assert found == wanted, ways
     assert all(way.startswith("by ") for way in ways)
     watched(program, "eager", reference)
+    executed = {op_id: n for op_id, n in tool.counts().items() if n}
+    assert executed == {op_id: n for op_id, n in reference.counts().items() if n}
+
+
+class Passes(Counting):
+    """Counts, and is told of forward and backward passes and of iterations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+        for backward in (False, True):
+            for end in (False, True):
+                self.add_inst_for_pass(
+                    lambda point, told=(backward, end): self.told.append(told),
+                    backward=backward,
+                    end=end,
+                )
+        self.add_inst_for_iteration(lambda point: self.told.append("iteration"))
+
+
+@pytest.mark.parametrize("program", [train, whole_step, evaluation, twice])
+def test_tools_are_told_of_the_passes_of_watched_functions(program: Program) -> None:
+    """Passes and iterations of a program are those that it has operator by operator, the first
+    run, which is run twice, included."""
+    tool, reference = Passes(), Passes()
+    found, ways = watched(program, shifting, tool)
+    assert found == vanilla(program, shifting), ways
+    watched(program, "eager", reference)
+    assert tool.told == reference.told
+    assert reference.told
     executed = {op_id: n for op_id, n in tool.counts().items() if n}
     assert executed == {op_id: n for op_id, n in reference.counts().items() if n}
 

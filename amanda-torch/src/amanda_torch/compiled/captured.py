@@ -195,8 +195,6 @@ class CapturedGraph:
         Args:
             outputs: of the run that has been a rehearsal.
         """
-        if interceptor.tells and any(step.enters for step in steps):
-            return None
         if rehearsal.reason or rehearsal.run_backward(outputs):
             return None
         tally = Tally(interceptor.executor.claimer)
@@ -209,10 +207,10 @@ class CapturedGraph:
         except Exception as error:
             self._say(f"{self._own_name()} fails with {type(error).__name__}")
             return None
-        first = FirstRun(binding, rehearsal, tally)
         name = self._own_name()
-        binding.function = CompiledCode(function, self._module, name, (), tally, interceptor)
-        binding.direct = None
+        code = CompiledCode(function, self._module, name, (), tally, interceptor)
+        first = FirstRun(binding, rehearsal, tally, code)
+        first.later = binding.entering(interceptor, code, steps)
         assert self._own is not None
         self._own.is_refused = False
         return first
@@ -309,13 +307,25 @@ class FirstRun:
         binding: of the graph; it still runs the graph operator by operator.
         rehearsal: which has counted the forward operators of this run.
         tally: counts those of later ones.
+        code: what runs the graph.
+
+    Attributes:
+        later: what runs it from the second time on: `code`, after the modules have been entered
+            that the rehearsal has entered for the first run.
     """
 
-    def __init__(self, binding: Binding, rehearsal: Rehearsal, tally: Tally) -> None:
+    def __init__(
+        self,
+        binding: Binding,
+        rehearsal: Rehearsal,
+        tally: Tally,
+        code: Callable[..., Any],
+    ) -> None:
         self._binding = binding
         self._rehearsal = rehearsal
         self._tally = tally
         self._otherwise = binding.function, binding.direct
+        self._code = self.later = code
 
     def run(
         self, interceptor: Interceptor, inputs: Sequence[Any], rehearsed: Any
@@ -328,8 +338,11 @@ class FirstRun:
         redo = self._rehearsal.undo()
         self._tally.is_first = True
         binding = self._binding
+        binding.function, binding.direct = self._code, None
         try:
-            return binding.run(interceptor, inputs), ""
+            result = binding.run(interceptor, inputs)
+            binding.function = self.later
+            return result, ""
         except OtherBackwardError:
             reason = "its backward pass is not compiled"
         except Exception as error:
@@ -679,8 +692,16 @@ class Step:
             else:
                 found = _known(interceptor, self._knowns[0], self._operator, self._frame)
         if self._entered:
-            return _entering(interceptor, found, self._entered, passes)
+            return self.entering(interceptor, found, passes)
         return _leaving(found, passes) if self._leaves else found
+
+    def entering(
+        self, interceptor: Interceptor, function: Callable[..., Any], passes: Passes
+    ) -> Callable[..., Any]:
+        """A function that enters its outermost modules first."""
+        return (
+            _entering(interceptor, function, self._entered, passes) if self._entered else function
+        )
 
 
 def _known(
@@ -878,6 +899,14 @@ class Binding:
         self.direct: DirectCode | None = None
         self.waiting: Waiting | None = None
         self.observers: Sequence[Observer] = ()
+
+    def entering(
+        self, interceptor: Interceptor, function: Callable[..., Any], steps: Sequence[Step]
+    ) -> Callable[..., Any]:
+        """A function that enters the outermost modules that the graph calls, and runs another."""
+        for step in reversed(steps):
+            function = step.entering(interceptor, function, self._passes)
+        return function
 
     def note_roots(self, roots: Sequence[Any]) -> bool:
         """Note the objects by which the graph's modules are found; whether that can be done."""
