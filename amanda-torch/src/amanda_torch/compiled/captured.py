@@ -101,6 +101,7 @@ class CapturedGraph:
         self._vanilla = module.forward
         self._name = f"graph {next(_NUMBERS)}"
         self._rehearsals = (-1, 0)
+        self._unbound = 0
         self._as_it_is: Callable[..., Any] | None = None
         if own is not None and not self._is_static and not own.is_refused and self._is_auto():
             # What the compiler assumes of sizes, Dynamo guards, if it is compiled here and now.
@@ -143,6 +144,10 @@ class CapturedGraph:
             if reason:
                 compiler = ""
                 self._say(reason)
+        if binding is None and self._is_auto():
+            self._unbound += 1
+            if self._unbound > 1:
+                self._say(_NOT_SETTLED if is_alone else "another mode is on")
         self._note(interceptor, f"by {compiler}" if compiler else "operator by operator")
         if binding is not None and binding.note_roots(roots):
             # Kept with the module call, and dropped with it when the thread's scopes end.
@@ -375,6 +380,8 @@ _BINDINGS = 16
 
 _MOST_WAITED = 8
 """Runs of a graph after which it is not compiled if analyses of backward operators are pending."""
+
+_NOT_SETTLED = "what tools do with it changes from run to run"
 
 _MOST_REHEARSED = 32
 """Rehearsals of one graph under the same plans: one that runs at ever other places in an iteration
