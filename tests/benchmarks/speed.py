@@ -54,7 +54,7 @@ VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
 """The environment variable by which the driver ``torch-eager`` chooses, when it attaches."""
 
 COMPILER = "AMANDA_TORCH_COMPILER"
-"""That by which it chooses who compiles functions of the program: ``own`` is the program's."""
+"""That by which it chooses who compiles functions of the program."""
 
 _MODULE = "tests.benchmarks.speed"
 
@@ -205,26 +205,33 @@ def routine_on(architecture: str, interceptors: Sequence[str]) -> list[Compariso
     ]
 
 
-def compiled_by_inductor(build: Callable[[], models.Built]) -> list[Comparison]:
-    """A model that ``torch.compile`` has compiled, under tools of which all is compiled in."""
+def compiled_by_inductor(
+    build: Callable[[], models.Built], training: bool = False
+) -> list[Comparison]:
+    """A model that ``torch.compile`` has compiled, under tools with which it stays compiled."""
     torch.manual_seed(0)
     model, inputs = build()
-    function: Any = torch.compile(model.eval())
+    function: Any = torch.compile(model.train(training))
 
     def step() -> None:
-        with torch.no_grad():
-            function(**inputs)
+        with torch.set_grad_enabled(training):
+            outputs = function(**inputs)
+        if training:
+            model.zero_grad(set_to_none=True)
+            models.loss(outputs).backward()
 
     vanilla = Program(step)
 
-    def within(tool: Callable[[], amanda.Tool]) -> Program:
-        scope = through("own", lambda model: amanda.apply(tool()), COMPILER)
-        return Program(step, functools.partial(scope, model))
+    def within(applied: Scope) -> Program:
+        return Program(step, functools.partial(through("auto", applied, COMPILER), model))
 
-    watched, masked = within(functools.partial(Watch, backward=False)), within(_Masks)
     return [
-        Comparison("watched", watched, vanilla, 1.00),
-        Comparison("traced mask on every weight", masked, vanilla, 1.05),
+        Comparison("watched", within(lambda _: amanda.apply(Watch(backward=training))), vanilla, 1),
+        Comparison("count", within(tool("count")), vanilla, 1.00),
+        Comparison("flops", within(tool("flops")), vanilla, 1.00),
+        Comparison(
+            "traced mask on every weight", within(lambda _: amanda.apply(_Masks())), vanilla, 1.05
+        ),
     ]
 
 
@@ -286,8 +293,11 @@ def cases(interceptors: Sequence[str]) -> command.Cases:
         made[workload] = functools.partial(tools_on, workload, interceptors)
     for name in ARCHITECTURES:
         made[f"architecture-{name}"] = functools.partial(routine_on, name, interceptors)
-    made["compiled-resnet18-infer"] = lambda: compiled_by_inductor(models.resnet18)
-    made["compiled-gpt2-infer"] = lambda: compiled_by_inductor(models.gpt2)
+    for name, build in (("resnet18", models.resnet18), ("gpt2", models.gpt2)):
+        for training in (False, True):
+            made[f"compiled-{name}-{'train' if training else 'infer'}"] = functools.partial(
+                compiled_by_inductor, build, training
+            )
     return made
 
 
