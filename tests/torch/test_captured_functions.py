@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import random
 import types
@@ -22,6 +23,7 @@ import amanda
 from amanda.cli.results import last_line
 from amanda.errors import CoverageWarning
 from amanda_torch.compiled.captured import CapturedGraph
+from amanda_torch.compiled.direct import RUNS
 from amanda_torch.eager.interceptors import LOCAL
 from tests.torch.support import TRANSPARENT, Counter, applied, fingerprint
 
@@ -654,6 +656,28 @@ def test_a_cache_of_keys_and_values_may_grow() -> None:
         return results, tool.ids
 
     assert generated(_compiled) == generated(lambda model: model)
+
+
+def test_routines_without_tensors_around_an_operator_of_several_outputs() -> None:
+    """Several routines that take no tensors run around an operator that returns several ones."""
+    called: list[str] = []
+    runs = max(RUNS) + 2
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().__name__ == "chunk":
+            for name in ("first", "second"):
+                begun, ended = (
+                    functools.partial(called.append, f"{name} {x}") for x in ("begun", "ended")
+                )
+                context.insert_before_op(begun, inputs=[])
+                context.insert_after_op(ended, outputs=[])
+
+    tool, model = amanda.Tool(), _compiled(_Decoder())
+    tool.add_inst_for_op(analyse)
+    with applied(tool):
+        for _ in range(runs):
+            model(torch.ones(2, 3, 4), (torch.zeros(2, 1, 4),) * 2)[0].sum().backward()
+    assert called == ["first begun", "second begun", "first ended", "second ended"] * runs
 
 
 # -- scopes within compiled functions ------------------------------------------

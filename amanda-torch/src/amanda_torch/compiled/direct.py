@@ -572,12 +572,16 @@ class _Routines:
 
     def given(self, values: Sequence[str]) -> Sequence[str]:
         """What the function is given: expressions."""
-        return _selected(self.actions[0], values) if len(self.actions) == 1 else values
+        if len(self.actions) == 1:
+            return _selected(self.actions[0], values)
+        # What no routine takes need not be a tensor: an operator of several outputs has a tuple.
+        return values if any(action.select != () for action in self.actions) else ()
 
     def _run(self, *values: Any) -> Any:
         for number, action in enumerate(self.actions):
             try:
-                result = action.func(*_selected(action, values), **action.kwargs)
+                selected = _selected(action, values) if action.select != () else ()
+                result = action.func(*selected, **action.kwargs)
             except BaseException as error:
                 note(error, action.routine, action.op_id)
                 raise
