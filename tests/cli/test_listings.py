@@ -155,19 +155,23 @@ def test_doctor_names_what_is_wrong(amanda: Command, site: Path) -> None:
         "    return ['outputs differ']\n"
         "@classmethod\n"
         "def check_internals(cls):\n"
-        "    raise AttributeError('no execute')\n",
+        "    raise AttributeError('no execute')\n"
+        "@classmethod\n"
+        "def reason_against_settings(cls):\n"
+        "    return 'SICK=nope is none of well'\n",
     )
     install(site, "amanda-bad", "bad = no_such_module")
     install(site, "amanda", "")
     run = amanda("doctor", PYTHONPATH=str(site), **ALONE)
     assert run.returncode == 1
-    problems = run.stdout.partition("4 problems\n")[2].splitlines()
+    problems = run.stdout.partition("5 problems\n")[2].splitlines()
     assert [problem.partition(":")[0].strip() for problem in problems] == [
         (
             "the distribution named 'amanda' is an unrelated project and overwrites files of "
             "amanda-core; try"
         ),
         "plugin bad (amanda-bad 1.0) is not loaded",
+        "SICK=nope is none of well",
         "sick check_internals",
         "sick self_test",
     ]

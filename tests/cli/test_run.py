@@ -570,6 +570,26 @@ def test_a_wrong_interceptor_of_the_environment_is_wrong_usage(
     assert run.stderr == said
 
 
+def test_a_wrong_compiler_of_the_environment_is_wrong_usage(
+    amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """The program does not start; a compiler that a package adds to Dynamo's may be named."""
+    run = amanda("run", "-t", "log", program, AMANDA_TORCH_COMPILER="nope")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith("amanda: error: AMANDA_TORCH_COMPILER=nope is none of auto, own")
+    assert run.stderr.count("\n") == 1
+    metadata = tmp_path / "other_compiler-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: other-compiler\nVersion: 1.0\n"
+    )
+    (metadata / "entry_points.txt").write_text("[torch_dynamo_backends]\nnope = other:compiled\n")
+    run = amanda(
+        "run", "-t", "log", program, AMANDA_TORCH_COMPILER="nope", PYTHONPATH=str(tmp_path)
+    )
+    assert run.returncode == 0
+
+
 # -- interrupts that are not the program's --------------------------------------
 
 INTERRUPTING_TOOLS = """

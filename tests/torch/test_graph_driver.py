@@ -14,8 +14,8 @@ import amanda
 from amanda.errors import CoverageWarning
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState, owned_locks
 from amanda.testing import interrupts, soak
-from amanda_torch.compiled.captured import COMPILER_VARIABLE, Binding, NoticingRun
-from amanda_torch.plugin import TorchEagerDriver, TorchGraphDriver
+from amanda_torch.compiled.captured import Binding, NoticingRun
+from amanda_torch.plugin import COMPILER_VARIABLE, TorchEagerDriver, TorchGraphDriver
 from tests.torch.support import Counter, applied, fingerprint
 
 # PyTorch's compiler changes PyTorch when it is first used.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -13,6 +14,12 @@ from amanda.interface.driver import Capability, Driver
 from amanda_torch import mapping_rules
 
 MINIMUM = (2, 13)
+
+COMPILER_VARIABLE = "AMANDA_TORCH_COMPILER"
+"""The environment variable that names the compiler of captured graphs."""
+
+COMPILERS = ("auto", "own", "eager", "inductor", "aot_eager", "aot_eager_decomp_partition")
+"""Those that it may name, beside Dynamo's backends that packages register as entry points."""
 
 
 class TorchDriver(Driver, abc.ABC):
@@ -32,6 +39,17 @@ class TorchDriver(Driver, abc.ABC):
         if release < MINIMUM:
             return f"it needs torch>=2.13, and {version} is installed"
         return ""
+
+    @classmethod
+    def reason_against_settings(cls) -> str:
+        """As every driver, and a compiler that there is not."""
+        asked = os.environ.get(COMPILER_VARIABLE)
+        if (reason := super().reason_against_settings()) or not asked or asked in COMPILERS:
+            return reason
+        others = {entry.name for entry in metadata.entry_points(group="torch_dynamo_backends")}
+        if asked in others:
+            return ""
+        return f"{COMPILER_VARIABLE}={asked} is none of {', '.join((*COMPILERS, *sorted(others)))}"
 
     @classmethod
     def missing_symbols(cls) -> list[str]:

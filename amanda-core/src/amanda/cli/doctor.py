@@ -149,6 +149,9 @@ def check_driver(cls: type[Driver], problems: list[str]) -> Iterator[str]:
     # drivers.explain_unusable() has called it, and there is no reason.
     asked = "passed" if _is_implemented(cls, "reason_unusable") else "is not implemented"
     yield f"{cls.name}: reason_unusable {asked}"
+    if wrong := drivers.explain_settings(cls):
+        yield f"{cls.name}: {wrong}"
+        problems.append(wrong)
     # Before anything else: importing the driver may need the symbols that it looks for.
     check_internals = _implementation(cls, "check_internals")
     yield _make_check(cls, "check_internals", check_internals, problems)

@@ -254,26 +254,23 @@ def choose_interceptor(name: str) -> None:
     """Have the drivers that know an interceptor of this name use it, here and in child processes.
 
     Raises:
-        UsageError: no driver knows it, or the one that the environment names.
+        UsageError: no driver knows it, or what the environment asks of one.
     """
     classes = [cls for cls, _ in drivers.registered_drivers()]
-    if not name:
-        _check_interceptor_variables(classes)
-        return
+    if name:
+        _set_interceptor(name, classes)
+    for cls in classes:
+        if reason := drivers.explain_settings(cls):
+            raise UsageError(reason)
+
+
+def _set_interceptor(name: str, classes: Sequence[type[Driver]]) -> None:
     variables = {cls.interceptor_variable for cls in classes if name in cls.interceptors}
     if not variables:
         known = dict.fromkeys(one for cls in classes for one in cls.interceptors)
         hint = f"the drivers have {', '.join(known)}" if known else "no driver has several"
         raise UsageError(f"no interceptor named {name!r}; {hint}")
     os.environ.update(dict.fromkeys(variables, name))
-
-
-def _check_interceptor_variables(classes: Sequence[type[Driver]]) -> None:
-    for cls in classes:
-        asked = os.environ.get(cls.interceptor_variable) if cls.interceptor_variable else None
-        if asked and asked not in cls.interceptors:
-            known = ", ".join(cls.interceptors)
-            raise UsageError(f"{cls.interceptor_variable}={asked} is none of {known}")
 
 
 def create_report(given: argparse.Namespace) -> Report:

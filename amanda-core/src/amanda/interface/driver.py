@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import enum
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Self
@@ -135,6 +136,18 @@ class Driver(abc.ABC):
     def reason_unusable(cls) -> str:
         """Why the driver cannot be used in this environment; "" if it can."""
         return ""
+
+    @classmethod
+    def reason_against_settings(cls) -> str:
+        """What the environment asks of the driver that there is not; "" if nothing.
+
+        Asked before a program starts. A driver that overrides it begins with this one, and imports
+        no framework.
+        """
+        asked = os.environ.get(cls.interceptor_variable) if cls.interceptor_variable else None
+        if not asked or asked in cls.interceptors:
+            return ""
+        return f"{cls.interceptor_variable}={asked} is none of {', '.join(cls.interceptors)}"
 
     @classmethod
     def framework_imported(cls) -> None:

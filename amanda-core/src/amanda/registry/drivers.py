@@ -326,6 +326,18 @@ def explain_unusable(cls: type[Driver]) -> str:
         return FAILED[cls]
 
 
+def explain_settings(cls: type[Driver]) -> str:
+    """What the environment asks of a driver that there is not; "" if nothing, or if it fails."""
+    if cls in FAILED:
+        return ""
+    try:
+        return cls.reason_against_settings() or ""
+    except BROKEN as error:
+        FAILED[cls] = f"reason_against_settings failed with {type(error).__name__}: {error}"
+        _warn_of_failure(cls)
+        return ""
+
+
 def _choose(requested: Sequence[str | type[Driver]] | None) -> list[type[Driver]]:
     """The classes of the requested drivers, or the default ones, imported or not."""
     wanted: Sequence[str | type[Driver]] = (

@@ -23,9 +23,10 @@ from torch import fx, nn
 
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
-from amanda_torch.compiled.captured import COMPILER_VARIABLE, CapturedGraph, name_of_compiler
+from amanda_torch.compiled.captured import CapturedGraph, name_of_compiler
 from amanda_torch.compiled.code import NotCapturableError
 from amanda_torch.eager.interceptors import LOCAL
+from amanda_torch.plugin import COMPILER_VARIABLE
 
 _OWN = ("amanda.", "amanda_torch.", "amanda_tools.")
 """Packages whose functions Dynamo is not to compile, where it meets them between two graphs."""

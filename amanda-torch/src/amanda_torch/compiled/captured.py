@@ -53,6 +53,7 @@ from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, Met
 from amanda_torch.eager.op_ids import Cell, Child, Frame
 from amanda_torch.operators.names import Kind, kind_of
+from amanda_torch.plugin import COMPILER_VARIABLE
 
 
 class CompiledFunction(Protocol):
@@ -356,9 +357,6 @@ class FirstRun:
         binding.function, binding.direct = self._otherwise
         return rehearsed, reason
 
-
-COMPILER_VARIABLE = "AMANDA_TORCH_COMPILER"
-"""The environment variable that names the compiler."""
 
 AUTO = "auto"
 """The compiler without it: the program's own one, where no routine has to run between operators."""
