@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from functorch.compile import make_boxed_compiler
+from torch import fx, nn
 from torch._dynamo import graph_break
+from torch._dynamo.backends.common import aot_autograd
 
 import amanda
 from amanda.errors import CoverageWarning
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState, owned_locks
 from amanda.testing import interrupts, soak
-from amanda_torch.compiled.captured import Binding, NoticingRun
+from amanda_torch.compiled.captured import OWN_COMPILER, Binding, NoticingRun
 from amanda_torch.plugin import COMPILER_VARIABLE, TorchEagerDriver, TorchGraphDriver
 from tests.torch.support import Counter, applied, fingerprint
 
@@ -468,6 +471,71 @@ def test_a_compiler_that_fails_on_a_routine_says_which(net: Net) -> None:
     ):
         run()
     assert list(scope.statistics.compiled.values()) == ["operator by operator"]
+
+
+def _broken_code(module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+    """A compiler whose code draws a number, writes into what it is given, and fails."""
+
+    def run(*inputs: torch.Tensor) -> None:
+        torch.rand(1)
+        for value in inputs:
+            if not value.requires_grad:
+                value.add_(1)
+        raise RuntimeError("no such instruction")
+
+    return run
+
+
+def _no_backward(module: fx.GraphModule, inputs: Any) -> Any:
+    """A compiler that cannot take backward passes."""
+
+    def fails(module: fx.GraphModule, inputs: Any) -> Any:
+        raise NotImplementedError("no backward pass")
+
+    forward = make_boxed_compiler(lambda module, inputs: module.forward)
+    return aot_autograd(fw_compiler=forward, bw_compiler=fails)(module, inputs)
+
+
+@pytest.mark.parametrize("compiler", [_broken_code, _no_backward])
+def test_code_that_a_compiler_makes_may_fail(
+    net: Net, monkeypatch: pytest.MonkeyPatch, compiler: Callable[..., Any]
+) -> None:
+    """A graph whose code fails when it first runs, or whose backward pass cannot be compiled, runs
+    operator by operator, from the state before, and says why once."""
+    monkeypatch.setenv(COMPILER_VARIABLE, OWN_COMPILER)
+
+    def steps(model: Callable[..., torch.Tensor], net: Net) -> list[str]:
+        torch.manual_seed(1)
+        found = []
+        for _ in range(4):
+            loss = model(torch.rand(4, 3))
+            loss.backward()
+            gradients = [p.grad for p in net.parameters()]
+            found.append(fingerprint([loss, *gradients, *net.buffers(), torch.get_rng_state()]))
+        return found
+
+    eager = copy.deepcopy(net)
+    with amanda.apply(Prune(), drivers=[TorchEagerDriver]):
+        wanted = steps(eager, eager)
+    model = torch.compile(net, backend=compiler)
+    with compiled(Prune()) as scope, pytest.warns(CoverageWarning) as said:
+        assert steps(model, net) == wanted
+    assert list(scope.statistics.compiled.values()) == ["operator by operator"]
+    (text,) = (str(one.message) for one in said)
+    assert "fails with" in text
+
+
+def test_the_first_call_of_compiled_code_may_raise_what_the_program_raises() -> None:
+    """An error of the program's own is that of eager mode, and the code is kept."""
+    ran = torch.compile(Indexed(), backend="aot_eager")
+    halved = amanda.traceable(lambda output: output * 0.5)
+    with compiled(on("abs", lambda c: c.insert_after_op(halved))) as scope, torch.no_grad():
+        ran(torch.zeros(2, 2), torch.tensor([0]))
+        with pytest.raises(IndexError) as error:
+            ran(torch.zeros(2, 2), torch.tensor([7]))
+        assert error.value.__context__ is None
+        ran(torch.zeros(2, 2), torch.tensor([0]))
+    assert list(scope.statistics.compiled.values()) == ["by aot_eager"]
 
 
 def test_one_interceptor(net: Net) -> None:

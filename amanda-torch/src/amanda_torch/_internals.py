@@ -1497,14 +1497,26 @@ def tracing_context() -> Any:
     return _tracing_context()
 
 
-def compile_later(context: Any, compiler: Any, module: Any, inputs: Sequence[Any]) -> Any:
+def compile_later(
+    context: Any,
+    compiler: Any,
+    module: Any,
+    inputs: Sequence[Any],
+    *,
+    with_backward: bool = False,
+) -> Any:
     """Compile a captured graph after Dynamo has captured it.
 
     Args:
         context: the :func:`tracing_context` of its capture.
         inputs: those that Dynamo gave to the compiler.
+        with_backward: whether the backward pass is compiled now, so that what fails in that fails
+            here, and not in the program's first backward pass, as AOTAutograd has it.
     """
-    with torch._guards.tracing(context):
+    import torch._functorch.config
+
+    backward = torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
+    with torch._guards.tracing(context), backward if with_backward else nullcontext():
         return compiler(module, list(inputs))
 
 

@@ -29,6 +29,7 @@ from amanda.state import ATTACHED
 from amanda_torch import _internals
 from amanda_torch.compiled.code import GraphCode, Site
 from amanda_torch.compiled.direct import DirectCode, Known
+from amanda_torch.compiled.first_call import FirstCall
 from amanda_torch.compiled.gradients import (
     OtherBackwardError,
     Tally,
@@ -47,7 +48,7 @@ from amanda_torch.compiled.inlining import (
 from amanda_torch.compiled.observers import Observer
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.compiled.passes import Passes
-from amanda_torch.compiled.rehearsal import Rehearsal
+from amanda_torch.compiled.rehearsal import Rehearsal, writes_in
 from amanda_torch.compiled.rehearsal import reason_against as reason_against_rehearsal
 from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, Met
@@ -274,36 +275,65 @@ class CapturedGraph:
         if not reason:
             actions = {step.name: step.inlined() for step in steps if step.acts()}
             try:
-                with self._suspended():
-                    tally = Tally(interceptor.executor.claimer)
-                    writer = Writer(driver.dispatcher, self._module, tally)
-                    module = writer.write(actions)
-                    own = None if self._own is None else self._own.compiler
-                    compiler = own if is_own else _internals.lookup_compiler(name)
-                    written = _internals.copied_graph(module)
-                    function = _internals.compile_later(
-                        self._context, compiler, module, self._inputs
-                    )
-                    routines = _routines(actions)
-                    binding.function = CompiledCode(
-                        function, written, name, routines, tally, interceptor
-                    )
-                    binding.direct, binding.observers = None, writer.observers
+                compiler = self._compiler(is_own, name)
+                self._write(binding, actions, compiler, name, interceptor, driver.dispatcher)
                 return name
             except Exception as error:
                 reason = other_nodes_said(error) or f"{name} fails with {type(error).__name__}"
                 notes = " ".join(notes_of(error))
                 reason += f" ({notes})" if notes else ""
-        if asked == AUTO:
+        self._refuse(name, reason)
+        return ""
+
+    def _compiler(self, is_own: bool, name: str) -> Any:
+        if is_own:
+            return None if self._own is None else self._own.compiler
+        return _internals.lookup_compiler(name)
+
+    def _write(
+        self,
+        binding: Binding,
+        actions: Mapping[str, Inlined],
+        compiler: Any,
+        name: str,
+        interceptor: Interceptor,
+        dispatcher: Any,
+    ) -> None:
+        """Bind what a compiler makes of the graph with its actions."""
+        with self._suspended():
+            tally = Tally(interceptor.executor.claimer)
+            writer = Writer(dispatcher, self._module, tally)
+            module = writer.write(actions)
+            written = _internals.copied_graph(module)
+            function = _internals.compile_later(
+                self._context, compiler, module, self._inputs, with_backward=True
+            )
+        code = CompiledCode(function, written, name, _routines(actions), tally, interceptor)
+        otherwise = binding.function
+
+        def accept() -> None:
+            binding.function = code
+
+        def refuse(reason: str) -> None:
+            binding.function, binding.observers = otherwise, ()
+            self._refuse(name, reason)
+            self._note(interceptor, "operator by operator")
+
+        writes = writes_in(self._code)
+        binding.function = FirstCall(code, otherwise, writes, accept, refuse)
+        binding.direct, binding.observers = None, writer.observers
+
+    def _refuse(self, name: str, reason: str) -> None:
+        """Say, once, why a graph runs operator by operator, and not with a compiler."""
+        if asked_compiler() == AUTO:
             self._say(reason)
         elif reason not in _SAID:
             _SAID.add(reason)
             warnings.warn(
                 f"a compiled function runs operator by operator and not with {name}: {reason}",
                 CoverageWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
-        return ""
 
 
 class FirstRun:

@@ -105,11 +105,15 @@ class CompiledCode:
     def __call__(self, *inputs: Any) -> Any:
         """Run the code."""
         try:
-            return self._tally.run(self._function, inputs, self._interceptor.iteration)
+            return self.run(inputs)
         except Exception as error:
             if self._routines and not notes_of(error):
                 self._explain(error, inputs)
             raise
+
+    def run(self, inputs: Sequence[Any]) -> Any:
+        """Run the code; what it raises says nothing of routines that were compiled."""
+        return self._tally.run(self._function, inputs, self._interceptor.iteration)
 
     def _explain(self, error: Exception, inputs: Sequence[Any]) -> None:
         """Run the graph as it was written, on copies, for the notes of the error in it.

@@ -102,7 +102,7 @@ class Rehearsal:
         self._copies: dict[int, torch.Tensor] = {}
         self._versions: list[int | None] = []
         # Parameters may be large, and most graphs only read them.
-        writes = _writes(code)
+        writes = writes_in(code)
         for number, tensor in enumerate(self._tensors):
             has_version = not tensor.is_inference()
             self._versions.append(_internals.version_of(tensor) if has_version else None)
@@ -293,7 +293,7 @@ class Rehearsal:
         return bool(self._quietly(self._can_undo))
 
     def _can_undo(self) -> bool:
-        return all(n in self._copies and not _overlaps(self._tensors[n]) for n in self._changed())
+        return all(n in self._copies and not overlaps(self._tensors[n]) for n in self._changed())
 
     def undo(self) -> Callable[[], None]:
         """Put back what has been changed; gives what takes that back."""
@@ -356,7 +356,7 @@ def _is_pytorchs(function: Callable[..., Any]) -> bool:
 _PYTHONS = frozenset({"", "builtins", "math", operator.add.__module__})
 
 
-def _writes(code: GraphCode) -> bool:
+def writes_in(code: GraphCode) -> bool:
     """Whether an operator of a graph may write into a parameter."""
     for site, statement in zip(code.sites, code.statements, strict=True):
         keywords = {} if statement is None else statement.keywords
@@ -374,7 +374,7 @@ def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
     return values if action.select is None else [values[index] for index in action.select]
 
 
-def _overlaps(tensor: torch.Tensor) -> bool:
+def overlaps(tensor: torch.Tensor) -> bool:
     """Whether elements share memory, so that nothing can be written."""
     sized = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and stride == 0 for size, stride in sized)
