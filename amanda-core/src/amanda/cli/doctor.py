@@ -151,7 +151,8 @@ def check_driver(cls: type[Driver], problems: list[str]) -> Iterator[str]:
     yield f"{cls.name}: reason_unusable {asked}"
     if wrong := drivers.explain_settings(cls):
         yield f"{cls.name}: {wrong}"
-        problems.append(wrong)
+        if wrong not in problems:  # drivers of one framework have settings in common
+            problems.append(wrong)
     # Before anything else: importing the driver may need the symbols that it looks for.
     check_internals = _implementation(cls, "check_internals")
     yield _make_check(cls, "check_internals", check_internals, problems)
