@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -557,3 +558,27 @@ def test_the_graph_driver_does_the_same() -> None:
         found = train(shifting)
     assert fingerprint([found, torch.get_rng_state()]) == wanted
     assert [way[:3] for way in scope.statistics.compiled.values()] == ["by "]
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
+def test_tensors_that_a_graph_holds_are_changed_once() -> None:
+    """Each step of a compiled optimizer changes once what its graph is not given."""
+
+    def trained(*tools: amanda.Tool) -> str:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        step = torch.compile(optimizer.step, backend=shifting)
+        with contextlib.ExitStack() as stack:
+            for tool in tools:
+                stack.enter_context(applied(tool))
+            for _ in range(4):
+                optimizer.zero_grad()
+                net(X).square().sum().backward()
+                step()
+        return fingerprint(list(net.parameters()))
+
+    torch.compiler.reset()
+    wanted = trained()
+    torch.compiler.reset()
+    assert trained(Counting()) == wanted

@@ -48,7 +48,7 @@ from amanda_torch.compiled.inlining import (
 from amanda_torch.compiled.observers import Observer
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.compiled.passes import Passes
-from amanda_torch.compiled.rehearsal import Rehearsal, writes_in
+from amanda_torch.compiled.rehearsal import Rehearsal
 from amanda_torch.compiled.rehearsal import reason_against as reason_against_rehearsal
 from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, Met
@@ -319,8 +319,7 @@ class CapturedGraph:
             self._refuse(name, reason)
             self._note(interceptor, "operator by operator")
 
-        writes = writes_in(self._code)
-        binding.function = FirstCall(code, otherwise, writes, accept, refuse)
+        binding.function = FirstCall(code, otherwise, self._code, accept, refuse)
         binding.direct, binding.observers = None, writer.observers
 
     def _refuse(self, name: str, reason: str) -> None:

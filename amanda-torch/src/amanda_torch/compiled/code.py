@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import torch
 from torch import fx
 
 from amanda_torch import _internals
@@ -110,6 +112,13 @@ class GraphCode:
         self.vanilla: Sequence[Callable[..., Any]] = [site.function for site in self.sites]
         self._source = python.src
         self._numbers = {name: number for number, name in enumerate(self.markers)}
+
+    @property
+    def held(self) -> Sequence[Any]:
+        """Its tensors that are no inputs: parameters of optimizers, and constants."""
+        names = dict.fromkeys(n.target for n in self._module.graph.nodes if n.op == "get_attr")
+        found = (operator.attrgetter(str(name))(self._module) for name in names)
+        return [value for value in found if isinstance(value, torch.Tensor)]
 
     @functools.cached_property
     def statements(self) -> Sequence[Statement | None]:

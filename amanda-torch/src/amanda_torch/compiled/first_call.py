@@ -3,7 +3,7 @@
 A compiler may make code that does not run, and the program has not asked for it. Therefore what the
 first call has changed is put back if it fails, and the graph runs operator by operator instead::
 
-    binding.function = FirstCall(code, function, writes, accept, refuse)
+    binding.function = FirstCall(code, function, graph, accept, refuse)
 
 An error that this raises, too, is the program's own.
 """
@@ -16,20 +16,23 @@ from typing import Any
 import torch
 
 from amanda_torch import _internals
+from amanda_torch.compiled.code import GraphCode
 from amanda_torch.compiled.inlining import CompiledCode, notes_of
-from amanda_torch.compiled.rehearsal import overlaps
+from amanda_torch.compiled.rehearsal import overlaps, writes_in
 
 
 class Before:
-    """The inputs of a call, and the states of generators of random numbers, before it.
+    """What a call of a graph may change, before it: tensors, and generators of random numbers.
 
     Args:
+        graph: its code.
         inputs: of the call.
-        writes: whether it may write into parameters, which may be large.
     """
 
-    def __init__(self, inputs: Sequence[Any], writes: bool) -> None:
-        self._tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    def __init__(self, graph: GraphCode, inputs: Sequence[Any]) -> None:
+        self._tensors = [x for x in (*inputs, *graph.held) if isinstance(x, torch.Tensor)]
+        # Parameters may be large, and most graphs only read them.
+        writes = writes_in(graph)
         self._versions = [
             None if x.is_inference() else _internals.version_of(x) for x in self._tensors
         ]
@@ -66,7 +69,7 @@ class FirstCall:
     Args:
         code: it.
         otherwise: runs the graph operator by operator.
-        writes: whether the graph may write into parameters.
+        graph: the code of that.
         accept: called when the code has run.
         refuse: called with the reason when it has failed, and the graph has run.
     """
@@ -75,19 +78,19 @@ class FirstCall:
         self,
         code: CompiledCode,
         otherwise: Callable[..., Any],
-        writes: bool,
+        graph: GraphCode,
         accept: Callable[[], None],
         refuse: Callable[[str], None],
     ) -> None:
         self._code = code
         self._otherwise = otherwise
-        self._writes = writes
+        self._graph = graph
         self._accept = accept
         self._refuse = refuse
 
     def __call__(self, *inputs: Any) -> Any:
         """The outputs of the graph."""
-        before = _internals.without_modes(Before, inputs, self._writes)
+        before = _internals.without_modes(Before, self._graph, inputs)
         try:
             result = self._code.run(inputs)
             self._accept()

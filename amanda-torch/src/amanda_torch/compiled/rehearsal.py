@@ -97,7 +97,7 @@ class Rehearsal:
         self._interceptor = interceptor
         self._dispatcher: RoutineDispatcher = interceptor.executor.claimer.dispatcher
         self._start = _internals.sequence_number()
-        self._tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        self._tensors = [x for x in (*inputs, *code.held) if isinstance(x, torch.Tensor)]
         self._numbers = {id(x): n for n, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
         self._copies: dict[int, torch.Tensor] = {}
         self._versions: list[int | None] = []
@@ -148,6 +148,8 @@ class Rehearsal:
             nodes = new_nodes(outputs, start)
             variables = [node.variable for node in nodes if is_accumulation(node)]
             leaves = [self._numbers[id(x)] for x in variables if id(x) in self._numbers]
+            if len(leaves) < len(variables):
+                self.reason = self.reason or "an operator uses a leaf that the graph is not given"
             if leaves:
                 past = Past(call().inputs, outputs, self._interceptor.references())
                 self.sites.append(LeafSite(known.gradients, leaves, past))
@@ -333,7 +335,7 @@ def reason_against(code: GraphCode, inputs: Sequence[Any]) -> str:
     for site in code.sites:
         if not _is_pytorchs(site.function):
             return f"{name_of(site.function)} is not an operator of PyTorch"
-    for value in inputs:
+    for value in (*inputs, *code.held):
         if isinstance(value, torch.Tensor):
             if type(value) not in _internals.PLAIN:
                 return f"an input is a {type(value).__name__}"
