@@ -406,6 +406,140 @@ def test_what_is_read_without_python_is_found() -> None:
 
 
 @needs_gate
+def test_hooks_are_called_without_objects() -> None:
+    """With a tested PyTorch autograd calls a hook of the gate directly before and after a node; with
+    others in the same node, of the program, all are called in their order, and what the program's
+    return and raise counts."""
+    natives = _internals.native_hooks()
+    assert natives is not None
+    extension = gate.extension()
+    assert extension.configure_hooks(_internals.sample_nodes(), *natives) is True
+    x = torch.ones(2, requires_grad=True)
+
+    def product() -> tuple[Any, torch.Tensor]:
+        y = x * 3.0 * x
+        return extension.probe(y.grad_fn), y
+
+    def gradient(y: torch.Tensor) -> list[float]:
+        return list(torch.autograd.grad(y.sum(), x)[0].tolist())
+
+    probe, y = product()
+    assert gradient(y) == [6.0, 6.0]
+    assert (probe.before, probe.after, probe.by_method) == (1, 1, 0)
+    probe, y = product()
+    y.grad_fn.register_prehook(lambda gradients: tuple(2 * g for g in gradients))
+    assert gradient(y) == [12.0, 12.0]
+    assert (probe.before, probe.after, probe.by_method) == (0, 1, 1)
+    probe, y = product()
+    handle = y.grad_fn.register_hook(lambda inputs, outputs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        gradient(y)
+    assert (probe.before, probe.after, probe.by_method) == (1, 0, 1)
+    probe, y = product()
+    handle = y.grad_fn.register_hook(lambda inputs, outputs: 1 / 0)
+    handle.remove()
+    assert gradient(y) == [6.0, 6.0]
+    assert (probe.before, probe.after, probe.by_method) == (1, 1, 0)
+
+
+@needs_gate
+def test_hooks_go_through_python_where_their_place_is_not_found() -> None:
+    """Where a class of hooks is not the one that is known, or no node is given, hooks are called by
+    PyTorch's own way."""
+    extension, natives = gate.extension(), _internals.native_hooks()
+    assert natives is not None
+    (before, after), *others = natives
+    try:
+        for types_ in ((after, before), (before, before)):
+            samples = _internals.sample_nodes()
+            assert extension.configure_hooks(samples, types_, *others) is False
+            y = torch.ones(2, requires_grad=True) * 2.0
+            probe = extension.probe(y.grad_fn)
+            y.sum().backward()
+            assert (probe.before, probe.after, probe.by_method) == (0, 0, 2)
+        assert extension.configure_hooks([], *natives) is False
+    finally:
+        assert extension.configure_hooks(_internals.sample_nodes(), *natives) is True
+
+
+class TensorsAlive(amanda.inline.Log):
+    """Counts the tensors that are objects of Python at the end of each execution of a timer."""
+
+    def __init__(self) -> None:
+        super().__init__(due=0)
+        self.counts: list[int] = []
+
+    def look(self, now: int) -> None:
+        self.counts.append(sum(type(one) is torch.Tensor for one in gc.get_objects()))
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_timers_at_backward_operators_make_no_objects_of_gradients() -> None:
+    """What a timer or a counter does at a backward operator needs no tensor of Python's."""
+    log = TensorsAlive()
+
+    class Timed(amanda.Tool):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_inst_for_op(self.analyse, backward=True)
+
+        def analyse(self, context: amanda.OpContext) -> None:
+            timer = amanda.inline.Timer(log)
+            context.insert_before_backward_op(timer.start, grad_outputs=[])
+            context.insert_after_backward_op(timer.stop, grad_inputs=[])
+
+    x = torch.ones(2, requires_grad=True)
+    with applied(Timed()):
+        for _ in range(4):
+            x.grad = None
+            y = (x * 2.0).exp().sum()
+            log.counts.clear()
+            alive = sum(type(one) is torch.Tensor for one in gc.get_objects())
+            y.backward()
+            # With it goes the accumulation, which has been hooked where nothing was known yet.
+            del y
+            amanda.new_iteration()
+    assert len(log.counts) == 4
+    # The gradient with which the pass begins is one of Python's.
+    assert max(log.counts) <= alive + 1
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_a_log_raises_reaches_the_program(error: type[BaseException]) -> None:
+    """An exception that C++ cannot be given at a backward operator is raised there nevertheless, once,
+    and its traceback names the function that raised it."""
+
+    class Raising(amanda.inline.Log):
+        def look(self, now: int) -> None:
+            self.due = None
+            raise error("looked")
+
+    class Timed(amanda.Tool):
+        def __init__(self, log: amanda.inline.Log) -> None:
+            super().__init__()
+            self._log = log
+            self.add_inst_for_op(self.analyse, backward=True)
+
+        def analyse(self, context: amanda.OpContext) -> None:
+            timer = amanda.inline.Timer(self._log)
+            context.insert_before_backward_op(timer.start, grad_outputs=[])
+            context.insert_after_backward_op(timer.stop, grad_inputs=[])
+
+    x, log = torch.ones(2, requires_grad=True), Raising()
+    with applied(Timed(log)):
+        for _ in range(4):
+            log.due = 0
+            with pytest.raises(error, match="looked") as caught:
+                (x * 2.0).exp().sum().backward()
+            assert "look" in [entry.name for entry in caught.traceback]
+            (x * 2.0).exp().sum().backward()
+            amanda.new_iteration()
+
+
+@needs_gate
 @pytest.mark.usefixtures("gated")
 def test_a_routine_runs_without_a_mode() -> None:
     """An operator that a tool acts on runs by the way that is known, and no mode is asked."""

@@ -706,6 +706,35 @@ def native_functions() -> tuple[Any, ...] | None:
     return tuple(addresses), keys, _dispatch_depth, checks, plain, torch.autograd.Function
 
 
+def native_hooks() -> tuple[Any, ...] | None:
+    """How the gate finds what autograd calls the hooks of nodes by: the arguments of its
+    ``configure_hooks()``; None where a library exports it no more.
+
+    The order of the virtual functions of both classes of hooks was compared in the headers of
+    PyTorch 2.13, 2.14 and 2.15 (``torch/csrc/autograd/function_hook.h``).
+    """
+    try:
+        library = ctypes.CDLL(torch._C.__file__)
+        types, undefined = (
+            [ctypes.addressof(ctypes.c_char.in_dll(library, name)) for name in names]
+            for names in (
+                [
+                    "_ZTIN5torch8autograd15FunctionPreHookE",
+                    "_ZTIN5torch8autograd16FunctionPostHookE",
+                ],
+                ["_ZN3c1019UndefinedTensorImpl10_singletonE"],
+            )
+        )
+        # As the dynamic linker looks for it: a program may bring an allocator of its own.
+        try:
+            allocate = ctypes.CDLL(None)._Znwm
+        except AttributeError:
+            allocate = library._Znwm
+    except (OSError, AttributeError, ValueError):
+        return None
+    return tuple(types), undefined[0], ctypes.cast(allocate, ctypes.c_void_p).value
+
+
 FUNCTION_NODE = _symbol("torch.autograd.function.BackwardCFunction")
 """The class of the nodes that ``autograd.Function``s make."""
 

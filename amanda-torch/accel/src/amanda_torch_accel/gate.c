@@ -557,7 +557,7 @@ static struct {
     PyObject *cache, *enabled, *held, *settled, *quiet, *dict, *grad_fn, *next_functions, *sequence,
         *register_prehook, *register_hook, *before, *after, *base, *metadata, *variable, *mark,
         *op_id, *append, *scopes, *statistics, *seconds,
-        *expect, *shape, *registrar;
+        *expect, *shape, *registrar, *dict_ref;
 } names;
 
 static int
@@ -592,6 +592,7 @@ make_names(void)
         {&names.expect, "expect"},
         {&names.shape, "shape"},
         {&names.registrar, "_register_hook"},
+        {&names.dict_ref, "hooks_dict_ref"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         *all[i].name = PyUnicode_InternFromString(all[i].text);
@@ -984,6 +985,39 @@ typedef struct {
     Py_ssize_t number;
     Accumulation *reached[1];
 } Entry;
+
+/* The error that is set, with its traceback. */
+static PyObject *
+take_error(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL) {
+        PyException_SetTraceback(error, trace);
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return error;
+#endif
+}
+
+/* An error of a hook that C++ has called, which C cannot throw: the hook raises it where PyTorch calls it
+   by its own way, which is done at once. */
+static THREAD_LOCAL PyObject *unthrown;
+
+static PyObject *
+raise_unthrown(void)
+{
+    PyObject *error = unthrown;
+    unthrown = NULL;
+    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_DECREF(error);
+    return NULL;
+}
 
 /* Whether a node gets no gradient. */
 static int
@@ -1529,10 +1563,24 @@ static PyObject *
 hook_vectorcall(PyObject *self, PyObject *const *values, size_t nargsf, PyObject *Py_UNUSED(keywords))
 {
     Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+    if (unthrown != NULL) {
+        return raise_unthrown();
+    }
     if (count > 0 && nothing_flows(values[count - 1])) {
         Py_RETURN_NONE;
     }
     return run_hook((Hook *)self, values, count);
+}
+
+/* The same without the gradients: 1 if it was done, 0 where these are to be looked at, or Python is to do
+   it, -1 with an error. */
+static int
+run_unseen(Hook *self, int is_after)
+{
+    PyObject *routines = settled_routines(self, is_after);
+    int done = routines == NULL || what_looks(routines) ? 0 : run_routines(routines, NULL) < 0 ? -1 : 1;
+    Py_XDECREF(routines);
+    return done;
 }
 
 static int
@@ -1608,7 +1656,7 @@ look_up_interned(PyObject *type, PyObject *name)
 }
 
 static int
-attach(PyObject *node, PyObject *hook, int is_after)
+attach_by_method(PyObject *node, PyObject *hook, int is_after)
 {
     PyObject *name = is_after ? names.register_hook : names.register_prehook;
     PyTypeObject *meta = native.meta;
@@ -1623,6 +1671,8 @@ attach(PyObject *node, PyObject *hook, int is_after)
     Py_XDECREF(handle);
     return handle == NULL ? -1 : 0;
 }
+
+static int attach(PyObject *node, PyObject *hook, int is_after);
 
 /* Hook a node at one or both of its ends. */
 static int
@@ -1770,6 +1820,26 @@ new_hook_dict(void)
     return HookDict_Type.tp_new(&HookDict_Type, nothing, NULL);
 }
 
+/* A dict with nothing but a hook. */
+static PyObject *
+dict_with(PyObject *hook, int is_ours)
+{
+    if (Py_IS_TYPE(hook, &Hook_Type) && ((Hook *)hook)->spare != NULL) {
+        return take_dict((Hook *)hook);
+    }
+    PyObject *dict = new_hook_dict();
+    if (dict != NULL && PyObject_SetItem(dict, hook, hook) < 0) {
+        Py_CLEAR(dict);
+    }
+#if PY_VERSION_HEX < 0x030E0000
+    /* A dict begins to be tracked, again, where another kind of object comes into it. */
+    if (dict != NULL && is_ours && PyObject_GC_IsTracked(dict)) {
+        PyObject_GC_UnTrack(dict);
+    }
+#endif
+    return dict;
+}
+
 static PyTypeObject Accumulation_Type, Entry_Type;
 
 /* ``torch.autograd.Function._register_hook(hooks, hook)``, which PyTorch calls to register a hook of
@@ -1785,25 +1855,17 @@ add_hook(PyObject *vanilla, PyObject *const *values, Py_ssize_t count)
     if (!is_ours && (count != 2 || values[1] != attached)) {
         return PyObject_Vectorcall(vanilla, values, count, NULL);
     }
-    int is_first = values[0] == Py_None;
     PyObject *dict, *pair = NULL;
-    if (is_first && Py_IS_TYPE(values[1], &Hook_Type) && ((Hook *)values[1])->spare != NULL) {
-        dict = take_dict((Hook *)values[1]);
+    if (values[0] == Py_None) {
+        dict = dict_with(values[1], is_ours);
+    }
+    else {
+        dict = PyObject_SetItem(values[0], values[1], values[1]) < 0 ? NULL : Py_NewRef(values[0]);
+    }
+    if (dict != NULL) {
         pair = PyTuple_Pack(2, dict, Py_None);
         Py_DECREF(dict);
-        return pair;
     }
-    dict = is_first ? new_hook_dict() : Py_NewRef(values[0]);
-    if (dict != NULL && PyObject_SetItem(dict, values[1], values[1]) == 0) {
-#if PY_VERSION_HEX < 0x030E0000
-        /* A dict begins to be tracked, again, where another kind of object comes into it. */
-        if (is_first && is_ours) {
-            PyObject_GC_UnTrack(dict);
-        }
-#endif
-        pair = PyTuple_Pack(2, dict, Py_None);
-    }
-    Py_XDECREF(dict);
     return pair;
 }
 
@@ -1883,19 +1945,25 @@ note_pass(Accumulation *self, int64_t task, int makes_graph)
     return 0;
 }
 
+/* Whether the pass of this thread is one of its scopes'; -1 with an error. */
+static int
+acts_here(const Accumulation *self)
+{
+    int64_t task;
+    if (self->always) {
+        return 1;
+    }
+    return current_task(&task) < 0 ? -1 : has_pass(self, task);
+}
+
 static PyObject *
 accumulation_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf,
                         PyObject *Py_UNUSED(keywords))
 {
     Accumulation *self = (Accumulation *)object;
-    if (!self->always) {
-        int64_t task;
-        if (current_task(&task) < 0) {
-            return NULL;
-        }
-        if (!has_pass(self, task)) {
-            Py_RETURN_NONE;
-        }
+    int acts = unthrown != NULL ? 1 : acts_here(self);
+    if (acts <= 0) {
+        return acts < 0 ? NULL : Py_NewRef(Py_None);
     }
     return hook_vectorcall((PyObject *)self->hook, values, nargsf, NULL);
 }
@@ -1993,22 +2061,17 @@ new_accumulation(Hook *hook)
 
 static int hook_way(PyObject *node, PyObject *way, PyObject *natives, PyObject *done);
 
-static PyObject *
-entry_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf,
-                 PyObject *Py_UNUSED(keywords))
+/* What an entry does beside its hook, which may be done again in the same pass. */
+static int
+enter(Entry *self)
 {
-    Entry *self = (Entry *)object;
-    Py_ssize_t count = PyVectorcall_NARGS(nargsf);
-    if (count > 0 && nothing_flows(values[count - 1])) {
-        Py_RETURN_NONE;
-    }
     if (self->way != NULL && !PyByteArray_AS_STRING(self->done)[self->number]) {
         PyByteArray_AS_STRING(self->done)[self->number] = 1;
         PyObject *node = PyObject_CallNoArgs(inlined.node);
         int failed = node == NULL || hook_way(node, self->way, self->natives, self->done) < 0;
         Py_XDECREF(node);
         if (failed) {
-            return NULL;
+            return -1;
         }
     }
     if (Py_SIZE(self) > 0) {
@@ -2019,12 +2082,35 @@ entry_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf,
             failed = note_pass(self->reached[i], task, makes_graph) < 0;
         }
         if (failed) {
-            return NULL;
+            return -1;
         }
     }
-    /* It is a prehook where something is to be done before the node, and a posthook elsewhere. */
-    int is_wanted = count > 1 ? self->hook->has_after : self->hook->has_before;
-    return is_wanted ? run_hook(self->hook, values, count) : Py_NewRef(Py_None);
+    return 0;
+}
+
+/* It is a prehook where something is to be done before the node, and a posthook elsewhere. */
+static int
+is_wanted(const Entry *self, int is_after)
+{
+    return is_after ? self->hook->has_after : self->hook->has_before;
+}
+
+static PyObject *
+entry_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf,
+                 PyObject *Py_UNUSED(keywords))
+{
+    Entry *self = (Entry *)object;
+    Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+    if (unthrown != NULL) {
+        return raise_unthrown();
+    }
+    if (count > 0 && nothing_flows(values[count - 1])) {
+        Py_RETURN_NONE;
+    }
+    if (enter(self) < 0) {
+        return NULL;
+    }
+    return is_wanted(self, count > 1) ? run_hook(self->hook, values, count) : Py_NewRef(Py_None);
 }
 
 static void
@@ -2207,6 +2293,326 @@ gate_configure_nodes(PyObject *Py_UNUSED(module), PyObject *nodes)
     inside.edges = edges_at;
     inside.dealloc = dealloc;
     Py_RETURN_TRUE;
+}
+
+/* ---- hooks that autograd calls without objects ------------------------------------------------ */
+
+/* Autograd calls the hooks of a node through objects of C++, PyFunctionPreHook and PyFunctionPostHook,
+   that have a dict of Python's hooks each. They make a tensor's object and a tuple of all gradients
+   before they call what is in it: 3,000 instructions and more, where a counter takes thirty. So ours
+   are put into nodes by objects of the same classes that the gate makes itself. Their tables of virtual
+   functions are PyTorch's but for one, which asks our hook; where that cannot answer without the
+   gradients, or the dict has got others, PyTorch's is called. Nothing of it is assumed: where nodes keep
+   these objects, and what they consist of, is found with nodes that Python has hooked, and the classes
+   are known by what RTTI says of them, see configure_hooks(). */
+
+/* A std::vector of pointers, or of what consists of one. */
+typedef struct {
+    void **begin, **end, **room;
+} Vector;
+
+typedef struct {
+    const void *const *functions;
+    PyObject *dict;
+} CalledHook;
+
+typedef Vector (*CallBefore)(CalledHook *, Vector *);
+typedef Vector (*CallAfter)(CalledHook *, Vector *, Vector *);
+
+/* The virtual functions of both classes, after two words on the class. */
+enum { TO_TOP, RTTI, DESTROY, DELETE, CALL, COMPILE, TABLE };
+
+/* How nodes are hooked before and after they run. */
+static struct {
+    Py_ssize_t place;             /* of the vector in a node; 0 where Python's way is to be taken */
+    const void *const *functions; /* PyTorch's */
+    const void *table[TABLE];     /* ours */
+} callers[2];
+
+static const void *undefined_tensor;
+static void *(*allocate)(size_t); /* operator new */
+
+/* A hook that counts how often it is called, to try all of this out. */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    int before, after, by_method;
+} Probe;
+
+static PyObject *
+probe_vectorcall(PyObject *self, PyObject *const *Py_UNUSED(values), size_t Py_UNUSED(nargsf),
+                 PyObject *Py_UNUSED(keywords))
+{
+    ((Probe *)self)->by_method++;
+    Py_RETURN_NONE;
+}
+
+static PyMemberDef probe_members[] = {
+    {"before", T_INT, offsetof(Probe, before), READONLY, NULL},
+    {"after", T_INT, offsetof(Probe, after), READONLY, NULL},
+    {"by_method", T_INT, offsetof(Probe, by_method), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject Probe_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "amanda_torch_accel.gate.Probe",
+    .tp_basicsize = sizeof(Probe),
+    .tp_flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_vectorcall_offset = offsetof(Probe, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_members = probe_members,
+};
+
+static int
+are_undefined(const Vector *tensors)
+{
+    for (void **tensor = tensors->begin; tensor < tensors->end; tensor++) {
+        if (*tensor != undefined_tensor) {
+            return 0;
+        }
+    }
+    return tensors->begin < tensors->end;
+}
+
+/* What a hook does without gradients: 1 if that is all, 0 where it is to be called with them, -1 with an
+   error. */
+static int
+answer(PyObject *hook, const Vector *consumed, int is_after)
+{
+    if (Py_IS_TYPE(hook, &Hook_Type)) {
+        return are_undefined(consumed) ? 1 : run_unseen((Hook *)hook, is_after);
+    }
+    if (Py_IS_TYPE(hook, &Entry_Type)) {
+        Entry *entry = (Entry *)hook;
+        if (are_undefined(consumed)) {
+            return 1;
+        }
+        return enter(entry) < 0             ? -1
+               : is_wanted(entry, is_after) ? run_unseen(entry->hook, is_after)
+                                            : 1;
+    }
+    if (Py_IS_TYPE(hook, &Accumulation_Type)) {
+        int acts = are_undefined(consumed) ? 0 : acts_here((Accumulation *)hook);
+        return acts < 0 ? -1 : !acts ? 1 : run_unseen(((Accumulation *)hook)->hook, is_after);
+    }
+    if (Py_IS_TYPE(hook, &Probe_Type)) {
+        *(is_after ? &((Probe *)hook)->after : &((Probe *)hook)->before) += 1;
+        return 1;
+    }
+    return 0;
+}
+
+static int
+is_answered(const CalledHook *self, const Vector *consumed, int is_after)
+{
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *hook, *value;
+    Py_ssize_t position = 0;
+    int done = 0;
+    if (PyDict_GET_SIZE(self->dict) == 1 && PyDict_Next(self->dict, &position, &hook, &value)
+        && hook == value) {
+        Py_INCREF(hook);
+        done = answer(hook, consumed, is_after);
+        if (done < 0) {
+            unthrown = take_error();
+        }
+        Py_DECREF(hook);
+    }
+    PyGILState_Release(state);
+    return done > 0;
+}
+
+/* What a hook returns that changes nothing. Autograd puts it in the place of what it has passed, which is
+   a variable of its own: so that need not be copied. */
+static Vector
+pass_on(Vector *tensors)
+{
+    Vector passed = *tensors;
+    *tensors = (Vector){NULL, NULL, NULL};
+    return passed;
+}
+
+static Vector
+call_before(CalledHook *self, Vector *consumed)
+{
+    if (is_answered(self, consumed, 0)) {
+        return pass_on(consumed);
+    }
+    return ((CallBefore)(uintptr_t)callers[0].functions[CALL])(self, consumed);
+}
+
+static Vector
+call_after(CalledHook *self, Vector *produced, Vector *consumed)
+{
+    if (is_answered(self, consumed, 1)) {
+        return pass_on(produced);
+    }
+    return ((CallAfter)(uintptr_t)callers[1].functions[CALL])(self, produced, consumed);
+}
+
+/* Hook a node as its method does: 1, 0 where that is to do it, -1 with an error. */
+static int
+attach_inside(const char *node, PyObject *hook, int is_after)
+{
+    if (callers[is_after].place == 0) {
+        return 0;
+    }
+    Vector *hooks = (Vector *)(node + callers[is_after].place);
+    if (hooks->begin != NULL) {
+        return 0;
+    }
+    PyObject *dict = dict_with(hook, 1);
+    if (dict == NULL) {
+        return -1;
+    }
+    CalledHook *called = allocate(sizeof *called);
+    called->functions = callers[is_after].table + DESTROY;
+    called->dict = dict;
+    hooks->begin = allocate(sizeof *hooks->begin);
+    hooks->begin[0] = called;
+    hooks->end = hooks->room = hooks->begin + 1;
+    return 1;
+}
+
+/* Register a hook of ours. */
+static int
+attach(PyObject *object, PyObject *hook, int is_after)
+{
+    const char *node = node_in(object);
+    int done = node == NULL || hook == attached ? 0 : attach_inside(node, hook, is_after);
+    return done != 0 ? (done < 0 ? -1 : 0) : attach_by_method(object, hook, is_after);
+}
+
+/* What is looked through of a node: no more than all of them have. */
+#define HOOKED_BYTES 256
+
+/* Where a node keeps what its method has registered for a dict; 0 if it is not found. */
+static Py_ssize_t
+find_hooks(const char *node, const uint64_t *before, PyObject *dict, const void **functions)
+{
+    Py_ssize_t found = 0;
+    for (Py_ssize_t i = 8; i + (Py_ssize_t)sizeof(Vector) <= HOOKED_BYTES; i += 8) {
+        const Vector *hooks = (const Vector *)(node + i);
+        const uint64_t *old = before + i / 8;
+        if (old[0] != 0 || old[1] != 0 || old[2] != 0 || hooks->begin == NULL
+            || (uintptr_t)hooks->begin % sizeof(void *) != 0 || hooks->end != hooks->begin + 1
+            || hooks->room < hooks->end) {
+            continue;
+        }
+        const CalledHook *called = hooks->begin[0];
+        if (called != NULL && (uintptr_t)called % sizeof(void *) == 0 && called->dict == dict) {
+            *functions = called->functions;
+            found = found == 0 ? i : -1;
+        }
+    }
+    return found < 0 ? 0 : found;
+}
+
+/* Whether a table is that of a class without bases but one, of which RTTI is known. */
+static int
+is_table_of(const void *const *functions, const void *base)
+{
+    const void *const *table = functions - DESTROY;
+    if (table[TO_TOP] != NULL || table[RTTI] == NULL || ((const void *const *)table[RTTI])[2] != base) {
+        return 0;
+    }
+    for (int i = DESTROY; i < TABLE; i++) {
+        if (table[i] == NULL) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Hook a node by its method, and find out what that has done: the place, 0 if it is not found. */
+static Py_ssize_t
+try_method(PyObject *object, int is_after, const void **functions)
+{
+    const char *node = node_in(object);
+    uint64_t before[HOOKED_BYTES / 8];
+    if (node == NULL) {
+        return 0;
+    }
+    memcpy(before, node, sizeof before);
+    PyObject *handle = PyObject_CallMethodOneArg(
+        object, is_after ? names.register_hook : names.register_prehook, Py_None);
+    PyObject *dict = handle == NULL ? NULL : PyObject_CallMethodNoArgs(handle, names.dict_ref);
+    Py_ssize_t place = dict == NULL ? 0 : find_hooks(node, before, dict, functions);
+    Py_XDECREF(handle);
+    Py_XDECREF(dict);
+    return place;
+}
+
+PyDoc_STRVAR(configure_hooks_doc,
+"configure_hooks(nodes, types, undefined, allocate)\n\nFind out how autograd calls the hooks of nodes. "
+"Without arguments, Python's way is taken.\n\n"
+"Args:\n    nodes: a list of some that C++ defines, which are of no use after that.\n"
+"    types: addresses of the type_info of the classes of hooks before and after nodes.\n"
+"    undefined: the address of what tensors are that are undefined.\n"
+"    allocate: the address of operator new.\n\n"
+"Returns:\n    Whether it was found out.");
+
+static PyObject *
+gate_configure_hooks(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *nodes = NULL;
+    unsigned long long types[2], undefined, operator_new;
+    callers[0].place = callers[1].place = 0;
+    if (PyTuple_GET_SIZE(args) == 0) {
+        Py_RETURN_FALSE;
+    }
+    if (!PyArg_ParseTuple(args, "O!(KK)KK", &PyList_Type, &nodes, &types[0], &types[1], &undefined,
+                          &operator_new)) {
+        return NULL;
+    }
+    Py_ssize_t places[2] = {0, 0};
+    for (Py_ssize_t n = 0; n < PyList_GET_SIZE(nodes); n++) {
+        for (int is_after = 0; is_after < 2; is_after++) {
+            const void *found = NULL;
+            Py_ssize_t place = try_method(PyList_GET_ITEM(nodes, n), is_after, &found);
+            const void *const *functions = found;
+            if (PyErr_Occurred()) {
+                return NULL;
+            }
+            if (place == 0 || (n > 0 && (place != places[is_after]
+                                         || functions != callers[is_after].functions))
+                || (n == 0 && !is_table_of(functions, (const void *)(uintptr_t)types[is_after]))) {
+                Py_RETURN_FALSE;
+            }
+            places[is_after] = place;
+            callers[is_after].functions = functions;
+        }
+    }
+    for (int i = 0; i < 2 && places[i] != 0; i++) {
+        memcpy(callers[i].table, callers[i].functions - DESTROY, sizeof callers[i].table);
+        callers[i].functions -= DESTROY;
+        callers[i].place = places[i];
+    }
+    callers[0].table[CALL] = (const void *)(uintptr_t)call_before;
+    callers[1].table[CALL] = (const void *)(uintptr_t)call_after;
+    undefined_tensor = (const void *)(uintptr_t)undefined;
+    allocate = (void *(*)(size_t))(uintptr_t)operator_new;
+    return PyBool_FromLong(places[0] != 0);
+}
+
+PyDoc_STRVAR(probe_doc, "probe(node)\n\nHook a node at both ends as after configure_hooks().\n\n"
+"Returns:\n    What counts the calls: before and after the node, and those through Python.");
+
+static PyObject *
+gate_probe(PyObject *Py_UNUSED(module), PyObject *node)
+{
+    Probe *probe = PyObject_New(Probe, &Probe_Type);
+    if (probe == NULL) {
+        return NULL;
+    }
+    probe->vectorcall = probe_vectorcall;
+    probe->before = probe->after = probe->by_method = 0;
+    if (attach(node, (PyObject *)probe, 0) < 0 || attach(node, (PyObject *)probe, 1) < 0) {
+        Py_CLEAR(probe);
+    }
+    return (PyObject *)probe;
 }
 
 /* ---- backward operators ---------------------------------------------------------------------- */
@@ -3655,18 +4061,7 @@ enter_tool(ToolCode *code, PyObject *state, int records)
 static void
 note_raised(PyObject *known, PyObject *action)
 {
-#if PY_VERSION_HEX >= 0x030C0000
-    PyObject *error = PyErr_GetRaisedException();
-#else
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    if (trace != NULL) {
-        PyException_SetTraceback(error, trace);
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(trace);
-#endif
+    PyObject *error = take_error();
     PyObject *raised = PyObject_CallFunctionObjArgs(inlined.raised, error, action,
                                                     field(known, python.known_name), NULL);
     Py_DECREF(error);
@@ -5202,6 +5597,7 @@ static PyMethodDef methods[] = {
     {"attach", gate_attach, METH_VARARGS, attach_doc},
     {"claim", (PyCFunction)(void (*)(void))gate_claim, METH_FASTCALL, claim_doc},
     {"configure", gate_configure, METH_VARARGS, configure_doc},
+    {"configure_hooks", gate_configure_hooks, METH_VARARGS, configure_hooks_doc},
     {"configure_inlined", gate_configure_inlined, METH_O, configure_inlined_doc},
     {"configure_nodes", gate_configure_nodes, METH_O, configure_nodes_doc},
     {"configure_native", gate_configure_native, METH_VARARGS, configure_native_doc},
@@ -5213,6 +5609,7 @@ static PyMethodDef methods[] = {
     {"install", gate_install, METH_NOARGS, install_doc},
     {"is_installed", gate_is_installed, METH_NOARGS, is_installed_doc},
     {"module_call", gate_module_call, METH_VARARGS, module_call_doc},
+    {"probe", gate_probe, METH_O, probe_doc},
     {"operator_call", gate_operator_call, METH_O, operator_call_doc},
     {"register", gate_register, METH_VARARGS, register_doc},
     {"reported", gate_reported, METH_O, reported_doc},
@@ -5236,7 +5633,8 @@ gate_exec(PyObject *Py_UNUSED(module))
         return -1;
     }
     HookDict_Type.tp_base = &PyDict_Type;
-    PyTypeObject *types[] = {&Hook_Type, &HookDict_Type, &Accumulation_Type, &Entry_Type, &Call_Type};
+    PyTypeObject *types[] = {&Hook_Type, &HookDict_Type, &Accumulation_Type, &Entry_Type,
+                             &Probe_Type, &Call_Type};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (PyType_Ready(types[i]) < 0) {
             return -1;

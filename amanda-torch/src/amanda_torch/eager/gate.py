@@ -55,7 +55,7 @@ OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 13)
 """The versions of CPython between which the tests of the gate pass."""
 
-INTERFACE = 7
+INTERFACE = 8
 """Of the extension, which has to have the same."""
 
 _UNREPORTED = frozenset({"from_numpy"})
@@ -165,12 +165,28 @@ def _configure() -> str:
         if natives is not None:
             gate.configure_native(*natives)
         gate.configure_nodes(_internals.sample_nodes())
+        _configure_hooks(gate)
         for builtin in operators():
             gate.add(builtin, builtin.__name__ in _REPORTED_FIRST)
         gate.add_mapping(_internals.TENSOR_BASE)
     except (ValueError, TypeError, RuntimeError) as error:
         return f"PyTorch {torch.__version__} is unlike those that it was tested with: {error}"
     return ""
+
+
+def _configure_hooks(gate: Any) -> None:
+    """Have autograd call hooks without objects of gradients, if that is found out and works."""
+    natives = _internals.native_hooks()
+    if natives is None or not gate.configure_hooks(_internals.sample_nodes(), *natives):
+        return
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        leaf = torch.ones(3, requires_grad=True)
+        square = leaf * 3.0 * leaf
+        probe = gate.probe(square.grad_fn)
+        square.sum().backward()
+    called = probe.before, probe.after, probe.by_method
+    if called != (1, 1, 0) or leaf.grad is None or leaf.grad.tolist() != [6.0, 6.0, 6.0]:
+        gate.configure_hooks()
 
 
 def _inlined() -> dict[str, Any]:
