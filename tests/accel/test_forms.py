@@ -6,6 +6,7 @@ tests run with the gate.
 
 from __future__ import annotations
 
+import array
 import functools
 import gc
 import math
@@ -638,7 +639,7 @@ class Log:
     __slots__ = ("due", "numbers")
 
     def __init__(self, due: int | None = None) -> None:
-        self.numbers: list[int] = []
+        self.numbers: Any = array.array("q")
         self.due = due
 
 
@@ -861,6 +862,7 @@ def inlining(gate: Any) -> Any:
             "release": lambda: PASS["lock"].append("released"),
             "unpaused": UNPAUSED,
             "raised": lambda error, action, name: ValueError(str(error), action.kwargs, name),
+            "numbers": array.array("q", (1, 2, 3)),
             "changed": lambda action: None,
         }
     )
@@ -871,8 +873,10 @@ def inlining(gate: Any) -> Any:
     return gate
 
 
-def test_inlined_routines_run_without_python(inlining: Any, toy: Any) -> None:
-    """Counters and timers around an operator do what their Python code says, and run none."""
+@pytest.mark.parametrize("numbers", [array.array("q"), array.array("l"), []], ids=str)
+def test_inlined_routines_run_without_python(inlining: Any, toy: Any, numbers: Any) -> None:
+    """Counters and timers around an operator do what their Python code says, and run none, whatever
+    a log keeps its numbers in."""
     inlining.install()
     mode, x = Mode(), Heap.of(toy)()
     toy.push(mode)
@@ -882,6 +886,7 @@ def test_inlined_routines_run_without_python(inlining: Any, toy: Any) -> None:
     known.inlined_before = (counter, timer.start)  # type: ignore[assignment]
     known.inlined_after = (timer.stop, counter, counter)  # type: ignore[assignment]
     mode.cells[toy.Base.none][1:] = [known] * 3
+    log.numbers = numbers
     counts = sys.getrefcount(counter), sys.getrefcount(timer), sys.getrefcount(log)
     for due in (None, 0, time.perf_counter_ns() + 10**12):
         log.due = due
@@ -895,6 +900,26 @@ def test_inlined_routines_run_without_python(inlining: Any, toy: Any) -> None:
     looks.clear()
     assert counts == (sys.getrefcount(counter), sys.getrefcount(timer), sys.getrefcount(log))
     assert mode.asked == []
+    toy.pop()
+
+
+def test_numbers_that_are_looked_into_are_not_moved(inlining: Any, toy: Any) -> None:
+    """A log whose array is exported as a buffer takes no number, as in Python, and goes on when it is
+    not."""
+    inlining.install()
+    mode, x = Mode(), Heap.of(toy)()
+    toy.push(mode)
+    x.none()
+    timer, known = Timer(Log()), cast("Any", Known(lambda *_: "run"))
+    known.inlined_before, known.inlined_after = (timer.start,), (timer.stop,)
+    mode.cells[toy.Base.none][1:] = [known] * 200
+    x.none()
+    with memoryview(timer.log.numbers) as view, pytest.raises(BufferError):  # type: ignore[union-attr]
+        assert len(view) == 4
+        x.none()
+    for _ in range(100):
+        x.none()
+    assert timer.executions == len(timer.log.numbers) // 4 + 1  # type: ignore[union-attr]
     toy.pop()
 
 

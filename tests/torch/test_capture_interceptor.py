@@ -872,7 +872,7 @@ def test_counters_and_timers_in_the_code_of_a_graph_are_exact(
             for x in some(*[3] * 9):
                 step(model, x)
         figures.append(tool.figures())
-        rows = [log.read[i : i + 4] for i in range(0, len(log.read + log.numbers), 4)]
+        rows = [log.read[i : i + 4] for i in range(0, len(log.read) + len(log.numbers), 4)]
         rows = [row for row in rows if row]
         assert log.paused == {1}
         assert {row[3] for row in rows} == {threading.get_native_id()}

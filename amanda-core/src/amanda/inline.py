@@ -22,6 +22,7 @@ instead of calling Python at each of its operators; that of PyTorch runs them in
 
 from __future__ import annotations
 
+import array
 import itertools
 import threading
 import time
@@ -59,16 +60,17 @@ class Log:
     """Where timers write what they have measured.
 
     Attributes:
-        numbers: four for each execution that has ended, one execution after the other: the number
-            of the timer, start and end as ``time.perf_counter_ns()`` gives them, and the native id
-            of the thread. Whoever reads them may delete what was read.
+        numbers: an ``array.array`` of 64-bit integers, four for each execution that has ended, one
+            execution after the other: the number of the timer, start and end as
+            ``time.perf_counter_ns()`` gives them, and the native id of the thread. Whoever reads
+            them may delete what was read.
         due: the end of an execution from which on :meth:`look` is called; None to call it never.
     """
 
     __slots__ = ("__weakref__", "due", "numbers")
 
     def __init__(self, due: int | None = None) -> None:
-        self.numbers: list[int] = []
+        self.numbers = array.array("q")
         self.due = due
 
     def look(self, now: int) -> None:

@@ -362,8 +362,9 @@ class Timeline(Log):
         """Count recent records; move those within the limit to the buffer."""
         waiting = self.numbers
         count = len(waiting)
-        records = np.fromiter(waiting, np.int64, count).reshape(-1, 4)
-        # Only as many as were read: routines of other threads may have appended meanwhile.
+        # A copy: arrays that are looked into cannot grow, and other threads append meanwhile.
+        records = np.frombuffer(waiting[:count], np.int64).reshape(-1, 4)
+        # Only as many as were read.
         del waiting[:count]
         is_span = records[:, 0] >= 0
         records[is_span, 2] -= records[is_span, 1]

@@ -535,6 +535,7 @@ static struct {
     PyObject *tensors_of;              /* the tensors of a result, in a list */
     PyObject *acquire, *release;       /* of the lock under which tools run */
     PyObject *unpaused;                /* drivers that are told where a tool's code runs */
+    PyObject *numbers;                 /* a sample of what logs have, see configure_numbers() */
     PyObject *raised, *changed;        /* tell of what a routine has raised, or changed in place */
 } inlined;
 
@@ -621,18 +622,10 @@ add_to(PyObject *object, Py_ssize_t offset, PyObject *number)
     return 0;
 }
 
-static int
-append_number(PyObject *list, unsigned long number)
-{
-    PyObject *object = PyLong_FromUnsignedLong(number);
-    int failed = object == NULL || PyList_Append(list, object) < 0;
-    Py_XDECREF(object);
-    return failed ? -1 : 0;
-}
-
-/* The native id of the current thread, kept because asking for it takes a system call. */
-static int
-append_thread(PyObject *list)
+/* The native id of the current thread, kept because asking for it takes a system call; 0 with an
+   error. */
+static unsigned long
+native_thread(void)
 {
     static THREAD_LOCAL unsigned long known;
     if (known == 0) {
@@ -641,10 +634,84 @@ append_thread(PyObject *list)
         Py_XDECREF(found);
         if (PyErr_Occurred()) {
             known = 0;
-            return -1;
         }
     }
-    return append_number(list, known);
+    return known;
+}
+
+/* An array.array("q"), to whose end C adds where there is room. How it is laid out is proven, see
+   configure_numbers(). */
+typedef struct {
+    PyObject_VAR_HEAD
+    int64_t *items;
+    Py_ssize_t room;
+    const void *description;
+    PyObject *references;
+    Py_ssize_t exports;
+} Numbers;
+
+static PyTypeObject *numbers_type; /* NULL where they are laid out otherwise */
+static const void *numbers_description;
+
+/* Whether a sample, which has the numbers 1, 2 and 3, is laid out like that. */
+static int
+configure_numbers(PyObject *sample)
+{
+    Numbers *numbers = (Numbers *)sample;
+    Py_buffer view;
+    if (Py_TYPE(sample)->tp_basicsize != sizeof(Numbers) || Py_TYPE(sample)->tp_itemsize != 0
+        || Py_SIZE(sample) != 3 || numbers->exports != 0) {
+        return 0;
+    }
+    if (PyObject_GetBuffer(sample, &view, PyBUF_SIMPLE) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    int is_same = view.buf == numbers->items && view.len == 3 * sizeof(int64_t)
+                  && numbers->exports == 1 && numbers->room >= 3 && numbers->references == NULL;
+    for (int i = 0; is_same && i < 3; i++) {
+        is_same = numbers->items[i] == i + 1;
+    }
+    PyBuffer_Release(&view);
+    if (is_same && numbers->exports == 0) {
+        numbers_type = (PyTypeObject *)Py_NewRef(Py_TYPE(sample));
+        numbers_description = numbers->description;
+        return 1;
+    }
+    return 0;
+}
+
+/* Add an execution to the numbers of a log: an array, or a list. */
+static int
+append_execution(PyObject *log, PyObject *number, long long start, long long end)
+{
+    PyObject *object = field(log, at.log_numbers);
+    long long timer = PyLong_AsLongLong(number);
+    unsigned long id = native_thread();
+    if (PyErr_Occurred()) {
+        return -1;
+    }
+    if (object != NULL && numbers_type != NULL && Py_IS_TYPE(object, numbers_type)) {
+        Numbers *numbers = (Numbers *)object;
+        Py_ssize_t size = Py_SIZE(object);
+        if (numbers->description == numbers_description && numbers->exports == 0
+            && numbers->room - size >= 4) {
+            int64_t *items = numbers->items + size;
+            items[0] = timer;
+            items[1] = start;
+            items[2] = end;
+            items[3] = (int64_t)id;
+            Py_SET_SIZE((PyVarObject *)object, size + 4);
+            return 0;
+        }
+    }
+    if (object == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "a log has lost its numbers");
+        return -1;
+    }
+    PyObject *none = PyObject_CallMethod(object, "extend", "((LLLk))", timer, start, end, id);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
 }
 
 /* time.perf_counter_ns(), without the call where it is known what that reads; -1 with an error. */
@@ -697,45 +764,64 @@ start_timer(PyObject *timer)
     return failed ? -1 : 0;
 }
 
-/* The part of Timer.stop() that concerns its log. */
+/* The part of Timer.add() that concerns its log. */
 static int
-log_execution(PyObject *timer, PyObject *start, PyObject *end)
+log_execution(PyObject *timer, long long start, long long end)
 {
-    PyObject *log = field(timer, at.timer_log);
+    PyObject *log = field(timer, at.timer_log), *number = field(timer, at.timer_number);
     if (log == NULL || log == Py_None) {
         return 0;
     }
-    PyObject *numbers, *number = field(timer, at.timer_number);
     if (!PyObject_TypeCheck(log, (PyTypeObject *)inlined.log) || number == NULL
-        || (numbers = field(log, at.log_numbers)) == NULL || !PyList_CheckExact(numbers)) {
-        PyErr_SetString(PyExc_TypeError, "a timer's log is no amanda.inline.Log with a list");
+        || !PyLong_Check(number)) {
+        PyErr_SetString(PyExc_TypeError, "a timer's log is no amanda.inline.Log, or it has no number");
         return -1;
     }
-    if (PyList_Append(numbers, number) < 0 || PyList_Append(numbers, start) < 0
-        || PyList_Append(numbers, end) < 0 || append_thread(numbers) < 0) {
+    if (append_execution(log, number, start, end) < 0) {
         return -1;
     }
     PyObject *due = field(log, at.log_due);
     if (due == NULL || due == Py_None) {
         return 0;
     }
-    int is_due = PyObject_RichCompareBool(end, due, Py_GE);
-    if (is_due <= 0) {
-        return is_due;
+    if (PyLong_CheckExact(due)) {
+        int overflow;
+        long long moment = PyLong_AsLongLongAndOverflow(due, &overflow);
+        if (overflow > 0 || (overflow == 0 && moment > end)) {
+            return 0;
+        }
     }
-    PyObject *none = PyObject_CallFunctionObjArgs(inlined.look, log, end, NULL);
+    PyObject *now = PyLong_FromLongLong(end), *none = NULL;
+    int is_due = now == NULL ? -1 : PyObject_RichCompareBool(now, due, Py_GE);
+    if (is_due > 0) {
+        none = PyObject_CallFunctionObjArgs(inlined.look, log, now, NULL);
+        is_due = none == NULL ? -1 : 0;
+    }
+    Py_XDECREF(now);
     Py_XDECREF(none);
-    return none == NULL ? -1 : 0;
+    return is_due;
+}
+
+/* Timer.add() */
+static int
+add_execution_of(PyObject *timer, long long start, long long end)
+{
+    PyObject *time = PyLong_FromLongLong(end - start);
+    int failed = time == NULL || add_to(timer, at.timer_executions, one) < 0
+                 || add_to(timer, at.timer_nanoseconds, time) < 0
+                 || log_execution(timer, start, end) < 0;
+    Py_XDECREF(time);
+    return failed ? -1 : 0;
 }
 
 /* Timer.stop(), which is called in Python where the two points are not in one thread. */
 static int
 stop_timer(PyObject *timer, PyObject *routine)
 {
-    PyObject *end = read_clock(), *started = field(timer, at.timer_started);
+    long long end = read_nanoseconds();
+    PyObject *started = field(timer, at.timer_started), *start = NULL;
     PyObject *key = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
-    PyObject *start = NULL, *time = NULL;
-    int failed = end == NULL || key == NULL;
+    int failed = end < 0 || key == NULL;
     if (!failed && started != NULL && PyDict_CheckExact(started)) {
         start = Py_XNewRef(PyDict_GetItemWithError(started, key));
     }
@@ -745,16 +831,12 @@ stop_timer(PyObject *timer, PyObject *routine)
         Py_XDECREF(none);
     }
     else if (!failed) {
-        time = PyNumber_Subtract(end, start);
-        failed = PyDict_DelItem(started, key) < 0 || time == NULL
-                 || add_to(timer, at.timer_executions, one) < 0
-                 || add_to(timer, at.timer_nanoseconds, time) < 0
-                 || log_execution(timer, start, end) < 0;
+        long long began = PyLong_AsLongLong(start);
+        failed = PyDict_DelItem(started, key) < 0 || PyErr_Occurred()
+                 || add_execution_of(timer, began, end) < 0;
     }
-    Py_XDECREF(end);
     Py_XDECREF(key);
     Py_XDECREF(start);
-    Py_XDECREF(time);
     return failed ? -1 : 0;
 }
 
@@ -868,34 +950,30 @@ timer_around(PyObject *before, PyObject *after)
     return is_around ? timer : NULL;
 }
 
-/* Leave a start as Timer.start() does, where the operator has raised. */
+/* Leave a start in a thread as Timer.start() does, where the operator has raised, or Python goes on. */
 static int
-leave_start(const Timing *timing)
+leave_start(const Timing *timing, unsigned long thread)
 {
-    PyObject *started = field(timing->timer, at.timer_started);
-    PyObject *key = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    PyObject *started = field(timing->timer, at.timer_started), *none = NULL;
+    PyObject *key = PyLong_FromUnsignedLong(thread);
     PyObject *start = PyLong_FromLongLong(timing->start);
-    int failed = key == NULL || start == NULL || started == NULL || !PyDict_CheckExact(started)
-                 || PyDict_SetItem(started, key, start) < 0;
+    int failed = key == NULL || start == NULL || started == NULL || !PyDict_CheckExact(started);
+    int overlaps = failed || PyDict_GET_SIZE(started) == 0 ? 0 : PyDict_Contains(started, key);
+    if (overlaps > 0) {
+        none = PyObject_CallOneArg(inlined.start, timing->timer);
+    }
+    failed = failed || overlaps < 0 || (overlaps > 0 && none == NULL)
+             || PyDict_SetItem(started, key, start) < 0;
+    Py_XDECREF(none);
     Py_XDECREF(key);
     Py_XDECREF(start);
     return failed ? -1 : 0;
 }
 
-/* Timer.add() */
 static int
 add_timing(const Timing *timing)
 {
-    PyObject *timer = timing->timer, *start = PyLong_FromLongLong(timing->start);
-    PyObject *end = start == NULL ? NULL : PyLong_FromLongLong(timing->end);
-    PyObject *time = end == NULL ? NULL : PyLong_FromLongLong(timing->end - timing->start);
-    int failed = time == NULL || add_to(timer, at.timer_executions, one) < 0
-                 || add_to(timer, at.timer_nanoseconds, time) < 0
-                 || log_execution(timer, start, end) < 0;
-    Py_XDECREF(start);
-    Py_XDECREF(end);
-    Py_XDECREF(time);
-    return failed ? -1 : 0;
+    return add_execution_of(timing->timer, timing->start, timing->end);
 }
 
 /* Run the routines of one point: counters, the two methods of timers, those of checks whose tensors
@@ -959,6 +1037,9 @@ typedef struct Hook {
     struct Hook *previous, *next; /* of those with `routines` */
     struct HookDict *spare;       /* dicts with nothing but this hook that no node has */
     int spare_count;
+    PyObject *timer;              /* one around the node that has started; NULL for none */
+    unsigned long thread;         /* in which it has */
+    long long start;              /* when it has */
 } Hook;
 
 static Hook *settled_hooks;
@@ -1429,6 +1510,21 @@ pass_gradients(PyObject *routines, PyObject *const *values, Py_ssize_t count, Py
     return passed;
 }
 
+/* Leave the start of a hook's timer to Python, or to another execution. */
+static int
+give_start(Hook *self)
+{
+    PyObject *timer = self->timer;
+    if (timer == NULL) {
+        return 0;
+    }
+    Timing timing = {timer, self->start, 0};
+    self->timer = NULL;
+    int failed = leave_start(&timing, self->thread);
+    Py_DECREF(timer);
+    return failed;
+}
+
 /* Forget the routines of a hook. It may run code of others, and the hook may be gone after it. */
 static void
 unsettle(Hook *hook)
@@ -1436,6 +1532,14 @@ unsettle(Hook *hook)
     PyObject *routines = hook->routines, *quiet = hook->quiet;
     PyObject *before = hook->before, *after = hook->after;
     if (routines == NULL) {
+        return;
+    }
+    KEEPING_ERROR({
+        if (give_start(hook) < 0) {
+            PyErr_Clear();
+        }
+    });
+    if (hook->routines != routines) {
         return;
     }
     if (hook->previous != NULL) {
@@ -1541,6 +1645,9 @@ static PyObject *
 run_hook(Hook *self, PyObject *const *values, Py_ssize_t count)
 {
     int is_after = count > 1;
+    if (self->timer != NULL && self->thread == PyThread_get_thread_ident() && give_start(self) < 0) {
+        return NULL;
+    }
     PyObject *routines = settled_routines(self, is_after);
     if (routines != NULL) {
         PyObject *kind = NULL;
@@ -1572,15 +1679,63 @@ hook_vectorcall(PyObject *self, PyObject *const *values, size_t nargsf, PyObject
     return run_hook((Hook *)self, values, count);
 }
 
+/* The timer whose two routines are the last one before and the first one after the node (borrowed), if
+   all of them are inlined; NULL for none. */
+static PyObject *
+timer_of_hook(const Hook *self)
+{
+    PyObject *before = self->before, *after = self->after;
+    int are_known = self->routines != NULL && before != NULL && after != NULL;
+    return are_known && PyTuple_CheckExact(before) && PyTuple_CheckExact(after)
+               ? timer_around(before, after)
+               : NULL;
+}
+
+/* Run the routines of one point at a node, without the dict of a timer whose two routines are around it:
+   an execution in another thread, or within this one, is noted there. */
+static int
+run_around_node(Hook *self, PyObject *routines, PyObject *timer, int is_after)
+{
+    unsigned long thread = PyThread_get_thread_ident();
+    Py_ssize_t count = PyTuple_GET_SIZE(routines);
+    if (is_after) {
+        if (self->timer != timer || self->thread != thread) {
+            return run_routines(routines, NULL);
+        }
+        Timing timing = {timer, self->start, read_nanoseconds()};
+        Py_CLEAR(self->timer);
+        return timing.end < 0 || add_timing(&timing) < 0 || run_some(routines, NULL, 1, count) < 0
+                   ? -1
+                   : 0;
+    }
+    if (self->timer != NULL && self->thread != thread) {
+        return run_routines(routines, NULL);
+    }
+    if (give_start(self) < 0 || run_some(routines, NULL, 0, count - 1) < 0
+        || (self->start = read_nanoseconds()) < 0) {
+        return -1;
+    }
+    Py_XSETREF(self->timer, Py_NewRef(timer));
+    self->thread = thread;
+    return 0;
+}
+
 /* The same without the gradients: 1 if it was done, 0 where these are to be looked at, or Python is to do
    it, -1 with an error. */
 static int
 run_unseen(Hook *self, int is_after)
 {
     PyObject *routines = settled_routines(self, is_after);
-    int done = routines == NULL || what_looks(routines) ? 0 : run_routines(routines, NULL) < 0 ? -1 : 1;
-    Py_XDECREF(routines);
-    return done;
+    if (routines == NULL || what_looks(routines)) {
+        Py_XDECREF(routines);
+        return 0;
+    }
+    PyObject *timer = Py_XNewRef(timer_of_hook(self));
+    int failed = timer == NULL ? run_routines(routines, NULL) < 0
+                               : run_around_node(self, routines, timer, is_after) < 0;
+    Py_DECREF(routines);
+    Py_XDECREF(timer);
+    return failed ? -1 : 1;
 }
 
 static int
@@ -1589,6 +1744,7 @@ hook_traverse(Hook *self, visitproc visit, void *arg)
     Py_VISIT(self->hooks);
     Py_VISIT(self->routines);
     Py_VISIT(self->quiet);
+    Py_VISIT(self->timer);
     Py_VISIT(self->before);
     Py_VISIT(self->after);
     return 0;
@@ -1600,6 +1756,7 @@ static int
 hook_clear(Hook *self)
 {
     unsettle(self);
+    Py_CLEAR(self->timer);
     Py_CLEAR(self->hooks);
     return 0;
 }
@@ -1639,6 +1796,7 @@ new_hook(PyObject *hooks)
         hook->previous = hook->next = NULL;
         hook->spare = NULL;
         hook->spare_count = 0;
+        hook->timer = NULL;
         PyObject_GC_Track(hook);
     }
     return hook;
@@ -3754,7 +3912,7 @@ end_inlined(const Invocation *call, PyObject *operator, PyObject *known, PyObjec
     }
     if (passed == 0) {
         /* Python runs all of them, the timer's, too. */
-        int failed = (is_timed && leave_start(timing) < 0)
+        int failed = (is_timed && leave_start(timing, PyThread_get_thread_ident()) < 0)
                      || run_checked(call, operator, known, result) < 0;
         passed = failed ? -1 : 1;
     }
@@ -3798,7 +3956,7 @@ run_inlined(const Invocation *call, PyObject *mode, PyObject *operator, PyObject
         result = run_original(call);
         if (result == NULL || result == Py_NotImplemented) {
             KEEPING_ERROR({
-                if (is_timed && leave_start(&timing) < 0) {
+                if (is_timed && leave_start(&timing, PyThread_get_thread_ident()) < 0) {
                     PyErr_Clear();
                 }
             });
@@ -5344,7 +5502,8 @@ gate_configure(PyObject *Py_UNUSED(module), PyObject *args)
 
 PyDoc_STRVAR(configure_inlined_doc,
 "configure_inlined(objects)\n\nName what routines run without Python are made of, once per process.\n\n"
-"Args:\n    objects: a dict, see amanda_torch.eager.gate.");
+"Args:\n    objects: a dict, see amanda_torch.eager.gate.\n\n"
+"Returns:\n    Whether numbers are added to arrays where they lie; if not, Python adds them.");
 
 static int
 find_inlined_slots(void)
@@ -5436,7 +5595,7 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         {"version", &inlined.version},   {"tensors_of", &inlined.tensors_of},
         {"acquire", &inlined.acquire},   {"release", &inlined.release},
         {"unpaused", &inlined.unpaused}, {"raised", &inlined.raised},
-        {"changed", &inlined.changed},
+        {"changed", &inlined.changed},   {"numbers", &inlined.numbers},
         {"counter", &inlined.counter},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -5458,7 +5617,8 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         }
         return NULL;
     }
-    Py_RETURN_NONE;
+    numbers_type = NULL;
+    return PyBool_FromLong(configure_numbers(inlined.numbers));
 }
 
 PyDoc_STRVAR(configure_native_doc,

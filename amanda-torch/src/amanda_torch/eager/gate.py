@@ -11,6 +11,7 @@ takes it where :func:`choose` says so::
 
 from __future__ import annotations
 
+import array
 import functools
 import inspect
 import os
@@ -229,6 +230,7 @@ def _inlined() -> dict[str, Any]:
         "unpaused": UNPAUSED,
         "raised": _raised,
         "changed": _changed,
+        "numbers": array.array("q", (1, 2, 3)),
     }
 
 
