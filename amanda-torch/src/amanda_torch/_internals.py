@@ -665,16 +665,43 @@ REGISTER_HOOK = "_register_hook"
 1.4 us of ``register_prehook`` in 2.13."""
 
 
-def sample_nodes() -> list[Any]:
-    """Some autograd nodes of different classes, by which the gate finds out where nodes keep their
-    numbers and their edges."""
+def sample_tensors() -> list[torch.Tensor]:
+    """A leaf, and tensors that have autograd nodes of different classes."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         leaf = torch.ones(2, requires_grad=True)
         product, constant = leaf * 2.0, torch.ones(2)
         total = torch.addcmul(product, leaf, product)
         parts = torch.stack([total, constant, product]).unbind()
-        tensors = (product, total, parts[0], parts[1] - parts[2], torch.cat([*parts, product]))
-        return [tensor.grad_fn for tensor in tensors]
+        return [leaf, product, total, parts[0], parts[1] - parts[2], torch.cat([*parts, product])]
+
+
+def sample_nodes() -> list[Any]:
+    """Some autograd nodes of different classes, by which the gate finds out where nodes keep their
+    numbers and their edges."""
+    return [tensor.grad_fn for tensor in sample_tensors()[1:]]
+
+
+def native_tensors() -> tuple[Any, ...] | None:
+    """How the gate finds the nodes of tensors: the arguments of its ``configure_tensors()``; None
+    where a library exports it no more.
+
+    The first function gives the node that was set last, without making that of a view anew, which
+    may raise (``torch/csrc/autograd/variable.h``).
+    """
+    names = (
+        "_ZN5torch8autograd4impl14grad_fn_unsafeERKN2at6TensorE",
+        "_ZN5torch8autograd18functionToPyObjectERKN3c1013intrusive_ptrINS0_4NodeENS1_6detail34"
+        "intrusive_target_default_null_typeIS3_EEEE",
+    )
+    try:
+        library = ctypes.CDLL(torch._C.__file__)
+        functions = tuple(
+            ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names
+        )
+    except (OSError, AttributeError):
+        return None
+    tensors = sample_tensors()
+    return tensors, [tensor._cdata for tensor in tensors], functions
 
 
 _DISPATCH_KEYS = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "Tracer")

@@ -475,6 +475,8 @@ static struct {
     Builtin depth;                /* how many dispatch modes there are */
     PyObject *checks, *plain;     /* what is left to be asked of `inlined.checks` and `.plain` */
     PyTypeObject *meta;           /* the class of torch.autograd.Function */
+    const char *(*node)(const void *);     /* the node of a tensor as it was set last, or NULL */
+    PyObject *(*object)(const void *);     /* the object that stands for the node of an edge */
 } native;
 
 /* Whether operators are recorded for gradients; -1 with an error. */
@@ -1830,16 +1832,25 @@ attach_by_method(PyObject *node, PyObject *hook, int is_after)
     return handle == NULL ? -1 : 0;
 }
 
-static int attach(PyObject *node, PyObject *hook, int is_after);
+static int attach_at(const char *node, PyObject *object, PyObject *hook, int is_after);
+static int attach(PyObject *object, PyObject *hook, int is_after);
 
 /* Hook a node at one or both of its ends. */
 static int
-attach_hook(PyObject *node, Hook *hook)
+attach_hook_at(const char *node, PyObject *object, Hook *hook)
 {
-    if (hook->has_before && attach(node, (PyObject *)hook, 0) < 0) {
+    if (hook->has_before && attach_at(node, object, (PyObject *)hook, 0) < 0) {
         return -1;
     }
-    return hook->has_after ? attach(node, (PyObject *)hook, 1) : 0;
+    return hook->has_after ? attach_at(node, object, (PyObject *)hook, 1) : 0;
+}
+
+static const char *node_in(PyObject *object);
+
+static int
+attach_hook(PyObject *object, Hook *hook)
+{
+    return attach_hook_at(node_in(object), object, hook);
 }
 
 /* The dict of a node's hooks. PyTorch's own is an OrderedDict. It may be referred to weakly, as the
@@ -2634,13 +2645,30 @@ attach_inside(const char *node, PyObject *hook, int is_after)
     return 1;
 }
 
-/* Register a hook of ours. */
+/* Whether a node has no hook yet, and gets its first ones without its object. */
+static int
+is_unhooked(const char *node)
+{
+    return callers[0].place != 0 && ((const Vector *)(node + callers[0].place))->begin == NULL
+           && ((const Vector *)(node + callers[1].place))->begin == NULL;
+}
+
+/* Register a hook of ours at a node, of which there is an object, or which has no hooks yet. */
+static int
+attach_at(const char *node, PyObject *object, PyObject *hook, int is_after)
+{
+    int done = node == NULL || hook == attached ? 0 : attach_inside(node, hook, is_after);
+    if (done == 0 && object == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "a node was hooked as soon as it was made");
+        return -1;
+    }
+    return done != 0 ? (done < 0 ? -1 : 0) : attach_by_method(object, hook, is_after);
+}
+
 static int
 attach(PyObject *object, PyObject *hook, int is_after)
 {
-    const char *node = node_in(object);
-    int done = node == NULL || hook == attached ? 0 : attach_inside(node, hook, is_after);
-    return done != 0 ? (done < 0 ? -1 : 0) : attach_by_method(object, hook, is_after);
+    return attach_at(node_in(object), object, hook, is_after);
 }
 
 /* What is looked through of a node: no more than all of them have. */
@@ -2773,6 +2801,70 @@ gate_probe(PyObject *Py_UNUSED(module), PyObject *node)
     return (PyObject *)probe;
 }
 
+PyDoc_STRVAR(configure_tensors_doc,
+"configure_tensors(tensors, addresses, functions)\n\nName functions in C++ that give the node of a tensor "
+"and its object.\n\n"
+"Args:\n    tensors: a list of some, of which the first has no node.\n"
+"    addresses: where Python says that they are.\n"
+"    functions: the addresses of those functions, of a tensor, and of an edge.\n\n"
+"Returns:\n    Whether they give what Python gives; if not, Python is asked.");
+
+/* Whether a tensor is where its object is thought to have it, and its node and edges are those that Python
+   gives. */
+static int
+gives_nodes(PyObject *tensor, PyObject *address, const char *(*node)(const void *),
+            PyObject *(*object)(const void *))
+{
+    const void *place = tensor + 1;
+    if (*(const uintptr_t *)place != PyLong_AsUnsignedLongLong(address) || PyErr_Occurred()) {
+        return 0;
+    }
+    PyObject *expected = PyObject_GetAttr(tensor, names.grad_fn);
+    const char *found = node(place);
+    int is_same = expected != NULL && (expected == Py_None ? found == NULL : found == node_in(expected));
+    if (is_same && found != NULL) {
+        Py_ssize_t count;
+        const Edge *edges = edges_in(found, &count);
+        PyObject *others = PyObject_GetAttr(expected, names.next_functions);
+        is_same = others != NULL && PyTuple_CheckExact(others) && PyTuple_GET_SIZE(others) == count;
+        for (Py_ssize_t i = 0; is_same && i < count; i++) {
+            PyObject *made = edges[i].node == NULL ? Py_NewRef(Py_None) : object(&edges[i].node);
+            is_same = made == PyTuple_GET_ITEM(PyTuple_GET_ITEM(others, i), 0);
+            Py_XDECREF(made);
+        }
+        Py_XDECREF(others);
+    }
+    Py_XDECREF(expected);
+    return is_same;
+}
+
+static PyObject *
+gate_configure_tensors(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *tensors, *addresses;
+    unsigned long long node, object;
+    native.node = NULL;
+    native.object = NULL;
+    if (!PyArg_ParseTuple(args, "O!O!(KK)", &PyList_Type, &tensors, &PyList_Type, &addresses, &node,
+                          &object)) {
+        return NULL;
+    }
+    int is_same = inside.edges > 0 && PyList_GET_SIZE(tensors) == PyList_GET_SIZE(addresses);
+    for (Py_ssize_t i = 0; is_same && i < PyList_GET_SIZE(tensors); i++) {
+        is_same = gives_nodes(PyList_GET_ITEM(tensors, i), PyList_GET_ITEM(addresses, i),
+                              (const char *(*)(const void *))(uintptr_t)node,
+                              (PyObject *(*)(const void *))(uintptr_t)object);
+    }
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (is_same) {
+        native.node = (const char *(*)(const void *))(uintptr_t)node;
+        native.object = (PyObject *(*)(const void *))(uintptr_t)object;
+    }
+    return PyBool_FromLong(is_same);
+}
+
 /* ---- backward operators ---------------------------------------------------------------------- */
 
 static Py_ssize_t
@@ -2826,9 +2918,8 @@ learn_class(PyObject *object)
 
 /* Whether a node is seen to have edges to nodes of these types; 0 also where that is not known. */
 static int
-surely_leads_to(PyObject *object, PyObject *types, Py_ssize_t first)
+surely_leads_to(const char *node, PyObject *types, Py_ssize_t first)
 {
-    const char *node = node_in(object);
     Py_ssize_t count;
     if (node == NULL) {
         return 0;
@@ -2847,7 +2938,7 @@ surely_leads_to(PyObject *object, PyObject *types, Py_ssize_t first)
 static int
 leads_to(PyObject *node, PyObject *types, Py_ssize_t first)
 {
-    if (surely_leads_to(node, types, first)) {
+    if (surely_leads_to(node_in(node), types, first)) {
         return 1;
     }
     PyObject *edges = PyObject_GetAttr(node, names.next_functions);
@@ -2879,10 +2970,27 @@ has_no_node(PyObject *result)
     return node == Py_None;
 }
 
+/* The node of a tensor (of torch.Tensor itself) if that is one of those whose numbers begin at `start`;
+   NULL also where it is not known. An older one may have to be made anew, which Python does: that of a view
+   whose base was written into. */
+static const char *
+new_node_of(PyObject *tensor, Py_ssize_t start)
+{
+    if (native.node == NULL || inside.edges == 0 || (PyObject *)Py_TYPE(tensor) != inlined.tensor) {
+        return NULL;
+    }
+    const char *node = native.node(tensor + 1);
+    if (node == NULL) {
+        return NULL;
+    }
+    const NodeClass *cls = class_of(node);
+    return cls->word != NULL && cls->kind == 0 && sequence_in(node) >= start ? node : NULL;
+}
+
 /* Whether no node of an operator needs a hook, and its result has the form of which that is known:
    what form_of() of amanda_torch.autograd.nodes gives. */
 static int
-is_idle_form(PyObject *result, PyObject *form)
+is_idle_form(PyObject *result, PyObject *form, Py_ssize_t start)
 {
     if (form == NULL || !PyList_CheckExact(form) || PyList_GET_SIZE(form) == 0) {
         return form != NULL && PyTuple_CheckExact(form) && has_no_node(result);
@@ -2892,6 +3000,11 @@ is_idle_form(PyObject *result, PyObject *form)
     }
     if ((PyObject *)Py_TYPE(result) != inlined.tensor) {
         return 0;
+    }
+    const char *raw = new_node_of(result, start);
+    if (raw != NULL && class_of(raw)->type == PyList_GET_ITEM(form, 0)
+        && surely_leads_to(raw, form, 1)) {
+        return 1;
     }
     PyObject *node = PyObject_GetAttr(result, names.grad_fn);
     int is_same = node != NULL && (PyObject *)Py_TYPE(node) == PyList_GET_ITEM(form, 0)
@@ -3021,64 +3134,111 @@ has_edges(Nodes *found, PyObject *node, PyObject *targets, PyObject *kinds)
     return is_same && !PyErr_Occurred();
 }
 
-/* Where an edge leads among the nodes of an operator; UNKNOWN where objects are to be looked at, as for
-   leaves, which have to be marked. */
+/* A leaf that an operator uses. */
+typedef struct {
+    PyObject *metadata;    /* of its accumulation */
+    Hook *hook;            /* if it begins to belong to the operator */
+    Accumulation *reached; /* what is told when a pass comes to the operator; NULL for nothing */
+} Leaf;
+
+#define MOST_LEAVES 32
+
+/* The same as Nodes, without objects. */
+typedef struct {
+    const char *nodes[MOST_NODES]; /* those of the outputs first */
+    const Edge *leaves[MOST_LEAVES]; /* that lead to them */
+    Py_ssize_t count, entries, leaf_count, most_leaves, start;
+    int has_all;
+} RawNodes;
+
+/* Note a leaf that an edge leads to. */
 static Py_ssize_t
-raw_place(const Nodes *found, const char **nodes, Py_ssize_t *count, const char *target)
+raw_leaf(RawNodes *found, const Edge *edge)
 {
+    for (Py_ssize_t i = 0; i < found->leaf_count; i++) {
+        if (found->leaves[i]->node == edge->node) {
+            return LEAF;
+        }
+    }
+    if (found->leaf_count == found->most_leaves) {
+        return UNKNOWN;
+    }
+    found->leaves[found->leaf_count++] = edge;
+    return LEAF;
+}
+
+/* Where an edge leads among the nodes of an operator; UNKNOWN where objects are to be looked at. */
+static Py_ssize_t
+raw_place(RawNodes *found, const Edge *edge)
+{
+    const char *target = edge->node;
     if (target == NULL) {
         return NOWHERE;
     }
     const NodeClass *cls = class_of(target);
     if (cls->word == NULL || cls->kind != 0) {
-        return UNKNOWN;
+        return cls->word == NULL || cls->kind != 1 ? UNKNOWN : raw_leaf(found, edge);
     }
-    for (Py_ssize_t i = *count; i > 0; i--) {
-        if (nodes[i - 1] == target) {
+    for (Py_ssize_t i = found->count; i > 0; i--) {
+        if (found->nodes[i - 1] == target) {
             return i - 1;
         }
     }
     if (found->has_all || sequence_in(target) < found->start) {
         return OUTSIDE;
     }
-    if (*count == MOST_NODES) {
+    if (found->count == MOST_NODES) {
         return UNKNOWN;
     }
-    nodes[*count] = target;
-    return (*count)++;
+    found->nodes[found->count] = target;
+    return found->count++;
 }
 
-/* has_form() for nodes that feed no leaves, without objects for those behind the ones that are found; 0
-   also where it is not known. */
+/* has_form() without objects for the nodes behind those that are found; 0 also where it is not known. */
 static int
-surely_has_form(Nodes *found, PyObject *form)
+has_raw_form(RawNodes *found, PyObject *form)
 {
-    const char *nodes[MOST_NODES];
-    Py_ssize_t count = found->count, every = PyList_GET_SIZE(form) / 2, i = 0;
-    for (; i < count; i++) {
-        nodes[i] = node_in(found->nodes[i]);
-        if (nodes[i] == NULL) {
-            return 0;
-        }
-    }
-    for (i = 0; i < count; i++) {
+    Py_ssize_t every = PyList_GET_SIZE(form) / 2, i = 0;
+    for (; i < found->count; i++) {
+        const char *node = found->nodes[i];
         Py_ssize_t edge_count;
-        const Edge *edges = edges_in(nodes[i], &edge_count);
+        const Edge *edges = edges_in(node, &edge_count);
         PyObject *targets = i < every ? PyList_GET_ITEM(form, 2 * i + 1) : NULL;
-        if (targets == NULL || class_of(nodes[i])->type != PyList_GET_ITEM(form, 2 * i)
+        if (targets == NULL || class_of(node)->type != PyList_GET_ITEM(form, 2 * i)
             || !PyList_CheckExact(targets) || PyList_GET_SIZE(targets) != edge_count) {
             return 0;
         }
         for (Py_ssize_t edge = 0; edge < edge_count; edge++) {
-            Py_ssize_t place = raw_place(found, nodes, &count, edges[edge].node);
+            Py_ssize_t place = raw_place(found, &edges[edge]);
             if (place == UNKNOWN
                 || place != PyLong_AsSsize_t(PyList_GET_ITEM(targets, edge))) {
                 return 0;
             }
         }
     }
-    found->total = count;
     return i == every;
+}
+
+/* The same for nodes that feed no leaves, which have to be marked, and of which there are objects. */
+static int
+surely_has_form(Nodes *found, PyObject *form)
+{
+    RawNodes raw;
+    raw.count = found->count;
+    raw.leaf_count = raw.most_leaves = 0;
+    raw.start = found->start;
+    raw.has_all = found->has_all;
+    for (Py_ssize_t i = 0; i < found->count; i++) {
+        raw.nodes[i] = node_in(found->nodes[i]);
+        if (raw.nodes[i] == NULL) {
+            return 0;
+        }
+    }
+    if (!has_raw_form(&raw, form)) {
+        return 0;
+    }
+    found->total = raw.count;
+    return 1;
 }
 
 /* Find the nodes behind those that are found already; whether all have a form, see Traced.form of
@@ -3231,16 +3391,69 @@ has_new_base(PyObject *tensor, Py_ssize_t start)
     return is_new;
 }
 
+/* The outputs of an operator, which are one result or what is in it. */
+static PyObject *const *
+outputs_of(PyObject *const *result, Py_ssize_t *count)
+{
+    int are_several = PyTuple_CheckExact(*result) || PyList_CheckExact(*result);
+    *count = are_several ? PySequence_Fast_GET_SIZE(*result) : 1;
+    return are_several ? PySequence_Fast_ITEMS(*result) : result;
+}
+
+/* Whether an output is a view of what has a new node, too: that of what an operator in place has written
+   into. */
+static int
+have_new_bases(PyObject *const *outputs, Py_ssize_t count, Py_ssize_t start)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (has_new_base(outputs[i], start)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Find what an operator has made, without objects; 0 where these are to be asked. */
+static int
+find_raw_nodes(RawNodes *found, PyObject *result, PyObject *form, Py_ssize_t start)
+{
+    Py_ssize_t count;
+    PyObject *const *outputs = outputs_of(&result, &count);
+    found->count = found->leaf_count = 0;
+    found->most_leaves = native.object == NULL ? 0 : MOST_LEAVES;
+    found->start = start;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const char *node = outputs[i] == Py_None ? NULL : new_node_of(outputs[i], start);
+        if (node == NULL && outputs[i] != Py_None) {
+            return 0;
+        }
+        int is_known = node == NULL || !is_unhooked(node);
+        if (is_known && node != NULL) {
+            return 0;
+        }
+        for (Py_ssize_t j = 0; !is_known && j < found->count; j++) {
+            is_known = found->nodes[j] == node;
+        }
+        if (!is_known) {
+            if (found->count == MOST_NODES) {
+                return 0;
+            }
+            found->nodes[found->count++] = node;
+        }
+    }
+    found->entries = found->count;
+    Py_ssize_t made = next_sequence() - start;
+    found->has_all = made == found->count;
+    return found->count > 0 && has_raw_form(found, form)
+           && (made == found->count || !have_new_bases(outputs, count, start));
+}
+
 /* Find what an operator has made; 0 where it is not what is known of it, or not plain. */
 static int
 find_nodes(Nodes *found, PyObject *result, PyObject *form, Py_ssize_t *entries)
 {
-    PyObject *const *outputs = &result;
-    Py_ssize_t count = 1;
-    if (PyTuple_CheckExact(result) || PyList_CheckExact(result)) {
-        outputs = PySequence_Fast_ITEMS(result);
-        count = PySequence_Fast_GET_SIZE(result);
-    }
+    Py_ssize_t count;
+    PyObject *const *outputs = outputs_of(&result, &count);
     for (Py_ssize_t i = 0; i < count; i++) {
         if (!add_entry(found, outputs[i])) {
             return 0;
@@ -3252,25 +3465,8 @@ find_nodes(Nodes *found, PyObject *result, PyObject *form, Py_ssize_t *entries)
     if (!has_form(found, form, inlined.kinds)) {
         return 0;
     }
-    if (made != found->total) {
-        /* There are nodes elsewhere: those of what an operator in place has written into? */
-        for (Py_ssize_t i = 0; i < count; i++) {
-            if (has_new_base(outputs[i], found->start)) {
-                return 0;
-            }
-        }
-    }
-    return 1;
+    return made == found->total || !have_new_bases(outputs, count, found->start);
 }
-
-/* A leaf that an operator uses. */
-typedef struct {
-    PyObject *metadata;    /* of its accumulation */
-    Hook *hook;            /* if it begins to belong to the operator */
-    Accumulation *reached; /* what is told when a pass comes to the operator; NULL for nothing */
-} Leaf;
-
-#define MOST_LEAVES 32
 
 /* Whether a leaf belongs to an operator: 1, or 0 where it is another one's, or -1 where Python is to
    find out. It is Claimer._owned() for a leaf without marks. */
@@ -3383,15 +3579,15 @@ claim_leaf(Leaf *leaf, PyObject *node)
 
 /* Hook the node of an output before which more is to be done than at others. */
 static int
-claim_entry(PyObject *node, Hook *hook, PyObject *way, PyObject *natives, PyObject *done,
-            Py_ssize_t number, const Leaf *leaves, Py_ssize_t count)
+claim_entry(const char *node, PyObject *object, Hook *hook, PyObject *way, PyObject *natives,
+            PyObject *done, Py_ssize_t number, const Leaf *leaves, Py_ssize_t count)
 {
     Py_ssize_t reached = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         reached += leaves[i].reached != NULL;
     }
     if (reached == 0 && PyList_GET_SIZE(way) == 0) {
-        return attach_hook(node, hook);
+        return attach_hook_at(node, object, hook);
     }
     Entry *entry = PyObject_NewVar(Entry, &Entry_Type, reached);
     if (entry == NULL) {
@@ -3410,27 +3606,36 @@ claim_entry(PyObject *node, Hook *hook, PyObject *way, PyObject *natives, PyObje
     }
     /* A pass comes to what lies behind the node after its posthooks: one hook will do. */
     int is_after = hook->has_after && !hook->has_before;
-    int failed = attach(node, (PyObject *)entry, is_after) < 0
-                 || (hook->has_after && !is_after && attach(node, (PyObject *)hook, 1) < 0);
+    int failed = attach_at(node, object, (PyObject *)entry, is_after) < 0
+                 || (hook->has_after && !is_after
+                     && attach_at(node, object, (PyObject *)hook, 1) < 0);
     Py_DECREF(entry);
     return failed ? -1 : 0;
 }
 
+/* What is to be hooked of an operator's nodes. */
+typedef struct {
+    const char *const *nodes;   /* of the outputs; NULL where there are objects of them */
+    PyObject *const *objects;   /* likewise; NULL for none */
+    PyObject *const *leaves;    /* their accumulations */
+    Py_ssize_t entries, total, leaf_count;
+} Hooked;
+
 /* Register the hooks of an operator's nodes. */
 static int
-claim_nodes(const Nodes *found, Py_ssize_t entries, PyObject *graph, Leaf *leaves)
+claim_nodes(const Hooked *found, PyObject *graph, Leaf *leaves)
 {
     /* Registering allocates, and so may run code that puts others in their place. */
     PyObject *natives = Py_NewRef(field(graph, at.graph_natives));
     PyObject *inner = Py_NewRef(field(graph, at.graph_inner));
-    Py_ssize_t count = found->leaves == NULL ? 0 : PyList_GET_SIZE(found->leaves);
     PyObject *done = NULL;
     int failed = 0;
-    for (Py_ssize_t i = 0; !failed && i < count; i++) {
-        failed = claim_leaf(&leaves[i], PyList_GET_ITEM(found->leaves, i)) < 0;
+    for (Py_ssize_t i = 0; !failed && i < found->leaf_count; i++) {
+        failed = claim_leaf(&leaves[i], found->leaves[i]) < 0;
     }
-    for (Py_ssize_t i = 0; !failed && i < entries; i++) {
+    for (Py_ssize_t i = 0; !failed && i < found->entries; i++) {
         PyObject *way = PyList_GET_ITEM(inner, i);
+        PyObject *object = found->objects == NULL ? NULL : found->objects[i];
         if (done == NULL && PyList_GET_SIZE(way) > 0) {
             done = PyByteArray_FromStringAndSize(NULL, found->total);
             if (done == NULL) {
@@ -3439,8 +3644,9 @@ claim_nodes(const Nodes *found, Py_ssize_t entries, PyObject *graph, Leaf *leave
             }
             memset(PyByteArray_AS_STRING(done), 0, found->total);
         }
-        failed = claim_entry(found->nodes[i], (Hook *)PyList_GET_ITEM(natives, i), way, natives, done,
-                             i, leaves, count) < 0;
+        failed = claim_entry(object == NULL ? found->nodes[i] : node_in(object), object,
+                             (Hook *)PyList_GET_ITEM(natives, i), way, natives, done, i, leaves,
+                             found->leaf_count) < 0;
     }
     Py_XDECREF(done);
     Py_DECREF(natives);
@@ -3470,6 +3676,75 @@ is_settled(PyObject *graph, Py_ssize_t nodes, Py_ssize_t entries)
     return 1;
 }
 
+/* Look at the leaves of an operator, and hook all that was found: 1 if it was done, 0 if Python is to do
+   it. */
+static int
+claim_found(const Hooked *found, PyObject *mode, PyObject *known, PyObject *graph)
+{
+    Leaf leaves[MOST_LEAVES];
+    Py_ssize_t looked = 0, owned = 0;
+    int done = is_settled(graph, found->total, found->entries) && found->leaf_count <= MOST_LEAVES;
+    for (; done && looked < found->leaf_count; looked++) {
+        leaves[looked] = (Leaf){NULL};
+        done = look_at_leaf(&leaves[looked], found->leaves[looked], mode, known, &owned);
+    }
+    PyErr_Clear();
+    if (done && (note_run(mode, known) < 0 || claim_nodes(found, graph, leaves) < 0)) {
+        done = -1;
+    }
+    for (Py_ssize_t i = 0; i < looked; i++) {
+        Py_XDECREF(leaves[i].metadata);
+        Py_XDECREF(leaves[i].hook);
+        Py_XDECREF(leaves[i].reached);
+    }
+    return done;
+}
+
+/* The same for nodes that were found without objects: leaves have them. */
+static int
+claim_raw(const RawNodes *found, PyObject *mode, PyObject *known, PyObject *graph)
+{
+    PyObject *leaves[MOST_LEAVES];
+    Hooked hooked = {found->nodes, NULL, leaves, found->entries, found->count, 0};
+    int done = 1;
+    while (done && hooked.leaf_count < found->leaf_count) {
+        leaves[hooked.leaf_count] = native.object(&found->leaves[hooked.leaf_count]->node);
+        done = leaves[hooked.leaf_count] != NULL;
+        hooked.leaf_count += done;
+    }
+    done = done ? claim_found(&hooked, mode, known, graph) : 0;
+    for (Py_ssize_t i = 0; i < hooked.leaf_count; i++) {
+        Py_DECREF(leaves[i]);
+    }
+    if (done == 0) {
+        PyErr_Clear();
+    }
+    return done;
+}
+
+/* The same with objects of the nodes. */
+static int
+claim_objects(PyObject *mode, PyObject *known, PyObject *graph, PyObject *result, Py_ssize_t start)
+{
+    Nodes found;
+    Py_ssize_t entries;
+    begin_nodes(&found, start);
+    int done = find_nodes(&found, result, field(graph, at.graph_form), &entries);
+    if (done) {
+        Hooked hooked = {NULL, found.nodes, NULL, entries, found.total, 0};
+        if (found.leaves != NULL) {
+            hooked.leaves = PySequence_Fast_ITEMS(found.leaves);
+            hooked.leaf_count = PyList_GET_SIZE(found.leaves);
+        }
+        done = claim_found(&hooked, mode, known, graph);
+    }
+    if (done == 0) {
+        PyErr_Clear();
+    }
+    release_nodes(&found);
+    return done;
+}
+
 /* Claimer.claim() for an operator of whose backward operators everything is known: 1 if it was done, 0
    if Python is to do it; then nothing has been done. */
 static int
@@ -3479,7 +3754,7 @@ claim_known(PyObject *mode, PyObject *known, PyObject *result, Py_ssize_t start)
     if (gradients == NULL || !Py_IS_TYPE(gradients, (PyTypeObject *)inlined.gradients)) {
         return 0;
     }
-    if (is_idle_form(result, field(gradients, at.gradients_form))) {
+    if (is_idle_form(result, field(gradients, at.gradients_form), start)) {
         return note_run(mode, known) < 0 ? -1 : 1;
     }
     PyObject *graph = field(gradients, at.gradients_graph);
@@ -3497,29 +3772,12 @@ claim_known(PyObject *mode, PyObject *known, PyObject *result, Py_ssize_t start)
         Py_DECREF(graph);
         return is_plain;
     }
-    Nodes found;
-    Leaf leaves[MOST_LEAVES];
-    Py_ssize_t entries, count = 0, looked = 0, owned = 0;
-    begin_nodes(&found, start);
-    int done = find_nodes(&found, result, form, &entries)
-               && is_settled(graph, found.total, entries)
-               && (count = found.leaves == NULL ? 0 : PyList_GET_SIZE(found.leaves))
-                      <= MOST_LEAVES;
-    for (; done && looked < count; looked++) {
-        leaves[looked] = (Leaf){NULL};
-        done = look_at_leaf(&leaves[looked], PyList_GET_ITEM(found.leaves, looked), mode, known,
-                            &owned);
-    }
+    RawNodes raw;
+    int done = find_raw_nodes(&raw, result, form, start) ? claim_raw(&raw, mode, known, graph) : 0;
     PyErr_Clear();
-    if (done && (note_run(mode, known) < 0 || claim_nodes(&found, entries, graph, leaves) < 0)) {
-        done = -1;
+    if (done == 0) {
+        done = claim_objects(mode, known, graph, result, start);
     }
-    for (Py_ssize_t i = 0; i < looked; i++) {
-        Py_XDECREF(leaves[i].metadata);
-        Py_XDECREF(leaves[i].hook);
-        Py_XDECREF(leaves[i].reached);
-    }
-    release_nodes(&found);
     Py_DECREF(graph);
     return done;
 }
@@ -5761,6 +6019,7 @@ static PyMethodDef methods[] = {
     {"configure_inlined", gate_configure_inlined, METH_O, configure_inlined_doc},
     {"configure_nodes", gate_configure_nodes, METH_O, configure_nodes_doc},
     {"configure_native", gate_configure_native, METH_VARARGS, configure_native_doc},
+    {"configure_tensors", gate_configure_tensors, METH_VARARGS, configure_tensors_doc},
     {"event", gate_event, METH_O, event_doc},
     {"follow", gate_follow, METH_VARARGS, follow_doc},
     {"forget", gate_forget, METH_NOARGS, forget_doc},

@@ -166,6 +166,9 @@ def _configure() -> str:
         if natives is not None:
             gate.configure_native(*natives)
         gate.configure_nodes(_internals.sample_nodes())
+        tensors = _internals.native_tensors()
+        if tensors is not None:
+            gate.configure_tensors(*tensors)
         _configure_hooks(gate)
         for builtin in operators():
             gate.add(builtin, builtin.__name__ in _REPORTED_FIRST)
