@@ -407,9 +407,9 @@ def test_what_is_read_without_python_is_found() -> None:
 
 @needs_gate
 def test_hooks_are_called_without_objects() -> None:
-    """With a tested PyTorch autograd calls a hook of the gate directly before and after a node; with
-    others in the same node, of the program, all are called in their order, and what the program's
-    return and raise counts."""
+    """With a tested PyTorch autograd calls a hook of the gate directly before and after a node;
+    with others in the same node, of the program, all are called in their order, and what the
+    program's return and raise counts."""
     natives = _internals.native_hooks()
     assert natives is not None
     extension = gate.extension()
@@ -509,8 +509,8 @@ def test_timers_at_backward_operators_make_no_objects_of_gradients() -> None:
 @pytest.mark.usefixtures("gated")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_what_a_log_raises_reaches_the_program(error: type[BaseException]) -> None:
-    """An exception that C++ cannot be given at a backward operator is raised there nevertheless, once,
-    and its traceback names the function that raised it."""
+    """An exception that C++ cannot be given at a backward operator is raised there nevertheless,
+    once, and its traceback names the function that raised it."""
 
     class Raising(amanda.inline.Log):
         def look(self, now: int) -> None:

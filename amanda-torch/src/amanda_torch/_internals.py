@@ -690,8 +690,10 @@ def native_tensors() -> tuple[Any, ...] | None:
     """
     names = (
         "_ZN5torch8autograd4impl14grad_fn_unsafeERKN2at6TensorE",
-        "_ZN5torch8autograd18functionToPyObjectERKN3c1013intrusive_ptrINS0_4NodeENS1_6detail34"
-        "intrusive_target_default_null_typeIS3_EEEE",
+        (
+            "_ZN5torch8autograd18functionToPyObjectERKN3c1013intrusive_ptrINS0_4NodeENS1_6detail"
+            "34intrusive_target_default_null_typeIS3_EEEE"
+        ),
     )
     try:
         library = ctypes.CDLL(torch._C.__file__)

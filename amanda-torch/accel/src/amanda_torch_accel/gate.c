@@ -1853,6 +1853,12 @@ attach_hook(PyObject *object, Hook *hook)
     return attach_hook_at(node_in(object), object, hook);
 }
 
+/* An object of C++ by which autograd calls the hooks in a dict, see below. */
+typedef struct {
+    const void *const *functions;
+    PyObject *dict;
+} CalledHook;
+
 /* The dict of a node's hooks. PyTorch's own is an OrderedDict. It may be referred to weakly, as the
    handles of a program's hooks do.
 
@@ -1865,6 +1871,7 @@ typedef struct HookDict {
     PyDictObject dict;
     PyObject *references;
     struct HookDict *next; /* of the spare ones of a Hook */
+    CalledHook called;     /* what autograd calls, if the gate has put that into a node */
 } HookDict;
 
 #define MOST_DICTS 4096
@@ -2469,9 +2476,10 @@ gate_configure_nodes(PyObject *Py_UNUSED(module), PyObject *nodes)
 /* Autograd calls the hooks of a node through objects of C++, PyFunctionPreHook and PyFunctionPostHook,
    that have a dict of Python's hooks each. They make a tensor's object and a tuple of all gradients
    before they call what is in it: 3,000 instructions and more, where a counter takes thirty. So ours
-   are put into nodes by objects of the same classes that the gate makes itself. Their tables of virtual
-   functions are PyTorch's but for one, which asks our hook; where that cannot answer without the
-   gradients, or the dict has got others, PyTorch's is called. Nothing of it is assumed: where nodes keep
+   are put into nodes by objects of the same classes that the gate makes itself, as a part of the dict.
+   Their tables of virtual functions are PyTorch's but for two: one gives up the dict, and one asks our
+   hook; where that cannot answer without the gradients, or the dict has got others, PyTorch's is called.
+   Nothing of it is assumed: where nodes keep
    these objects, and what they consist of, is found with nodes that Python has hooked, and the classes
    are known by what RTTI says of them, see configure_hooks(). */
 
@@ -2479,11 +2487,6 @@ gate_configure_nodes(PyObject *Py_UNUSED(module), PyObject *nodes)
 typedef struct {
     void **begin, **end, **room;
 } Vector;
-
-typedef struct {
-    const void *const *functions;
-    PyObject *dict;
-} CalledHook;
 
 typedef Vector (*CallBefore)(CalledHook *, Vector *);
 typedef Vector (*CallAfter)(CalledHook *, Vector *, Vector *);
@@ -2621,6 +2624,17 @@ call_after(CalledHook *self, Vector *produced, Vector *consumed)
     return ((CallAfter)(uintptr_t)callers[1].functions[CALL])(self, produced, consumed);
 }
 
+/* A node gives up its hooks: what is called lies in the dict. Where Python is gone, the dict stays. */
+static void
+give_up(CalledHook *self)
+{
+    if (Py_IsInitialized()) {
+        PyGILState_STATE state = PyGILState_Ensure();
+        Py_DECREF(self->dict);
+        PyGILState_Release(state);
+    }
+}
+
 /* Hook a node as its method does: 1, 0 where that is to do it, -1 with an error. */
 static int
 attach_inside(const char *node, PyObject *hook, int is_after)
@@ -2636,7 +2650,7 @@ attach_inside(const char *node, PyObject *hook, int is_after)
     if (dict == NULL) {
         return -1;
     }
-    CalledHook *called = allocate(sizeof *called);
+    CalledHook *called = &((HookDict *)dict)->called;
     called->functions = callers[is_after].table + DESTROY;
     called->dict = dict;
     hooks->begin = allocate(sizeof *hooks->begin);
@@ -2778,6 +2792,7 @@ gate_configure_hooks(PyObject *Py_UNUSED(module), PyObject *args)
     }
     callers[0].table[CALL] = (const void *)(uintptr_t)call_before;
     callers[1].table[CALL] = (const void *)(uintptr_t)call_after;
+    callers[0].table[DELETE] = callers[1].table[DELETE] = (const void *)(uintptr_t)give_up;
     undefined_tensor = (const void *)(uintptr_t)undefined;
     allocate = (void *(*)(size_t))(uintptr_t)operator_new;
     return PyBool_FromLong(places[0] != 0);
@@ -3295,6 +3310,52 @@ gate_follow(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
+/* hook_way() without objects: 1 if it was done, 0 where these are needed, -1 with an error. */
+static int
+hook_raw_way(const char *node, PyObject *way, PyObject *natives, PyObject *done)
+{
+    const char *nodes[MOST_NODES];
+    Py_ssize_t count = 1;
+    nodes[0] = node;
+    if (node == NULL || native.object == NULL || PyList_GET_SIZE(way) >= MOST_NODES) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(way); i++) {
+        PyObject *step = PyList_GET_ITEM(way, i);
+        Py_ssize_t numbers[3], edge_count;
+        if (!PyTuple_CheckExact(step) || PyTuple_GET_SIZE(step) != 3) {
+            return 0;
+        }
+        for (int j = 0; j < 3; j++) {
+            numbers[j] = PyLong_AsSsize_t(PyTuple_GET_ITEM(step, j));
+        }
+        if (numbers[0] < 0 || numbers[0] >= count || numbers[1] < 0 || numbers[2] < 0
+            || numbers[2] >= PyList_GET_SIZE(natives) || numbers[2] >= PyByteArray_GET_SIZE(done)) {
+            PyErr_Clear();
+            return 0;
+        }
+        const Edge *edges = edges_in(nodes[numbers[0]], &edge_count);
+        const Edge *edge = &edges[numbers[1]];
+        if (numbers[1] >= edge_count || edge->node == NULL || class_of(edge->node)->word == NULL
+            || class_of(edge->node)->kind != 0) {
+            return 0;
+        }
+        nodes[count++] = edge->node;
+        char *is_done = PyByteArray_AS_STRING(done) + numbers[2];
+        if (!*is_done) {
+            PyObject *object = is_unhooked(edge->node) ? NULL : native.object(&edge->node);
+            Hook *hook = (Hook *)PyList_GET_ITEM(natives, numbers[2]);
+            int failed = PyErr_Occurred() || attach_hook_at(edge->node, object, hook) < 0;
+            Py_XDECREF(object);
+            if (failed) {
+                return -1;
+            }
+            *is_done = 1;
+        }
+    }
+    return 1;
+}
+
 /* Hook the nodes behind one, which a backward pass comes to later.
  *
  * `way` is as KnownGraph.inner has it, `natives` are the hooks of all nodes, and `done` says of which
@@ -3304,6 +3365,10 @@ static int
 hook_way(PyObject *node, PyObject *way, PyObject *natives, PyObject *done)
 {
     Nodes found;
+    int raw = hook_raw_way(node_in(node), way, natives, done);
+    if (raw != 0) {
+        return raw < 0 ? -1 : 0;
+    }
     begin_nodes(&found, 0);
     found.nodes[found.count++] = Py_NewRef(node);
     int failed = 0;
