@@ -539,6 +539,77 @@ def test_what_a_log_raises_reaches_the_program(error: type[BaseException]) -> No
             amanda.new_iteration()
 
 
+class TimesExp(amanda.Tool):
+    """A timer around the backward operators of ``exp``, with a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = amanda.inline.Log()
+        self.timer = amanda.inline.Timer(self.log)
+        self.add_inst_for_op(self.analyse, backward=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.get_backward_op().__name__ == "ExpBackward0":
+            context.insert_before_backward_op(self.timer.start, grad_outputs=[])
+            context.insert_after_backward_op(self.timer.stop, grad_inputs=[])
+
+
+@needs_gate
+@pytest.mark.parametrize("interceptor", BOTH)
+def test_a_timer_around_a_backward_operator(
+    interceptor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timer at a backward operator notes each execution that ends, once, and none that raises;
+    one that runs within another one, and one in another thread, are measured apart."""
+    x, tool = torch.ones(2, requires_grad=True), TimesExp()
+
+    def passes(inside: Callable[[], object] = lambda: None) -> int:
+        before = tool.timer.executions
+
+        def unpack(tensor: torch.Tensor) -> torch.Tensor:
+            # Between the two routines.
+            inside()
+            return tensor
+
+        with (
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), unpack),
+        ):
+            y = x.exp()
+        with torch.enable_grad():
+            y.sum().backward()
+        assert len(tool.log.numbers) == 4 * tool.timer.executions
+        return tool.timer.executions - before
+
+    def in_thread() -> None:
+        thread = threading.Thread(target=passes)
+        thread.start()
+        thread.join()
+
+    def raises() -> None:
+        raise ZeroDivisionError
+
+    with intercepted(monkeypatch, interceptor, tool):
+        for _ in range(3):
+            assert passes() == 1
+            with pytest.raises(ZeroDivisionError):
+                passes(raises)
+            y = x.exp()
+            with torch.no_grad():
+                y.add_(1.0)
+            with pytest.raises(RuntimeError, match="inplace"):
+                y.sum().backward()
+            assert passes() == 1
+            assert passes(passes) == 2
+            assert passes(lambda: passes(passes)) == 3
+            assert passes() == 1
+            in_thread()
+            amanda.new_iteration()
+    rows = [tool.log.numbers[at : at + 4] for at in range(0, len(tool.log.numbers), 4)]
+    assert tool.timer.nanoseconds == sum(end - start for _, start, end, _ in rows)
+    assert all(start <= end for _, start, end, _ in rows)
+
+
 @needs_gate
 @pytest.mark.usefixtures("gated")
 def test_a_routine_runs_without_a_mode() -> None:
