@@ -162,7 +162,7 @@ class Dispatcher:
             if record is None or not record.complete:
                 return None
             records.append(record)
-        return compile_plan(op_id, scopes, tuple(records))
+        return compile_plan(op_id, scopes, records)
 
     def begin(
         self,
@@ -477,7 +477,7 @@ class OpExecution:
 
     def _plan(self) -> None:
         self._planned = self._recorded()
-        self.plan = compile_plan(self._call.op_id, self._scopes, tuple(self._records))
+        self.plan = compile_plan(self._call.op_id, self._scopes, self._records)
 
     def _recorded(self) -> list[tuple[Action, ...]]:
         """The actions that are recorded now."""

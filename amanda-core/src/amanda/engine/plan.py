@@ -23,7 +23,6 @@ class ActionPlan:
 
     Attributes:
         op_id: the operator's id.
-        records: the operator's records, one per active scope, outermost first.
         before, after: routines around the forward op.
         replace: the action that stands in for the op, if any.
         before_backward, after_backward: routines on the whole operator's
@@ -42,7 +41,6 @@ class ActionPlan:
     """
 
     op_id: str
-    records: tuple[OpRecord, ...] = ()
     before: tuple[Action, ...] = ()
     after: tuple[Action, ...] = ()
     replace: Action | None = None
@@ -95,9 +93,12 @@ def find_replacement(records: Sequence[OpRecord], kind: ActionKind) -> Action | 
 
 
 def compile_plan(
-    op_id: str, scopes: Sequence[LiveScope], records: tuple[OpRecord, ...]
+    op_id: str, scopes: Sequence[LiveScope], records: Sequence[OpRecord]
 ) -> ActionPlan:
     """The plan that the records of one operator add up to.
+
+    Args:
+        records: one for each scope, outermost first.
 
     Raises:
         ReplacementConflictError: two of them replace the operator.
@@ -113,10 +114,9 @@ def compile_plan(
             if actions := recorded.get(kind):
                 found[kind] = (*found[kind], *actions) if kind in found else actions
     if not found:
-        return ActionPlan(op_id, records, claims=claims)
+        return ActionPlan(op_id, claims=claims)
     return ActionPlan(
         op_id=op_id,
-        records=records,
         before=found.get(ActionKind.BEFORE_OP, ()),
         after=found.get(ActionKind.AFTER_OP, ()),
         replace=_the_one(found.get(ActionKind.REPLACE_OP)),

@@ -43,12 +43,11 @@ from amanda_tools._values.shapes import byte_size
 from amanda_tools.flops.gradients import formula_of, needs_produced, needs_received
 from amanda_tools.flops.samples import Samples
 from amanda_tools.flops.tally import (
-    OpBytes,
-    OtherOp,
     ProductGradientOp,
     ProductOp,
     RunningSum,
     Tally,
+    UnknownOp,
     backward_probe,
     closed_shapes,
     is_nested,
@@ -59,7 +58,9 @@ from amanda_tools.flops.tally import (
 
 __all__ = ["FlopsOptions", "FlopsTool"]
 
-Op = ProductOp | ProductGradientOp | OtherOp
+Op = ProductOp | ProductGradientOp | UnknownOp | OpDescription
+"""One that counts zero by convention is its description alone: most operators are, and a further
+object for each would be one more for the garbage collector to visit."""
 
 _WAYS = ("forward", "backward")
 
@@ -108,7 +109,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._ops: dict[str, Op] = {}
-        self._bytes: dict[str, OpBytes] = {}
+        # Of forward operators; not in one object for each, which the garbage collector would visit.
+        self._used: dict[str, Sequence[Parameter]] = {}
+        self._written: dict[str, int | None] = {}
         self._samples = Samples()
         self._sums = {"forward": RunningSum(), "backward": RunningSum(), "other": RunningSum()}
         self._tallies: dict[str, Tally[Any]] = {}
@@ -127,10 +130,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         known = self._ops.get(op.id)
         if known is None:
             known = self._met(_forward_op(op, context))
-        memory = self._bytes.get(op.id)
-        if memory is None:
-            memory = self._bytes[op.id] = OpBytes()
-        memory.parameters = self._parameters.used_by(context)
+        self._used[op.id] = self._parameters.used_by(context)
         # An operator that raises has not executed: it is counted afterwards. In a graph, where a
         # failure ends the run, one routine costs half as much as two.
         is_eager, in_backward = _probes_of(context.namespace)
@@ -154,7 +154,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
                 context.insert_after_op(known.end)
             else:
                 context.insert_before_op(known.run)
-        elif isinstance(known, OtherOp) and not known.is_free:
+        elif isinstance(known, UnknownOp):
             if is_eager:
                 known.in_backward = in_backward
                 context.insert_before_op(known.begin, inputs=[])
@@ -195,7 +195,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _analyse_outputs(self, context: OpContext) -> None:
         known = self._ops[context.get_op_id()]
-        op, in_graph = known.op, is_graph(context.namespace)
+        op, in_graph = _described(known), is_graph(context.namespace)
         if in_graph and isinstance(known, ProductOp) and context[_INPUTS] is not None:
             self._has_known_outputs(known, context)
         # Most names end otherwise, and the function is not called.
@@ -204,7 +204,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             outputs = _outputs_of(context) if in_graph else context.get_outputs()
             sizes = [*map(byte_size, filter(_is_given, outputs or ()))]
             total = None if None in sizes else sum(filter(None, sizes))
-            self._bytes[op.id].activation_bytes = total
+            self._written[op.id] = total
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
@@ -214,7 +214,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             known = self._met(self._backward_op(op))
         if isinstance(known, ProductGradientOp):
             self._count_gradient(known, context)
-        elif isinstance(known, OtherOp) and not known.is_free:
+        elif isinstance(known, UnknownOp):
             # Where it runs at once, after it, as forward operators are.
             if context.namespace.tags[-1] == "eager":
                 context.insert_after_backward_op(known.counter, grad_inputs=[])
@@ -263,14 +263,17 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         return True
 
     def _met(self, op: Op) -> Op:
+        if isinstance(op, OpDescription):
+            self._ops[op.id] = op
+            return op
         self._ops[op.op.id] = op
-        if not isinstance(op, OtherOp):
+        if isinstance(op, UnknownOp):
+            self._unknown[op.op.id] = op.counter
+        else:
             # What an optimizer multiplies is no work of the model.
             is_model = op.op.phase in _WAYS
             op.tally.sum = self._sums[op.op.direction if is_model else "other"]
             self._tallies[op.op.id] = op.tally
-        elif not op.is_free:
-            self._unknown[op.op.id] = op.counter
         return op
 
     def _backward_op(self, op: OpDescription) -> Op:
@@ -281,7 +284,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             return ProductGradientOp(op, forward, formula)
         free = op.type.removesuffix("_backward")
         known = op.type == "accumulate_grad" or is_free(free) or is_free_name(op.name)
-        return OtherOp(op, known or (isinstance(forward, OtherOp) and forward.is_free))
+        return op if known or isinstance(forward, OpDescription) else UnknownOp(op)
 
     # -- result -----------------------------------------------------------
 
@@ -348,13 +351,13 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _owned(self) -> dict[str, list[Parameter]]:
         """The parameters that count at each forward operator."""
-        used = (p for memory in self._bytes.values() for p in memory.parameters)
+        used = (parameter for parameters in self._used.values() for parameter in parameters)
         selected = self._parameters.select(used)
         owners: dict[tuple[str, Parameter], str] = {}
         # In Keras a reshape reads the weight before the product does.
-        ops = sorted((self._ops[op_id].op for op_id in self._bytes), key=_only_reads)
+        ops = sorted((_described(self._ops[op_id]) for op_id in self._used), key=_only_reads)
         for op in ops:
-            for parameter in selected.intersection(self._bytes[op.id].parameters):
+            for parameter in selected.intersection(self._used[op.id]):
                 owners.setdefault((op.module, parameter), op.id)
         owned: dict[str, list[Parameter]] = {}
         for (_, parameter), op_id in owners.items():
@@ -362,20 +365,22 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         return owned
 
     def _row(self, op: Op, owned: Mapping[str, Sequence[Parameter]]) -> dict[str, Any]:
-        row = op.op.row()
-        if isinstance(op, OtherOp):
-            executions = None if op.is_free else op.counter.count
-            row.update(executions=executions, macs=0, flops=0)
-            row["counted"] = "zero" if op.is_free else "unknown"
+        described = _described(op)
+        row = described.row()
+        if isinstance(op, OpDescription):
+            row.update(executions=None, macs=0, flops=0, counted="zero")
+        elif isinstance(op, UnknownOp):
+            row.update(executions=op.counter.count, macs=0, flops=0, counted="unknown")
         else:
             total = op.tally.totals()
             row.update(executions=total.executions, macs=total.macs, flops=2 * total.macs)
             row["counted"] = "unknown" if total.unknown else "formula"
-        if memory := self._bytes.get(op.op.id):
-            parameters = owned.get(op.op.id, ())
+        if described.id in self._used:
+            parameters = owned.get(described.id, ())
             row["params"] = sum(parameter.size for parameter in parameters)
             row["weight_bytes"] = sum(parameter.bytes for parameter in parameters)
-            row["activation_bytes"] = memory.activation_bytes
+            # Views write nothing; None where sizes are unknown before the program runs.
+            row["activation_bytes"] = self._written.get(described.id, 0)
         return row
 
     def summary(self) -> dict[str, Any]:
@@ -414,7 +419,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _params(self, op_ids: Iterable[str]) -> tuple[int, int]:
         """Return elements and bytes of the parameters that operators use, each counted once."""
-        used = (p for i in op_ids if i in self._bytes for p in self._bytes[i].parameters)
+        used = (parameter for op_id in op_ids for parameter in self._used.get(op_id, ()))
         found = self._parameters.select(used)
         return sum(parameter.size for parameter in found), sum(p.bytes for p in found)
 
@@ -489,7 +494,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """Return the group of a row in the largest table."""
         if self.options.by == "op":
             return str(row.get("forward") or row["id"])
-        parts = self._ops[row["id"]].op.place.split(".")
+        parts = _described(self._ops[row["id"]]).place.split(".")
         return ".".join(parts[: self.options.depth or None])
 
     def _table(
@@ -526,7 +531,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             run = self._grouped(rows, key)
             return (self._grouped(in_step(rows), key), run) if has_steps(rows) else (run, {})
 
-        modules, run = grouped(lambda row: self._ops[row["id"]].op.place)
+        modules, run = grouped(lambda row: _described(self._ops[row["id"]]).place)
         yield from rank_modules("operations by module", modules, both, "FLOP", run)
         types, run = grouped(lambda row: of_forward[row["id"]])
         yield from rank_groups("operations by type", types, both, "FLOP", run)
@@ -568,11 +573,15 @@ def _is_given(tensor: Any) -> bool:
     return tensor is not None
 
 
+def _described(op: Op) -> OpDescription:
+    return op if isinstance(op, OpDescription) else op.op
+
+
 def _forward_op(op: OpDescription, context: OpContext) -> Op:
     """Classify a forward operator: with a formula, free, or unknown."""
     formula = FORMULAS.get(op.type)
     if formula is None:
-        return OtherOp(op, is_free(op.type))
+        return op if is_free(op.type) else UnknownOp(op)
     return ProductOp(op, Signature.of(context, op.type), formula)
 
 

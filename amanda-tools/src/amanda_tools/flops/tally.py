@@ -12,7 +12,6 @@ from amanda.inline import Counter, ShapeSum
 from amanda.tools.description import OpDescription
 from amanda_tools._internals import is_in_backward
 from amanda_tools._operators.cost import Formula
-from amanda_tools._operators.parameters import Parameter
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, Shape, Signature
 from amanda_tools.flops.gradients import Formula as GradientFormula
@@ -447,37 +446,22 @@ class ProductGradientOp:
         return self.formula(GradientShapes(forward, macs, plain(received), plain(produced)))
 
 
-_NOT_COUNTED = Counter()
-_NOT_STARTED = Handover[bool]()
-"""Those of all operators that are not counted: one each would be objects to keep for nothing."""
-
-
-def _counter_of(op: OtherOp) -> Counter:
-    return _NOT_COUNTED if op.is_free else Counter()
-
-
-def _started_of(op: OtherOp) -> Handover[bool]:
-    return _NOT_STARTED if op.is_free else Handover()
-
-
 @attrs.define(eq=False)
-class OtherOp:
-    """An operator without a formula.
+class UnknownOp:
+    """An operator without a formula that does not count zero by convention.
 
     Attributes:
         op: the operator.
-        is_free: it counts zero by convention; else it is unknown.
-        counter: executions of an unknown operator; 0 for free ones, which are not counted.
+        counter: its executions.
         in_backward: returns whether this thread is within a backward pass. An operator that runs
             forward there is recomputed by a checkpoint, which ends the last one with an exception
             of its own as soon as it has what it needs: it counts before it runs.
     """
 
     op: OpDescription
-    is_free: bool
-    counter: Counter = attrs.field(default=attrs.Factory(_counter_of, takes_self=True))
+    counter: Counter = attrs.field(factory=Counter)
     in_backward: Callable[[], bool] = no_backward_pass
-    _started: Handover[bool] = attrs.field(default=attrs.Factory(_started_of, takes_self=True))
+    _started: Handover[bool] = attrs.field(factory=Handover)
 
     @amanda.deferrable
     def begin(self) -> None:
@@ -490,17 +474,3 @@ class OtherOp:
     def end(self) -> None:
         """Instrumentation routine after an execution."""
         self.counter.count += bool(self._started.take())
-
-
-@attrs.define
-class OpBytes:
-    """Parameters that a forward operator reads, and bytes that it writes.
-
-    Attributes:
-        parameters: parameters among its inputs.
-        activation_bytes: bytes of the outputs of its first execution, 0 for views; None where sizes
-            are unknown before the program runs.
-    """
-
-    parameters: Sequence[Parameter] = ()
-    activation_bytes: int | None = 0

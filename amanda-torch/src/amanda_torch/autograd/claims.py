@@ -96,6 +96,10 @@ class KnownGradients:
         self.natives: list[Any] | None = None
         self.asked = -1
 
+    def is_bare(self) -> bool:
+        """Whether :data:`NO_GRADIENTS` says as much."""
+        return not self.hooks and (self.graph is None or self.graph is _NO_NODES)
+
     def take_turns(self) -> None:
         """Make the other graph the present one."""
         self.graph, self.other = self.other, self.graph
@@ -261,6 +265,22 @@ def _numbered(names: Sequence[str]) -> list[str]:
         counts[name] = number + 1
         suffixes.append(f"/grad/{name}:{number}")
     return suffixes
+
+
+def _no_nodes() -> KnownGraph:
+    graph = KnownGraph("", GraphShape(Traced([], 0, [], [], [])))
+    graph.settle([])
+    graph.natives = []
+    return graph
+
+
+_NO_NODES = _no_nodes()
+"""The graph of an operator whose outputs want no gradient: nothing is to be found out of it."""
+
+NO_GRADIENTS = KnownGradients(OpHandle("", ()))
+"""What is known of such an operator, to be read only: one for all, since objects of their own would
+be two more for the garbage collector to visit."""
+NO_GRADIENTS.form, NO_GRADIENTS.graph = (), _NO_NODES
 
 
 class Execution:
@@ -630,7 +650,9 @@ class Claimer:
             known.take_turns()
             graph = known.graph
             if graph is None or graph.form != traced.form:
-                graph = known.graph = KnownGraph(plan.op_id, shape_of(traced))
+                # Where no tensor wants a gradient, the same for all operators.
+                new = KnownGraph(plan.op_id, shape_of(traced)) if traced.nodes else _NO_NODES
+                graph = known.graph = new
             if known.is_new:
                 graph.asked = known.asked = self.dispatcher.analysed
         known.is_new = False

@@ -19,7 +19,7 @@ from amanda.errors import ToolTypeError
 from amanda.interface.action import Action
 from amanda.state import STATE, UNPAUSED
 from amanda_torch import _internals
-from amanda_torch.autograd.claims import Claimer, Execution, KnownGradients
+from amanda_torch.autograd.claims import NO_GRADIENTS, Claimer, Execution, KnownGradients
 from amanda_torch.autograd.nodes import form_of
 from amanda_torch.autograd.substitution import write_back
 from amanda_torch.eager.operation import Operation, made_leaf
@@ -336,11 +336,12 @@ class Executor:
                 self._call, func, known.name, known.plan.op_id, args, kwargs, key
             )
             execution = Execution(describe, self._tracker.references, key or func, args, kwargs)
+            gradients = self._gradients(known)
             if _PLAIN.issuperset(map(type, (result, *args))):
-                self._claim(known.plan, known.gradients, execution, result, start)
+                self._claim(known.plan, gradients, execution, result, start)
             else:
                 with _internals.reading((result, *args)):
-                    self._claim(known.plan, known.gradients, execution, result, start)
+                    self._claim(known.plan, gradients, execution, result, start)
 
     def checked(
         self, known: KnownOp, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -525,13 +526,22 @@ class Executor:
                 if plan.is_around and known.forms < _FORMS:
                     known.forms += 1
                     known.layout = Layout.of(call, known.name, key or func)
-                result = self._carry_out(plan, call, known.gradients, outer, values)[0]
+                gradients = self._gradients(known)
+                result = self._carry_out(plan, call, gradients, outer, values)[0]
             if outer:
                 _internals.show_modes(outer)
         except BaseException as error:
             _internals.set_modes(outer)
             raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
         return result
+
+    def _gradients(self, known: KnownOp) -> KnownGradients:
+        """What is known of an operator's backward operators, to be added to."""
+        if known.gradients is NO_GRADIENTS:
+            tracker = self._tracker
+            handle = OpHandle(known.op_id, tracker.active, model=tracker.frame.model)
+            known.gradients = KnownGradients(handle)
+        return known.gradients
 
     def _carry_out(
         self,

@@ -81,7 +81,7 @@ class Child:
 
     def __init__(
         self,
-        ref: weakref.ref[nn.Module],
+        ref: _Called,
         name: str,
         transparent: bool,
         is_fused: bool,
@@ -103,12 +103,15 @@ class _Called(weakref.ref[nn.Module]):
     One object: with a callback of its own it would be six for each module. It holds no tracker,
     which would be a cycle.
 
+    Attributes:
+        key: the id of the module.
+
     Args:
         children: those of the frame.
-        last: the frames of the last calls.
+        last: the references to modules where each was last met.
     """
 
-    __slots__ = ("_children", "_key", "_last")
+    __slots__ = ("_children", "_last", "key")
 
     def __new__(cls, module: nn.Module, *_: Any) -> Self:
         return super().__new__(cls, module, _forget)
@@ -117,16 +120,21 @@ class _Called(weakref.ref[nn.Module]):
         self,
         module: nn.Module,
         children: dict[int, Child],
-        last: dict[int, weakref.ref[Frame]],
+        last: dict[int, _Called],
     ) -> None:
-        self._key = id(module)
+        self.key = id(module)
         self._children = children
         self._last = last
 
+    def frame(self) -> Frame | None:
+        """The frame of the module's last call there."""
+        child = self._children.get(self.key)
+        return child.frames[-1] if child is not None and child.frames else None
+
     def forget(self) -> None:
         """The module is gone."""
-        child = self._children.pop(self._key, None)
-        self._last.pop(self._key, None)
+        child = self._children.pop(self.key, None)
+        self._last.pop(self.key, None)
         if child is not None:
             # It may be one of those that have run in this iteration.
             child.frames.clear()
@@ -402,7 +410,7 @@ class Tracker:
         self._labels = labels
         # Not ids of modules: a new module may get the id of one that is gone.
         self._seen_outermost: set[Child] = set()
-        self._last: dict[int, weakref.ref[Frame]] = {}
+        self._last: dict[int, _Called] = {}
         # Of the outermost module that runs; made when its first child is new.
         self._places: Places | None = None
         self._results: list[weakref.ref[Any]] = []
@@ -585,9 +593,7 @@ class Tracker:
     def last_frame(self, module: nn.Module) -> Frame | None:
         """The frame of the last call of `module` in this thread."""
         reference = self._last.get(id(module))
-        frame = reference() if reference is not None else None
-        same = frame is not None and frame.module is not None and frame.module() is module
-        return frame if same else None
+        return reference.frame() if reference is not None and reference() is module else None
 
     def tell_modules(self, tells: bool) -> None:
         """Set :attr:`tells_modules`, and let the gate leave all calls of modules to Python."""
@@ -752,9 +758,8 @@ class Tracker:
         frame.model = frame.model or parent.model
         frame.generation = self.generation
         child.frames.append(frame)
-        module = child.ref()
-        if module is not None:
-            self._last[id(module)] = weakref.ref(frame)
+        # Not a reference to the frame, which would be an object for each module.
+        self._last[child.ref.key] = child.ref
         return frame
 
 
