@@ -96,10 +96,6 @@ class KnownGradients:
         self.natives: list[Any] | None = None
         self.asked = -1
 
-    def is_bare(self) -> bool:
-        """Whether :data:`NO_GRADIENTS` says as much."""
-        return not self.hooks and (self.graph is None or self.graph is _NO_NODES)
-
     def take_turns(self) -> None:
         """Make the other graph the present one."""
         self.graph, self.other = self.other, self.graph

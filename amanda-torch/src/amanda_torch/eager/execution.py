@@ -14,6 +14,7 @@ import torch
 
 from amanda import inline
 from amanda.engine.backward import OpHandle
+from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import ActionPlan
 from amanda.errors import ToolTypeError
 from amanda.interface.action import Action
@@ -26,10 +27,16 @@ from amanda_torch.eager.operation import Operation, made_leaf
 from amanda_torch.eager.phases import phase_of
 from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
 from amanda_torch.operators.layouts import Layout
-from amanda_torch.routines import RoutineDispatcher, count, counters_of, inlined_around
+from amanda_torch.operators.names import is_in_place
+from amanda_torch.routines import (
+    Inlined,
+    RoutineDispatcher,
+    count,
+    counters_of,
+    inlined_around,
+)
 
 if TYPE_CHECKING:
-    from amanda.engine.dispatch import OpExecution
     from amanda_torch.eager.op_ids import Tracker
 
 
@@ -126,8 +133,11 @@ class KnownOp:
         # Read by the gate, as are those that follow.
         self.is_claim = plan.is_claim
         self.claims = plan.claims
-        self.inlined_before = self.inlined_after = None
-        if plan.is_claim or plan.is_blind or plan.is_around:
+        self.inlined_before: Inlined | None = None
+        self.inlined_after: Inlined | None = None
+        if plan.is_claim:
+            self.inlined_before = self.inlined_after = ()
+        elif plan.is_blind or plan.is_around:
             self.inlined_before, self.inlined_after, _ = inlined_around(plan.before, plan.after)
         self.around_before = self.around_after = None
         if plan.is_isolated and (plan.is_blind or plan.is_around):
@@ -142,12 +152,14 @@ class KnownOp:
         self.owners = executor.claimer.leaf_owners
         self.op_id = plan.op_id
         self.name = name
-        self.run = methods[executor.way(plan)]
+        self.run = methods["run_claimed" if plan.is_claim else executor.way(plan)]
         self.gradients = gradients
         self.layout: Layout | None = None
         self.forms = 0
-        before, after = counters_of(plan.before), counters_of(plan.after)
-        self.counters = (before or (), after or ()) if before or after else _NO_COUNTERS
+        self.counters = _NO_COUNTERS
+        if plan.is_blind:
+            before, after = counters_of(plan.before), counters_of(plan.after)
+            self.counters = before or (), after or ()
 
 
 class Executor:
@@ -203,26 +215,92 @@ class Executor:
         Returns:
             The operator's result, and what is known of it; None if it runs vanilla.
         """
-        gradients = KnownGradients(OpHandle(op_id, scopes, model=self._tracker.frame.model))
         if plan is not None:
-            known = KnownOp(plan, name, self, gradients)
+            known = KnownOp(plan, name, self, self._new_gradients(op_id, scopes))
             return known.run(known, func, args, kwargs, key), known
-        outer = _internals.modes()
+        outer = _internals.modes() if _mode_depth() else ()
+        given = (*args, *kwargs.values()) if kwargs else args
+        about = func, name, op_id, args, kwargs, key
         try:
             if outer:
                 _internals.hide_modes()
-            with _internals.reading((*args, *kwargs.values())):
-                call = self._call(func, name, op_id, args, kwargs, key)
-                call.phase = phase_of(call, self._tracker)
-                execution = self._dispatcher.begin(call, scopes)
-                first, gradients.is_new = execution.plan, execution.is_new
-                result, plan = self._carry_out(first, call, gradients, outer, None, execution)
+            if _PLAIN.issuperset(map(type, given)):
+                result, found, gradients = self._run_analysed(about, scopes, outer)
+            else:
+                with _internals.reading(given):
+                    result, found, gradients = self._run_analysed(about, scopes, outer)
             if outer:
                 _internals.show_modes(outer)
         except BaseException as error:
             _internals.set_modes(outer)
             raise unswallowed(error, name)  # noqa: B904 - it sets its cause
-        return result, KnownOp(plan, name, self, gradients) if plan else None
+        is_vanilla = not (found.claims or found.has_actions)
+        return result, None if is_vanilla else KnownOp(found, name, self, gradients)
+
+    def _run_analysed(
+        self, about: tuple[Any, ...], scopes: Sequence[Any], outer: Sequence[Any]
+    ) -> tuple[Any, ActionPlan, KnownGradients]:
+        """Run an operator and its analyses.
+
+        Args:
+            about: what describes its call.
+            outer: the modes of others, which are hidden.
+
+        Returns:
+            Its result, its plan, and what is known of its backward operators.
+        """
+        call = self._call(*about)
+        call.phase = phase_of(call, self._tracker)
+        execution = OpExecution(self._dispatcher, call, scopes)
+        plan = execution.plan
+        inputs = list(call.inputs)
+        values = self._dispatcher.run_all(plan.before, inputs) if plan.before else inputs
+        is_simple = not (
+            outer
+            or values is not inputs
+            or plan.replace is not None
+            or plan.acts_on_gradients
+            or _internals.READING.is_on
+            or type(call.func) is functools.partial
+            or is_in_place(call.op.__name__, call.kwargs)
+        )
+        if is_simple:
+            return self._run_simply(call, scopes, execution, values)
+        gradients = self._new_gradients(call.op_id, scopes)
+        gradients.is_new = execution.is_new
+        result, plan = self._carry_out(plan, call, gradients, outer, values, execution)
+        return result, plan, gradients
+
+    def _run_simply(
+        self, call: TorchCall, scopes: Sequence[Any], execution: OpExecution, values: list[Any]
+    ) -> tuple[Any, ActionPlan, KnownGradients]:
+        """The same for an operator that runs as it is: most of the new ones of a large model."""
+        start = _internals.sequence_number()
+        result = call.func(*call.args, **call.kwargs)
+        outputs = tensors_of(result)
+        first, plan = execution.plan, execution.finish(outputs)
+        gradients = NO_GRADIENTS
+        wants = type(result) is not torch.Tensor or result.requires_grad
+        if plan.acts_on_gradients or (plan.claims and (wants or _internals.in_functorch())):
+            gradients = self._new_gradients(call.op_id, scopes)
+            gradients.is_new = execution.is_new
+        elif plan.claims and _is_grad_enabled():
+            self.claimer.note_run(call.op_id, self._tracker.iteration)
+        if plan.acts_on_gradients:
+            # Its analysis has seen the outputs.
+            operation = Operation(self._dispatcher, first, call, gradients.handle, None, ())
+            operation.has_run(values, plan, start)
+            return *self._finish(operation, call, gradients, result), gradients
+        if gradients is not NO_GRADIENTS and _is_grad_enabled():
+            described = Execution(lambda: call, self._tracker.references)
+            self._claim(plan, gradients, described, result, start)
+        if not plan.after:
+            return result, plan, gradients
+        changed = self._dispatcher.run_all(plan.after, outputs)
+        if changed is not outputs:
+            written = [False] * len(outputs)
+            result = with_outputs(plan, written, values, result, outputs, changed)
+        return result, plan, gradients
 
     def analyse(
         self,
@@ -336,7 +414,7 @@ class Executor:
                 self._call, func, known.name, known.plan.op_id, args, kwargs, key
             )
             execution = Execution(describe, self._tracker.references, key or func, args, kwargs)
-            gradients = self._gradients(known)
+            gradients = self.gradients_of(known)
             if _PLAIN.issuperset(map(type, (result, *args))):
                 self._claim(known.plan, gradients, execution, result, start)
             else:
@@ -526,7 +604,7 @@ class Executor:
                 if plan.is_around and known.forms < _FORMS:
                     known.forms += 1
                     known.layout = Layout.of(call, known.name, key or func)
-                gradients = self._gradients(known)
+                gradients = self.gradients_of(known)
                 result = self._carry_out(plan, call, gradients, outer, values)[0]
             if outer:
                 _internals.show_modes(outer)
@@ -535,13 +613,15 @@ class Executor:
             raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
         return result
 
-    def _gradients(self, known: KnownOp) -> KnownGradients:
+    def gradients_of(self, known: KnownOp) -> KnownGradients:
         """What is known of an operator's backward operators, to be added to."""
         if known.gradients is NO_GRADIENTS:
-            tracker = self._tracker
-            handle = OpHandle(known.op_id, tracker.active, model=tracker.frame.model)
-            known.gradients = KnownGradients(handle)
+            known.gradients = self._new_gradients(known.op_id, self._tracker.active)
+            known.gradients.form, known.gradients.graph = NO_GRADIENTS.form, NO_GRADIENTS.graph
         return known.gradients
+
+    def _new_gradients(self, op_id: str, scopes: Sequence[Any]) -> KnownGradients:
+        return KnownGradients(OpHandle(op_id, scopes, model=self._tracker.frame.model))
 
     def _carry_out(
         self,
@@ -564,7 +644,16 @@ class Executor:
         if values is None:
             values = self._dispatcher.run_all(plan.before, list(call.inputs))
         operation = Operation(self._dispatcher, plan, call, gradients.handle, execution, outer)
-        result = operation.run(values)
+        return self._finish(operation, call, gradients, operation.run(values))
+
+    def _finish(
+        self, operation: Operation, call: TorchCall, gradients: KnownGradients, result: Any
+    ) -> tuple[Any, ActionPlan]:
+        """Hook the backward operators of an operator that has run, and run the routines after it.
+
+        Returns:
+            Its result, and its plan.
+        """
         plan = operation.plan
         given = tensors_of(result)
         outputs = operation.hook_outputs(given)

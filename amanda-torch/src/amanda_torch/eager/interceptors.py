@@ -21,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 from amanda.errors import CoverageWarning
 from amanda.state import STATE
 from amanda_torch import _internals
-from amanda_torch.autograd.claims import NO_GRADIENTS
 from amanda_torch.autograd.nodes import count_foreign
 from amanda_torch.eager.execution import Executor
 from amanda_torch.eager.fused_modules import FusedModules
@@ -433,9 +432,9 @@ class Interceptor(Tracker, TorchFunctionMode):
             result, known = executor.run_first(plan, func, name, op_id, args, kwargs, key, scopes)
         if self.met is not None:
             self.met.append((cell, count, func, args, kwargs, key, result))
-        elif known is not None and known.gradients.is_bare():
-            # Captured code adds to its own.
-            known.gradients = NO_GRADIENTS
+            if known is not None:
+                # Captured code reads them, and adds to them.
+                self.executor.gradients_of(known)
         # Not if the operator has opened a scope, or its analysis has called reanalyse().
         if generation == self.generation and self._dispatcher.is_cacheable():
             cell.extend([_UNKNOWN] * (count + 1 - len(cell)))

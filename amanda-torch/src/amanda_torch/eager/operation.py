@@ -159,6 +159,18 @@ class Operation:
             self._count_transformed()
         return result
 
+    def has_run(self, values: list[Any], plan: ActionPlan, start: int) -> None:
+        """Note that the operator has run on its own, before actions on gradients were recorded.
+
+        Args:
+            values: the inputs.
+            plan: its actions.
+            start: the sequence number read before it.
+        """
+        self._values, self.plan, self.start = values, plan, start
+        if not self.records_gradients:
+            self._count_transformed()
+
     def _count_transformed(self) -> None:
         """Say that the actions on gradients do nothing where ``torch.func`` computes them."""
         needs_gradient = any(v is not None and _internals.needs_gradient(v) for v in self._values)
