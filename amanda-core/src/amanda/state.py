@@ -16,7 +16,7 @@ import contextvars
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -67,6 +67,9 @@ class LiveScope(Protocol):
 
     def analyses_backward(self) -> bool:
         """Whether any tool analyses backward operators."""
+
+    def turns(self, point: Any) -> Mapping[int, Any]:
+        """What each tool does at `point`, by the id of the tool."""
 
     def routines_at(self, point: Any) -> Sequence[tuple[Any, Callable[..., Any]]]:
         """The tools' routines at a derived point, in order, each with its tool."""

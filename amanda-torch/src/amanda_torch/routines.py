@@ -24,7 +24,6 @@ import torch
 from amanda.engine.dispatch import Dispatcher, charge
 from amanda.engine.notes import note
 from amanda.engine.plan import ActionPlan
-from amanda.engine.records import OpRecord
 from amanda.errors import InPlaceWarning
 from amanda.inline import (
     Check,
@@ -37,7 +36,7 @@ from amanda.inline import (
     stopped_by,
     summed_by,
 )
-from amanda.interface.action import Action, ActionKind, InstPoint, Owner
+from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED, LiveScope
 from amanda_torch import _internals
@@ -47,7 +46,6 @@ _acquire = TOOL_LOCK.acquire
 _release = TOOL_LOCK.release
 _is_owned = TOOL_LOCK.is_owned
 _PENDING: Any = object()
-_BACKWARD = frozenset(point for point in InstPoint if point.is_backward)
 _REPLACEMENTS = frozenset({ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP})
 _unpaused = UNPAUSED
 _clock = time.perf_counter
@@ -198,7 +196,6 @@ class RoutineDispatcher(Dispatcher):
         changes: counts up where a routine changes a value, or replaces an operator.
         settled: the routines of backward operators, by id and scopes. It is kept here, and not in
             the hooks, since a graph that outlives the scope would keep the tools alive.
-        analysed: counts up at each analysis of a backward operator.
         native: the extension of the gate, which does some of what is done for backward operators;
             None without the gate.
     """
@@ -209,20 +206,12 @@ class RoutineDispatcher(Dispatcher):
     def __init__(self) -> None:
         super().__init__()
         self.settled: dict[object, BackwardRoutines] = {}
-        self.analysed = 0
         self._has_told = False
 
     def tells_of_transforms(self) -> bool:
         """Whether it is to be told, once, that something is not done under ``torch.func``."""
         tells, self._has_told = not self._has_told, True
         return tells
-
-    def analyse(
-        self, scope: LiveScope, record: OpRecord, point: InstPoint, only: set[Owner] | None
-    ) -> None:
-        """As :meth:`Dispatcher.analyse`; counts those of backward operators."""
-        super().analyse(scope, record, point, only)
-        self.analysed += point in _BACKWARD
 
     def call_alone(
         self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]

@@ -29,9 +29,9 @@ from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compile_plan
 from amanda.engine.points import Points
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, SelectionError, described
-from amanda.interface.action import Action, ActionKind, Filter, InstPoint, Owner
+from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.driver import Driver, Together
-from amanda.interface.tool import Tool
+from amanda.interface.tool import REGISTERED, Tool
 from amanda.state import (
     STATE,
     TOOL_LOCK,
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from amanda.engine.backward import Rehearsal
     from amanda.interface.calls import OpCall
 
+_BACKWARD = frozenset(point for point in InstPoint if point.is_backward)
+
 
 class Dispatcher:
     """Core's side of one driver. Nothing here goes through pluggy or logging.
@@ -55,11 +57,13 @@ class Dispatcher:
     Attributes:
         points: runs the routines at derived points.
         rehearsal: that whose backward pass runs now; None for none.
+        analysed: counts up at each analysis of a backward operator.
     """
 
     def __init__(self) -> None:
         self.points = Points(self)
         self.rehearsal: Rehearsal | None = None
+        self.analysed = 0
         self._driver: Driver | None = None
         self._quiet: dict[object, None] = {}
         self._unboxes = False
@@ -417,13 +421,14 @@ class Dispatcher:
             state = record.state
             try:
                 state.point = point
-                args = tools, record, point, scope.op_filter
-                self.call_alone(scope, run_analyses, args)
+                self.call_alone(scope, run_analyses, (scope, tools, record, point))
             finally:
                 state.point = state.tool = None
-            record.sort(scope.tools)
+            if state.actions:
+                record.sort(scope.tools)
         record.note_analysed(point)
         record.redo.pop(point, None)
+        self.analysed += point in _BACKWARD
 
     def call_alone(
         self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]
@@ -487,32 +492,31 @@ class OpExecution:
         return found
 
     def _analyse_before(self) -> None:
+        call = self._call
+        # A property: asked once.
+        key = call.key
         for scope in self._scopes:
-            self._records.append(self._before(scope))
+            record: OpRecord | None = scope.cache.get(key)
+            if record is None or not STATE.cache:
+                record = OpRecord.of_call(call, self._dispatcher.driver.namespace)
+                scope.cache.put(key, record)
+            else:
+                self.is_new = False
+            self._analyse(scope, record, InstPoint.BEFORE_FORWARD_OP, None)
+            self._records.append(record)
 
     def _analyse_after(self, shown: Sequence[Any]) -> None:
         for scope, record in zip(self._scopes, self._records, strict=True):
             self._analyse(scope, record, InstPoint.AFTER_FORWARD_OP, shown)
 
-    def _before(self, scope: LiveScope) -> OpRecord:
-        call = self._call
-        # A property: asked once.
-        key = call.key
-        record: OpRecord | None = scope.cache.get(key)
-        if record is None or not STATE.cache:
-            record = OpRecord.of_call(call, self._dispatcher.driver.namespace)
-            scope.cache.put(key, record)
-        else:
-            self.is_new = False
-        self._analyse(scope, record, InstPoint.BEFORE_FORWARD_OP, None)
-        return record
-
     def _analyse(
         self, scope: LiveScope, record: OpRecord, point: InstPoint, outputs: Sequence[Any] | None
     ) -> None:
-        if not record.pending(point):
-            return
-        only = record.redo.get(point) if point in record.analysed else None
+        only: set[Owner] | None = None
+        if point in record.analysed:
+            only = record.redo.get(point)
+            if not only:
+                return
         waiting = set[Owner]()
         if self._later:
             asked: set[Owner] = set(scope.tools) if only is None else only
@@ -534,28 +538,35 @@ class OpExecution:
 
 
 def run_analyses(
-    tools: Sequence[Tool], record: OpRecord, point: InstPoint, op_filter: Filter | None
+    scope: LiveScope, tools: Sequence[Tool], record: OpRecord, point: InstPoint
 ) -> None:
-    """Run the analysis routines of one point, and what tools do before and after them."""
-    context, state = record.context, record.state
+    """Run the analysis routines of one point, and what tools do before and after them.
+
+    Args:
+        tools: whose they are, among those of the scope.
+    """
+    context, state, op_filter = record.context, record.state, scope.op_filter
     tool: Tool | None = None
     running: Callable[[Any], Any] | None = None
     try:
         # At each operator that is new: a function for each routine would be a frame more.
+        registered, turns = REGISTERED.count, scope.turns(point)
         for tool in tools:
-            state.tool = tool
-            if getattr(tool.before_analyses, "__func__", None) is not Tool.before_analyses:
-                running = tool.before_analyses
+            state.tool, running = tool, turns[id(tool)][0]
+            if running is not None:
                 running(context)
-            running = None
+                running = None
+            if registered != REGISTERED.count:
+                # An analysis has added another one, perhaps of this tool.
+                registered, turns = REGISTERED.count, scope.turns(point)
+            routines = turns[id(tool)][1]
             # Asked where the first tool has an analysis: the mapping rules have run by then.
-            routines = tool.analyses(point)
-            if routines and record.is_selected(op_filter):
+            if routines and (op_filter is None or record.is_selected(op_filter)):
                 for running in routines:
                     running(context)
         for tool in tools:
-            if getattr(tool.after_analyses, "__func__", None) is not Tool.after_analyses:
-                state.tool, running = tool, tool.after_analyses
+            state.tool, running = tool, turns[id(tool)][2]
+            if running is not None:
                 running(context)
         running = None
     except BaseException as error:

@@ -35,7 +35,7 @@ class OpRecord:
     @classmethod
     def of_call(cls, call: OpCall, namespace: str) -> OpRecord:
         """A new record of the forward operator that `call` executes."""
-        state = OpState.of_call(call)
+        state = OpState(call.op, call.op_id, call)
         return cls(OpContext(state, namespace), state)
 
     def child(self, op: Any, op_id: str, *, fresh: bool) -> OpRecord:

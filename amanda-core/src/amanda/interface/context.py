@@ -55,6 +55,9 @@ class OpState:
             it produces; None where they do not exist yet.
         point: the point whose analyses run, None if none do.
         tool: the tool whose analysis runs.
+
+    Args:
+        call: the forward operator's execution, which tells the rest.
     """
 
     __slots__ = (
@@ -77,7 +80,7 @@ class OpState:
         "tool",
     )
 
-    def __init__(self, op: Any, op_id: str) -> None:
+    def __init__(self, op: Any, op_id: str, call: OpCall | None = None) -> None:
         self.op = op
         self.op_id = op_id
         self.backward_op: Any = None
@@ -87,6 +90,10 @@ class OpState:
         self.module = ""
         self.node = op_id
         self.phase: Phase = "forward"
+        if call is not None:
+            self.attributes, self.names, self.module = call.attributes, call.names, call.module
+            # Its key, without a call: once for each operator.
+            self.node, self.phase = call.own_key or op_id, call.phase
         self.tensors: OpTensors | None = None
         self.actions: dict[ActionKind, tuple[Action, ...]] = {}
         self.call: OpCall | None = None
@@ -95,15 +102,6 @@ class OpState:
         self.gradients: tuple[Sequence[Any] | None, Sequence[Any] | None] = (None, None)
         self.point: InstPoint | None = None
         self.tool: Owner | None = None
-
-    @classmethod
-    def of_call(cls, call: OpCall) -> OpState:
-        """The state of the operator that `call` executes."""
-        state = cls(call.op, call.op_id)
-        state.attributes, state.names, state.module = call.attributes, call.names, call.module
-        # Its key, without a call: once for each operator.
-        state.node, state.phase = call.own_key or call.op_id, call.phase
-        return state
 
     def of_backward(self, op: Any, op_id: str) -> OpState:
         """The state of a backward operator of this forward operator."""

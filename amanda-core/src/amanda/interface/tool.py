@@ -251,6 +251,23 @@ class Tool:
         its begin has failed. No routine runs any more, and framework calls are vanilla."""
 
 
+Turn = tuple[Analysis | None, Sequence[Analysis], Analysis | None]
+"""What a tool does at one point: before its analyses there, in them, and after those of all tools;
+None for nothing."""
+
+
+def turn_of(tool: Tool, point: InstPoint) -> Turn:
+    """What a tool does at one point."""
+    before: Analysis | None = tool.before_analyses
+    after: Analysis | None = tool.after_analyses
+    # Those of the base class do nothing, and would be called for each operator that is new.
+    if getattr(before, "__func__", None) is Tool.before_analyses:
+        before = None
+    if getattr(after, "__func__", None) is Tool.after_analyses:
+        after = None
+    return before, tool.analyses(point), after
+
+
 def check_tool(tool: Any, where: str) -> None:
     """See that `tool` is an instance of a tool.
 

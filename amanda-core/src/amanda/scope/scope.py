@@ -6,7 +6,7 @@ import collections
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from amanda.engine.steps import Steps
 from amanda.errors import NoDriverError
 from amanda.interface.action import Filter, InstPoint
 from amanda.interface.points import Point
-from amanda.interface.tool import REGISTERED, Tool
+from amanda.interface.tool import REGISTERED, Tool, Turn, turn_of
 from amanda.registry import drivers, import_hook, proofs
 from amanda.registry.plugins import BROKEN
 from amanda.scope import inheritance
@@ -110,6 +110,7 @@ class Scope:
         self._proven: Sequence[type[Driver]] = ()
         self._points: set[InstPoint] = set()
         self._is_backward = False
+        self._turns: dict[InstPoint, Mapping[int, Turn]] = {}
         self._registered = -1
         self._routines: dict[Point, Sequence[tuple[Tool, Callable[..., Any]]]] = {}
         self._routines_of = -1
@@ -134,6 +135,15 @@ class Scope:
         if self._registered != REGISTERED.count:
             self._find_points()
         return self._is_backward
+
+    def turns(self, point: InstPoint) -> Mapping[int, Turn]:
+        """What each tool does at `point`, by the id of the tool."""
+        if self._registered != REGISTERED.count:
+            self._find_points()
+        found = self._turns.get(point)
+        if found is None:
+            found = self._turns[point] = {id(tool): turn_of(tool, point) for tool in self.tools}
+        return found
 
     def routines_at(self, point: Point) -> Sequence[tuple[Tool, Callable[..., Any]]]:
         """The tools' routines at a derived point, in order, each with its tool."""
@@ -168,6 +178,7 @@ class Scope:
         tools = self.tools
         self._points = {p for p in InstPoint if any(tool.analyses_at(p) for tool in tools)}
         self._is_backward = any(point.is_backward for point in self._points)
+        self._turns = {}
         self._registered = registered
 
     # -- entry ------------------------------------------------------------
