@@ -431,7 +431,11 @@ def is_plain() -> bool:
 def is_traced() -> bool:
     """Whether the current operators are being recorded by a tracer of PyTorch:
     ``jit.trace``, ``make_fx``, ``export`` or Dynamo."""
-    return _tracing_state() is not None or _dispatch_mode(_PROXY) is not None or is_compiling()
+    return (
+        _tracing_state() is not None
+        or _dispatch_mode(_PROXY) is not None
+        or (torch.compiler.is_compiling() and is_compiling())
+    )
 
 
 Question = Callable[[], Any] | tuple[dict[str, Any], str]

@@ -121,7 +121,8 @@ def _describe(context: OpContext) -> None:
         keys = _keys_of(canonical(name))
         if len(_KEYS) < _MOST_KEYS:
             _KEYS[name] = keys
-    if keys.get("weight_index", -1) >= len(context.get_input_names()):
+    weight = keys.get("weight_index")
+    if weight is not None and weight >= len(context.get_input_names()):
         # ``torch.ops.quantized.linear`` (2.13): an object that is no tensor holds the weight.
         keys = _keys_of(f"packed_{keys['op_type']}")
     context.update(keys)

@@ -526,8 +526,11 @@ class OpExecution:
         state.call, state.outputs = self._call, outputs
         try:
             self._dispatcher.analyse(scope, record, point, only)
-            if state.tensors is not None:
-                state.see(state.tensors)
+            tensors = state.tensors
+            if tensors is not None and (
+                tensors.inputs is None or (outputs is not None and tensors.outputs is None)
+            ):
+                state.see(tensors)
         except BaseException:
             scope.cache.discard(self._call.key, record)
             raise

@@ -271,7 +271,8 @@ class OpContext(dict[Any, Any]):
         Raises:
             ContextExpiredError: no analysis of this operator is running.
         """
-        return specs_of(self._state.open_call().shown_inputs())
+        call = self._state.call or self._state.open_call()
+        return specs_of(call.shown_inputs())
 
     def get_outputs(self) -> Sequence[Any] | None:
         """The forward output tensors; None before the operator has run.
@@ -488,6 +489,9 @@ class OpContext(dict[Any, Any]):
     def _select(self, kind: ActionKind, selection: Selection) -> tuple[int, ...] | None:
         if selection is None:
             return None
+        if type(selection) in (list, tuple) and not selection:
+            # Of each new operator that is counted or timed.
+            return ()
         items = [selection] if isinstance(selection, (int, str)) else selection
         if not isinstance(items, (list, tuple, range)) or not all(
             isinstance(item, (int, str)) and not isinstance(item, bool) for item in items
@@ -503,36 +507,38 @@ class OpContext(dict[Any, Any]):
     def _record(
         self, kind: ActionKind, func: Routine, selection: Selection, kwargs: dict[str, Any]
     ) -> None:
-        where = self._state.where
-        if self._state.point is None or self._state.tool is None:
+        state = self._state
+        # OpState.where, without a function.
+        where = state.backward_op_id or state.op_id
+        if state.point is None or state.tool is None:
             raise ContextExpiredError(
                 f"{kind.value}() on op {where} outside of an analysis routine: actions can be "
                 "recorded only while an analysis of this operator runs"
             )
         if not callable(func):
             raise TypeError(
-                f"{self._state.blame}{kind.value}() on op {where} needs a function, got {func!r}"
+                f"{state.blame}{kind.value}() on op {where} needs a function, got {func!r}"
             )
-        if kind in _LATE[self._state.point]:
+        if kind in _LATE[state.point]:
             raise PassedPointError(
-                f"{self._state.blame}{kind.value}() on op {where} comes too late: its point has "
-                f"passed in an analysis at {self._state.point.value}; register the analysis with "
+                f"{state.blame}{kind.value}() on op {where} comes too late: its point has "
+                f"passed in an analysis at {state.point.value}; register the analysis with "
                 "require_outputs=False" + self._forward_hint(kind)
             )
         ad = STATE.ad
         action = Action(
             kind=kind,
-            tool=self._state.tool,
+            tool=state.tool,
             func=func,
             select=self._select(kind, selection),
             kwargs=kwargs,
-            differentiable=self._state.tool.differentiable if ad is None else ad,
+            differentiable=state.tool.differentiable if ad is None else ad,
             op_id=where,
         )
-        actions = self._state.actions.get(kind, ())
+        actions = state.actions.get(kind, ())
         if actions and kind in (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP):
             raise replaced_twice(actions[0], action)
-        self._state.actions[kind] = (*actions, action)
+        state.actions[kind] = (*actions, action)
 
     def _forward_hint(self, kind: ActionKind) -> str:
         assert self._state.point is not None

@@ -104,7 +104,8 @@ def describe(context: OpContext) -> OpDescription:
         attributes: Mapping[str, Any] = plain_attributes(context)
         facts = phase, attributes, context.get_tensor_specs()
         found = OpDescription(op_id, kind, name, module, namespace, "", *facts)
-        if context[canonical.LACKS_OUTPUTS] is None:
+        # Not by its own reading, which is a function for a key that is missing.
+        if context.get(canonical.LACKS_OUTPUTS) is None:
             context[_DESCRIPTION] = found
         return found
     backward_name = op_name(context.get_backward_op())
@@ -128,7 +129,9 @@ def plain_attributes(context: OpContext) -> dict[str, Any]:
     values of other types are left out.
     """
     try:
-        given = canonical.attributes(context) if canonical.has_rule(context) else None
+        # canonical.has_rule(), without a function.
+        has_rule = context.get(canonical.RULE) is not None
+        given = canonical.attributes(context) if has_rule else None
     except MappingError:
         given = None
     found = context.get_attrs() if given is None else given

@@ -105,7 +105,8 @@ class Parameters:
 
         Call it in an analysis of a forward operator.
         """
-        roles = (context["weight_index"], context["bias_index"])
+        # Of each new operator: a missing key costs no function so.
+        roles = (context.get("weight_index"), context.get("bias_index"))
         found: list[Parameter] = []
         in_graph, torch = is_graph(context.namespace), sys.modules.get("torch")
         for position, tensor in enumerate(inputs_of(context) if in_graph else context.get_inputs()):

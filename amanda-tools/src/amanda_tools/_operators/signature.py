@@ -46,10 +46,10 @@ class Signature:
             type=kind,
             names=tuple(context.get_input_names()),
             attributes=context.get_attrs(),
-            weight=context["weight_index"],
-            bias=context["bias_index"],
-            weight_layout=context["weight_layout"] or "",
-            data_layout=context["data_layout"] or "",
+            weight=context.get("weight_index"),
+            bias=context.get("bias_index"),
+            weight_layout=context.get("weight_layout") or "",
+            data_layout=context.get("data_layout") or "",
         )
 
 

@@ -202,8 +202,11 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         updates = op.name.endswith("_") and updates_a_value(context, op.name)
         if op.type not in WITHOUT_ACTIVATION and not updates:
             outputs = _outputs_of(context) if in_graph else context.get_outputs()
-            sizes = [*map(byte_size, filter(_is_given, outputs or ()))]
-            total = None if None in sizes else sum(filter(None, sizes))
+            total: int | None = 0
+            # Most have one output.
+            for output in outputs or ():
+                size = 0 if output is None else byte_size(output)
+                total = None if total is None or size is None else total + size
             self._written[op.id] = total
 
     def _analyse_backward(self, context: OpContext) -> None:
@@ -567,10 +570,6 @@ def _probes_of(namespace: Namespace) -> tuple[bool, Callable[[], bool]]:
 def _only_reads(op: OpDescription) -> tuple[bool, bool]:
     """Whether an operator is no part of the model, and whether it computes nothing."""
     return op.phase != "forward", op.type in WITHOUT_ACTIVATION
-
-
-def _is_given(tensor: Any) -> bool:
-    return tensor is not None
 
 
 def _described(op: Op) -> OpDescription:

@@ -263,7 +263,7 @@ class Samples:
 
     def _weight_of(self, context: OpContext, op: OpDescription) -> int | None:
         """The position of an operator's weight; None without one that is a parameter."""
-        weight, kind = context["weight_index"], context["op_type"]
+        weight, kind = context.get("weight_index"), context["op_type"]
         if weight is not None and context.get_value(weight) is not None:
             return int(weight)
         if kind in _BATCHES:

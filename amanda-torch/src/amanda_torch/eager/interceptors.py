@@ -304,9 +304,11 @@ class Interceptor(Tracker, TorchFunctionMode):
             return self.run_leaf(cell, call, cls.__name__, args[1:], kwargs, cls)
         name = name_of(func)
         if kind is Kind.LEAF:
-            if self.asks(name):
+            frame = self.frame
+            # Within modules nothing is asked.
+            if (frame.is_checked or frame.asides) and self.asks(name):
                 return self._run_outside(func, name, args, kwargs)
-            return self.run_leaf(self.frame.cell_for(func, name), func, name, args, kwargs)
+            return self.run_leaf(frame.cell_for(func, name), func, name, args, kwargs)
         if _internals.caller_frame(2).f_code is _internals.PYTHON_EVENT:
             if not self._sees_composites:
                 return self._run_muted(func, args, kwargs)

@@ -105,26 +105,25 @@ class _Called(weakref.ref[nn.Module]):
 
     Attributes:
         key: the id of the module.
-
-    Args:
-        children: those of the frame.
-        last: the references to modules where each was last met.
     """
 
     __slots__ = ("_children", "_last", "key")
 
-    def __new__(cls, module: nn.Module, *_: Any) -> Self:
-        return super().__new__(cls, module, _forget)
+    key: int
+    _children: dict[int, Child]
+    _last: dict[int, _Called]
 
-    def __init__(
-        self,
-        module: nn.Module,
-        children: dict[int, Child],
-        last: dict[int, _Called],
-    ) -> None:
-        self.key = id(module)
-        self._children = children
-        self._last = last
+    @classmethod
+    def of(cls, module: nn.Module, children: dict[int, Child], last: dict[int, _Called]) -> Self:
+        """A new one. Not by ``__new__`` and ``__init__``, which are two functions.
+
+        Args:
+            children: those of the frame.
+            last: the references to modules where each was last met.
+        """
+        called = cls(module, _forget)
+        called.key, called._children, called._last = id(module), children, last
+        return called
 
     def frame(self) -> Frame | None:
         """The frame of the module's last call there."""
@@ -483,7 +482,7 @@ class Tracker:
             parent = self.root
         child = parent.children.get(id(module))
         if child is None or child.ref() is not module:
-            if self._is_within(module):
+            if parent.is_wrapped and self._is_within(module):
                 return parent
             child = self._new_child(parent, module)
         if child.transparent:
@@ -716,7 +715,8 @@ class Tracker:
     def _new_child(self, parent: Frame, module: nn.Module) -> Child:
         key = id(module)
         children = parent.children
-        transparent, model = is_transparent(module), None
+        transparent = type(module).__name__ in _TRANSPARENT and is_transparent(module)
+        model: Model | None = None
         if transparent:
             name = ""
         elif parent is self.root:
@@ -727,7 +727,7 @@ class Tracker:
         if isinstance(module, torch.jit.ScriptModule):
             self._not_seen("TorchScript modules: their operators run in C++")
         is_fused = self._is_for_python(parent, module)
-        reference = _Called(module, children, self._last)
+        reference = _Called.of(module, children, self._last)
         child = Child(reference, name, transparent, is_fused, model)
         if transparent and hasattr(module, _internals.COMPILED_MODULE):
             child.inner = weakref.ref(getattr(module, _internals.COMPILED_MODULE))
@@ -815,7 +815,8 @@ class Places:
             above = reference() if reference is not None else None
             if above is None or above is module or getattr(above, name, None) is not module:
                 return None
-            if not is_transparent(above):
+            # Of each new module: most names tell without a function.
+            if type(above).__name__ not in _TRANSPARENT or not is_transparent(above):
                 names.append(name)
             module = above
         return ".".join(reversed(names))

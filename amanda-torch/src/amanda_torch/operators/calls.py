@@ -142,7 +142,9 @@ class TorchCall(OpCall):
         """
         # Called for each operator that is new: what tensors need is done here, not in functions.
         kinds = "".join(["T" if isinstance(arg, torch.Tensor) else _kind(arg) for arg in args])
-        keywords = tuple([(k, _kind(v)) for k, v in kwargs.items() if k != "out"])
+        keywords: tuple[Any, ...] = ()
+        if kwargs:
+            keywords = tuple([(k, _kind(v)) for k, v in kwargs.items() if k != "out"])
         inputs: list[Any] = []
         names: list[str] = []
         places: list[Place] = []
