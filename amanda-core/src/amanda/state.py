@@ -47,9 +47,12 @@ class LiveScope(Protocol):
         statistics: figures about the run under it.
         steps: the iterations under it.
         reference: a weak reference to it.
+        idle_forwards: the count of registrations up to which it is known that no tool has routines
+            at the begin and the end of forward passes; -1 if that is not known.
     """
 
     alive: bool
+    idle_forwards: int
     reference: tuple[weakref.ref[Any]]
     cache: Any
     tools: tuple[Any, ...]

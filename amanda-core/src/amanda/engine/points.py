@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from amanda.engine.notes import note
 from amanda.interface.points import Point, PointContext
+from amanda.interface.tool import REGISTERED
 from amanda.state import STATE
 
 if TYPE_CHECKING:
@@ -107,7 +108,11 @@ class Points:
         else:
             run = partial(self._run, scope)
             begins = steps.forward_begins(model, trains, run, differentiates, is_next=True)
-        if begins and scope.routines_at(Point.FORWARD_BEGIN):
+        if (
+            begins
+            and scope.idle_forwards != REGISTERED.count
+            and scope.routines_at(Point.FORWARD_BEGIN)
+        ):
             self._run(scope, Point.FORWARD_BEGIN, id=model)
 
     def forward_ends(self, told: Scopes, model: str) -> None:
@@ -116,7 +121,8 @@ class Points:
             # In one function, as above.
             steps = scope.steps
             steps.forwards = depth = max(0, steps.forwards - 1)
-            if not depth and scope.routines_at(Point.FORWARD_END):
+            is_told = not depth and scope.idle_forwards != REGISTERED.count
+            if is_told and scope.routines_at(Point.FORWARD_END):
                 self._tell(scope, Point.FORWARD_END, id=model)
 
     def backward_begins(self) -> Scopes:

@@ -116,6 +116,7 @@ class Scope:
         self._routines_of = -1
         self._following: Sequence[tuple[Tool, Callable[..., Any]]] | None = None
         self._following_of = -1
+        self.idle_forwards = -1
 
     # -- for the dispatcher -----------------------------------------
 
@@ -169,6 +170,9 @@ class Scope:
             found = [(tool, tool.following()) for tool in told]
             named = [(tool, one) for tool, one in found if one is not None]
             self._following = named if len(named) == len(found) else None
+            forwards = Point.FORWARD_BEGIN, Point.FORWARD_END
+            is_idle = not any(tool.has_routines_at(*forwards) for tool in self.tools)
+            self.idle_forwards = registered if is_idle else -1
             self._following_of = registered
         return self._following
 

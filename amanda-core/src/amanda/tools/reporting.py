@@ -115,7 +115,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         self._has_momentary = type(self).momentary_figures is not ReportingTool.momentary_figures
         self.add_inst_for_iteration(self._begin_step)
         self.add_inst_for_iteration(self._end_step, end=True)
-        self.follow_iterations(self._follow_step)
+        self.follow_iterations(self._note_end)
 
     @property
     def steps(self) -> int:
@@ -133,19 +133,20 @@ class ReportingTool(Tool, Generic[OptionsT]):
         )
 
     def _end_step(self, point: PointContext) -> None:
-        self._note_end(point.iteration, point.begin, point.end)
+        self._note_end(point.iteration, point.begin, point.end, follows=False)
 
-    def _follow_step(self, number: int, begin: float, end: float) -> None:
-        self._note_end(number, begin, end)
-        self._step_figures.begin(number + 1, self._noted_figures, self._noted_counts)
-
-    def _note_end(self, number: int, begin: float | None, end: float | None) -> None:
+    def _note_end(
+        self, number: int, begin: float | None, end: float | None, follows: bool = True
+    ) -> None:
         # All in one function, as above: steps may be small.
         self._noted_figures = figures = dict(self.running_figures())
         if self._counts_ops:
             self._noted_counts = self.op_counts()
         momentary = self.momentary_figures() if self._has_momentary else _NO_FIGURES
         self._step_figures.end(number, figures, momentary, self._noted_counts, end, begin)
+        if follows:
+            # Another step begins here.
+            self._step_figures.begin(number + 1, figures, self._noted_counts)
 
     def figures_of_steps(self) -> Mapping[int, Mapping[str, float]]:
         """The :meth:`running_figures` and :meth:`momentary_figures` of single steps by number, with
@@ -346,7 +347,11 @@ class StepFigures:
         for name, value in figures.items():
             last[name] = value - begin.get(name, 0)
         last.update(momentary)
-        self._note_last(number, last)
+        if number >= self.count and last == self._last:
+            # _note_last(), without a function: those of most steps are those of the one before.
+            self._last, self._repeats, self.count = last, True, number + 1
+        else:
+            self._note_last(number, last)
         begin_counts, began = self._count_begins.get(number, (None, None))
         self._counts = None if begin_counts is None else (begin_counts, counts)
         if began is None and begin_counts is not None:
@@ -365,9 +370,7 @@ class StepFigures:
         repeats, self._repeats = self._repeats, False
         if number >= self.count:
             # Those that many steps have are spread once, after the last of these.
-            self._repeats = before == last
-            if not self._repeats:
-                _spread(before, self._low, self._high)
+            _spread(before, self._low, self._high)
         elif number < self.count - 1:
             self._low, self._high = {}, {}
             while self.series and next(reversed(self.series)) > number:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -102,7 +103,8 @@ class ModuleCall:
             if self._tells:
                 self._tell(Point.MODULE_EXIT, outputs)
             if self._has_begun:
-                self._tracker.note_results(outputs or ())
+                # Tracker.note_results(), inlined as well.
+                self._tracker.results = list(map(weakref.ref, outputs or ()))
                 self._dispatcher.points.forward_ends(self._scopes, self._frame.path)
         finally:
             if self._frame is not self.parent:

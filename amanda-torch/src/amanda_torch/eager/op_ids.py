@@ -350,6 +350,7 @@ class Tracker:
         is_inferring: whether layers of Keras run to learn the shapes of their results.
         generation: counts up whenever plans become out of date.
         iteration: counts up whenever the root counters restart.
+        results: references to what an outermost module has returned at its last call.
         has_run: whether an outermost module was called.
         tells: whether a tool has routines at derived points.
         tells_modules: whether a tool has routines at the entry or exit of modules.
@@ -368,7 +369,6 @@ class Tracker:
         "_more_results",
         "_not_seen",
         "_places",
-        "_results",
         "_seen_outermost",
         "active",
         "captures",
@@ -383,6 +383,7 @@ class Tracker:
         "is_building",
         "is_inferring",
         "iteration",
+        "results",
         "root",
         "stale",
         "tells",
@@ -412,7 +413,7 @@ class Tracker:
         self._last: dict[int, _Called] = {}
         # Of the outermost module that runs; made when its first child is new.
         self._places: Places | None = None
-        self._results: list[weakref.ref[Any]] = []
+        self.results: list[weakref.ref[Any]] = []
         self._more_results: deque[weakref.ref[Any]] = deque(maxlen=_NOTED)
         self._measured: deque[weakref.ref[Any]] = deque(maxlen=_NOTED)
         self.has_run = False
@@ -624,7 +625,7 @@ class Tracker:
 
     def note_results(self, results: Sequence[Any]) -> None:
         """Note what an outermost module has returned."""
-        self._results = list(map(weakref.ref, results))
+        self.results = list(map(weakref.ref, results))
 
     def note_outside(self, result: Any, phase: Phase) -> None:
         """Note what an operator outside of modules has computed without gradients."""
@@ -642,14 +643,14 @@ class Tracker:
 
         Or it was computed from one that it has.
         """
-        refs = (*self._results, *self._more_results)
+        refs = (*self.results, *self._more_results)
         found = [result for ref in refs if (result := ref()) is not None]
         return any(result is tensor for result in found for tensor in tensors)
 
     def clear(self) -> None:
         """Drop all frames."""
         self.has_run = self.tells = self.tells_modules = False
-        self._results = []
+        self.results = []
         self._more_results.clear()
         self._measured.clear()
         self.is_building = self.has_recorded = self.has_trained = self.is_inferring = False
