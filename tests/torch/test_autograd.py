@@ -582,3 +582,27 @@ def test_saved_tensors_hooks_of_the_user() -> None:
     y.backward()
     assert sorted(packed) == [3, 4]
     assert x.grad.item() == 7
+
+
+@pytest.mark.parametrize("without", ["no_grad", "constants"])
+def test_operators_first_met_without_gradients(without: str) -> None:
+    """What is known of operators that were met where nothing wanted a gradient says nothing of
+    their gradients, nor of those of other operators."""
+    model = nn.Sequential(nn.ReLU(), nn.Tanh(), nn.ReLU())
+
+    def train(x: torch.Tensor) -> None:
+        for _ in range(3):
+            model(x).sum().backward()
+            amanda.new_iteration()
+
+    with applied(known := Counter()):
+        train(torch.ones(2, requires_grad=True))
+    with applied(met := Counter()):
+        for _ in range(2):
+            with torch.set_grad_enabled(without == "constants"):
+                model(torch.ones(2))
+            amanda.new_iteration()
+        assert not met.backward_ops
+        train(torch.ones(2, requires_grad=True))
+    assert met.backward_ops == known.backward_ops
+    assert known.backward_ops.total() == 15

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -116,8 +115,12 @@ class CallShapes:
     def weight_axes(self, letters: str) -> int:
         """Return the product of the weight's sizes along the axes with these letters."""
         layout = self.signature.weight_layout
-        pairs = zip(reversed(layout), reversed(self.weight), strict=False)
-        return math.prod(size for letter, size in pairs if letter in letters)
+        product = 1
+        # Of each new operator: a generator costs a frame for each size.
+        for letter, size in zip(reversed(layout), reversed(self.weight), strict=False):
+            if letter in letters:
+                product *= size
+        return product
 
 
 def channels(shape: Shape, layout: str) -> int:

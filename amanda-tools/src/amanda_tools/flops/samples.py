@@ -204,7 +204,8 @@ class Samples:
         if candidate is None:
             if self._open_product is not None:
                 self._look_for_states(context, op, *self._open_product)
-            if self._open_order is not None:
+            # Nearly all operators are of other types.
+            if self._open_order is not None and context["op_type"] in _BATCHES:
                 self._look_for_order(context, self._open_order)
         if op.phase != "forward" or (candidate is None and self._is_closed):
             return
@@ -297,9 +298,8 @@ class Samples:
 
     def _look_for_order(self, context: OpContext, candidate: Candidate) -> None:
         """Learn from the next attention or recurrent layer whether positions come first."""
-        name, axis = _BATCHES.get(str(context["op_type"]), ("", 0))
-        # Asked at each new operator: nearly all are of other types.
-        names = context.get_input_names() if name else ()
+        name, axis = _BATCHES[context["op_type"]]
+        names = context.get_input_names()
         if name not in names:
             return
         sizes = _sizes(context, names.index(name))

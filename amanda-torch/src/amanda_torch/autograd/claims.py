@@ -643,8 +643,9 @@ class Claimer:
             self._claim_all(plan, known, execution, result, start, iteration)
             return
         if graph is None or (graph.form is not traced.form and graph.form != traced.form):
-            known.take_turns()
-            graph = known.graph
+            # KnownGradients.take_turns(), without a function.
+            graph = known.other
+            known.graph, known.other = graph, known.graph
             if graph is None or graph.form != traced.form:
                 # Where no tensor wants a gradient, the same for all operators.
                 new = KnownGraph(plan.op_id, shape_of(traced)) if traced.nodes else _NO_NODES
@@ -920,7 +921,9 @@ class Claimer:
             if not fresh:
                 return marks, fresh
         op_id, leaf = handle.op_id, node.variable
-        owner = self.owner_of(leaf)
+        # owner_of(), without a function.
+        found = self.leaf_owners.get(id(leaf))
+        owner = found.op_id if found is not None and found() is leaf else None
         if owner != op_id:
             ran = None if owner is None else self.iterations.get(owner)
             if ran is not None and type(ran) is not int:

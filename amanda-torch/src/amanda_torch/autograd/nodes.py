@@ -175,7 +175,7 @@ def trace_graph(
 def _follow_edges(found: Traced, start: int) -> bool:
     """Complete what is found from the nodes of the outputs on; False if it cannot be."""
     nodes, form, leaves = found.nodes, found.form, found.leaves
-    numbers = {node: number for number, node in enumerate(nodes)}
+    numbers = dict(zip(nodes, range(len(nodes)), strict=True))
     # Breadth first: the list grows while it is read.
     for node in nodes:
         targets = []
