@@ -46,6 +46,22 @@ def record_of(op_id: str) -> OpRecord:
     return OpRecord.of_call(OpCall(print, op_id, []), "x")
 
 
+def test_an_analysis_that_registers_another() -> None:
+    """An analysis that is registered while an operator is analysed runs at that operator if its
+    tool's turn is yet to come."""
+    seen: list[str] = []
+    later = tool(lambda context: seen.append("known"))
+
+    def analyse(context: OpContext) -> None:
+        if not seen:
+            seen.append("first")
+            later.add_inst_for_op(lambda context: seen.append("added"))
+
+    with amanda.apply(tool(analyse), later):
+        lb.add(lb.tensor(1.0), lb.tensor(2.0))
+    assert seen == ["first", "known", "added"]
+
+
 def test_plan_outside_of_a_scope() -> None:
     """Outside of every scope the plan of an op is the empty one."""
     assert create_driver(lb.LoopbackDriver).dispatcher.plan("/add:0") is EMPTY_PLAN
