@@ -109,9 +109,12 @@ context_of_process: Any = context.context
 executing_eagerly: Any = context.executing_eagerly
 
 
-def executes_here() -> bool:
-    """What `executing_eagerly` tells where operators have run, in fewer calls."""
-    return bool(context.context()._thread_local_data.is_eager)
+def local_data() -> Any:
+    """What TensorFlow's context keeps for each thread: `is_eager`, `scope_name`, `op_callbacks`.
+
+    One object for all threads, in C. Properties of the context that read it are Python functions.
+    """
+    return context.context()._thread_local_data
 
 
 no_tape_records: Any = pywrap_tfe.TFE_Py_TapeSetIsEmpty
@@ -304,6 +307,24 @@ def value_of(value: Any) -> Any:
         return value
     resource_variable_ops.variable_accessed(value)
     return gen_resource_variable_ops.read_variable_op(value.handle, value.dtype)
+
+
+VARIABLE: Any = resource_variable_ops.ResourceVariable
+
+_tape_accesses: Any = pywrap_tfe.TFE_Py_TapeVariableAccessed
+
+_watcher_accesses: Any = pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed
+
+
+def reading_of(variable: Any) -> tuple[Any, ...]:
+    """The arguments by which the fast path, in C, reads a variable of type :data:`VARIABLE`.
+
+    Tapes and watchers of variables are told of it, as there (``MaybeWatchVariable``, 2.16 to 2.21).
+    """
+    if variable._trainable is not False:
+        _tape_accesses(variable)
+        _watcher_accesses(variable)
+    return variable._handle, "dtype", variable._dtype
 
 
 class _InputCounts(dict[str, int]):

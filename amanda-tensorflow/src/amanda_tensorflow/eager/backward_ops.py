@@ -242,26 +242,37 @@ class MarkedGradients:
         finally:
             LOCAL.tracker = None
 
-    def run_shared(self, mark: Mark, arguments: tuple[Any, ...]) -> Any:
+    def run_shared(
+        self,
+        mark: Mark,
+        op_name: str,
+        attributes: Any,
+        count: int,
+        inputs: Any,
+        outputs: Any,
+        out_grads: Any,
+        skipped: Any,
+        name_scope: Any,
+    ) -> Any:
         """Run the gradient function of an operator whose executions share a mark.
 
-        Nothing is done to such an operator as a whole.
-
-        Args:
-            arguments: those of ``backprop._gradient_function``.
+        Nothing is done to such an operator as a whole. The other arguments are those of
+        ``backprop._gradient_function``.
 
         Returns:
             What it gives; NotImplemented where :meth:`run` has to be called.
         """
-        tracker = LOCAL.tracker
+        tracker, state = LOCAL.tracker, STATE
         if (
             not mark.shared
             or tracker is None
-            or self._dispatcher.is_paused()
             or tracker.muted
             or tracker.outdated
             or mark.generation != tracker.generation
-            or not _internals.executes_here()
+            or state.paused
+            or not state.enabled
+            or ((state.held or not state.scopes) and self._dispatcher.is_paused())
+            or not tracker.local.is_eager
         ):
             return NotImplemented
         known = tracker.gradients.get(mark.op_id)
@@ -273,13 +284,14 @@ class MarkedGradients:
             for cell in run.cells.values():
                 cell[0] = 0
         if tracker.sums:
-            sums = [run.sum(gradient) for gradient in arguments[5]]
-            arguments = (*arguments[:5], sums, *arguments[6:])
+            out_grads = [run.sum(gradient) for gradient in out_grads]
         cells, outer = tracker.cells, tracker.run
         run.is_running = True
         tracker.cells, tracker.run, tracker.stale = run.scopes, run, False
         try:
-            results = _internals.vanilla_gradient_function(*arguments)
+            results = _internals.vanilla_gradient_function(
+                op_name, attributes, count, inputs, outputs, out_grads, skipped, name_scope
+            )
             if run.produced:
                 run.learn(results)
             return results

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
-from amanda.state import STATE, TOOL_LOCK, owns_tool_lock
+from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.execution import Executor
 from amanda_tensorflow.eager.op_request import OpRequest, Vanilla
@@ -56,7 +56,6 @@ _FOREIGN = (
     "backward operators whose forward ran outside of the scope, was itself a backward "
     "operator, or is hidden in a function"
 )
-_acquire, _release, _owns_tool_lock = TOOL_LOCK.acquire, TOOL_LOCK.release, owns_tool_lock
 _now = time.perf_counter_ns
 _NO_TENSORS = "operators called with inputs that are no tensors"
 
@@ -110,6 +109,7 @@ class Interception:
         plain, without_variables = _internals.NO_VARIABLES, _internals.NO_VARIABLES.issuperset
         fast = _internals.FAST.issuperset
         is_read, inputs_of = _internals.is_read_by_runtime, _internals.INPUT_COUNTS
+        reading = self._numbers
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
             tracker = local.tracker
@@ -123,7 +123,7 @@ class Interception:
             try:
                 cells = tracker.cells
                 # The name scope is asked for only where it makes a difference.
-                cells = cells.cells if type(cells) is AnyScope else cells[ctx.scope_name]
+                cells = cells.cells if type(cells) is AnyScope else cells[tracker.local.scope_name]
                 cell = cells[op_name]
                 entry = cell[cell[0] + 1]
             except LookupError:
@@ -146,7 +146,7 @@ class Interception:
                 is_plain = type(args[0]) in plain and type(args[1]) in plain
             else:
                 is_plain = without_variables(map(type, args[:inputs]))
-            if not is_plain and any(map(is_read, args)):
+            if not is_plain and (tuple(map(type, args)) in reading or any(map(is_read, args))):
                 return with_variables(tracker, cells, entry, ctx, op_name, name, args)
             if entry is None:
                 result = vanilla(ctx, op_name, name, *args)
@@ -161,7 +161,7 @@ class Interception:
                 entry.is_claim
                 and (claim := entry.driver_data) is not None
                 and tracker.passes > claim.passes
-                and not ctx.op_callbacks
+                and not tracker.local.op_callbacks
             ):
                 # The runtime ignores attributes that the operator does not declare.
                 mark = claim.mark
@@ -195,11 +195,17 @@ class Interception:
         cell = cells[op_name]
         if type(entry) is Inlined:
             # Nothing is read twice: an operator that has to take the slow path is told before.
-            unmarked = entry.plan.claims and not self._may_be_marked(tracker, entry.plan, ctx)
-            if unmarked or self._readings(cells, args, may_be_inlined=True) is None:
+            readings = self._readings(cells, args, may_be_inlined=True)
+            if readings is None or not self._may_be_marked(tracker, entry.plan):
                 raise self._fallback(op_name, args)
-            # Each reading is an operator that passes the patch of the fast path, and in this order.
-            values = tuple(map(_internals.value_of, args))
+            plain, read = _internals.NO_VARIABLES, readings[0]
+            # Each reading is an operator that is counted, and in this order.
+            values = tuple(
+                [
+                    value if type(value) in plain else self._value_of(tracker, read, ctx, value)
+                    for value in args
+                ]
+            )
             return self._run_inlined(tracker, cell, entry, ctx, op_name, name, values)
         # Its entry was kept when its plan was asked for on the slow path, or for arguments without
         # variables: other code that begins an iteration may have the same id.
@@ -209,11 +215,24 @@ class Interception:
         keep(cell, cell[0], SlowPath(plan, may_pass=True))
         return self._passed(tracker, cells, plan, ctx, op_name, name, args)
 
-    def _may_be_marked(self, tracker: Tracker, plan: ActionPlan, ctx: Any) -> bool:
-        """Whether an execution can have the mark that all later ones share, if a tape records."""
-        if _internals.no_tape_records():
+    def _may_be_marked(self, tracker: Tracker, plan: ActionPlan) -> bool:
+        """Whether an execution can have the mark that all later ones share, if it needs one."""
+        if not plan.claims or _internals.no_tape_records():
             return True
-        return tracker.has_passed(plan.driver_data) and not ctx.op_callbacks
+        return tracker.has_passed(plan.driver_data) and not tracker.local.op_callbacks
+
+    def _value_of(self, tracker: Tracker, cell: Cell, ctx: Any, value: Any) -> Any:
+        """An argument of an operator, read if it is a variable.
+
+        Args:
+            cell: counts the readings.
+        """
+        if type(value) is _internals.VARIABLE:
+            entry = cell[cell[0] + 1]
+            if type(entry) is Inlined and self._may_be_marked(tracker, entry.plan):
+                reading = _internals.reading_of(value)
+                return self._run_inlined(tracker, cell, entry, ctx, "ReadVariableOp", None, reading)
+        return _internals.value_of(value)
 
     def _passed(
         self,
@@ -235,7 +254,7 @@ class Interception:
             raise self._fallback(op_name, args)
         if plan.claims and not _internals.no_tape_records():
             claim = plan.driver_data
-            if claim is None or tracker.passes <= claim.passes or ctx.op_callbacks:
+            if claim is None or tracker.passes <= claim.passes or tracker.local.op_callbacks:
                 raise self._fallback(op_name, args)
             result = self._vanilla.fast_path(ctx, op_name, name, *args, MARK, claim.mark)
         else:
@@ -261,7 +280,7 @@ class Interception:
         number = self._numbers.get(kinds)
         if number is None:
             number = _internals.variables_read(args)
-            if _internals.tell_variables(kinds):
+            if number and _internals.tell_variables(kinds):
                 self._numbers[kinds] = number
         cell = cells.get("ReadVariableOp")
         if not number or cell is None:
@@ -298,7 +317,7 @@ class Interception:
         plan, mark = entry.plan, None
         if plan.claims and not _internals.no_tape_records():
             claim = plan.driver_data
-            if claim is None or tracker.passes <= claim.passes or ctx.op_callbacks:
+            if claim is None or tracker.passes <= claim.passes or tracker.local.op_callbacks:
                 raise self._fallback(op_name, args)
             mark = claim.mark
         if mark is None:
@@ -310,26 +329,21 @@ class Interception:
             result = self._vanilla.fast_path(ctx, op_name, name, *args, MARK, mark)
             end = _now()
         cell[0] += 1
-        owned = _owns_tool_lock()
-        # As `hold` does it, without its frame.
-        try:
-            if not owned:
-                _acquire()
-            for counter in entry.counters:
-                counter.count += 1
-            for timer, action in entry.timers:
-                log = timer.log
-                if log is None or log.due is None or end < log.due:
-                    timer.add(start, end)
-                else:
-                    # The log belongs to a tool, whose code runs when it is due.
-                    self._dispatcher.call(attrs.evolve(action, func=timer.add), (start, end))
-            if not owned:
-                _release()
-        except BaseException:
-            if not owned and _owns_tool_lock():
-                _release()
-            raise
+        # Without a lock: threads take turns where a function is called or a loop goes back, not
+        # within a sum (CPython 3.11 to 3.14 with its global lock, which TensorFlow needs).
+        for counter in entry.counters:
+            counter.count += 1
+        for timer, action in entry.timers:
+            log = timer.log
+            if log is not None and log.due is not None and end >= log.due:
+                # The log belongs to a tool, whose code runs when it is due.
+                self._dispatcher.call(attrs.evolve(action, func=timer.add), (start, end))
+                continue
+            # As `add` does it, without its frame.
+            timer.executions += 1
+            timer.nanoseconds += end - start
+            if log is not None:
+                log.numbers.extend((timer.number, start, end, tracker.native))
         if op_name in READING and not tracker.depth:
             self._values.note(op_name, args, result)
             if mark is not None and op_name == "Identity":

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from amanda.state import STATE
+from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.op_ids import EagerOpIds
 from amanda_tensorflow.eager.plan_cache import OUTSIDE, Cell
 
@@ -53,6 +54,8 @@ class Tracker:
     """The operators of one thread: which cells count them, and which scopes apply to them.
 
     Attributes:
+        local: what TensorFlow's context knows of the thread.
+        native: the thread's native id.
         ids: the counters of forward operators.
         cells: the cells that apply now: those of forward operators, those of the gradient
             function that runs, or :data:`OUTSIDE` in the rest of a backward pass.
@@ -80,6 +83,8 @@ class Tracker:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
+        self.local = _internals.local_data()
+        self.native = threading.get_native_id()
         self.ids = EagerOpIds()
         self.cells: Any = self.ids.current
         self.stale = True

@@ -113,7 +113,7 @@ class EagerGradients:
     """
 
     run: Callable[[Any, Callable[[Sequence[Any]], Any], Sequence[Any]], Any] | None = None
-    run_shared: Callable[[Any, tuple[Any, ...]], Any] | None = None
+    run_shared: Callable[..., Any] | None = None
 
 
 EAGER = EagerGradients()
@@ -217,8 +217,17 @@ def _gradient_function(
     mark = attr_tuple[position + 1]
     own_attrs = (*attr_tuple[:position], *attr_tuple[position + 2 :])
     if EAGER.run_shared is not None and type(mark) is not ForwardOp:
-        first, last = (op_name, own_attrs, num_inputs, inputs, outputs), forward_pass_name_scope
-        result = EAGER.run_shared(mark, (*first, out_grads, skip_input_indices, last))
+        result = EAGER.run_shared(
+            mark,
+            op_name,
+            own_attrs,
+            num_inputs,
+            inputs,
+            outputs,
+            out_grads,
+            skip_input_indices,
+            forward_pass_name_scope,
+        )
         if result is not NotImplemented:
             return result
 
