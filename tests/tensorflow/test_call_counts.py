@@ -3,7 +3,8 @@
 Counted are the frames whose code lies in one of the Amanda packages, from the second iteration on,
 in the thread that runs the model. Each bound is the count that was reached, so that a detour on the
 path of every operator is noticed. Python 3.12 and later inline comprehensions: there the counts are
-lower.
+lower. An eager operator takes two calls and not one: what is asked before it runs is asked by a
+function that has ended when TensorFlow finds the lines of all that run, which long ones make dear.
 """
 
 from __future__ import annotations
@@ -193,20 +194,20 @@ def per_execution(
 
 CASES: dict[str, tuple[Callable[[], Any], Callable[[int], None], int, int]] = {
     "an eager operator, a routine": (Counting, forward, 1, 18),
-    "an eager operator, no action": (lambda: Looking(False), forward, 0, 1),
-    "forward and backward, a routine before the operator": (Counting, training, 1, 27),
+    "an eager operator, no action": (lambda: Looking(False), forward, 0, 2),
+    "forward and backward, a routine before the operator": (Counting, training, 1, 28),
     "forward and backward, a routine after the backward operator": (
         CountingBackward,
         training,
         1,
-        29,
+        30,
     ),
-    "forward and backward, no action": (lambda: Looking(True), training, 0, 7),
+    "forward and backward, no action": (lambda: Looking(True), training, 0, 9),
     "an eager operator, a timer and a counter": (Timing, forward, 1, 3),
-    "forward and backward, timers and counters": (Timing, training, 2, 12),
-    "a graph function, a routine": (Counting, calls_of_functions, 1, 10),
-    "a graph function, no action": (lambda: Looking(False), calls_of_functions, 0, 10),
-    "a run of a session, a routine": (Counting, runs_of_a_session, 1, 26),
+    "forward and backward, timers and counters": (Timing, training, 2, 11),
+    "a graph function, a routine": (Counting, calls_of_functions, 1, 9),
+    "a graph function, no action": (lambda: Looking(False), calls_of_functions, 0, 9),
+    "a run of a session, a routine": (Counting, runs_of_a_session, 1, 25),
 }
 """Tool, step, routines per operator, and the bound."""
 
@@ -234,7 +235,7 @@ def test_a_variable_that_nobody_watches() -> None:
     """An operator that is passed a variable takes the fast path where nothing is done to it, nor to
     the reading of the variable; ids and plans of later readings stay as they are."""
     found, listed = per_execution(lambda: Looking(False), products_with_a_variable, 0)
-    assert found <= 3, f"{found} calls\n{listed}"
+    assert found <= 5, f"{found} calls\n{listed}"
     first, tools = list[str](), [amanda.Tool(), amanda.Tool()]
     tools[0].add_inst_for_op(lambda context: first.append(context.get_op_id()))
     later = list[str]()
@@ -264,7 +265,7 @@ def test_a_variable_under_timers() -> None:
     the reading, which is an operator of its own."""
     found, listed = per_execution(Timing, biases, 2)
     assert "_forward" not in listed
-    assert found <= 16, f"{found} calls\n{listed}"
+    assert found <= 15, f"{found} calls\n{listed}"
 
 
 def objects_of_a_function(tool: amanda.Tool, size: int) -> int:

@@ -151,7 +151,9 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_imported("ops.gen_array_ops", "identity identity_n ensure_shape"),
     *_imported("ops.gen_math_ops", "add_n"),
     *_imported("ops.gen_resource_variable_ops", "read_variable_op assign_variable_op"),
-    *_imported("ops.resource_variable_ops", "BaseResourceVariable ResourceVariable variable_accessed"),
+    *_imported(
+        "ops.resource_variable_ops", "BaseResourceVariable ResourceVariable variable_accessed"
+    ),
     *_imported("client.session", "BaseSession Session", _SESSION),
     *_imported(
         "client.pywrap_tf_session",
@@ -175,7 +177,9 @@ SYMBOLS: tuple[Symbol, ...] = (
         "TFE_Py_FastPathExecute TFE_Py_TapeVariableAccessed TFE_Py_VariableWatcherVariableAccessed",
         _EAGER,
     ),
-    *_present("ops.resource_variable_ops:BaseResourceVariable", "_trainable _handle _dtype", _EAGER),
+    *_present(
+        "ops.resource_variable_ops:BaseResourceVariable", "_trainable _handle _dtype", _EAGER
+    ),
     Symbol("eager.execute", "execute", "op_name num_outputs inputs attrs ctx name", _EAGER),
     Symbol("eager.context:Context", "_thread_local_data", modes=_EAGER),
     Symbol(

@@ -51,6 +51,7 @@ class GradientRun:
         scopes: the same for every name scope.
         produced: the outputs of those that did not run vanilla, by type and number.
         is_running: whether the function of a shared mark runs now.
+        has_sums: whether some of its gradients may be sums; then :meth:`summed` has to be called.
     """
 
     def __init__(self, dispatcher: Dispatcher, tracker: Tracker, mark: Mark) -> None:
@@ -58,6 +59,8 @@ class GradientRun:
         self._tracker = tracker
         self.mark = mark
         self.is_running = False
+        self.has_sums = False
+        self._outer: tuple[Any, Any] | None = None
         known = tracker.gradients.get(mark.op_id)
         if known is None:
             known = tracker.gradients[mark.op_id] = OpGradients()
@@ -193,6 +196,35 @@ class GradientRun:
         terms = [self.sum(term) for term in entry.terms]
         return self.execute("AddN", terms, compute)[0]
 
+    def enter(self) -> None:
+        """The function of a shared mark runs from now on, until :meth:`leave`."""
+        tracker = self._tracker
+        self._outer = tracker.cells, tracker.run
+        self.is_running = True
+        tracker.cells, tracker.run, tracker.stale = self.scopes, self, False
+
+    def summed(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients that the function is given; it runs from now on."""
+        self.has_sums = False
+        gradients = [self.sum(gradient) for gradient in gradients]
+        self.enter()
+        return gradients
+
+    def leave(self, results: Any) -> None:
+        """The function has ended.
+
+        Args:
+            results: what it gave; None if it has raised.
+        """
+        if self._outer is not None:
+            self._tracker.go_to(*self._outer)
+            self._outer = None
+        self.is_running = self.has_sums = False
+        if self.produced:
+            if results is not None:
+                self.learn(results)
+            self.produced = {}
+
     def learn(self, results: Any) -> None:
         """Note which of the function's results each of its operators has produced."""
         if len(self._known.names) < len(self.produced):
@@ -242,25 +274,13 @@ class MarkedGradients:
         finally:
             LOCAL.tracker = None
 
-    def run_shared(
-        self,
-        mark: Mark,
-        op_name: str,
-        attributes: Any,
-        count: int,
-        inputs: Any,
-        outputs: Any,
-        out_grads: Any,
-        skipped: Any,
-        name_scope: Any,
-    ) -> Any:
-        """Run the gradient function of an operator whose executions share a mark.
+    def begin(self, mark: Mark) -> GradientRun | None:
+        """The gradient function of an operator whose executions share a mark begins.
 
-        Nothing is done to such an operator as a whole. The other arguments are those of
-        ``backprop._gradient_function``.
+        Nothing is done to such an operator as a whole.
 
         Returns:
-            What it gives; NotImplemented where :meth:`run` has to be called.
+            What has to be left, whatever happens; None where :meth:`run` has to be called.
         """
         tracker, state = LOCAL.tracker, STATE
         if (
@@ -274,9 +294,9 @@ class MarkedGradients:
             or ((state.held or not state.scopes) and self._dispatcher.is_paused())
             or not tracker.local.is_eager
         ):
-            return NotImplemented
+            return None
         known = tracker.gradients.get(mark.op_id)
-        run = None if known is None else known.run
+        run: GradientRun | None = None if known is None else known.run
         if run is None or run.mark is not mark or run.is_running:
             run = GradientRun(self._dispatcher, tracker, mark)
             tracker.gradients[mark.op_id].run = run
@@ -284,22 +304,10 @@ class MarkedGradients:
             for cell in run.cells.values():
                 cell[0] = 0
         if tracker.sums:
-            out_grads = [run.sum(gradient) for gradient in out_grads]
-        cells, outer = tracker.cells, tracker.run
-        run.is_running = True
-        tracker.cells, tracker.run, tracker.stale = run.scopes, run, False
-        try:
-            results = _internals.vanilla_gradient_function(
-                op_name, attributes, count, inputs, outputs, out_grads, skipped, name_scope
-            )
-            if run.produced:
-                run.learn(results)
-            return results
-        finally:
-            tracker.go_to(cells, outer)
-            run.is_running = False
-            if run.produced:
-                run.produced = {}
+            run.has_sums = True
+        else:
+            run.enter()
+        return run
 
     def _run(self, tracker: Tracker, mark: Mark, call: Call, out_grads: Sequence[Any]) -> Any:
         run = GradientRun(self._dispatcher, tracker, mark)

@@ -75,7 +75,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
             patches.wrap(_internals.CUSTOM_GRADIENT, "_eager_mode_decorator", noting_places)
         patches.wrap(tf.GradientTape, "watch", beginning_again)
         recording.EAGER.run = self._gradients.run
-        recording.EAGER.run_shared = self._gradients.run_shared
+        recording.EAGER.begin = self._gradients.begin
         if _LAYERS not in self.switched_off:
             layers.EAGER.call, layers.EAGER.place = _call_layer, _place
         optimizers.EAGER.call = step_optimizer
@@ -91,7 +91,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
         if layers.EAGER.call is _call_layer:
             layers.EAGER.call, layers.EAGER.place = None, layers.LayerPath
         if recording.EAGER.run == self._gradients.run:
-            recording.EAGER.run = recording.EAGER.run_shared = None
+            recording.EAGER.run = recording.EAGER.begin = None
         optimizers.EAGER.call = None
         interception, self._interception = self._interception, None
         if interception is not None:

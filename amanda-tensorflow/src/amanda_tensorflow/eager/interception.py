@@ -14,6 +14,7 @@ The patched slow path then has their inputs and attributes in one form, whatever
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 import weakref
@@ -47,7 +48,6 @@ from amanda_tensorflow.eager.tape_marks import Sum
 from amanda_tensorflow.eager.thread import LOCAL, Tracker
 from amanda_tensorflow.eager.tool_errors import call_python, retried
 from amanda_tensorflow.eager.variable_values import READING, VariableValues
-from amanda_tensorflow.gradient_map.recording import MARK
 from amanda_tensorflow.operators.types import NOT_OPS, PYTHON_FUNCTIONS
 
 _BOOKKEEPING = frozenset({"AddN", "Fill", "OnesLike", "ZerosLike"})
@@ -102,24 +102,69 @@ class Interception:
 
     def fast_path(self, vanilla: Any) -> Any:
         """The patch of ``TFE_Py_FastPathExecute``."""
-        look, note, no_tape_records = self._look, self._values.note, _internals.no_tape_records
-        local, state, fallback = LOCAL, STATE, self._fallback
-        run_inlined, passed, with_variables = self._run_inlined, self._passed, self._with_variables
-        module, fall_back = _internals.EXECUTE, _internals.FallbackException
-        plain, without_variables = _internals.NO_VARIABLES, _internals.NO_VARIABLES.issuperset
-        fast = _internals.FAST.issuperset
-        is_read, inputs_of = _internals.is_read_by_runtime, _internals.INPUT_COUNTS
-        reading = self._numbers
+        way_of, ended, note = self._decider(), self._ended, self._values.note
+        now, planned = _now, list
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
+            # For each operator the runtime finds the lines at which all running functions are (2.16
+            # to 2.21), which takes the longer the more code lies before: what is asked beforehand
+            # is asked by a function that has ended, and the usual ways come first.
+            way = way_of(ctx, op_name, args)
+            if type(way) is planned:
+                result = vanilla(ctx, op_name, name, *args)
+                way[0] += 1
+                return result
+            if type(way) is not tuple:
+                return way(ctx, op_name, name, args)
+            tracker, cell, marked, entry, read = way
+            # The runtime ignores attributes that the operator does not declare.
+            if entry is None:
+                result = vanilla(ctx, op_name, name, *args, *marked)
+                cell[0] += 1
+            else:
+                start = now()
+                result = vanilla(ctx, op_name, name, *args, *marked)
+                end = now()
+                cell[0] += 1
+                ended(tracker, entry, start, end)
+            if read is True:
+                note(op_name, args, result)
+                if marked and op_name == "Identity":
+                    tracker.note_owner(result, marked[1])
+            elif read is not None:
+                read[0][0] += read[1]
+            return result
+
+        return TFE_Py_FastPathExecute
+
+    def _decider(self) -> Callable[[Any, str, tuple[Any, ...]], Any]:
+        """What finds the way of an operator on the fast path.
+
+        It returns one of:
+
+        * a cell: the operator runs vanilla and is counted there;
+        * a tuple: the tracker; the cell; the attribute by which it is marked, if it is; the entry,
+          if counters and timers are to be told, else None; True, if the output may be the value of
+          a variable, or the cell that counts readings and how many the operator does, else None;
+        * a function that runs it.
+
+        It raises FallbackException if the operator has to take the slow path.
+        """
+        no_tape_records, local, state = _internals.no_tape_records, LOCAL, STATE
+        look, with_variables, slow = self._look, self._with_variables, self._slow
+        plain, without_variables = _internals.NO_VARIABLES, _internals.NO_VARIABLES.issuperset
+        is_read, inputs_of = _internals.is_read_by_runtime, _internals.INPUT_COUNTS
+        passed, reading, uncounted, exception = self._passed, self._numbers, [0], sys.exception
+
+        def way_of(ctx: Any, op_name: str, args: tuple[Any, ...]) -> Any:
             tracker = local.tracker
             if tracker is None:
-                return vanilla(ctx, op_name, name, *args)
+                return uncounted
             # A tool's code runs vanilla, whichever driver has called it.
             if state.paused or (tracker.stale and not tracker.refresh()):
                 if tracker.marking is not None and not no_tape_records():
-                    raise fallback(op_name, args)
-                return vanilla(ctx, op_name, name, *args)
+                    raise self._fallback(op_name, args)
+                return uncounted
             try:
                 cells = tracker.cells
                 # The name scope is asked for only where it makes a difference.
@@ -127,17 +172,11 @@ class Interception:
                 cell = cells[op_name]
                 entry = cell[cell[0] + 1]
             except LookupError:
-                return look(tracker, ctx, op_name, name, args)
+                return look
             if type(entry) is SlowPath:
                 if entry.may_pass:
-                    return passed(tracker, cells, entry.plan, ctx, op_name, name, args)
-                if module.execute is not self._hook:
-                    self._patch_again()
-                # As takes_fast_path() tells, without a call where no argument is a list.
-                given = args[: inputs_of[op_name]]
-                if fast(map(type, given)) or _internals.takes_fast_path(op_name, given):
-                    tracker.fallen.add(op_name)
-                raise fall_back(op_name)
+                    return passed(tracker, cells, entry.plan, op_name, args)
+                raise slow(tracker, op_name, args)
             # Attributes follow the inputs; most operators have one or two of these.
             inputs = inputs_of[op_name]
             if inputs == 1:
@@ -147,47 +186,48 @@ class Interception:
             else:
                 is_plain = without_variables(map(type, args[:inputs]))
             if not is_plain and (tuple(map(type, args)) in reading or any(map(is_read, args))):
-                return with_variables(tracker, cells, entry, ctx, op_name, name, args)
+                return with_variables(tracker, cells, entry, op_name, args)
             if entry is None:
-                result = vanilla(ctx, op_name, name, *args)
-                cell[0] += 1
-                return result
+                return cell
+            plan, timed, marked = entry, None, ()
             if type(entry) is Inlined:
-                return run_inlined(tracker, cell, entry, ctx, op_name, name, args)
-            mark = None
-            if entry is READ or (entry.is_claim and no_tape_records()):
-                result = vanilla(ctx, op_name, name, *args)
-            elif (
-                entry.is_claim
-                and (claim := entry.driver_data) is not None
-                and tracker.passes > claim.passes
-                and not tracker.local.op_callbacks
-            ):
-                # The runtime ignores attributes that the operator does not declare.
-                mark = claim.mark
-                result = vanilla(ctx, op_name, name, *args, MARK, mark)
-            else:
-                return look(tracker, ctx, op_name, name, args)
-            cell[0] += 1
-            if op_name in READING:
-                note(op_name, args, result)
-                if mark is not None and op_name == "Identity":
-                    tracker.note_owner(result, mark)
-            return result
+                failed = retried() if exception() is not None else None
+                if failed is not None:
+                    raise failed
+                plan, timed = entry.plan, entry
+            elif entry is not READ and not entry.is_claim:
+                return look
+            if plan.claims and not no_tape_records():
+                claim = plan.driver_data
+                if claim is None or tracker.passes <= claim.passes or tracker.local.op_callbacks:
+                    if timed is None:
+                        return look
+                    raise self._fallback(op_name, args)
+                marked = claim.marked
+            reads = True if op_name in READING and not tracker.depth else None
+            if marked or timed or reads:
+                return tracker, cell, marked, timed, reads
+            return cell
 
-        return TFE_Py_FastPathExecute
+        return way_of
+
+    def _slow(self, tracker: Tracker, op_name: str, args: tuple[Any, ...]) -> BaseException:
+        """The exception that makes an operator whose entry tells so take the slow path."""
+        if _internals.EXECUTE.execute is not self._hook:
+            self._patch_again()
+        # As takes_fast_path() tells, without a call where no argument is a list.
+        given = args[: _internals.INPUT_COUNTS[op_name]]
+        if _internals.FAST.issuperset(map(type, given)) or _internals.takes_fast_path(
+            op_name, given
+        ):
+            tracker.fallen.add(op_name)
+        error: BaseException = _internals.FallbackException(op_name)
+        return error
 
     def _with_variables(
-        self,
-        tracker: Tracker,
-        cells: Cells,
-        entry: Any,
-        ctx: Any,
-        op_name: str,
-        name: Any,
-        args: tuple[Any, ...],
+        self, tracker: Tracker, cells: Cells, entry: Any, op_name: str, args: tuple[Any, ...]
     ) -> Any:
-        """Run an operator that is passed variables, and whose entry does not tell of them.
+        """The way of an operator that is passed variables, and whose entry does not tell of them.
 
         Raises:
             FallbackException: it has to take the slow path.
@@ -198,22 +238,38 @@ class Interception:
             readings = self._readings(cells, args, may_be_inlined=True)
             if readings is None or not self._may_be_marked(tracker, entry.plan):
                 raise self._fallback(op_name, args)
-            plain, read = _internals.NO_VARIABLES, readings[0]
-            # Each reading is an operator that is counted, and in this order.
-            values = tuple(
-                [
-                    value if type(value) in plain else self._value_of(tracker, read, ctx, value)
-                    for value in args
-                ]
-            )
-            return self._run_inlined(tracker, cell, entry, ctx, op_name, name, values)
+            return functools.partial(self._read_and_run, tracker, cell, entry, readings[0])
         # Its entry was kept when its plan was asked for on the slow path, or for arguments without
         # variables: other code that begins an iteration may have the same id.
         plan = plan_of(entry)
         if plan is UNKNOWN or plan.has_actions or op_name in READING:
             raise self._fallback(op_name, args)
         keep(cell, cell[0], SlowPath(plan, may_pass=True))
-        return self._passed(tracker, cells, plan, ctx, op_name, name, args)
+        return self._passed(tracker, cells, plan, op_name, args)
+
+    def _read_and_run(
+        self,
+        tracker: Tracker,
+        cell: Cell,
+        entry: Inlined,
+        reads: Cell,
+        ctx: Any,
+        op_name: str,
+        name: Any,
+        args: tuple[Any, ...],
+    ) -> Any:
+        """Read the variables among an operator's arguments, and run it with their values.
+
+        Args:
+            reads: counts the readings.
+        """
+        plain = _internals.NO_VARIABLES
+        # Each reading is an operator that is counted, and in this order.
+        values = [
+            value if type(value) in plain else self._value_of(tracker, reads, ctx, value)
+            for value in args
+        ]
+        return self._run_inlined(tracker, cell, entry, ctx, op_name, name, values)
 
     def _may_be_marked(self, tracker: Tracker, plan: ActionPlan) -> bool:
         """Whether an execution can have the mark that all later ones share, if it needs one."""
@@ -239,12 +295,10 @@ class Interception:
         tracker: Tracker,
         cells: Cells,
         plan: ActionPlan,
-        ctx: Any,
         op_name: str,
-        name: Any,
         args: tuple[Any, ...],
     ) -> Any:
-        """Run an operator without actions that is passed variables, on the fast path if it may.
+        """The way of an operator without actions that is passed variables, on the fast path.
 
         Raises:
             FallbackException: it has to take the slow path, where readings are seen.
@@ -252,17 +306,13 @@ class Interception:
         readings = self._readings(cells, args, may_be_inlined=False)
         if readings is None:
             raise self._fallback(op_name, args)
+        marked = ()
         if plan.claims and not _internals.no_tape_records():
             claim = plan.driver_data
             if claim is None or tracker.passes <= claim.passes or tracker.local.op_callbacks:
                 raise self._fallback(op_name, args)
-            result = self._vanilla.fast_path(ctx, op_name, name, *args, MARK, claim.mark)
-        else:
-            result = self._vanilla.fast_path(ctx, op_name, name, *args)
-        cells[op_name][0] += 1
-        counted, number = readings
-        counted[0] += number
-        return result
+            marked = claim.marked
+        return tracker, cells[op_name], marked, None, readings
 
     def _readings(
         self, cells: Cells, args: tuple[Any, ...], *, may_be_inlined: bool
@@ -304,31 +354,26 @@ class Interception:
         ctx: Any,
         op_name: str,
         name: Any,
-        args: tuple[Any, ...],
+        args: Sequence[Any],
     ) -> Any:
-        """Run an operator on the fast path, and do what its counters and timers do.
-
-        Raises:
-            FallbackException: it has to take the slow path.
-        """
-        failed = retried() if sys.exception() is not None else None
-        if failed is not None:
-            raise failed
-        plan, mark = entry.plan, None
+        """Run an operator on the fast path that may be marked, and tell its counters and timers."""
+        plan, marked = entry.plan, ()
         if plan.claims and not _internals.no_tape_records():
-            claim = plan.driver_data
-            if claim is None or tracker.passes <= claim.passes or tracker.local.op_callbacks:
-                raise self._fallback(op_name, args)
-            mark = claim.mark
-        if mark is None:
-            start = _now()
-            result = self._vanilla.fast_path(ctx, op_name, name, *args)
-            end = _now()
-        else:
-            start = _now()
-            result = self._vanilla.fast_path(ctx, op_name, name, *args, MARK, mark)
-            end = _now()
+            marked = plan.driver_data.marked
+        vanilla = self._vanilla.fast_path
+        start = _now()
+        result = vanilla(ctx, op_name, name, *args, *marked)
+        end = _now()
         cell[0] += 1
+        self._ended(tracker, entry, start, end)
+        if op_name in READING and not tracker.depth:
+            self._values.note(op_name, args, result)
+            if marked and op_name == "Identity":
+                tracker.note_owner(result, marked[1])
+        return result
+
+    def _ended(self, tracker: Tracker, entry: Inlined, start: int, end: int) -> None:
+        """Tell counters and timers of an execution."""
         # Without a lock: threads take turns where a function is called or a loop goes back, not
         # within a sum (CPython 3.11 to 3.14 with its global lock, which TensorFlow needs).
         for counter in entry.counters:
@@ -344,20 +389,15 @@ class Interception:
             timer.nanoseconds += end - start
             if log is not None:
                 log.numbers.extend((timer.number, start, end, tracker.native))
-        if op_name in READING and not tracker.depth:
-            self._values.note(op_name, args, result)
-            if mark is not None and op_name == "Identity":
-                tracker.note_owner(result, mark)
-        return result
 
-    def _look(
-        self, tracker: Tracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]
-    ) -> Any:
+    def _look(self, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]) -> Any:
         """Run an operator on the fast path, if its plan allows.
 
         Raises:
             FallbackException: it has to take the slow path.
         """
+        tracker = LOCAL.tracker
+        assert tracker is not None  # the way was found by it
         if tracker.run is not None:
             if not tracker.run.is_vanilla(op_name):
                 raise self._fallback(op_name, args)

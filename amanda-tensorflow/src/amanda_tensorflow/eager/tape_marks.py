@@ -18,6 +18,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.interface.action import Action, ActionKind
 from amanda.state import LiveScope
 from amanda_tensorflow.eager.plan_cache import AnyScope, Cells
+from amanda_tensorflow.gradient_map.recording import MARK
 
 
 def released() -> None:
@@ -69,14 +70,16 @@ class Claim:
 
     Attributes:
         mark: the shared mark; it refers to no tensor.
+        marked: the attribute that carries it, its name and its value.
         passes: how many backward passes had begun when the operator was first marked.
     """
 
-    __slots__ = ("mark", "passes")
+    __slots__ = ("mark", "marked", "passes")
 
     def __init__(self, mark: Mark, passes: int) -> None:
         self.mark = mark.with_inputs(len(mark.inputs))
         self.mark.shared = True
+        self.marked = MARK, self.mark
         self.passes = passes
 
 

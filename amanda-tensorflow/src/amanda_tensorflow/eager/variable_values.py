@@ -75,7 +75,7 @@ class WeakTensor(weakref.ref[Any]):
         return None
 
 
-_FEW = 1024
+_FEW = 64
 """Up to so many tensors and variables are noted before those that have died are dropped."""
 
 

@@ -19,7 +19,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
@@ -100,6 +100,22 @@ _NUMBERS = itertools.count()
 _PATCHES = PatchSet()
 
 
+class SharedRun(Protocol):
+    """A call of the gradient function of an operator whose executions share a mark.
+
+    Attributes:
+        has_sums: whether :meth:`summed` has to be called before the function.
+    """
+
+    has_sums: bool
+
+    def summed(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """The gradients that the function is given, where the tape has added some of them."""
+
+    def leave(self, results: Any) -> None:
+        """The function has given `results`; None if it has raised."""
+
+
 @attrs.define
 class EagerGradients:
     """The eager driver's way to run gradient functions of marked records.
@@ -107,13 +123,13 @@ class EagerGradients:
     Attributes:
         run: called with the mark, a function that calls the gradient function, and the gradients
             of the outputs; returns the gradients of the inputs. None while no driver is attached.
-        run_shared: does the same for a mark that later executions share, without a closure: called
-            with the mark and the arguments of the gradient function; gives NotImplemented where
-            `run` has to be called. None while no driver is attached.
+        begin: called with a mark that later executions may share, before its gradient function;
+            gives what is to be left after it, or None where `run` has to be called. None while no
+            driver is attached.
     """
 
     run: Callable[[Any, Callable[[Sequence[Any]], Any], Sequence[Any]], Any] | None = None
-    run_shared: Callable[..., Any] | None = None
+    begin: Callable[[Any], SharedRun | None] | None = None
 
 
 EAGER = EagerGradients()
@@ -216,20 +232,24 @@ def _gradient_function(
     position = 2 * names.index(MARK)
     mark = attr_tuple[position + 1]
     own_attrs = (*attr_tuple[:position], *attr_tuple[position + 2 :])
-    if EAGER.run_shared is not None and type(mark) is not ForwardOp:
-        result = EAGER.run_shared(
-            mark,
-            op_name,
-            own_attrs,
-            num_inputs,
-            inputs,
-            outputs,
-            out_grads,
-            skip_input_indices,
-            forward_pass_name_scope,
-        )
-        if result is not NotImplemented:
-            return result
+    run = None if EAGER.begin is None or type(mark) is ForwardOp else EAGER.begin(mark)
+    if run is not None:
+        results = None
+        try:
+            # No function of ours is between: the runtime finds the line of each at each operator.
+            results = _internals.vanilla_gradient_function(
+                op_name,
+                own_attrs,
+                num_inputs,
+                inputs,
+                outputs,
+                run.summed(out_grads) if run.has_sums else out_grads,
+                skip_input_indices,
+                forward_pass_name_scope,
+            )
+            return results
+        finally:
+            run.leave(results)
 
     def call(gradients: Sequence[Any]) -> Any:
         return _internals.vanilla_gradient_function(
