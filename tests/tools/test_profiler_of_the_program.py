@@ -19,6 +19,7 @@ tf = pytest.importorskip("tensorflow", exc_type=ImportError)
 
 import keras
 import numpy as np
+from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.profiler.internal import _pywrap_profiler
 
@@ -135,8 +136,30 @@ def of_sessions(folder: Path) -> Any:
     return found
 
 
+def traced_callable(session: Any, fetch: Any, feed: Any) -> Any:
+    """Runs of a session with options that were given before, as Keras 2 makes them."""
+    options = config_pb2.CallableOptions(fetch=[fetch.name], feed=[feed.name])
+    options.run_options.trace_level = tf1.RunOptions.FULL_TRACE
+    return session._make_callable_from_options(options)  # noqa: SLF001 - has no public name
+
+
+def of_callables(folder: Path) -> Any:
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, (4, 4))
+        y = tf.sinh(x @ x)
+    with tf1.Session(graph=graph) as session:
+        call = traced_callable(session, y, x)
+        told = tf1.RunMetadata()
+        values = [session.run([y], {x: np.eye(4)})]
+        values += [call(np.ones((4, 4), np.float32)), call(np.eye(4, dtype=np.float32))]
+        values.append(call(np.ones((4, 4), np.float32), run_metadata=told))
+        nodes = [n.node_name for d in told.step_stats.dev_stats for n in d.node_stats]
+    return sorted(nodes), [[array.tolist() for array in value] for value in values]
+
+
 USES = [
     started_and_stopped, in_contexts, given_up, mistaken, summarized, of_keras, of_sessions,
+    of_callables,
 ]  # fmt: skip
 TOOLS = [(ProfileTool,), (KernelsTool,), (TraceTool, ProfileTool, KernelsTool)]
 
@@ -268,3 +291,22 @@ def test_a_profiler_server_has_the_profiler(when: str, tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines()[-1:] == ["True"], done.stderr
     assert "the program used it for a part of the run" in done.stderr
+
+
+def test_what_was_made_callable_before_may_be_profiled(tmp_path: Path) -> None:
+    """Of what a session has made callable before the scope the first run shows whether it profiles:
+    no run fails, and those that do not profile are recorded from the second one on."""
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, (4, 4))
+        y = tf.sinh(x @ x)
+    data = np.eye(4, dtype=np.float32)
+    with tf1.Session(graph=graph) as session:
+        traced = traced_callable(session, y, x)
+        options = config_pb2.CallableOptions(fetch=[y.name], feed=[x.name])
+        plain = session._make_callable_from_options(options)  # noqa: SLF001
+        expected = [traced(data)[0].tolist(), plain(data)[0].tolist()]
+        kernels = KernelsTool()
+        with amanda.apply(kernels):
+            found = [[traced(data)[0].tolist(), plain(data)[0].tolist()] for _ in range(3)]
+    assert found == [expected] * 3
+    assert sum(a.name == "Sinh" for a in kernels.recording.activities) == 2

@@ -35,6 +35,8 @@ class ProfilerUses:
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin, self._end = begin, end
         self._patches = PatchSet()
+        # By `id` of a session and handle of what it has made callable: whether runs are profiled.
+        self._callables: dict[tuple[int, Any], bool] = {}
 
     def watch(self) -> None:
         """Tell of what begins from now on; harmless when called twice."""
@@ -44,11 +46,13 @@ class ProfilerUses:
         self._patches.set(_pywrap_profiler, "ProfilerSession", session)
         self._patches.wrap(_pywrap_profiler, "start_server", self._serving)
         self._patches.wrap(pywrap_tf_session, "TF_SessionRun_wrapper", self._running)
+        self._patches.wrap(pywrap_tf_session, "TF_SessionMakeCallable", self._making)
         self._patches.wrap(pywrap_tf_session, "TF_SessionRunCallable", self._calling)
 
     def undo(self) -> None:
         """Tell of nothing more, but of the end of what has begun."""
         self._patches.undo()
+        self._callables.clear()
 
     def _serving(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         """A server lasts as long as the process, and tells of no request."""
@@ -70,15 +74,46 @@ class ProfilerUses:
 
         return run
 
+    def _making(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        """A session makes callable what the options of all its runs are given for."""
+
+        def make(session: Any, options: Any) -> Any:
+            handle = vanilla(session, options)
+            given = config_pb2.CallableOptions.FromString(_content(options))
+            self._callables[id(session), handle] = given.run_options.trace_level >= _LEAST_LEVEL
+            return handle
+
+        return make
+
     def _calling(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
-        """A run of what a session has made callable: its options were given then."""
+        """A run of what a session has made callable."""
 
         def call(session: Any, handle: Any, values: Any, run_metadata: Any) -> Any:
-            if run_metadata is None:
+            profiles = self._callables.get((id(session), handle))
+            if profiles is None:
+                return self._first(vanilla, session, handle, values, run_metadata)
+            if not profiles:
                 return vanilla(session, handle, values, run_metadata)
             return self._within(vanilla, session, handle, values, run_metadata)
 
         return call
+
+    def _first(
+        self, vanilla: Callable[..., Any], session: Any, handle: Any, values: Any, metadata: Any
+    ) -> Any:
+        """The first run of what was made callable before, with options that nothing tells of.
+
+        Its metadata show whether it is traced.
+        """
+        own = pywrap_tf_session.TF_NewBuffer() if metadata is None else metadata
+        try:
+            result = self._within(vanilla, session, handle, values, own)
+            told = config_pb2.RunMetadata.FromString(_content(own))
+            self._callables[id(session), handle] = bool(told.step_stats.dev_stats)
+        finally:
+            if metadata is None:
+                pywrap_tf_session.TF_DeleteBuffer(own)
+        return result
 
     def _within(self, vanilla: Callable[..., Any], *args: Any) -> Any:
         self._begin()
@@ -90,8 +125,13 @@ class ProfilerUses:
 
 def _profiles(options: Any) -> bool:
     """Whether a run of a session with these options, a buffer of the runtime, is profiled."""
-    given = config_pb2.RunOptions.FromString(bytes(pywrap_tf_session.TF_GetBuffer(options)))
+    given = config_pb2.RunOptions.FromString(_content(options))
     return bool(given.trace_level >= _LEAST_LEVEL)
+
+
+def _content(buffer: Any) -> bytes:
+    """The bytes of a buffer of the runtime."""
+    return bytes(pywrap_tf_session.TF_GetBuffer(buffer))
 
 
 def _told_of(begin: Callable[[], None], end: Callable[[], None]) -> type:
