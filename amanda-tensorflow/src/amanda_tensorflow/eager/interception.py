@@ -14,7 +14,6 @@ The patched slow path then has their inputs and attributes in one form, whatever
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 import weakref
@@ -116,7 +115,7 @@ class Interception:
                 return result
             if type(way) is not tuple:
                 return way(ctx, op_name, name, args)
-            tracker, cell, marked, entry, read = way
+            tracker, cell, marked, entry, read, args = way
             # The runtime ignores attributes that the operator does not declare.
             if entry is None:
                 result = vanilla(ctx, op_name, name, *args, *marked)
@@ -146,6 +145,7 @@ class Interception:
         * a tuple: the tracker; the cell; the attribute by which it is marked, if it is; the entry,
           if counters and timers are to be told, else None; True, if the output may be the value of
           a variable, or the cell that counts readings and how many the operator does, else None;
+          the arguments, in which variables may have been read;
         * a function that runs it.
 
         It raises FallbackException if the operator has to take the slow path.
@@ -186,7 +186,7 @@ class Interception:
             else:
                 is_plain = without_variables(map(type, args[:inputs]))
             if not is_plain and (tuple(map(type, args)) in reading or any(map(is_read, args))):
-                return with_variables(tracker, cells, entry, op_name, args)
+                return with_variables(tracker, cells, entry, ctx, op_name, args)
             if entry is None:
                 return cell
             plan, timed, marked = entry, None, ()
@@ -206,7 +206,7 @@ class Interception:
                 marked = claim.marked
             reads = True if op_name in READING and not tracker.depth else None
             if marked or timed or reads:
-                return tracker, cell, marked, timed, reads
+                return tracker, cell, marked, timed, reads, args
             return cell
 
         return way_of
@@ -225,7 +225,13 @@ class Interception:
         return error
 
     def _with_variables(
-        self, tracker: Tracker, cells: Cells, entry: Any, op_name: str, args: tuple[Any, ...]
+        self,
+        tracker: Tracker,
+        cells: Cells,
+        entry: Any,
+        ctx: Any,
+        op_name: str,
+        args: tuple[Any, ...],
     ) -> Any:
         """The way of an operator that is passed variables, and whose entry does not tell of them.
 
@@ -236,9 +242,16 @@ class Interception:
         if type(entry) is Inlined:
             # Nothing is read twice: an operator that has to take the slow path is told before.
             readings = self._readings(cells, args, may_be_inlined=True)
-            if readings is None or not self._may_be_marked(tracker, entry.plan):
+            marked = self._marked(tracker, entry.plan)
+            if readings is None or marked is None:
                 raise self._fallback(op_name, args)
-            return functools.partial(self._read_and_run, tracker, cell, entry, readings[0])
+            plain, values = _internals.NO_VARIABLES, list(args)
+            for position, value in enumerate(args):
+                if type(value) not in plain:
+                    # Each reading is an operator that is counted, and in this order.
+                    values[position] = self._value_of(tracker, readings[0], ctx, value)
+            reads = True if op_name in READING and not tracker.depth else None
+            return tracker, cell, marked, entry, reads, values
         # Its entry was kept when its plan was asked for on the slow path, or for arguments without
         # variables: other code that begins an iteration may have the same id.
         plan = plan_of(entry)
@@ -247,35 +260,14 @@ class Interception:
         keep(cell, cell[0], SlowPath(plan, may_pass=True))
         return self._passed(tracker, cells, plan, op_name, args)
 
-    def _read_and_run(
-        self,
-        tracker: Tracker,
-        cell: Cell,
-        entry: Inlined,
-        reads: Cell,
-        ctx: Any,
-        op_name: str,
-        name: Any,
-        args: tuple[Any, ...],
-    ) -> Any:
-        """Read the variables among an operator's arguments, and run it with their values.
-
-        Args:
-            reads: counts the readings.
-        """
-        plain = _internals.NO_VARIABLES
-        # Each reading is an operator that is counted, and in this order.
-        values = [
-            value if type(value) in plain else self._value_of(tracker, reads, ctx, value)
-            for value in args
-        ]
-        return self._run_inlined(tracker, cell, entry, ctx, op_name, name, values)
-
-    def _may_be_marked(self, tracker: Tracker, plan: ActionPlan) -> bool:
-        """Whether an execution can have the mark that all later ones share, if it needs one."""
+    def _marked(self, tracker: Tracker, plan: ActionPlan) -> tuple[Any, ...] | None:
+        """The attribute that marks an execution, if it needs one; None if all do not share it."""
         if not plan.claims or _internals.no_tape_records():
-            return True
-        return tracker.has_passed(plan.driver_data) and not tracker.local.op_callbacks
+            return ()
+        if not tracker.has_passed(plan.driver_data) or tracker.local.op_callbacks:
+            return None
+        marked: tuple[Any, ...] = plan.driver_data.marked
+        return marked
 
     def _value_of(self, tracker: Tracker, cell: Cell, ctx: Any, value: Any) -> Any:
         """An argument of an operator, read if it is a variable.
@@ -283,12 +275,19 @@ class Interception:
         Args:
             cell: counts the readings.
         """
-        if type(value) is _internals.VARIABLE:
-            entry = cell[cell[0] + 1]
-            if type(entry) is Inlined and self._may_be_marked(tracker, entry.plan):
-                reading = _internals.reading_of(value)
-                return self._run_inlined(tracker, cell, entry, ctx, "ReadVariableOp", None, reading)
-        return _internals.value_of(value)
+        entry = cell[cell[0] + 1] if type(value) is _internals.VARIABLE else None
+        marked = self._marked(tracker, entry.plan) if type(entry) is Inlined else None
+        if marked is None:
+            return _internals.value_of(value)
+        vanilla, arguments = self._vanilla.fast_path, _internals.reading_of(value)
+        start = _now()
+        result = vanilla(ctx, "ReadVariableOp", None, *arguments, *marked)
+        end = _now()
+        cell[0] += 1
+        self._ended(tracker, entry, start, end)
+        if not tracker.depth:
+            self._values.note("ReadVariableOp", arguments, result)
+        return result
 
     def _passed(
         self,
@@ -306,13 +305,10 @@ class Interception:
         readings = self._readings(cells, args, may_be_inlined=False)
         if readings is None:
             raise self._fallback(op_name, args)
-        marked = ()
-        if plan.claims and not _internals.no_tape_records():
-            claim = plan.driver_data
-            if claim is None or tracker.passes <= claim.passes or tracker.local.op_callbacks:
-                raise self._fallback(op_name, args)
-            marked = claim.marked
-        return tracker, cells[op_name], marked, None, readings
+        marked = self._marked(tracker, plan)
+        if marked is None:
+            raise self._fallback(op_name, args)
+        return tracker, cells[op_name], marked, None, readings, args
 
     def _readings(
         self, cells: Cells, args: tuple[Any, ...], *, may_be_inlined: bool
@@ -345,32 +341,6 @@ class Interception:
             if type(entry) is not ActionPlan or not entry.is_claim:
                 return None
         return cell, number
-
-    def _run_inlined(
-        self,
-        tracker: Tracker,
-        cell: Cell,
-        entry: Inlined,
-        ctx: Any,
-        op_name: str,
-        name: Any,
-        args: Sequence[Any],
-    ) -> Any:
-        """Run an operator on the fast path that may be marked, and tell its counters and timers."""
-        plan, marked = entry.plan, ()
-        if plan.claims and not _internals.no_tape_records():
-            marked = plan.driver_data.marked
-        vanilla = self._vanilla.fast_path
-        start = _now()
-        result = vanilla(ctx, op_name, name, *args, *marked)
-        end = _now()
-        cell[0] += 1
-        self._ended(tracker, entry, start, end)
-        if op_name in READING and not tracker.depth:
-            self._values.note(op_name, args, result)
-            if marked and op_name == "Identity":
-                tracker.note_owner(result, marked[1])
-        return result
 
     def _ended(self, tracker: Tracker, entry: Inlined, start: int, end: int) -> None:
         """Tell counters and timers of an execution."""
