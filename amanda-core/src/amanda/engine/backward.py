@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from amanda.engine.plan import find_replacement
 from amanda.engine.records import OpRecord
@@ -120,27 +120,6 @@ class OpHandle:
     def actions(self, kind: ActionKind) -> list[Action]:
         """The actions on the operator as a whole, of the scopes that have not ended."""
         return [action for _, record in self.records() for action in record.actions(kind)]
-
-
-class Rehearsal(Protocol):
-    """A backward pass of a driver's own, of which the program sees nothing.
-
-    Analyses of backward operators run in it, routines do not: the dispatcher is paused.
-    """
-
-    def note(
-        self,
-        backward: OpRecord,
-        grad_outputs: Sequence[Any],
-        grad_inputs: Sequence[Any] | None,
-    ) -> None:
-        """A backward operator is executed.
-
-        Args:
-            backward: its record in one scope.
-            grad_outputs: the gradients that it consumes.
-            grad_inputs: those that it has produced; None before it runs.
-        """
 
 
 class BackwardExecution:

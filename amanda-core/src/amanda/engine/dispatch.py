@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from amanda.engine.notes import note
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compile_plan
 from amanda.engine.points import Points
-from amanda.engine.records import OpRecord
+from amanda.engine.records import OpRecord, Rehearsal
 from amanda.errors import RoutineResultError, SelectionError, described
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.driver import Driver, Together
@@ -45,7 +45,6 @@ from amanda.state import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from amanda.engine.backward import Rehearsal
     from amanda.interface.calls import OpCall
 
 _BACKWARD = frozenset(point for point in InstPoint if point.is_backward)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from amanda.interface.action import Action, ActionKind, Filter, InstPoint, Owner
 from amanda.interface.backward_context import BackwardOpContext
@@ -205,3 +205,24 @@ class ActionCache:
 def _counts(records: Sequence[OpRecord]) -> tuple[int, int, int]:
     children = [child for record in records for child in tuple(record.children.values())]
     return len(records), len(children), sum(r.has_actions for r in (*records, *children))
+
+
+class Rehearsal(Protocol):
+    """A backward pass of a driver's own, of which the program sees nothing.
+
+    Analyses of backward operators run in it, routines do not: the dispatcher is paused.
+    """
+
+    def note(
+        self,
+        backward: OpRecord,
+        grad_outputs: Sequence[Any],
+        grad_inputs: Sequence[Any] | None,
+    ) -> None:
+        """A backward operator is executed.
+
+        Args:
+            backward: its record in one scope.
+            grad_outputs: the gradients that it consumes.
+            grad_inputs: those that it has produced; None before it runs.
+        """

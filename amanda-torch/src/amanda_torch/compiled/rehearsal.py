@@ -261,7 +261,7 @@ class Rehearsal:
         grad_outputs: Sequence[Any],
         grad_inputs: Sequence[Any] | None,
     ) -> None:
-        """See :class:`amanda.engine.backward.Rehearsal`."""
+        """See :class:`amanda.engine.records.Rehearsal`."""
         found = self._executed.get(id(backward))
         if found is None:
             found = self._executed[id(backward)] = Executed(backward, _shaped(grad_outputs))
