@@ -275,7 +275,7 @@ class Interception:
         Args:
             cell: counts the readings.
         """
-        entry = cell[cell[0] + 1] if type(value) is _internals.VARIABLE else None
+        entry: Any = cell[cell[0] + 1] if type(value) is _internals.VARIABLE else None
         marked = self._marked(tracker, entry.plan) if type(entry) is Inlined else None
         if marked is None:
             return _internals.value_of(value)
