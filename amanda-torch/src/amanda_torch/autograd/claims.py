@@ -60,6 +60,8 @@ _MARK = "amanda"
 :class:`~amanda_torch.autograd.hooks.Accumulation`; None where nothing is to be done at it. The only
 one stands there without a dictionary: Python's, or that of the gate."""
 
+_COMPILED_PASSES = "backward operators behind others, in passes of compiled autograd"
+
 _current_node = _internals.current_node
 _next_number = _internals.sequence_number
 _sequence = _internals.node_sequence
@@ -459,6 +461,10 @@ class Claim:
         if not way:
             return
         nodes = [_current_node()]
+        if nodes[0] is None:
+            # Compiled autograd calls the hooks of nodes in code of its own, where none is run.
+            self._claimer.dispatcher.not_seen(_COMPILED_PASSES, len(way))
+            return
         # An LSTM's cell has thirteen of them.
         settled = self._hooks if self._is_settled else None
         for place, edge, number in way:
