@@ -25,7 +25,7 @@ from amanda import inline
 from amanda.cli.results import last_line
 from amanda.errors import InPlaceWarning
 from amanda.state import STATE, TOOL_LOCK
-from amanda_torch.compiled.captured import Binding
+from amanda_torch.compiled.binding import Binding
 from amanda_torch.compiled.code import GraphCode, NotCapturableError
 from amanda_torch.compiled.derived import DerivedGraph
 from amanda_torch.compiled.direct import DirectCode

@@ -15,7 +15,7 @@ import amanda
 from amanda.errors import CoverageWarning
 from amanda.inline import Counter
 from amanda_torch.compiled import captured
-from amanda_torch.compiled.captured import OWN_COMPILER
+from amanda_torch.compiled.compilers import OWN_COMPILER
 from amanda_torch.plugin import COMPILER_VARIABLE, TorchGraphDriver
 from tests import models
 from tests.torch.support import applied, fingerprint

@@ -17,8 +17,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 import amanda
 from amanda import inline
 from amanda.errors import CoverageWarning
-from amanda_torch.compiled import captured
-from amanda_torch.plugin import TorchGraphDriver
+from amanda_torch.plugin import COMPILER_VARIABLE, TorchGraphDriver
 from tests.torch.support import Watcher, applied, fingerprint
 
 pytestmark = pytest.mark.filterwarnings(
@@ -542,7 +541,7 @@ def test_the_environment_keeps_functions_operator_by_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``AMANDA_TORCH_COMPILER=eager`` is for results of eager mode, whatever the tools are."""
-    monkeypatch.setenv(captured.COMPILER_VARIABLE, "eager")
+    monkeypatch.setenv(COMPILER_VARIABLE, "eager")
     with pytest.warns(CoverageWarning, match="operator by operator"):
         found, ways = watched(train, shifting, Counting())
     assert ways == ["operator by operator"]
@@ -582,3 +581,24 @@ def test_tensors_that_a_graph_holds_are_changed_once() -> None:
     wanted = trained()
     torch.compiler.reset()
     assert trained(Counting()) == wanted
+
+
+def test_a_function_without_modules_and_backward_passes_keeps_its_compiler() -> None:
+    """Where each call of a function has ids of its own, each is analysed, and each gives what the
+    compiler gives; tensors that are written count as changed as often as without a tool."""
+
+    def program(backend: Any) -> Any:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            x += 1
+            return torch.relu(x)
+
+        run, x = torch.compile(step, backend=backend) if backend else step, X.clone()
+        return [[run(x) for _ in range(40)], x], x._version  # noqa: SLF001 - is to stay
+
+    with torch.no_grad():
+        wanted = vanilla(program, shifting)
+        tool = Counting()
+        found, ways = watched(program, shifting, tool)
+    assert found == wanted
+    assert [way[:3] for way in ways] == ["by "]
+    assert len(tool.counts()) == 81

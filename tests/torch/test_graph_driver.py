@@ -17,7 +17,9 @@ import amanda
 from amanda.errors import CoverageWarning
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState, owned_locks
 from amanda.testing import interrupts, soak
-from amanda_torch.compiled.captured import OWN_COMPILER, Binding, NoticingRun
+from amanda_torch.compiled.binding import Binding
+from amanda_torch.compiled.compilers import OWN_COMPILER
+from amanda_torch.compiled.noticing import NoticingRun
 from amanda_torch.plugin import COMPILER_VARIABLE, TorchEagerDriver, TorchGraphDriver
 from tests.torch.support import Counter, applied, fingerprint
 

@@ -496,10 +496,12 @@ def is_eager() -> bool:
 _require("torch.Tensor._version", "torch.Tensor._base", "torch.UntypedStorage._cdata")
 
 _require("torch.Tensor._backward_hooks")
-keeps_version: Callable[[torch.Tensor], AbstractContextManager[Any]] = _symbol(
-    "torch.autograd._unsafe_preserve_version_counter"
-)
-"""A context in which changes of a tensor in place do not count as such."""
+_set_versions = _symbol("torch._C._autograd._unsafe_set_version_counter")
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Set how often a tensor counts as changed in place."""
+    _set_versions((tensor,), (version,))
 
 
 def has_tensor_hooks(tensor: torch.Tensor) -> bool:

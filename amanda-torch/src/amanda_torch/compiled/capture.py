@@ -23,8 +23,9 @@ from torch import fx, nn
 
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
-from amanda_torch.compiled.captured import CapturedGraph, name_of_compiler
+from amanda_torch.compiled.captured import CapturedGraph
 from amanda_torch.compiled.code import NotCapturableError
+from amanda_torch.compiled.compilers import name_of_compiler
 from amanda_torch.eager.interceptors import LOCAL
 from amanda_torch.plugin import COMPILER_VARIABLE
 

@@ -27,7 +27,7 @@ from amanda.state import ATTACHED
 from amanda_torch import _internals
 from amanda_torch.compiled import proofs
 from amanda_torch.compiled.capture import callback_for, say_captured
-from amanda_torch.compiled.captured import AUTO, asked_compiler
+from amanda_torch.compiled.compilers import AUTO, asked_compiler
 from amanda_torch.compiled.modules import Modules
 from amanda_torch.driver import namespace_of
 from amanda_torch.eager import gate

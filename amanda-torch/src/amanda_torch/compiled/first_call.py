@@ -1,11 +1,15 @@
-"""The first call of compiled code with actions in it, which may fail where the program does not.
+"""The first call of compiled code, which may fail where the program does not.
 
-A compiler may make code that does not run, and the program has not asked for it. Therefore what the
-first call has changed is put back if it fails, and the graph runs operator by operator instead::
+A compiler may make code that does not run. Therefore what the first call has changed is put back if
+it fails, and the graph runs operator by operator instead. Code with actions in it the program has
+not asked for::
 
     binding.function = FirstCall(code, function, graph, accept, refuse)
 
-An error that this raises, too, is the program's own.
+An error that running operator by operator raises, too, is the program's own. Code of the graph as
+it is follows a :class:`~amanda_torch.compiled.rehearsal.Rehearsal`, whose outputs are there::
+
+    outputs, reason = FirstRun(binding, rehearsal, tally, code, later).run(interceptor, inputs, ...)
 """
 
 from __future__ import annotations
@@ -13,54 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from amanda_torch import _internals
+from amanda_torch.compiled.binding import Binding
 from amanda_torch.compiled.code import GraphCode
+from amanda_torch.compiled.gradients import OtherBackwardError, Tally
 from amanda_torch.compiled.inlining import CompiledCode, notes_of
-from amanda_torch.compiled.rehearsal import overlaps, writes_in
-
-
-class Before:
-    """What a call of a graph may change, before it: tensors, and generators of random numbers.
-
-    Args:
-        graph: its code.
-        inputs: of the call.
-    """
-
-    def __init__(self, graph: GraphCode, inputs: Sequence[Any]) -> None:
-        self._tensors = [x for x in (*inputs, *graph.held) if isinstance(x, torch.Tensor)]
-        # Parameters may be large, and most graphs only read them.
-        writes = writes_in(graph)
-        self._versions = [
-            None if x.is_inference() else _internals.version_of(x) for x in self._tensors
-        ]
-        self._copies = [
-            x.detach().clone() if writes or x.is_inference() or not x.requires_grad else None
-            for x in self._tensors
-        ]
-        devices = {x.device for x in self._tensors if x.device.type != "cpu"}
-        self._generators = [
-            (torch.get_rng_state, torch.set_rng_state),
-            *map(_internals.random_state, devices),
-        ]
-        self._states = [get() for get, _ in self._generators]
-
-    def restore(self) -> bool:
-        """Put back what has changed since; whether that could be done."""
-        for tensor, copy, version in zip(self._tensors, self._copies, self._versions, strict=True):
-            if copy is None:
-                if _internals.version_of(tensor) != version:
-                    return False
-            elif not torch.equal(tensor, copy):
-                if overlaps(tensor):
-                    return False
-                with torch.no_grad(), _internals.keeps_version(tensor):
-                    tensor.copy_(copy)
-        for (_, put), state in zip(self._generators, self._states, strict=True):
-            put(state)
-        return True
+from amanda_torch.compiled.rehearsal import Rehearsal
+from amanda_torch.compiled.undoing import Before
+from amanda_torch.eager.interceptors import Interceptor
 
 
 class FirstCall:
@@ -97,10 +61,63 @@ class FirstCall:
             return result
         except Exception as error:
             # A routine that the code has called has ended the program, and is to do so.
-            if notes_of(error) or not _internals.without_modes(before.restore):
+            if notes_of(error) or not _internals.without_modes(before.is_complete):
                 raise
+            _internals.without_modes(before.restore)
             reason = f"its code fails with {type(error).__name__}"
         # Not within the handler: an error of the program's own has nothing before it.
         result = self._otherwise(*inputs)
         self._refuse(reason)
         return result
+
+
+class FirstRun:
+    """The first run of a graph by the program's compiler, after a rehearsal.
+
+    Args:
+        binding: of the graph; it still runs the graph operator by operator.
+        rehearsal: which has counted the forward operators of this run.
+        tally: counts those of later ones.
+        code: what runs the graph.
+        later: what runs it from the second time on: `code`, after the modules have been entered
+            that the rehearsal has entered for the first run.
+    """
+
+    def __init__(
+        self,
+        binding: Binding,
+        rehearsal: Rehearsal,
+        tally: Tally,
+        code: Callable[..., Any],
+        later: Callable[..., Any],
+    ) -> None:
+        self._binding = binding
+        self._rehearsal = rehearsal
+        self._tally = tally
+        self._code = code
+        self._later = later
+        self._otherwise = binding.function, binding.direct
+
+    def run(
+        self, interceptor: Interceptor, inputs: Sequence[Any], rehearsed: Any
+    ) -> tuple[Any, str]:
+        """The outputs, and why they were computed operator by operator; "" if they were not.
+
+        Args:
+            rehearsed: the outputs of the rehearsal.
+        """
+        redo = self._rehearsal.undo()
+        self._tally.is_first = True
+        binding = self._binding
+        binding.function, binding.direct = self._code, None
+        try:
+            result = binding.run(interceptor, inputs)
+            binding.function = self._later
+            return result, ""
+        except OtherBackwardError:
+            reason = "its backward pass is not compiled"
+        except Exception as error:
+            reason = f"its code fails with {type(error).__name__}"
+        redo()
+        binding.function, binding.direct = self._otherwise
+        return rehearsed, reason

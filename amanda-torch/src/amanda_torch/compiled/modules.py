@@ -25,9 +25,11 @@ import torch
 from torch import fx, nn
 
 from amanda_torch import _internals
+from amanda_torch.compiled.binding import Binding
 from amanda_torch.compiled.capture import Suspended, capturing, reason_of
-from amanda_torch.compiled.captured import Binding, CapturedGraph, NoticingRun, Step
+from amanda_torch.compiled.captured import CapturedGraph
 from amanda_torch.compiled.code import NotCapturableError
+from amanda_torch.compiled.noticing import NoticingRun, Step
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, NoTools
 from amanda_torch.eager.op_ids import Frame, Labels
 

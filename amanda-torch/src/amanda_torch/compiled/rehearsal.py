@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -40,10 +40,11 @@ from amanda_torch.compiled.deferred import (
     stand_in,
 )
 from amanda_torch.compiled.gradients import LeafSite, is_deferred
+from amanda_torch.compiled.undoing import Before
 from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import Interceptor, Met
 from amanda_torch.operators.calls import TorchCall, tensors_of
-from amanda_torch.operators.names import is_in_place, name_of
+from amanda_torch.operators.names import name_of
 from amanda_torch.routines import RoutineDispatcher
 
 _LOCK = Lock()
@@ -97,23 +98,9 @@ class Rehearsal:
         self._interceptor = interceptor
         self._dispatcher: RoutineDispatcher = interceptor.executor.claimer.dispatcher
         self._start = _internals.sequence_number()
-        self._tensors = [x for x in (*inputs, *code.held) if isinstance(x, torch.Tensor)]
+        self._tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         self._numbers = {id(x): n for n, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
-        self._copies: dict[int, torch.Tensor] = {}
-        self._versions: list[int | None] = []
-        # Parameters may be large, and most graphs only read them.
-        writes = writes_in(code)
-        for number, tensor in enumerate(self._tensors):
-            has_version = not tensor.is_inference()
-            self._versions.append(_internals.version_of(tensor) if has_version else None)
-            if writes or not (tensor.requires_grad and has_version):
-                self._copies[number] = self._quietly(_copied, tensor)
-        devices = {x.device for x in self._tensors if x.device.type != "cpu"}
-        self._generators = [
-            (torch.get_rng_state, torch.set_rng_state),
-            *map(_internals.random_state, devices),
-        ]
-        self._states = [get() for get, _ in self._generators]
+        self._before: Before = self._quietly(Before, code, inputs)
 
     def _quietly(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of ours whose operators nobody is to notice."""
@@ -292,40 +279,12 @@ class Rehearsal:
 
     def can_undo(self) -> bool:
         """Whether all that the run has changed is known."""
-        return bool(self._quietly(self._can_undo))
-
-    def _can_undo(self) -> bool:
-        return all(n in self._copies and not overlaps(self._tensors[n]) for n in self._changed())
+        return bool(self._quietly(self._before.is_complete))
 
     def undo(self) -> Callable[[], None]:
         """Put back what has been changed; gives what takes that back."""
-        redo: Callable[[], None] = self._quietly(self._undo)
-        return redo
-
-    def _undo(self) -> Callable[[], None]:
-        changed = {number: _copied(self._tensors[number]) for number in self._changed()}
-        states = [get() for get, _ in self._generators]
-        self._put(self._copies, self._states)
-        after = {**self._copies, **changed}
-        return lambda: self._quietly(self._put, after, states)
-
-    def _put(self, values: Mapping[int, torch.Tensor], states: Sequence[Any]) -> None:
-        for number, value in values.items():
-            tensor = self._tensors[number]
-            if not torch.equal(tensor, value):
-                with torch.no_grad(), _internals.keeps_version(tensor):
-                    tensor.copy_(value)
-        for (_, put), state in zip(self._generators, states, strict=True):
-            put(state)
-
-    def _changed(self) -> Iterator[int]:
-        for number, version in enumerate(self._versions):
-            tensor, copy = self._tensors[number], self._copies.get(number)
-            if version is None or _internals.version_of(tensor) != version:
-                yield number
-            elif copy is not None and not torch.equal(tensor, copy):
-                # Batch normalisation changes its statistics without counting it.
-                yield number
+        redo: Callable[[], None] = self._quietly(self._before.restore)
+        return lambda: self._quietly(redo)
 
 
 def reason_against(code: GraphCode, inputs: Sequence[Any]) -> str:
@@ -358,28 +317,9 @@ def _is_pytorchs(function: Callable[..., Any]) -> bool:
 _PYTHONS = frozenset({"", "builtins", "math", operator.add.__module__})
 
 
-def writes_in(code: GraphCode) -> bool:
-    """Whether an operator of a graph may write into a parameter."""
-    for site, statement in zip(code.sites, code.statements, strict=True):
-        keywords = {} if statement is None else statement.keywords
-        if statement is None or is_in_place(name_of(site.function), keywords):
-            return True
-    return False
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
-
-
 def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
     """The values that an action selects."""
     return values if action.select is None else [values[index] for index in action.select]
-
-
-def overlaps(tensor: torch.Tensor) -> bool:
-    """Whether elements share memory, so that nothing can be written."""
-    sized = zip(tensor.shape, tensor.stride(), strict=True)
-    return any(size > 1 and stride == 0 for size, stride in sized)
 
 
 def _shaped(tensors: Sequence[Any]) -> Sequence[Any]:

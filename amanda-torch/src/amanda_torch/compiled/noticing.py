@@ -1,0 +1,413 @@
+"""The run of a captured graph in which its operators are noticed, and what is learned in it.
+
+The interceptor is on, as it is in eager mode. Each call of the graph is a :class:`Step`, which says
+what has to be done at it from then on::
+
+    run = NoticingRun(interceptor, code, modules, is_static)
+    result = run.run(inputs)
+    binding = run.binding()         # None: the next run is one of these, too
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from amanda.engine.plan import ActionPlan
+from amanda_torch import _internals
+from amanda_torch.compiled.binding import Binding, Span
+from amanda_torch.compiled.code import GraphCode, Site
+from amanda_torch.compiled.direct import DirectCode, Known
+from amanda_torch.compiled.gradients import learned, reason_against_gradients
+from amanda_torch.compiled.inlining import Inlined, is_traceable, reason_against
+from amanda_torch.compiled.operators import Operator
+from amanda_torch.compiled.passes import Passes
+from amanda_torch.compiled.rehearsal import Rehearsal
+from amanda_torch.eager.execution import KnownOp
+from amanda_torch.eager.interceptors import Interceptor, Met
+from amanda_torch.eager.op_ids import Cell, Child, Frame
+from amanda_torch.operators.names import Kind, kind_of
+
+_NOT_KEPT: Any = object()
+"""Stands for what the interceptor has not kept of an operator."""
+
+
+class NoticingRun:
+    """A run in which the interceptor notices each operator.
+
+    Args:
+        interceptor: that of the current thread.
+        code: of the graph.
+        modules: those of the graph, by the numbers of its module calls.
+        is_static: whether all numbers in the graph are constants, sizes among them.
+        rehearsal: notes what follows from the operators; None if nobody wants to know.
+
+    Attributes:
+        steps: what its calls have done.
+    """
+
+    def __init__(
+        self,
+        interceptor: Interceptor,
+        code: GraphCode,
+        modules: dict[str, nn.Module],
+        is_static: bool,
+        rehearsal: Rehearsal | None = None,
+    ) -> None:
+        self._is_static = is_static
+        self._rehearsal = rehearsal
+        self._interceptor = interceptor
+        self._code = code
+        self._modules = modules
+        self._base = interceptor.frame
+        self._generation = interceptor.generation
+        self._start = self._base.counters()
+        self._iteration = interceptor.iteration
+        self._begins: Child | None = None
+        self._entered: list[str] = []
+        self._parents: list[Frame] = []
+        self._passes = Passes(interceptor)
+        self._callers: dict[Frame, Frame] = {}
+        self.steps: list[Step] = []
+
+    def run(self, inputs: Sequence[Any]) -> Any:
+        """The outputs of the graph."""
+        interceptor = self._interceptor
+        self._base.forget_plans(interceptor.generation)
+        outer, interceptor.met = interceptor.met, []
+        try:
+            sites = self._code.sites
+            functions = [functools.partial(self._site, site) for site in sites]
+            result = self._code.function(functions)(*inputs)
+            self._leave(0)
+            self._passes.learn_outputs(result)
+            return result
+        finally:
+            interceptor.met = outer
+            self._leave(0)
+
+    def _site(self, site: Site, *args: Any, **kwargs: Any) -> Any:
+        """Run one call of the graph."""
+        interceptor = self._interceptor
+        # Dynamo notes no module calls with what switches gradients or autocast on and off.
+        is_switch = not site.calls and kind_of(site.function) is Kind.IGNORED
+        was_in_pass = self._passes.is_in_one
+        entered = () if is_switch else self._go(site)
+        leaves = was_in_pass and not self._passes.is_in_one
+        met = interceptor.met = []
+        # The same in each run: Dynamo guards the mode that a graph begins in.
+        records = torch.is_grad_enabled()
+        start = _internals.sequence_number()
+        result = site.function(*args, **kwargs)
+        interceptor.met = []
+        if self._rehearsal is not None:
+            self._rehearsal.note_operators(met, start)
+        if self._passes.is_in_one:
+            self._passes.note_computed(result)
+        operator = Operator.found(met, args, kwargs, result, self._is_static)
+        is_one = isinstance(result, torch.Tensor)
+        frame = interceptor.frame
+        self.steps.append(Step(site, frame, entered, leaves, met, operator, is_one, records))
+        return result
+
+    # -- modules ----------------------------------------------------------
+
+    def _go(self, site: Site) -> tuple[nn.Module, ...]:
+        """Enter the module calls of a site; those of outermost modules that were entered."""
+        calls = [call for call in site.calls if call.module in self._modules]
+        if calls and self._base.module is not None:
+            # The function that was compiled is a module's: it has been entered.
+            outermost = self._modules[calls[0].module]
+            if outermost is self._base.module():
+                calls = calls[1:]
+        keys = [call.key for call in calls]
+        same = 0
+        for old, new in zip(self._entered, keys, strict=False):
+            if old != new:
+                break
+            same += 1
+        self._leave(same)
+        outermost_entered: list[nn.Module] = []
+        for call in calls[same:]:
+            self._enter(call.key, self._modules[call.module], outermost_entered)
+        return tuple(outermost_entered)
+
+    def _enter(self, key: str, module: nn.Module, outermost: list[nn.Module]) -> None:
+        interceptor = self._interceptor
+        iteration = interceptor.iteration
+        if interceptor.frame is interceptor.root:
+            outermost.append(module)
+        parent = interceptor.enter_module(module)
+        if interceptor.iteration != iteration:
+            # Ids outside of modules begin anew: they are met again, and not passed as known.
+            self._base.forget_plans(interceptor.generation)
+            if not self.steps:
+                self._begins = parent.children.get(id(module))
+        self._entered.append(key)
+        self._parents.append(parent)
+        frame = interceptor.frame
+        if frame is not parent:
+            frame.forget_plans(interceptor.generation)
+            self._callers[frame] = parent
+            if parent is interceptor.root:
+                self._passes.begin(module)
+
+    def _leave(self, depth: int) -> None:
+        while len(self._entered) > depth:
+            self._entered.pop()
+            parent = self._parents.pop()
+            if parent is self._interceptor.root:
+                self._passes.end()
+            self._interceptor.go_to(parent)
+
+    # -- what was learned -------------------------------------------------
+
+    def entering(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that enters the outermost modules that the graph calls, and runs another."""
+        for step in reversed(self.steps):
+            function = step.entering(self._interceptor, function, self._passes)
+        return function
+
+    def binding(self) -> Binding | None:
+        """What runs the graph from now on; None if not all is known of its operators."""
+        interceptor = self._interceptor
+        if self._generation != interceptor.generation or interceptor.stale:
+            return None
+        if not all(step.is_known() for step in self.steps):
+            return None
+        functions = [step.function(interceptor, self._passes) for step in self.steps]
+        has_restarted = interceptor.iteration != self._iteration
+        span = Span.since(self._start, self._base, self._begins, has_restarted)
+        acts = any(step.acts() for step in self.steps)
+        callers = list(self._callers.items()) if acts else []
+        run = self._code.function(functions)
+        binding = Binding(run, self._base, self._generation, span, callers, self._passes)
+        if self._is_static and not any(step.enters for step in self.steps):
+            calls = [
+                step.known(function) for step, function in zip(self.steps, functions, strict=True)
+            ]
+            binding.direct = DirectCode(self._code, calls, interceptor)
+        return binding
+
+
+class Step:
+    """What a site has done in the first run.
+
+    Args:
+        site: the call.
+        frame: the module call that it belongs to.
+        entered: outermost modules that were entered before it.
+        leaves: whether it is the first one after a forward pass, of which tools are told.
+        met: the operators that the interceptor met.
+        operator: the one that it stands for; None if it stands for several.
+        is_one_output: whether it returned one tensor.
+        records: whether gradients may be recorded in it.
+
+    Attributes:
+        name: of the call's node.
+        records: see above.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        frame: Frame,
+        entered: tuple[nn.Module, ...],
+        leaves: bool,
+        met: list[Met],
+        operator: Operator | None,
+        is_one_output: bool,
+        records: bool,
+    ) -> None:
+        self.name = site.name
+        self._site = site
+        self._frame = frame
+        self._entered = [weakref.ref(module) for module in entered]
+        self._leaves = leaves
+        self._cells = [(cell, count) for cell, count, *_ in met]
+        # Not looked up later: an id that occurs again in an iteration of the same run is met anew.
+        self._knowns = [
+            cell[count] if count < len(cell) else _NOT_KEPT for cell, count in self._cells
+        ]
+        self._is_one_output = is_one_output
+        self._operator = operator
+        self.records = records
+
+    @property
+    def enters(self) -> bool:
+        """Whether outermost modules were entered before it."""
+        return bool(self._entered)
+
+    def known(self, function: Callable[..., Any]) -> Known:
+        """What has been learned of it.
+
+        Args:
+            function: that of :meth:`function`.
+        """
+        found = [one for one in self._knowns if one is not None]
+        return Known(
+            site=self._site,
+            acts=self.acts(),
+            function=function,
+            known=found[0] if self._operator is not None and found else None,
+            plans=[one.plan for one in found],
+            operator=self._operator,
+            frame=self._frame,
+            is_one_output=self._is_one_output,
+            records=self.records,
+        )
+
+    def is_known(self) -> bool:
+        """Whether the interceptor knows how to run each of its operators."""
+        return all(known is None or isinstance(known, KnownOp) for known in self._knowns)
+
+    def acts(self) -> bool:
+        """Whether one of its operators does not run plainly vanilla.
+
+        One of which only backward operators are looked at does, where it can have none.
+        """
+        return any(
+            known is not None and (self.records or not known.is_claim) for known in self._knowns
+        )
+
+    def reason_against(self, can_observe: bool, compiler: str) -> str:
+        """Why what it does cannot be compiled; "" if it can.
+
+        Args:
+            can_observe: whether routines that are not traceable may run when the code does.
+            compiler: its name.
+        """
+        if not self.acts():
+            return ""
+        if self._operator is None:
+            return f"{self._site.function.__name__} is made of several operators"
+        plan, known = self._plan(), self._knowns[0]
+        reason = reason_against(plan, self._is_one_output, can_observe)
+        if not reason and self._has_gradients():
+            nodes = learned(plan, known.gradients) or ()
+            reason = reason_against_gradients(plan, known.name, nodes, compiler, is_traceable)
+        return reason
+
+    def _has_gradients(self) -> bool:
+        """Whether there is something to do at its backward operators, or at its gradients."""
+        plan = self._plan()
+        return self.records and (plan.claims or plan.acts_on_gradients)
+
+    def is_learned(self) -> bool:
+        """Whether no analysis of its backward operators is pending."""
+        if not (self.acts() and self._has_gradients()):
+            return True
+        return learned(self._plan(), self._knowns[0].gradients) is not None
+
+    def inlined(self) -> Inlined:
+        """The actions on its operator."""
+        assert self._operator is not None
+        plan, gradients = self._plan(), self._knowns[0].gradients
+        if not self._has_gradients():
+            return Inlined(plan, self._operator)
+        nodes = learned(plan, gradients) if plan.claims else None
+        return Inlined(plan, self._operator, gradients, nodes)
+
+    def _plan(self) -> ActionPlan:
+        plan: ActionPlan = self._knowns[0].plan
+        return plan
+
+    def function(self, interceptor: Interceptor, passes: Passes) -> Callable[..., Any]:
+        """The function that does the same without the interceptor, where that can be.
+
+        Args:
+            passes: tells tools of the forward passes that begin and end before it.
+        """
+        found = self._site.function
+        if self.acts():
+            if self._operator is None:
+                found = _noticed(interceptor, found, self._frame, self._cells)
+            else:
+                found = _known(interceptor, self._knowns[0], self._operator, self._frame)
+        if self._entered:
+            return self.entering(interceptor, found, passes)
+        return _leaving(found, passes) if self._leaves else found
+
+    def entering(
+        self, interceptor: Interceptor, function: Callable[..., Any], passes: Passes
+    ) -> Callable[..., Any]:
+        """A function that enters its outermost modules first."""
+        return (
+            _entering(interceptor, function, self._entered, passes) if self._entered else function
+        )
+
+
+def _known(
+    interceptor: Interceptor, known: KnownOp, operator: Operator, frame: Frame
+) -> Callable[..., Any]:
+    """Runs one operator with its actions."""
+    run, cells, func, key = known.run, frame.cells, operator.func, operator.key
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        interceptor.frame = frame
+        interceptor.cells = cells
+        return run(known, func, args, kwargs, key)
+
+    def step_within(*args: Any, **kwargs: Any) -> Any:
+        interceptor.frame = frame
+        interceptor.cells = cells
+        args, kwargs = operator.arguments(args, kwargs)
+        return run(known, func, args, kwargs, key)
+
+    return step if operator.is_direct else step_within
+
+
+def _noticed(
+    interceptor: Interceptor, function: Any, frame: Frame, cells: Sequence[tuple[Cell, int]]
+) -> Callable[..., Any]:
+    """Runs a function with the interceptor on, which meets the operators that it calls."""
+    first: dict[int, tuple[Cell, int]] = {}
+    for cell, count in cells:
+        first.setdefault(id(cell), (cell, count - 1))
+    starts = list(first.values())
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        interceptor.go_to(frame)
+        for cell, start in starts:
+            cell[0] = start
+        _internals.push_mode(interceptor)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _internals.pop_mode()
+
+    return step
+
+
+def _entering(
+    interceptor: Interceptor,
+    function: Any,
+    entered: Sequence[weakref.ref[nn.Module]],
+    passes: Passes,
+) -> Callable[..., Any]:
+    """Enters outermost modules first, with which an iteration may begin."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        for reference in entered:
+            interceptor.go_to(interceptor.root)
+            module = reference()
+            if module is not None and interceptor.enter_module(module) is not interceptor.frame:
+                passes.begin(module)
+        return function(*args, **kwargs)
+
+    return step
+
+
+def _leaving(function: Any, passes: Passes) -> Callable[..., Any]:
+    """Ends a forward pass first."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        passes.end()
+        return function(*args, **kwargs)
+
+    return step
