@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -333,3 +335,29 @@ def test_a_tool_that_fails_where_a_scope_begins_or_ends(place: str) -> None:
     assert not ATTACHED
     assert not LIVE_SCOPES
     assert STATE.paused == 0
+
+
+def test_a_thread_that_never_ends_keeps_no_scope() -> None:
+    """A thread that has inherited a scope, and waits on after its end, keeps neither the scope nor
+    its tools alive; a scope that goes on covers it still."""
+    waits, goes_on = threading.Event(), threading.Event()
+    tool, outer = amanda.Tool(), amanda.Tool()
+    reference = weakref.ref(tool)
+    seen: list[int] = []
+
+    def wait() -> None:
+        waits.set()
+        goes_on.wait()
+        seen.append(len(STATE.scopes))
+
+    with amanda.apply(outer):
+        with amanda.apply(tool):
+            thread = threading.Thread(target=wait, daemon=True)
+            thread.start()
+            waits.wait()
+        del tool
+        gc.collect()
+        assert reference() is None
+        goes_on.set()
+        thread.join()
+    assert seen == [1]

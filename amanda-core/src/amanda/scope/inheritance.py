@@ -16,6 +16,7 @@ from amanda.state import (
     STATE,
     Block,
     LiveScope,
+    close_block,
     locked,
     note_detached,
     owns_tool_lock,
@@ -24,6 +25,8 @@ from amanda.state import (
 )
 
 _PATCHES = PatchSet()
+_INHERITED: list[Block] = []
+"""The blocks of scopes in threads that have inherited them and have not ended."""
 _FORK_PATIENCE = 10.0
 """Seconds that a fork waits for another thread that enters or leaves a scope."""
 
@@ -51,7 +54,8 @@ def _inheriting(vanilla: Any) -> Any:
 
 def _inherit(thread: threading.Thread) -> None:
     parent = STATE
-    scopes = parent.scopes
+    # Taken out where it runs: the frame of a thread may live longer than scopes.
+    given = [parent.scopes]
     switches = {"enabled": parent.enabled, "cache": parent.cache, "ad": parent.ad}
     run, own = thread.run, vars(thread).get("run")
 
@@ -61,7 +65,7 @@ def _inherit(thread: threading.Thread) -> None:
         if own is not None:
             vars(thread)["run"] = own
         try:
-            attached = locked(_cover, scopes, switches)
+            attached = locked(_cover, given.pop(), switches)
             run()
         except BaseException as error:
             # The traceback of a thread is that of its own code: without the frame of this function.
@@ -81,6 +85,7 @@ def _cover(scopes: tuple[LiveScope, ...], switches: dict[str, Any]) -> list[Any]
     """Give the current thread scopes and switches; the drivers that cover it."""
     live = tuple(scope for scope in scopes if scope.alive)
     blocks = [Block(scope) for scope in live]
+    _INHERITED.extend(blocks)
     blocks += [Block(None, switch, value) for switch, value in switches.items()]
     STATE.blocks = tuple(blocks)
     settle(vars(STATE))
@@ -91,8 +96,21 @@ def _cover(scopes: tuple[LiveScope, ...], switches: dict[str, Any]) -> list[Any]
 
 
 def _uncover() -> None:
+    for block in STATE.blocks:
+        if block in _INHERITED:
+            _INHERITED.remove(block)
     STATE.blocks = ()
     settle(vars(STATE))
+
+
+def release(scope: LiveScope) -> None:
+    """Let the threads that have inherited a scope which has ended hold it no longer.
+
+    One that waits for ever, as a library's monitor does, would keep its tools alive.
+    """
+    for block in [block for block in _INHERITED if block.scope is scope]:
+        _INHERITED.remove(block)
+        close_block(block)
 
 
 # -- forked processes -----------------------------------------------------------
@@ -130,6 +148,7 @@ def _vanilla_child() -> None:
     for scope in LIVE_SCOPES:
         scope.abandon()
     LIVE_SCOPES.clear()
+    _INHERITED.clear()
     cover_new_threads(False)
     import_hook.await_nothing()
     with contextlib.ExitStack() as stack:

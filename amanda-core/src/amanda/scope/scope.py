@@ -334,6 +334,7 @@ class Scope:
         with contextlib.suppress(ValueError):
             LIVE_SCOPES.remove(self)
         close_block(self._block)
+        inheritance.release(self)
 
     def _undo(self, again: bool) -> None:
         """Leave the framework, this thread and the import system as they would be without it."""
