@@ -14,7 +14,6 @@ then on it runs without the interceptor, in one of three ways:
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -92,10 +91,13 @@ class CapturedGraph:
         self._name = f"graph {next(_NUMBERS)}"
         self._unbound = 0
         self._as_it_is: Callable[..., Any] | None = None
+        self._reason = "its sizes are symbolic"
         if own is not None and not self._is_static and not own.is_refused and self._is_auto():
             # What the compiler assumes of sizes, Dynamo guards, if it is compiled here and now.
-            with contextlib.suppress(Exception):
+            try:
                 self._as_it_is = own.compiler(_internals.copied_graph(module), list(inputs))
+            except Exception as error:
+                self._reason = self._failure(error)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph under the scopes of the current thread."""
@@ -134,7 +136,7 @@ class CapturedGraph:
                 compiler = ""
                 self._say(reason)
         elif binding is not None and not is_static and self._is_auto():
-            self._say("its sizes are symbolic")
+            self._say(self._reason)
         if binding is None and self._is_auto():
             self._unbound += 1
             if self._unbound > 1:
@@ -157,6 +159,9 @@ class CapturedGraph:
 
     def _own_name(self) -> str:
         return "eager" if self._own is None else name_of_compiler(self._own.compiler)
+
+    def _failure(self, error: Exception) -> str:
+        return f"{self._own_name()} fails with {type(error).__name__}"
 
     def _say(self, reason: str) -> None:
         if self._own is not None:
@@ -197,7 +202,7 @@ class CapturedGraph:
         try:
             function = self._compiled_as_it_is()
         except Exception as error:
-            self._say(f"{self._own_name()} fails with {type(error).__name__}")
+            self._say(self._failure(error))
             return None
         name = self._own_name()
         code = CompiledCode(function, self._module, name, (), tally, interceptor)

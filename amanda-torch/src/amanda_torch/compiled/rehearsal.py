@@ -4,10 +4,10 @@ Analyses need operators, with tensors that have values, and compiled code has no
 operator by operator first, forward and backward; what this run has changed is put back, its outputs
 are dropped, and the program gets those of its compiler::
 
-    rehearsal = Rehearsal(code, inputs, interceptor)
-    result = run(inputs)                        # analyses and routines of forward operators
-    if rehearsal.run_backward(result):          # analyses of backward operators, no routines
-        ...
+    rehearsal = Rehearsal(code, inputs, interceptor, is_static)
+    result = run(inputs)                            # analyses and routines of forward operators
+    if not rehearsal.run_backward(result):          # analyses of backward operators, no routines
+        added = rehearsal.forward, rehearsal.backward()
         rehearsal.undo()
 """
 

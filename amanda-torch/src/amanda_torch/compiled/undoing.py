@@ -36,7 +36,10 @@ class Before:
             for number, tensor in enumerate(self._tensors)
             if writes or tensor.is_inference() or not tensor.requires_grad
         }
-        devices = {x.device for x in self._tensors if x.device.type != "cpu"}
+        devices = {x.device for x in self._tensors if x.device.type not in ("cpu", "meta")}
+        if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
+            index = torch.accelerator.current_device_index()
+            devices.add(torch.device(accelerator.type, index))
         self._generators = [
             (torch.get_rng_state, torch.set_rng_state),
             *map(_internals.random_state, devices),
