@@ -190,7 +190,7 @@ def test_nothing_is_asked_twice() -> None:
 
 @pytest.mark.parametrize(
     ("tool", "forward", "backward"),
-    [(ForwardCounter, 106, 0), (Counter, 141, 110)],
+    [(ForwardCounter, 112, 0), (Counter, 146, 112)],
     ids=["forward", "both"],
 )
 def test_the_first_execution(tool: type[Counter], forward: int, backward: int) -> None:
