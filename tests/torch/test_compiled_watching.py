@@ -404,9 +404,11 @@ def test_a_function_keeps_its_code_for_the_next_scope() -> None:
 
 
 def test_threads_with_scopes_of_their_own() -> None:
-    """Each thread counts in its own scope what it runs."""
+    """Each thread counts in its own scope what it runs of a function that has been compiled."""
     model = Net().eval()
     run = torch.compile(model, backend=shifting)
+    with applied(Counting()):
+        run(X)
     tools = [Counting() for _ in range(3)]
 
     def work(tool: Counting) -> None:

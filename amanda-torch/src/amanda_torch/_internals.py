@@ -472,7 +472,7 @@ def is_only_run() -> bool:
         not _is_transformed()
         and _tracing_state() is None
         and _dispatch_mode(_PROXY) is None
-        and not _is_compiling()
+        and not (_is_compiling() and is_compiling())
     )
 
 
@@ -1561,6 +1561,9 @@ def tracing_context() -> Any:
     return _tracing_context()
 
 
+_compile_session = _symbol("torch.compiler._compile_session_context")
+
+
 def compile_later(
     context: Any,
     compiler: Any,
@@ -1580,7 +1583,13 @@ def compile_later(
     import torch._functorch.config
 
     backward = torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
-    with torch._guards.tracing(context), backward if with_backward else nullcontext():
+    # Without the session, compiled functions refuse to be called in other threads meanwhile: they
+    # take what a compiler traces here for torch.fx.symbolic_trace (2.13).
+    with (
+        torch._guards.tracing(context),
+        _compile_session(),
+        backward if with_backward else nullcontext(),
+    ):
         return compiler(module, list(inputs))
 
 

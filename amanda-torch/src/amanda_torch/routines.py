@@ -113,6 +113,11 @@ def _are_blind(actions: Sequence[Action]) -> bool:
     return True
 
 
+def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
+    """The values that an action selects, which are there."""
+    return values if action.select is None else [values[index] for index in action.select]
+
+
 Inlined = tuple[Callable[..., Any], ...]
 """Routines of ``amanda.inline`` that C can run."""
 

@@ -137,9 +137,12 @@ class CapturedGraph:
                 self._say(reason)
         elif binding is not None and not is_static and self._is_auto():
             self._say(self._reason)
-        if binding is None and self._is_auto():
+        if binding is not None:
+            self._unbound = 0
+        elif self._is_auto():
+            # Once or twice, another thread may have entered a scope meanwhile.
             self._unbound += 1
-            if self._unbound > 1:
+            if self._unbound > _MOST_WAITED:
                 self._say(_NOT_SETTLED if is_alone else "another mode is on")
         self._note(interceptor, f"by {compiler}" if compiler else "operator by operator")
         if binding is not None and binding.note_roots(roots):
@@ -215,12 +218,14 @@ class CapturedGraph:
         if self._as_it_is is None:
             assert self._own is not None
             with self._suspended():
-                self._as_it_is = _internals.compile_later(
-                    self._context,
-                    self._own.compiler,
-                    _internals.copied_graph(self._module),
-                    self._inputs,
-                )
+                # One thread compiles at a time, and others may have waited for this one.
+                if self._as_it_is is None:
+                    self._as_it_is = _internals.compile_later(
+                        self._context,
+                        self._own.compiler,
+                        _internals.copied_graph(self._module),
+                        self._inputs,
+                    )
         return self._as_it_is
 
     # -- with routines in it ----------------------------------------------

@@ -37,7 +37,7 @@ from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.eager.op_ids import Frame
 from amanda_torch.operators.calls import Place, item_at, tensors_of
 from amanda_torch.operators.names import is_in_place
-from amanda_torch.routines import RoutineDispatcher, warn_of_change
+from amanda_torch.routines import RoutineDispatcher, selected, warn_of_change
 
 RUNS = frozenset({1, 2, 3, 5, 9})
 """After how many runs the code is made anew, if more is known of the operators: their inputs are
@@ -516,8 +516,8 @@ class _Writer:
         """The values after a routine has returned something, and those that follow it have run."""
         number, result = (found.number, found.result) if type(found) is _Found else (0, found)
         action = actions[number]
-        selected = _selected(action, values)
-        values = self._dispatcher.put(action, values, selected, result)
+        chosen = selected(action, values)
+        values = self._dispatcher.put(action, values, chosen, result)
         for following in actions[number + 1 :]:
             values = self._dispatcher.run(following, values)
         return values
@@ -573,25 +573,21 @@ class _Routines:
     def given(self, values: Sequence[str]) -> Sequence[str]:
         """What the function is given: expressions."""
         if len(self.actions) == 1:
-            return _selected(self.actions[0], values)
+            return selected(self.actions[0], values)
         # What no routine takes need not be a tensor: an operator of several outputs has a tuple.
         return values if any(action.select != () for action in self.actions) else ()
 
     def _run(self, *values: Any) -> Any:
         for number, action in enumerate(self.actions):
             try:
-                selected = _selected(action, values) if action.select != () else ()
-                result = action.func(*selected, **action.kwargs)
+                chosen = selected(action, values) if action.select != () else ()
+                result = action.func(*chosen, **action.kwargs)
             except BaseException as error:
                 note(error, action.routine, action.op_id)
                 raise
             if result is not None:
                 return _Found(number, result)
         return None
-
-
-def _selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
-    return values if action.select is None else [values[index] for index in action.select]
 
 
 def _values(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:

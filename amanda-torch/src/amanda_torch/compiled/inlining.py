@@ -31,7 +31,7 @@ from amanda_torch.compiled.observers import Observer, only_observes
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.operators.calls import item_at, put_item
-from amanda_torch.routines import RoutineDispatcher
+from amanda_torch.routines import RoutineDispatcher, selected
 
 
 @attrs.frozen
@@ -189,7 +189,7 @@ class Writer:
             if plan.replace is not None:
                 node.op, node.target = "call_function", _replacement(plan.replace)
                 node.args, node.kwargs = (
-                    tuple(_selected(plan.replace, inputs)),
+                    tuple(selected(plan.replace, inputs)),
                     self._keywords(plan.replace),
                 )
         if plan.replace is None:
@@ -243,27 +243,27 @@ class Writer:
 
     def _call(self, action: Action, values: Sequence[Any]) -> list[tuple[int, fx.Node]]:
         """Write the call of a routine; the positions of its results and their nodes."""
-        selected = _selected(action, values)
+        chosen = selected(action, values)
         if self._defers and is_deferred(action):
             self._tally.forward.append(action.func)  # type: ignore[arg-type]
             return []
         if not is_traceable(action):
-            self._observe(action, selected)
+            self._observe(action, chosen)
             return []
         indices = range(len(values)) if action.select is None else action.select
         routine = _routine(self._dispatcher, action)
-        called = self._graph.call_function(routine, tuple(selected), self._keywords(action))
+        called = self._graph.call_function(routine, tuple(chosen), self._keywords(action))
         return [
             (index, self._graph.call_function(_item, (called, position)))
             for position, index in enumerate(indices)
-            if selected[position] is not None
+            if chosen[position] is not None
         ]
 
-    def _observe(self, action: Action, selected: Sequence[Any]) -> None:
+    def _observe(self, action: Action, chosen: Sequence[Any]) -> None:
         """Write the call of a routine that is not traced."""
-        observer = Observer(self._dispatcher, action, [value is not None for value in selected])
+        observer = Observer(self._dispatcher, action, [value is not None for value in chosen])
         self.observers.append(observer)
-        given = [value for value in selected if value is not None]
+        given = [value for value in chosen if value is not None]
         self._graph.call_function(_internals.observing_operator(), (given, observer.number))
 
     def _keywords(self, action: Action) -> dict[str, Any]:
@@ -347,10 +347,6 @@ def _replacement(action: Action) -> Callable[..., Any]:
             raise
 
     return amanda_replacement
-
-
-def _selected(action: Action, values: Sequence[Any]) -> list[Any]:
-    return [values[i] for i in (range(len(values)) if action.select is None else action.select)]
 
 
 def _item(results: tuple[Any, ...], position: int) -> Any:

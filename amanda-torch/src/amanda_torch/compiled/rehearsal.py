@@ -45,7 +45,7 @@ from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import Interceptor, Met
 from amanda_torch.operators.calls import TorchCall, tensors_of
 from amanda_torch.operators.names import name_of
-from amanda_torch.routines import RoutineDispatcher
+from amanda_torch.routines import RoutineDispatcher, selected
 
 _LOCK = Lock()
 """Held by the thread that runs a backward pass for analyses: the dispatcher knows of one."""
@@ -104,11 +104,7 @@ class Rehearsal:
 
     def _quietly(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of ours whose operators nobody is to notice."""
-        self._interceptor.mute()
-        try:
-            return function(*args)
-        finally:
-            self._interceptor.unmute()
+        return self._interceptor.run_muted(function, args, {})
 
     # -- forward ----------------------------------------------------------
 
@@ -317,11 +313,6 @@ def _is_pytorchs(function: Callable[..., Any]) -> bool:
 _PYTHONS = frozenset({"", "builtins", "math", operator.add.__module__})
 
 
-def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
-    """The values that an action selects."""
-    return values if action.select is None else [values[index] for index in action.select]
-
-
 def _shaped(tensors: Sequence[Any]) -> Sequence[Any]:
     return [None if tensor is None else stand_in(tensor) for tensor in tensors]
 
@@ -333,5 +324,8 @@ def _paused(thread: dict[str, Any]) -> Iterator[None]:
     try:
         thread["paused"] = outer + 1
         yield
-    finally:
         thread["paused"] = outer
+    except BaseException:
+        # Not in a finally clause, at whose line an interrupt would leave it undone.
+        thread["paused"] = outer
+        raise

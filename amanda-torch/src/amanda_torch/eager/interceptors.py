@@ -311,7 +311,7 @@ class Interceptor(Tracker, TorchFunctionMode):
             return self.run_leaf(frame.cell_for(func, name), func, name, args, kwargs)
         if _internals.caller_frame(2).f_code is _internals.PYTHON_EVENT:
             if not self._sees_composites:
-                return self._run_muted(func, args, kwargs)
+                return self.run_muted(func, args, kwargs)
             if not _OVERRIDING_NOTHING.issuperset(types):
                 # A subclass overrides it: PyTorch asks that next, with our mode on.
                 return NotImplemented
@@ -364,7 +364,8 @@ class Interceptor(Tracker, TorchFunctionMode):
             if outer:
                 _internals.set_modes(outer)
 
-    def _run_muted(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_muted(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function within which the thread runs vanilla."""
         self.mute()
         try:
             return func(*args, **kwargs)
