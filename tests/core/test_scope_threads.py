@@ -17,6 +17,7 @@ import amanda
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE
 from amanda.testing import loopback as lb
 from tests.core.counting import Counter, work
+from tests.counting import called
 
 ROUNDS = int(os.environ.get("AMANDA_STRESS", "15"))
 """Scopes of each thread in the stress tests; ``AMANDA_STRESS=2500`` is the soak."""
@@ -204,26 +205,16 @@ def test_a_routine_can_fork() -> None:
 def test_a_thousand_nested_scopes() -> None:
     """The work of entering and leaving a scope does not grow with the number of open ones."""
 
-    def lines(depth: int) -> int:
-        counted = 0
-
-        def trace(frame: Any, event: str, argument: Any) -> Any:
-            nonlocal counted
-            counted += 1
-            return None
-
+    def calls(depth: int) -> int:
         with contextlib.ExitStack() as stack:
             for _ in range(depth):
                 stack.enter_context(amanda.apply())
-            outer = sys.getprofile()
-            sys.setprofile(trace)
-            with amanda.apply():
+            with called() as codes, amanda.apply():
                 pass
-            sys.setprofile(outer)
-        return counted
+        return len(codes)
 
-    lines(2)
-    assert lines(1000) <= lines(2) + 10
+    calls(2)
+    assert calls(1000) <= calls(2) + 10
 
 
 def test_scopes_one_after_the_other_leave_nothing() -> None:

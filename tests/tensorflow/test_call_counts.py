@@ -13,16 +13,16 @@ import collections
 import functools
 import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
 import amanda
+from tests.counting import called
 
 SOURCES = tuple(
     str(Path(sys.modules[name].__file__ or "").parent) + "/"
@@ -38,26 +38,9 @@ X = tf.ones([2, 2])
 W = tf.ones([2, 2])
 
 
-@contextmanager
-def counted(sources: tuple[str, ...] = SOURCES) -> Iterator[collections.Counter[str]]:
-    """Counts the calls of functions of Amanda's, by file and name, in the current thread.
-
-    Args:
-        sources: where the files lie.
-    """
-    calls: collections.Counter[str] = collections.Counter()
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(sources):
-            calls[f"{Path(code.co_filename).name} {code.co_name}"] += 1
-
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(before)
+def by_name(codes: list[CodeType]) -> collections.Counter[str]:
+    """How many calls there are of each function, by its file and name."""
+    return collections.Counter(f"{Path(code.co_filename).name} {code.co_name}" for code in codes)
 
 
 class Counting(amanda.Tool):
@@ -183,10 +166,10 @@ def per_execution(
                 step(size)
                 amanda.new_iteration()
             before = tool.executed
-            with counted() as calls:
+            with called(SOURCES) as codes:
                 step(size)
         assert tool.executed - before == routines * size
-        counts.append(calls)
+        counts.append(by_name(codes))
     more = {name: (n - counts[0][name]) / 4 for name, n in counts[1].items()}
     listed = "\n".join(f"{n:6.2f} {name}" for name, n in sorted(more.items(), key=lambda i: -i[1]))
     return sum(more.values()), listed

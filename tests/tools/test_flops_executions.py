@@ -6,7 +6,6 @@ import csv
 import gc
 import io
 import json
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ import amanda
 from amanda_tools._output.units import format_quantity
 from amanda_tools.flops import FlopsTool
 from amanda_tools.flops.tally import Tally
+from tests.counting import called
 
 
 def counted(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
@@ -339,23 +339,17 @@ def test_figures_of_a_step_look_at_what_has_run_in_it() -> None:
     """Not at all operators that were ever met: their number makes no call more."""
 
     def calls_of_a_step(met: int) -> int:
-        tool, calls = FlopsTool(), 0
-
-        def count(frame: Any, event: str, argument: Any) -> None:
-            nonlocal calls
-            calls += event == "call"
-
+        tool = FlopsTool()
         layers = [nn.Linear(2, 2) for _ in range(met)]
         with amanda.apply(tool):
             nn.Sequential(*layers)(torch.ones(1, 2)).sum().backward()
             expected = tool.running_figures()
             layers[0](torch.ones(1, 2))
-            sys.setprofile(count)
-            found = tool.running_figures()
-            again = tool.running_figures()
-            sys.setprofile(None)
+            with called() as codes:
+                found = tool.running_figures()
+                again = tool.running_figures()
         assert found["flops"] == again["flops"] == expected["flops"] + 8
         assert expected["flops"] == 8 * met
-        return calls
+        return len(codes)
 
     assert calls_of_a_step(40) == calls_of_a_step(2)

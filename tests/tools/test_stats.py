@@ -13,7 +13,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from amanda_tools._values.tensors import reader_of
 from amanda_tools.sparsity import SparsityTool, pattern_share
 from amanda_tools.stats import StatsTool
 from tests import models
+from tests.counting import called
 
 
 def watched(cls: type[Any], run: Callable[[], Any], **options: Any) -> Any:
@@ -88,19 +88,10 @@ def test_a_tensor_is_taken_by_few_functions() -> None:
     """The figures of a tensor are taken by compiled code: on the small tensors of most layers, what
     functions do that are written in Python takes longer than the numbers."""
     array, moments = np.linspace(-1.0, 1.0, 64, dtype=np.float32), Moments()
-    calls = list[str]()
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
-            calls.append(frame.f_code.co_qualname)
-
-    sys.setprofile(profile)
-    try:
+    with called() as codes:
         moments.add(array)
-    finally:
-        sys.setprofile(None)
     assert moments.row()["elements"] == 64
-    assert len(calls) <= 6, calls
+    assert len(codes) <= 6, [code.co_qualname for code in codes]
 
 
 def test_units_of_tensors_with_and_without_zeros() -> None:

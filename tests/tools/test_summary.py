@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import io
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda.tools.reporting import plain_text
+from tests.counting import called
 
 
 class Bottleneck(nn.Module):
@@ -317,19 +317,10 @@ def test_the_first_step_of_a_deep_model_grows_with_its_depth() -> None:
     """Functions called are in proportion to the depth, not to its square or cube."""
     calls = []
     for depth in (25, 50, 100):
-        model, count = nested(depth), 0
-
-        def note(frame: Any, event: str, _: Any) -> None:
-            nonlocal count
-            count += event == "call"
-
-        with amanda.apply(amanda.tools.load("summary")()):
-            sys.setprofile(note)
-            try:
-                model(torch.rand(1, 2))
-            finally:
-                sys.setprofile(None)
-        calls.append(count)
+        model = nested(depth)
+        with amanda.apply(amanda.tools.load("summary")()), called() as codes:
+            model(torch.rand(1, 2))
+        calls.append(len(codes))
     assert calls[2] - calls[1] < 2.2 * (calls[1] - calls[0])
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import collections
 import gc
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import attrs
@@ -24,6 +23,7 @@ import amanda
 import amanda_tools
 import amanda_torch
 from amanda_torch.eager.gate import reason_unusable
+from tests.counting import called
 from tests.torch.support import Counter, ForwardCounter, applied
 
 OURS = tuple(str(Path(package.__file__).parent) for package in (amanda, amanda_torch, amanda_tools))
@@ -73,17 +73,8 @@ class Run:
 
 def profiled(function: Callable[[], Any]) -> tuple[Any, Run]:
     """Call a function; its result and its calls, among which resumed generators count."""
-    codes = []
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(OURS):
-            codes.append(frame.f_code)
-
-    sys.setprofile(profile)
-    try:
+    with called(OURS) as codes:
         result = function()
-    finally:
-        sys.setprofile(None)
     return result, Run(codes)
 
 
