@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import amanda
+from amanda.errors import CoverageWarning
 from amanda_torch import _internals
-from tests.torch.support import Counter, ForwardCounter, applied
+from tests.torch.support import Counter, ForwardCounter, On, after, applied
 
 X = torch.ones(2)
 
@@ -78,6 +82,96 @@ def test_threads_enter_and_leave_scopes_at_once() -> None:
         sys.setswitchinterval(interval)
     # linear, relu, sum, and the ones that the backward pass begins with
     assert counts == [(4, 0)] * 4 * rounds
+
+
+class WhileCompiled(torch.nn.Module):
+    """A module that runs something in another thread, twice, while it is compiled.
+
+    Args:
+        run: run as Dynamo traces it, and before, as the compiled module is made of it.
+    """
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        super().__init__()
+        self._run = run
+
+    @property
+    def _initialize_hook(self) -> Any:
+        in_a_thread(self._run)
+        raise AttributeError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * traced(self._run)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def traced(run: Callable[[], None]) -> float:
+    """One, of which Dynamo makes a constant."""
+    in_a_thread(run)
+    return 1.0
+
+
+def in_a_thread(run: Callable[[], None]) -> None:
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+def test_a_thread_that_compiles_leaves_the_others_as_they_are() -> None:
+    """Meanwhile, operators of theirs have the ids of their modules, and tools act inside fused
+    ones."""
+    model = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    counter, halving = ForwardCounter(), On(linear=after(lambda y: y / 2))
+    found: list[tuple[torch.Tensor, list[str]]] = []
+
+    def run() -> None:
+        counter.ids.clear()
+        with torch.no_grad():
+            found.append((model(torch.ones(1, 3, 4)), counter.ids[:]))
+
+    with applied(counter, halving), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CoverageWarning)
+        in_a_thread(run)
+        torch.compile(WhileCompiled(run), backend="eager")(X)
+    (wanted, ids), *others = found
+    assert "TransformerEncoderLayer.self_attn/linear:0" in ids
+    assert [ids for _, ids in others] == [ids] * 2
+    assert all(output.equal(wanted) for output, _ in others)
+
+
+def test_a_thread_outside_of_all_scopes_compiles_what_it_does_without_them() -> None:
+    """Also as the first in its process, when Dynamo looks up the functions that it knows."""
+    code = """
+import queue, threading, torch
+from tests.torch.support import ForwardCounter, applied
+
+def compile():
+    start.get()
+    attention = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()
+    x, graphs = torch.ones(1, 2, 4), []
+    def note(module, inputs):
+        graphs.append(module)
+        return module.forward
+    try:
+        torch.compile(attention, fullgraph=True, backend=note)(x, x, x)
+    except Exception as error:
+        graphs.append(error)
+    done.put(graphs)
+
+start, done = queue.Queue(), queue.Queue()
+threading.Thread(target=compile, daemon=True).start()
+with applied(ForwardCounter()):
+    torch.ones(2)
+    start.put(None)
+    graphs = done.get()
+assert [isinstance(graph, torch.fx.GraphModule) for graph in graphs] == [True], graphs
+"""
+    path = os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_scope_that_its_own_routine_ends() -> None:

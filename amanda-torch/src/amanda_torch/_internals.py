@@ -1040,6 +1040,7 @@ TRACERS = {
 
 They are looked for when their module is imported; a warning names one that is missing."""
 
+COMPILER = "torch._dynamo"
 COMPILER_MODULE = "torch._dynamo.eval_frame"
 COMPILER_CALLBACK = "_callback_from_stance"
 """The function of `COMPILER_MODULE` that Dynamo asks, at each call of a compiled function, for the
@@ -1120,8 +1121,10 @@ COMPILED_MODULE_SETUP = "OptimizedModule._initialize"
 
 # -- the compiler -----------------------------------------------------------
 
+_HANDLERS = "torch._dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers"
 _COMPILER.extend(
     (
+        _HANDLERS,
         "torch._dynamo.lookup_backend",
         "torch._subclasses.FakeTensor",
         "torch._dynamo.source.LocalSource",
@@ -1142,18 +1145,33 @@ _COMPILER.extend(
 )
 
 
+def look_up_handlers() -> None:
+    """Let Dynamo look up the functions of PyTorch that it evaluates itself, among them the checks
+    for overrides. It does so once per process, and takes what it finds in their places."""
+    handlers = _find(_HANDLERS)
+    if handlers is not _ABSENT:
+        handlers()
+
+
 _MODE_GUARDS = frozenset({"TORCH_FUNCTION_STATE"})
 """The guards by which Dynamo compiles anew under other function modes."""
 
 
 _VANILLA_CHECKS = [getattr(torch.overrides, check) for check in OVERRIDE_CHECKS]
 
+_CHECKS_FROM = f"{__package__}.eager.tracers"
+"""The module of the functions that take their place."""
+_CHECKS_GLOBALS = f"G['__import_{_CHECKS_FROM.replace('.', '_dot_')}']"
+"""That module, as it is named in guards."""
 
-def _without_mode_guards(entries: Sequence[Any]) -> Sequence[bool]:
-    # Neither of the functions that the driver replaces, which are back while Dynamo captures:
-    # such code would be captured at each call.
+
+def _without_guards_of_ours(entries: Sequence[Any]) -> Sequence[bool]:
+    # Nor by the checks that the driver replaces, nor by what is asked in them, of which something
+    # is another where the code runs: it would be captured at each call.
     return [
         entry.guard_type not in _MODE_GUARDS
+        and not entry.name.startswith(_CHECKS_GLOBALS)
+        and getattr(entry.value, "__module__", None) != _CHECKS_FROM
         and not any(entry.value is check for check in _VANILLA_CHECKS)
         for entry in entries
     ]
@@ -1170,7 +1188,7 @@ def frame_converter(backend: Callable[..., Any], eager: bool = False) -> Callabl
     """
     from torch._dynamo import config, convert_frame, hooks
 
-    own = hooks.Hooks(guard_filter_fn=_without_mode_guards)
+    own = hooks.Hooks(guard_filter_fn=_without_guards_of_ours)
     if eager:
         inner: Any = convert_frame.convert_frame_assert(backend, one_graph=True)
     else:

@@ -36,8 +36,7 @@ _HELPERS = "torch._dynamo.utils"
 """The module of functions that the code made by Dynamo calls."""
 
 _LOCK = threading.RLock()
-"""Held while Dynamo captures, for which patches of the driver are undone in all threads. Dynamo has
-such a lock, too."""
+"""Held while Dynamo captures, whose counters of the process are put back after it."""
 
 _RECURRENT = "Dynamo: RNN, GRU, or LSTM is called as it is"
 """Why a recurrent layer runs eagerly that Dynamo (PyTorch 2.15) calls between two graphs."""

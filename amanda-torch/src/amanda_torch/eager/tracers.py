@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,6 +63,7 @@ class Tracers:
         """
         self._has_checks = fast_paths
         self._has_mode = has_mode
+        self._when_imported(_internals.COMPILER, self._prepare_compiler)
         self._patch_checks()
         entries: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
             module: [(path, self._suspending) for path in paths]
@@ -69,13 +71,13 @@ class Tracers:
         }
         entries[_internals.COMPILER_MODULE] = [
             *([(_internals.COMPILER_CALLBACK, self._uncompiled)] if compiled else ()),
-            (_internals.COMPILED_MODULE_SETUP, _with_vanilla_calls),
+            (_internals.COMPILED_MODULE_SETUP, _with_vanilla_call),
             *(
                 (name, functools.partial(self._capturing, keyword))
                 for name, keyword in _internals.COMPILER_CAPTURES.items()
             ),
         ]
-        entries[_internals.PROFILER] = [(_internals.PROFILER_START, _with_vanilla_calls)]
+        entries[_internals.PROFILER] = [(_internals.PROFILER_START, _with_vanilla_class)]
         if self._capture is not None:
             entries[_internals.COMPILER_MODULES] = [
                 (_internals.COMPILER_MODULE_CALL, lambda _: vars(nn.Module)["__call__"]),
@@ -97,7 +99,7 @@ class Tracers:
             self._watches[-1].close()
             self._watches.pop()
         self._patches.undo()
-        # Another thread may capture a function, and would put them on again.
+        # Another thread may import the compiler, and would put them on again.
         self._has_checks = False
         self._checks.undo()
 
@@ -174,12 +176,10 @@ class Tracers:
             LOCAL.interceptor = None
             if listening:
                 above = interceptor.exit()
-            self._checks.undo()
             yield
         finally:
             # First, so that the end of the scope finds it after an interrupt, and lets go of it.
             LOCAL.interceptor = interceptor
-            self._patch_checks()
             if listening and not interceptor.is_listening():
                 interceptor.enter(above)
 
@@ -222,6 +222,12 @@ class Tracers:
 
     # -- override checks --------------------------------------------------
 
+    def _prepare_compiler(self, _: str) -> None:
+        """Let Dynamo find PyTorch's own checks, which it looks up once; ours call them."""
+        self._checks.undo()
+        _internals.look_up_handlers()
+        self._patch_checks()
+
     def _patch_checks(self) -> None:
         if len(self._checks) or not self._has_checks:
             return
@@ -231,11 +237,30 @@ class Tracers:
                 self._checks.wrap(module, name, check)
 
 
-def _with_vanilla_calls(vanilla: Any) -> Any:
+def _with_vanilla_call(vanilla: Any) -> Any:
+    """Let a compiled module bind the vanilla call of the module it is made of: it keeps it."""
+
+    @functools.wraps(vanilla)
+    def initialize(compiled: Any) -> Any:
+        module = getattr(compiled, _internals.COMPILED_MODULE)
+        own = vars(module)
+        if "__call__" in own or type(module).__call__ is not nn.Module.__call__:
+            return vanilla(compiled)
+        # Not at the class, by which other threads call modules meanwhile.
+        own["__call__"] = types.MethodType(_internals.MODULE_CALL, module)
+        try:
+            return vanilla(compiled)
+        finally:
+            del own["__call__"]
+
+    return initialize
+
+
+def _with_vanilla_class(vanilla: Any) -> Any:
     """Let a function find the vanilla ``nn.Module.__call__``, which it keeps beyond the scope."""
 
     @functools.wraps(vanilla)
-    def initialize(*args: Any, **kwargs: Any) -> Any:
+    def enable(*args: Any, **kwargs: Any) -> Any:
         ours = vars(nn.Module)["__call__"]
         nn.Module.__call__ = _internals.MODULE_CALL  # type: ignore[method-assign]
         try:
@@ -243,7 +268,7 @@ def _with_vanilla_calls(vanilla: Any) -> Any:
         finally:
             nn.Module.__call__ = ours  # type: ignore[method-assign]
 
-    return initialize
+    return enable
 
 
 _PLAIN = frozenset(
@@ -302,9 +327,12 @@ def _overrides_of_modules(vanilla: Any) -> Any:
     without_mode = _overrides_any(vanilla)
 
     def has_torch_function(relevant_args: Any) -> bool:
-        caller = _internals.caller_frame(1).f_globals.get("__name__")
         interceptor = LOCAL.interceptor
-        if caller in ASKING and interceptor is not None and interceptor.fused.is_denied:
+        if interceptor is None:
+            # Before the frame is asked for, which Dynamo cannot compile.
+            return bool(vanilla(relevant_args))
+        caller = _internals.caller_frame(1).f_globals.get("__name__")
+        if caller in ASKING and interceptor.fused.is_denied:
             interceptor.fused.was_asked = True
             return True
         answer = vanilla if caller == _internals.OPERATORS_MODULE else without_mode
