@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import random
+import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +26,7 @@ import amanda
 from amanda.cli.results import last_line
 from amanda.errors import CoverageWarning
 from amanda_torch.compiled.captured import CapturedGraph
+from amanda_torch.compiled.code import GraphCode
 from amanda_torch.compiled.direct import RUNS
 from amanda_torch.eager.interceptors import LOCAL
 from tests.torch.support import TRANSPARENT, Counter, applied, fingerprint
@@ -900,3 +904,37 @@ def test_control_flow_has_the_gradients_that_it_has_without_a_tool(
         for _ in range(2):
             assert all(map(torch.equal, run(), vanilla))
     assert counter.ops[name] == 2
+
+
+def test_threads_write_the_code_of_graphs_at_once() -> None:
+    """Also where the garbage collector runs Python meanwhile, so that other threads go on."""
+    code = GraphCode(fx.symbolic_trace(lambda x: functools.reduce(torch.add, [x] * 40)))
+    errors: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            for _ in range(20):
+                code.rewritten(code.vanilla, {}, "", {})
+        except SystemError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write) for _ in range(3)]
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
+
+    def collects(*_: Any) -> None:
+        for _ in range(9):
+            pass
+
+    gc.callbacks.append(collects)
+    try:
+        sys.setswitchinterval(1e-5)
+        gc.set_threshold(100)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(collects)
+    assert not errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import amanda
 from amanda.errors import CoverageWarning
@@ -137,6 +139,78 @@ def test_a_thread_that_compiles_leaves_the_others_as_they_are() -> None:
     assert "TransformerEncoderLayer.self_attn/linear:0" in ids
     assert [ids for _, ids in others] == [ids] * 2
     assert all(output.equal(wanted) for output, _ in others)
+
+
+class Trace:
+    """A trace of ``torch.fx`` in another thread, which lasts until it is told to end.
+
+    Attributes:
+        names: of the modules in the graph.
+    """
+
+    def __init__(self) -> None:
+        self._begun, self._goes_on = threading.Event(), threading.Event()
+        self.names: list[str] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def begin(self) -> None:
+        self._thread.start()
+        self._begun.wait()
+
+    def end(self) -> None:
+        self._goes_on.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        trace = self
+
+        class Model(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.before, self.after = torch.nn.ReLU(), torch.nn.Linear(2, 2)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                y = self.before(x)
+                trace._begun.set()
+                trace._goes_on.wait()
+                return self.after(y)
+
+        graph = torch.fx.symbolic_trace(Model()).graph
+        self.names = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+
+
+def test_a_scope_ends_while_another_thread_traces() -> None:
+    """The trace has the modules that it has without the scope, and leaves nothing of ours."""
+    vanilla, trace = vars(torch.nn.Module)["__call__"], Trace()
+    with applied(ForwardCounter()):
+        trace.begin()
+    trace.end()
+    assert trace.names == ["before", "after"]
+    assert vars(torch.nn.Module)["__call__"] is vanilla
+
+
+def test_a_scope_begins_while_another_thread_traces() -> None:
+    """It waits for the end of the trace, which would put back the vanilla call of modules."""
+    vanilla, trace, counter = vars(torch.nn.Module)["__call__"], Trace(), ForwardCounter()
+    trace.begin()
+    ending = threading.Timer(0.2, trace.end)
+    ending.start()
+    with applied(counter):
+        ending.join()
+        torch.nn.Sequential(torch.nn.ReLU())(X)
+    assert trace.names == ["before", "after"]
+    assert counter.ids == ["Sequential.0/relu:0"]
+    assert vars(torch.nn.Module)["__call__"] is vanilla
+
+
+def test_modules_have_their_ids_while_another_thread_traces() -> None:
+    """Where the trace takes the place of their calls for all threads, as for ``make_fx``."""
+    counter = ForwardCounter()
+    model = torch.nn.Sequential(torch.nn.ReLU())
+    with applied(counter):
+        trace = functools.partial(in_a_thread, functools.partial(model, X))
+        make_fx(lambda x: (x, trace())[0])(X)
+    assert counter.ids == ["Sequential.0/relu:0"]
 
 
 def test_a_thread_outside_of_all_scopes_compiles_what_it_does_without_them() -> None:

@@ -1026,12 +1026,33 @@ def add_call_frame(error: BaseException) -> None:
         del error, entry, made
 
 
+FX = "torch.fx._symbolic_trace"
+FX_TRACE = "Tracer.trace"
+FX_MODULE_CALL = "_orig_module_call"
+"""What `FX` takes for the ``nn.Module.__call__`` of PyTorch. While one thread traces, the modules
+that others call are called by it."""
+_require(f"{FX}.{FX_MODULE_CALL}", f"{FX}.Tracer.trace")
+
+_TRACE: types.CodeType = torch.fx.Tracer.trace.__code__
+
+
+def is_traced_elsewhere() -> bool:
+    """Whether another thread is in the function by which `FX` traces."""
+    this = threading.get_ident()
+    for ident, frame in sys._current_frames().items():
+        caller: types.FrameType | None = frame
+        while caller is not None and ident != this:
+            if caller.f_code is _TRACE:
+                return True
+            caller = caller.f_back
+    return False
+
+
 SCRIPT_FUNCTION = torch.jit.ScriptFunction
 
 TRACERS = {
     "torch.export._trace": ("_export",),
     "torch.fx.experimental.proxy_tensor": ("_MakefxTracer.trace",),
-    "torch.fx._symbolic_trace": ("Tracer.trace",),
     "torch.jit._trace": ("_trace_impl", "trace_module"),
     "torch.jit": ("trace_module",),
     "torch.jit._script": ("_script_impl",),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import functools
 import operator
+import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -124,7 +125,7 @@ class GraphCode:
     def statements(self) -> Sequence[Statement | None]:
         """See the class."""
         found: list[Statement | None] = [None] * len(self.sites)
-        for statement in _body(ast.parse(self._source)):
+        for statement in _body(_parsed(self._source)):
             number = self._site_of(statement)
             if number is not None:
                 assert isinstance(statement, (ast.Assign, ast.AnnAssign))
@@ -156,13 +157,13 @@ class GraphCode:
             frame: statements in which ``...`` stands for all of the function's; "" for none.
             names: the globals that all of these use.
         """
-        tree = ast.parse(self._source)
+        tree = _parsed(self._source)
         body: list[ast.stmt] = []
         for statement in _body(tree):
             block = blocks.get(-1 if (n := self._site_of(statement)) is None else n)
-            body += [statement] if block is None else ast.parse(block).body
+            body += [statement] if block is None else _parsed(block).body
         if frame:
-            around = ast.parse(frame)
+            around = _parsed(frame)
             holder = next(
                 node.body
                 for node in ast.walk(around)
@@ -201,6 +202,25 @@ class GraphCode:
         site.__name__ = site.__qualname__ = f"site_{len(self.sites)}"
         node.target = site
         return site
+
+
+_PARSING = threading.Lock()
+
+
+def _parsed(source: str) -> ast.Module:
+    """The syntax tree of a source text."""
+    # Threads that make trees at once share the depth of recursion, which raises a SystemError, "AST
+    # constructor recursion depth mismatch" (CPython 3.11.7). Others than ours may do so, too.
+    with _PARSING:
+        for _ in range(_ATTEMPTS):
+            try:
+                return ast.parse(source)
+            except SystemError:
+                continue
+        return ast.parse(source)
+
+
+_ATTEMPTS = 9
 
 
 def _body(tree: ast.Module) -> list[ast.stmt]:

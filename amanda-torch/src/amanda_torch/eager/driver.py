@@ -68,8 +68,6 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         # What does not work is left out of the mode, and proven of it.
         may_have_gate = self.takes_gate and not (self.switched_off or is_proving())
         self._has_gate = may_have_gate and gate.choose()
-        if works(proofs.MODULE_CALLS):
-            patches.wrap(nn.Module, "__call__", self._called_modules)
         if works(proofs.SCRIPTS):
             patches.wrap(_internals.SCRIPT_FUNCTION, "__call__", self._script_call)
         if works(proofs.BACKWARD_PASSES):
@@ -81,7 +79,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         if works(proofs.REENTRANT_CHECKPOINTS):
             self._checkpoints.patch_reentrant(patches)
         asks = works(proofs.FAST_PATHS)
-        self._tracers.attach(asks, works(proofs.COMPILED), has_mode=not self._has_gate)
+        called = self._called_modules if works(proofs.MODULE_CALLS) else None
+        self._tracers.attach(called, asks, works(proofs.COMPILED), has_mode=not self._has_gate)
         self._optimizer_steps.patch(patches)
         self._optimizer_steps.attach()
         self._keras_calls.attach()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -124,6 +127,75 @@ class ModuleCall:
             inputs=tensors_in(self._inputs),
             outputs=outputs,
         )
+
+
+class CallPatch:
+    """What takes the place of ``nn.Module.__call__`` in a scope.
+
+    ``torch.fx`` takes its place, too, for all threads, while one of them traces a model, and puts
+    back what it has found. So a scope does not begin during a trace of another thread, and one that
+    ends during a trace leaves the call to the end of that.
+    """
+
+    def __init__(self) -> None:
+        self._patches = PatchSet()
+        self._call: Any = None
+
+    def put_on(self, wrapper: Callable[[Any], Any]) -> None:
+        """Replace the call by what `wrapper` makes of it; traces are :func:`tracing` already."""
+        this, latest = threading.get_ident(), time.monotonic() + _LONGEST_TRACE
+        while True:
+            with _LOCK:
+                is_traced = any(thread != this for thread in _TRACING)
+                is_traced = is_traced or _internals.is_traced_elsewhere()
+                if not is_traced or time.monotonic() > latest:
+                    _remove_left()
+                    self._patches.wrap(nn.Module, "__call__", wrapper)
+                    self._call = vars(nn.Module)["__call__"]
+                    return
+            time.sleep(0.001)
+
+    def take_off(self) -> None:
+        """Put the call back; harmless when called twice."""
+        with _LOCK:
+            if _TRACING and len(self._patches):
+                _LEFT.append((self._patches, self._call))
+                self._patches = PatchSet()
+            self._patches.undo()
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """The current thread traces with ``torch.fx``."""
+    this = threading.get_ident()
+    with _LOCK:
+        _TRACING.append(this)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _TRACING.remove(this)
+            _remove_left()
+
+
+_LOCK = threading.Lock()
+"""Held while ``nn.Module.__call__`` is replaced, and while traces begin and end."""
+
+_TRACING: list[int] = []
+"""The threads that trace, once for each trace."""
+
+_LEFT: list[tuple[PatchSet, Any]] = []
+"""What scopes have left to traces, with what they have put on."""
+
+_LONGEST_TRACE = 30.0
+"""Seconds that a scope waits for a trace, which may itself wait for the thread of the scope."""
+
+
+def _remove_left() -> None:
+    """Put back, after all traces, the call that scopes have left to them."""
+    while _LEFT and not _TRACING and vars(nn.Module)["__call__"] is _LEFT[-1][1]:
+        patches, _ = _LEFT.pop()
+        patches.undo()
 
 
 class Current(Protocol):

@@ -30,6 +30,7 @@ from amanda.state import STATE, settle
 from amanda_torch import _internals
 from amanda_torch.eager.fused_modules import ASKING
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
+from amanda_torch.eager.module_calls import CallPatch, tracing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,16 +48,24 @@ class Tracers:
         """
         self._patches = PatchSet()
         self._checks = PatchSet()
+        self._call = CallPatch()
         self._capture = capture
         self._has_checks = True
         self._has_mode = True
         self._watches: list[import_hook.Watch] = []
         self._said_compiled = False
 
-    def attach(self, fast_paths: bool = True, compiled: bool = True, has_mode: bool = True) -> None:
+    def attach(
+        self,
+        called_modules: Callable[[Any], Any] | None,
+        fast_paths: bool = True,
+        compiled: bool = True,
+        has_mode: bool = True,
+    ) -> None:
         """Patch the tracers that are imported; the others when they are.
 
         Args:
+            called_modules: makes, of ``nn.Module.__call__``, what takes its place; None: it stays.
             fast_paths: patch the checks by which modules choose their native fast paths.
             compiled: run compiled functions as they are captured, or eagerly.
             has_mode: our mode lies where PyTorch's own checks see it.
@@ -69,6 +78,13 @@ class Tracers:
             module: [(path, self._suspending) for path in paths]
             for module, paths in _internals.TRACERS.items()
         }
+        self._patch([(_internals.FX_TRACE, self._tracing)], _internals.FX)
+        if called_modules is not None:
+            self._call.put_on(called_modules)
+        # While one thread traces, modules of others are called by this.
+        entries[_internals.FX] = [
+            (_internals.FX_MODULE_CALL, lambda _: vars(nn.Module)["__call__"])
+        ]
         entries[_internals.COMPILER_MODULE] = [
             *([(_internals.COMPILER_CALLBACK, self._uncompiled)] if compiled else ()),
             (_internals.COMPILED_MODULE_SETUP, _with_vanilla_call),
@@ -98,6 +114,7 @@ class Tracers:
         while self._watches:
             self._watches[-1].close()
             self._watches.pop()
+        self._call.take_off()
         self._patches.undo()
         # Another thread may import the compiler, and would put them on again.
         self._has_checks = False
@@ -141,6 +158,16 @@ class Tracers:
                 return vanilla(*args, **kwargs)
 
         return traced
+
+    def _tracing(self, vanilla: Any) -> Any:
+        suspending = self._suspending(vanilla)
+
+        @functools.wraps(vanilla)
+        def trace(*args: Any, **kwargs: Any) -> Any:
+            with tracing():
+                return suspending(*args, **kwargs)
+
+        return trace
 
     def _capturing(self, keyword: str, vanilla: Any) -> Any:
         """What ``torch._dynamo.explain`` and ``export`` compile is compiled, as without a scope."""
