@@ -309,3 +309,33 @@ def test_keras_may_be_imported_inside(before: list[str]) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+CONVOLUTIONS = """
+import sys, keras, numpy as np, tensorflow as tf, amanda
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+def train():
+    keras.utils.set_random_seed(0)
+    net = keras.Sequential(
+        [keras.Input((6, 6, 2)), keras.layers.Conv2D(4, 3), keras.layers.Flatten()]
+    )
+    net.compile("sgd", "mse", steps_per_execution=2)
+    net.fit(np.ones((8, 6, 6, 2)), np.ones((8, 64)), 2, verbose=0)
+    return net.get_weights()
+
+expected = train()
+with amanda.apply(amanda.tools.load("count")()):
+    found = train()
+for one, other in zip(found, expected, strict=True):
+    np.testing.assert_array_equal(one, other)
+"""
+
+
+def test_marks_leave_convolutions_to_onednn() -> None:
+    """Without TensorFlow's graph optimizer, too, a loop of steps may have convolutions with a bias:
+    oneDNN fuses those that wait for nothing, and ends a process where both wait for one node."""
+    done = subprocess.run(
+        [sys.executable, "-c", CONVOLUTIONS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

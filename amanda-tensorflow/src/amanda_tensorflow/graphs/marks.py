@@ -29,6 +29,9 @@ from amanda_tensorflow.graphs.passes import Tell
 from amanda_tensorflow.graphs.run_time_routines import PythonNode
 from amanda_tensorflow.operators.types import CONTROL_FLOW
 
+_FIRST_COME = frozenset({"Merge", "RefMerge"})
+"""Operators that run as soon as one of their inputs is there."""
+
 
 class Marks:
     """The marks of one copy.
@@ -48,6 +51,7 @@ class Marks:
         self._nodes: list[tuple[_Mark, list[Any]]] = []
         self._waiting: list[tuple[Any, Sequence[Any]]] = []
         self.last: Any = None
+        self._later: set[str] = set()
 
     def add(self, tell: Tell) -> None:
         """Add a mark to the copy."""
@@ -63,7 +67,7 @@ class Marks:
         ):
             node.insert([], [])
         self._waiting.append((node.op, before))
-        self.last, self._size = node.op, len(graph.get_operations())
+        self.last, self._size, self._later = node.op, len(graph.get_operations()), set()
         counts, building.counts = building.counts, []
         self._nodes.append((node, counts))
         building.is_changed = building.has_python = True
@@ -77,6 +81,30 @@ class Marks:
             return
         with self._building.graph.control_dependencies([self.last]):
             yield
+
+    def before(self, kind: str, inputs: Sequence[Any], controls: Sequence[Any]) -> list[Any]:
+        """What an operator has to wait for besides, to run after the last mark.
+
+        Nothing, where what it reads or waits for does so already: a control edge keeps operators
+        from being fused. Worse, oneDNN's rewriting ends the process at a convolution that its
+        BiasAdd follows if the two have the same one (TensorFlow 2.21).
+
+        Args:
+            kind: its type.
+            inputs: the tensors that it reads.
+            controls: the operators that it waits for.
+        """
+        if self.last is None:
+            return []
+        sources = [*controls]
+        if kind not in _FIRST_COME:
+            sources += [tensor.op for tensor in inputs]
+        return [] if any(op.name in self._later for op in sources) else [self.last]
+
+    def note(self, op: Any) -> None:
+        """Note an operator that runs after the last mark."""
+        if self.last is not None:
+            self._later.add(op.name)
 
     def settle(self, roots: Sequence[Any]) -> None:
         """The copy is complete: let marks wait for what a run executes before them.

@@ -365,8 +365,8 @@ class Replay:
             self._instrument.building.is_changed = True
         controls = [new for before in op.control_inputs for new in site.controls(before)]
         controls += self._instrument.building.late_nodes(inputs)
-        if self._marks is not None and self._marks.last is not None:
-            controls.append(self._marks.last)
+        if self._marks is not None:
+            controls += self._marks.before(op.type, inputs, [*controls, *waits])
         kind, attributes = op.type, _internals.attributes_proto(op)
         self._relocate(site, attributes)
         if changes is not None:
@@ -389,6 +389,8 @@ class Replay:
                     compute_device=False,
                 ),
             )
+        if self._marks is not None:
+            self._marks.note(new)
         device = op.device or site.device
         if device:
             _internals.set_device(new, device)
