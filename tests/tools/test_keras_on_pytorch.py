@@ -82,3 +82,57 @@ def test_a_step_of_keras_on_pytorch_is_that_of_the_program(name: str, tmp_path: 
     rows = {row["path"]: row for row in found["summary"]["modules"]}
     assert {row["calls"] for row in rows.values()} <= {1, 4}
     assert [rows[path]["parameters"] for path in rows] == [PARAMETERS, 144, 51]
+
+
+OWN_LAYER = """
+import json, sys
+import amanda, keras, numpy as np
+from amanda.tools.mapping import MappingTool
+
+class Product(keras.layers.Layer):
+    def build(self, shape):
+        self.weight = self.add_weight(shape=(shape[-1], 16))
+        self.shift = self.add_weight(shape=(16,))
+
+    def call(self, x):
+        return x @ self.weight + self.shift
+
+class Inputs(amanda.Tool):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context):
+        if context.get_module() == "own":
+            context.insert_before_op(self.note, inputs=[1], kind=context["op_type"])
+
+    def note(self, tensor, kind):
+        self.found.append((kind, list(tensor.shape), type(tensor).__name__))
+
+def train():
+    keras.utils.set_random_seed(0)
+    net = keras.Sequential([keras.Input((8,)), Product(name="own")])
+    net.compile("sgd", "mse")
+    net.fit(np.ones((12, 8)), np.zeros((12, 16)), batch_size=4, verbose=0)
+    return net.get_weights()
+
+expected = train()
+flops = amanda.tools.load("flops")()
+with amanda.apply(tool := Inputs(), flops):
+    found = train()
+same = all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+print(json.dumps([same, tool.found, flops.summary()["by_module"]["own"]["flops"]]))
+"""
+
+
+def test_variables_of_keras_are_inputs_of_operators(tmp_path: Path) -> None:
+    """A variable of Keras that PyTorch's operators are given is their input, as its tensor is: for
+    routines, at each execution, and for formulas."""
+    script = tmp_path / "program.py"
+    script.write_text(OWN_LAYER)
+    same, inputs, flops = json.loads(run_on_pytorch(str(script)).splitlines()[-1])
+    assert same
+    assert inputs == 3 * [["matmul", [8, 16], "Parameter"], ["add", [16], "Parameter"]]
+    assert flops == 3 * 2 * 4 * 8 * 16

@@ -445,3 +445,30 @@ def test_what_takes_the_place_of_a_tensor_is_of_its_class(point: str, needs_grad
             assert type(found) is Noting
             assert type(found.sum()) is Noting
     assert torch.equal(found, model(x))
+
+
+class Standing:
+    """No tensor, but stands for one in PyTorch's operators, as a variable of Keras does."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        values = (value.tensor if isinstance(value, cls) else value for value in args)
+        return func(*values, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tool", ["flops", "summary", "quantize", "stats"])
+def test_what_stands_for_a_tensor_is_no_input(tool: str) -> None:
+    """Operators that are given an object in the place of a weight have no weight for tools."""
+    weight, x = Standing(X.T.contiguous()), X.clone().requires_grad_()
+
+    def products() -> list[Any]:
+        calls = x @ weight, torch.addmm(X[:, :4], x, weight), torch.einsum("ab,bc->ac", x, weight)
+        return list(calls)
+
+    expected = products()
+    with amanda.apply(amanda.tools.load(tool)()):
+        found = [products() for _ in range(2)][-1]
+    assert all(map(torch.equal, found, expected))

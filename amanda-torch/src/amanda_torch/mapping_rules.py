@@ -127,14 +127,19 @@ def _describe(context: OpContext) -> None:
         keys = _keys_of(f"packed_{keys['op_type']}")
     context.update(keys)
     op_type = keys["op_type"]
-    if name == "addmm" and context.get_value(2) is not None:
+    if name == "addmm" and _value(context, 2) is not None:
         # addmm(bias, input, weight): as transformers' Conv1D calls it.
         context.update(_keys_of("linear"), bias_index=0, weight_index=2, weight_layout="IO")
-    elif op_type == "matmul" and (weight := context.get_value(1)) is not None:
+    elif op_type == "matmul" and (weight := _value(context, 1)) is not None:
         context["weight_index"] = 1
         context["weight_layout"] = "B" * (len(weight.shape) - 2) + "IO"
     elif op_type == "einsum":
         _describe_einsum(context)
+
+
+def _value(context: OpContext, index: int) -> Any:
+    """A variable that is an input; None also where an object that is no tensor stands for one."""
+    return context.get_value(index) if index < len(context.get_input_names()) else None
 
 
 _KEYS: dict[str, Mapping[str, Any]] = {}
@@ -161,7 +166,7 @@ def _describe_einsum(context: OpContext) -> None:
     if weight_layout(equation, 0) is None:
         return
     for index in (1, 0):
-        if context.get_value(index) is not None:
+        if _value(context, index) is not None:
             context["weight_index"] = index
             context["weight_layout"] = weight_layout(equation, index)
             return

@@ -7,6 +7,7 @@ again by ``known.run(known, func, args, kwargs)``: by the shortest way that its 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from amanda_torch import _internals
 from amanda_torch.autograd.claims import NO_GRADIENTS, Claimer, Execution, KnownGradients
 from amanda_torch.autograd.nodes import form_of
 from amanda_torch.autograd.substitution import write_back
+from amanda_torch.eager.keras_layers import with_values
 from amanda_torch.eager.operation import Operation, made_leaf
 from amanda_torch.eager.phases import phase_of
 from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
@@ -679,6 +681,8 @@ class Executor:
         key: Any = None,
     ) -> TorchCall:
         tracker = self._tracker
+        if "keras" in sys.modules:
+            args, kwargs = with_values(args, kwargs)
         return TorchCall.of(
             func, name, op_id, args, kwargs, tracker.module_path(), tracker.modules, key
         )

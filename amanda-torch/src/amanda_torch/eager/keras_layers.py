@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -43,6 +44,24 @@ def is_shape_inference(module: Any, inputs: Any) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def with_values(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments of an operator, with their tensors in place of variables of Keras.
+
+    Such a variable is no tensor: its ``__torch_function__`` calls the operator again, with the
+    tensor (Keras 3.15).
+    """
+    given = (*args, *kwargs.values()) if kwargs else args
+    if _internals.PLAIN.issuperset(map(type, given)) or not is_backend():
+        return args, kwargs
+    variable = getattr(sys.modules["keras"], "Variable", ())
+    if not any(isinstance(value, variable) for value in given):
+        return args, kwargs
+    tensors = [value.value if isinstance(value, variable) else value for value in given]
+    return tuple(tensors[: len(args)]), dict(zip(kwargs, tensors[len(args) :], strict=True))
 
 
 def _is_of_keras(frame: FrameType) -> bool:
