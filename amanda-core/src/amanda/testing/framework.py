@@ -85,6 +85,8 @@ class Framework(abc.ABC):
             first is the gradient.
         forgetful: ``add`` or ``relu``, whose gradient needs no input.
         forks: whether the framework works in a forked child of a process that has used it.
+        keeps: bytes of the process that the framework itself keeps, without Amanda, of what it
+            makes for one scope of the contract's soak.
         has_parameters: whether the framework tells a parameter or variable from other tensors.
         separator: between the names of modules in ids.
         numbers_calls: whether the ids of a further call of a module have its number (``first#1``);
@@ -100,6 +102,7 @@ class Framework(abc.ABC):
     relu_consumes: ClassVar[int] = 1
     forgetful: ClassVar[str] = "add"
     forks: ClassVar[bool] = True
+    keeps: ClassVar[int] = 0
     has_parameters: ClassVar[bool] = True
     separator: ClassVar[str] = "."
     numbers_calls: ClassVar[bool] = True
