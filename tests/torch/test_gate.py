@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import gc
+import itertools
 import math
 import os
 import subprocess
@@ -158,6 +159,26 @@ def _refused(x: torch.Tensor) -> Any:
     return (*values, x + 1)
 
 
+def _changing() -> Callable[[torch.Tensor], Any]:
+    """Calls one operator in another form in each iteration; PyTorch refuses one of them."""
+    forms: Iterator[Callable[[torch.Tensor], Any]] = itertools.cycle(
+        [lambda y: y.add(2), lambda y: y.add("text"), lambda y: y.add(other=y)]
+    )
+
+    def program(x: torch.Tensor) -> Any:
+        y = x.clone().requires_grad_()
+        try:
+            z = next(forms)(y)
+        except TypeError as error:
+            z = y * len(str(error))
+        z = z.add(1.0) + y.T
+        values = [y == "text", y == x, z.mT, z[0]]
+        z.mT.sum().backward()
+        return (*values, y.grad)
+
+    return program
+
+
 def _modes(x: torch.Tensor) -> Any:
     values = []
     with Meta():
@@ -251,6 +272,7 @@ PROGRAMS: dict[str, Callable[[], Callable[[torch.Tensor], Any]]] = {
     "subclasses": lambda: _subclasses,
     "gradients": lambda: _gradients,
     "transforms": lambda: _transforms,
+    "changing": _changing,
     "random": lambda: _random,
     "model, eval": lambda: _model(False),
     "model, training": lambda: _model(True),
@@ -934,6 +956,82 @@ def test_inlined_routines_mean_the_same(name: str, monkeypatch: pytest.MonkeyPat
         counts[interceptor] = tool.counter.count, tool.timer.executions, len(log.numbers)
     assert counts["gate"] == counts["mode"]
     assert counts["gate"][0] > 0
+
+
+class Measured(amanda.Tool):
+    """One routine of amanda.inline at every forward operator, and nothing else."""
+
+    def __init__(self, times: bool) -> None:
+        super().__init__()
+        self._times = times
+        self._routines: dict[str, Any] = {}
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        made = amanda.inline.Timer() if self._times else amanda.inline.Counter()
+        routine = self._routines.setdefault(context.get_op_id(), made)
+        if isinstance(routine, amanda.inline.Timer):
+            context.insert_before_op(routine.start, inputs=[])
+            context.insert_after_op(routine.stop, outputs=[])
+        else:
+            context.insert_after_op(routine, outputs=[])
+
+    def executions(self) -> dict[str, int]:
+        kind = "executions" if self._times else "count"
+        return {op_id: getattr(routine, kind) for op_id, routine in self._routines.items()}
+
+
+@needs_gate
+@pytest.mark.parametrize("times", [True, False], ids=["timer", "counter"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_single_measures_mean_the_same(
+    name: str, times: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a counter or a timer is all that an operator has, each operator is measured as often by
+    the gate as by the mode, also in calls of a new form, in properties, and where PyTorch refuses the
+    arguments."""
+    vanilla = steps(PROGRAMS[name]())
+    found = {}
+    for interceptor in BOTH:
+        program, tool = PROGRAMS[name](), Measured(times)
+        with intercepted(monkeypatch, interceptor, tool):
+            assert steps(program) == vanilla
+        found[interceptor] = tool.executions()
+    assert found["gate"] == found["mode"]
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_counts_and_times_grow_beyond_small_numbers() -> None:
+    """A counter counts on, and a timer adds up, beyond the numbers that Python or C keeps ready; a
+    number that the program has read stays what it was."""
+    counter, timer = amanda.inline.Counter(250), amanda.inline.Timer(amanda.inline.Log())
+    tool, x = amanda.Tool(), torch.ones(2)
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().__name__ == "exp":
+            context.insert_after_op(counter, outputs=[])
+        elif context.get_op().__name__ == "sin":
+            context.insert_before_op(timer.start, inputs=[])
+            context.insert_after_op(timer.stop, outputs=[])
+
+    tool.add_inst_for_op(analyse)
+    read = []
+    with applied(tool):
+        for i in range(3000):
+            x.exp(), x.sin()
+            if i == 1500:
+                timer.nanoseconds += 1 << 30
+            elif i == 2000:
+                timer.nanoseconds += 1 << 60
+            read.append((counter.count, timer.nanoseconds))
+            amanda.new_iteration()
+    assert [count for count, _ in read] == list(range(251, 3251))
+    numbers = timer.log.numbers if timer.log is not None else []
+    spans = [numbers[i + 2] - numbers[i + 1] for i in range(0, len(numbers), 4)]
+    sums = itertools.accumulate(spans)
+    added = [0] * 1500 + [1 << 30] * 500 + [(1 << 30) + (1 << 60)] * 1000
+    assert [time for _, time in read] == [a + b for a, b in zip(sums, added, strict=True)]
 
 
 class Checks(amanda.Tool):

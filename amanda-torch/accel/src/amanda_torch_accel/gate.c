@@ -48,8 +48,14 @@
 
 #if defined(_MSC_VER)
 #define THREAD_LOCAL __declspec(thread)
+#define APART
+#define RARE
 #else
 #define THREAD_LOCAL _Thread_local
+/* Between two operators PyTorch runs more code than the processor's first cache holds, so that each of them
+   reads the gate's anew: it costs as much as there are lines of it. What is not always run lies elsewhere. */
+#define APART __attribute__((noinline))
+#define RARE __attribute__((noinline, cold))
 #endif
 
 /* ---- what is called -------------------------------------------------------------------------- */
@@ -67,18 +73,18 @@ typedef enum {
 /* Types of arguments that are remembered of each builtin, see note_signature(). */
 #define FITTING 8
 
-/* One place in which something was replaced. */
+/* One place in which something was replaced. What each call needs comes first. */
 typedef struct {
     Kind kind;
     int flags;
-    const char *name;
-    PyObject *owner;    /* the descriptor or function; keeps the place alive */
-    void *place;        /* PyMethodDef, PyCFunctionObject or PyGetSetDef */
     void *original;     /* what stood there */
-    void *closure;      /* of a getter */
     PyObject *operator; /* what PyTorch reports to a mode; NULL as long as it is not known */
     int unreported;     /* calls in a row that PyTorch has reported nothing of */
     int reports_first;  /* it is reported before PyTorch looks at its arguments */
+    PyObject *owner;    /* the descriptor or function; keeps the place alive */
+    void *closure;      /* of a getter */
+    const char *name;
+    void *place;        /* PyMethodDef, PyCFunctionObject or PyGetSetDef */
     uint64_t fitting[FITTING]; /* signatures of calls that were reported, the last ones */
     unsigned fitting_count;
 } Site;
@@ -159,6 +165,110 @@ set_field(PyObject *object, Py_ssize_t offset, PyObject *value)
     Py_XDECREF(old);
 }
 
+/* Numbers that are counted with, without CPython's functions where they are small. */
+
+#define SMALL_NUMBERS 256
+static PyObject *small_numbers[SMALL_NUMBERS];
+
+static int
+make_numbers(void)
+{
+    for (long i = 0; i < SMALL_NUMBERS; i++) {
+        small_numbers[i] = PyLong_FromLong(i);
+        if (small_numbers[i] == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* PyLong_FromSsize_t() of a number that is not negative. */
+static inline PyObject *
+new_number(Py_ssize_t number)
+{
+    return number < SMALL_NUMBERS ? Py_NewRef(small_numbers[number]) : PyLong_FromSsize_t(number);
+}
+
+/* PyLong_AsSsize_t() */
+static inline Py_ssize_t
+number_of(PyObject *object)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    if (PyLong_CheckExact(object) && PyUnstable_Long_IsCompact((PyLongObject *)object)) {
+        return PyUnstable_Long_CompactValue((PyLongObject *)object);
+    }
+#else
+    Py_ssize_t digits = Py_SIZE(object);
+    if (PyLong_CheckExact(object) && digits >= -1 && digits <= 1) {
+        return digits == 0 ? 0 : digits * (Py_ssize_t)((PyLongObject *)object)->ob_digit[0];
+    }
+#endif
+    return PyLong_AsSsize_t(object);
+}
+
+/* What was found in dicts of Python's, by a key that is told by its address: it stands for the same value
+   as long as a dict is not changed. Each change of a dict gives it another number, which no other dict has
+   had, in versions of CPython before 3.12; in later ones dicts are asked each time. */
+#if PY_VERSION_HEX < 0x030C0000
+#define HAS_VERSIONS 1
+typedef struct {
+    uint64_t version;
+    const void *key;
+    PyObject *value;
+} Found;
+
+#define FOUND_ITEMS 8192
+static Found found_items[FOUND_ITEMS];
+
+static inline uint64_t
+version_of(PyObject *dict)
+{
+    return ((PyDictObject *)dict)->ma_version_tag;
+}
+
+/* The first of the two places that each key has; the other one is beside it. */
+static inline Found *
+places_of(PyObject *dict, const void *key)
+{
+    uint64_t mixed = (version_of(dict) ^ ((uint64_t)(uintptr_t)key << 7)) * 0x9E3779B97F4A7C15u;
+    return &found_items[(mixed >> 32) % FOUND_ITEMS & ~(uint64_t)1];
+}
+
+/* The value that keep_found() was told of (borrowed); NULL if it was not. */
+static inline PyObject *
+look_found(PyObject *dict, const void *key)
+{
+    const Found *found = places_of(dict, key);
+    for (int i = 0; i < 2; i++, found++) {
+        if (found->version == version_of(dict) && found->key == key) {
+            return found->value;
+        }
+    }
+    return NULL;
+}
+
+static APART void
+keep_found(PyObject *dict, const void *key, PyObject *value)
+{
+    Found *found = places_of(dict, key);
+    /* The later version is the one that is in use. */
+    found += found[0].version > found[1].version;
+    *found = (Found){version_of(dict), key, value};
+}
+
+/* Of keys that may be gone: another object may get their address. */
+static void
+forget_found(void)
+{
+    memset(found_items, 0, sizeof found_items);
+}
+#else
+#define HAS_VERSIONS 0
+#define look_found(dict, key) ((PyObject *)NULL)
+#define keep_found(dict, key, value) ((void)0)
+#define forget_found() ((void)0)
+#endif
+
 static int
 is_alive(PyObject *reference, PyObject *object)
 {
@@ -211,26 +321,38 @@ static struct {
 
 /* Of the current thread: its virtual mode (a strong reference), and how many modes lie below it;
    the site whose report is awaited; how many reports have come. */
-static THREAD_LOCAL struct {
+typedef struct {
     PyObject *mode;
     Py_ssize_t depth;
     unsigned session;
     Site *awaited;
     int reports;
-} thread;
+    unsigned long native; /* see native_thread() */
+#if HAS_VERSIONS
+    uint64_t unpaused; /* the version of the thread's state in which it was found not to be paused */
+#endif
+} Thread;
+
+static THREAD_LOCAL Thread thread;
 
 /* Counts up where the gate is taken off: virtual modes of other threads, which cannot be reached
    from here, are none from then on. */
 static unsigned session;
 static int is_installed;
 
+static inline PyObject *
+virtual_mode_of(Thread *here)
+{
+    if (here->mode != NULL && here->session != session) {
+        Py_CLEAR(here->mode);
+    }
+    return here->mode;
+}
+
 static PyObject *
 virtual_mode(void)
 {
-    if (thread.mode != NULL && thread.session != session) {
-        Py_CLEAR(thread.mode);
-    }
-    return thread.mode;
+    return virtual_mode_of(&thread);
 }
 
 static PyObject *
@@ -624,21 +746,39 @@ add_to(PyObject *object, Py_ssize_t offset, PyObject *number)
     return 0;
 }
 
+/* Add one to it. */
+static int
+count_in(PyObject *object, Py_ssize_t offset)
+{
+    PyObject *before = field(object, offset);
+    if (before != NULL && PyLong_CheckExact(before)) {
+        Py_ssize_t number = number_of(before);
+        if (number >= 0 && number < SMALL_NUMBERS - 1) {
+            PyObject **place = (PyObject **)((char *)object + offset);
+            *place = Py_NewRef(small_numbers[number + 1]);
+            Py_DECREF(before);
+            return 0;
+        }
+        PyErr_Clear();
+    }
+    return add_to(object, offset, one);
+}
+
 /* The native id of the current thread, kept because asking for it takes a system call; 0 with an
    error. */
 static unsigned long
 native_thread(void)
 {
-    static THREAD_LOCAL unsigned long known;
-    if (known == 0) {
+    Thread *here = &thread;
+    if (here->native == 0) {
         PyObject *found = PyObject_CallNoArgs(inlined.native);
-        known = found == NULL ? 0 : PyLong_AsUnsignedLong(found);
+        here->native = found == NULL ? 0 : PyLong_AsUnsignedLong(found);
         Py_XDECREF(found);
         if (PyErr_Occurred()) {
-            known = 0;
+            here->native = 0;
         }
     }
-    return known;
+    return here->native;
 }
 
 /* An array.array("q"), to whose end C adds where there is room. How it is laid out is proven, see
@@ -683,37 +823,64 @@ configure_numbers(PyObject *sample)
     return 0;
 }
 
+/* Whether C may write to the numbers of a log. */
+static int
+are_numbers(PyObject *object)
+{
+    return numbers_type != NULL && Py_IS_TYPE(object, numbers_type)
+           && ((Numbers *)object)->description == numbers_description && ((Numbers *)object)->exports == 0;
+}
+
+/* Numbers for which room is made at once. */
+#define ROOM 4096
+
+/* Make room in an array that C may write to. By its own methods it grows by a sixteenth each time. */
+static int
+make_room(PyObject *numbers)
+{
+    static PyObject *zeros;
+    if (zeros == NULL && (zeros = PyBytes_FromStringAndSize(NULL, ROOM * sizeof(int64_t))) != NULL) {
+        memset(PyBytes_AS_STRING(zeros), 0, ROOM * sizeof(int64_t));
+    }
+    PyObject *none = zeros == NULL ? NULL : PyObject_CallMethod(numbers, "frombytes", "O", zeros);
+    if (none == NULL) {
+        return -1;
+    }
+    Py_DECREF(none);
+    Py_SET_SIZE((PyVarObject *)numbers, Py_SIZE(numbers) - ROOM);
+    return 0;
+}
+
 /* Add an execution to the numbers of a log: an array, or a list. */
 static int
 append_execution(PyObject *log, PyObject *number, long long start, long long end)
 {
     PyObject *object = field(log, at.log_numbers);
-    long long timer = PyLong_AsLongLong(number);
+    Py_ssize_t timer = number_of(number);
     unsigned long id = native_thread();
-    if (PyErr_Occurred()) {
+    if (id == 0 || (timer == -1 && PyErr_Occurred())) {
         return -1;
-    }
-    if (object != NULL && numbers_type != NULL && Py_IS_TYPE(object, numbers_type)) {
-        Numbers *numbers = (Numbers *)object;
-        Py_ssize_t size = Py_SIZE(object);
-        if (numbers->description == numbers_description && numbers->exports == 0
-            && numbers->room - size >= 4) {
-            int64_t *items = numbers->items + size;
-            items[0] = timer;
-            items[1] = start;
-            items[2] = end;
-            items[3] = (int64_t)id;
-            Py_SET_SIZE((PyVarObject *)object, size + 4);
-            return 0;
-        }
     }
     if (object == NULL) {
         PyErr_SetString(PyExc_AttributeError, "a log has lost its numbers");
         return -1;
     }
-    PyObject *none = PyObject_CallMethod(object, "extend", "((LLLk))", timer, start, end, id);
-    Py_XDECREF(none);
-    return none == NULL ? -1 : 0;
+    if (!are_numbers(object)) {
+        PyObject *none = PyObject_CallMethod(object, "extend", "((nLLk))", timer, start, end, id);
+        Py_XDECREF(none);
+        return none == NULL ? -1 : 0;
+    }
+    Numbers *numbers = (Numbers *)object;
+    if (numbers->room - Py_SIZE(object) < 4 && make_room(object) < 0) {
+        return -1;
+    }
+    int64_t *items = numbers->items + Py_SIZE(object);
+    items[0] = timer;
+    items[1] = start;
+    items[2] = end;
+    items[3] = (int64_t)id;
+    Py_SET_SIZE((PyVarObject *)object, Py_SIZE(object) + 4);
+    return 0;
 }
 
 /* time.perf_counter_ns(), without the call where it is known what that reads; -1 with an error. */
@@ -804,16 +971,41 @@ log_execution(PyObject *timer, long long start, long long end)
     return is_due;
 }
 
+/* Add a time to one that an object has in a slot. */
+static int
+add_time(PyObject *object, Py_ssize_t offset, long long nanoseconds)
+{
+#if PY_VERSION_HEX < 0x030C0000
+    PyLongObject *before = (PyLongObject *)field(object, offset);
+    Py_ssize_t digits = before == NULL || !PyLong_CheckExact(before) ? 0 : Py_SIZE(before);
+    /* A number that nothing else refers to may change: there is none to be made. */
+    if ((digits == 1 || digits == 2) && Py_REFCNT(before) == 1 && nanoseconds >= 0) {
+        uint64_t sum = (uint64_t)nanoseconds + before->ob_digit[0]
+                       + (digits == 1 ? 0 : (uint64_t)before->ob_digit[1] << PyLong_SHIFT);
+        if (sum >> (digits * PyLong_SHIFT) == 0) {
+            before->ob_digit[0] = (digit)(sum & PyLong_MASK);
+            if (digits == 2) {
+                before->ob_digit[1] = (digit)(sum >> PyLong_SHIFT);
+            }
+            return 0;
+        }
+    }
+#endif
+    PyObject *time = PyLong_FromLongLong(nanoseconds);
+    int failed = time == NULL || add_to(object, offset, time) < 0;
+    Py_XDECREF(time);
+    return failed ? -1 : 0;
+}
+
 /* Timer.add() */
 static int
 add_execution_of(PyObject *timer, long long start, long long end)
 {
-    PyObject *time = PyLong_FromLongLong(end - start);
-    int failed = time == NULL || add_to(timer, at.timer_executions, one) < 0
-                 || add_to(timer, at.timer_nanoseconds, time) < 0
-                 || log_execution(timer, start, end) < 0;
-    Py_XDECREF(time);
-    return failed ? -1 : 0;
+    return count_in(timer, at.timer_executions) < 0
+                   || add_time(timer, at.timer_nanoseconds, end - start) < 0
+                   || log_execution(timer, start, end) < 0
+               ? -1
+               : 0;
 }
 
 /* Timer.stop(), which is called in Python where the two points are not in one thread. */
@@ -910,7 +1102,7 @@ add_execution(PyObject *sum, PyObject *kind)
     }
     PyObject *weight = PyTuple_GET_ITEM(found, 0);
     set_field(sum, at.sum_last, PyTuple_GET_ITEM(found, 1));
-    int failed = add_to(sum, at.sum_executions, one) < 0
+    int failed = count_in(sum, at.sum_executions) < 0
                  || add_to(sum, at.sum_amount, weight) < 0;
     if (!failed && Py_IS_TYPE(total, (PyTypeObject *)inlined.counter)) {
         failed = add_to(total, at.counter_count, weight) < 0;
@@ -989,7 +1181,7 @@ run_some(PyObject *routines, PyObject *kind, Py_ssize_t first, Py_ssize_t last)
     for (Py_ssize_t i = first; !failed && i < last; i++) {
         PyObject *routine = PyTuple_GET_ITEM(routines, i);
         if (Py_IS_TYPE(routine, (PyTypeObject *)inlined.counter)) {
-            failed = add_to(routine, at.counter_count, one) < 0;
+            failed = count_in(routine, at.counter_count) < 0;
         }
         else if (PyMethod_Check(routine)
                  && Py_IS_TYPE(PyMethod_GET_SELF(routine), (PyTypeObject *)inlined.timer)) {
@@ -1468,19 +1660,26 @@ holds_inputs(PyObject *routines)
 }
 
 /* Put back a mode that was virtual (a reference that is given away), as far as the gate is on. */
-static void
-put_back(PyObject *mode)
+static RARE void
+push_back(PyObject *mode)
 {
-    if (thread.mode == NULL && thread.session == session) {
-        thread.mode = mode;
-        return;
-    }
     KEEPING_ERROR({
         if (is_installed && push_ours(mode) < 0) {
             PyErr_WriteUnraisable(mode);
         }
         Py_DECREF(mode);
     });
+}
+
+static inline void
+put_back(Thread *here, PyObject *mode)
+{
+    if (here->mode == NULL && here->session == session) {
+        here->mode = mode;
+    }
+    else {
+        push_back(mode);
+    }
 }
 
 /* Whether the routines of a hook may run here: those of checks, where all gradients are finite, and
@@ -1496,8 +1695,9 @@ pass_gradients(PyObject *routines, PyObject *const *values, Py_ssize_t count, Py
     if (wanted > 1 || holds_inputs(routines)) {
         return 0;
     }
-    PyObject *mode = virtual_mode();
-    thread.mode = NULL;
+    Thread *here = &thread;
+    PyObject *mode = virtual_mode_of(here);
+    here->mode = NULL;
     int passed = is_plain_here();
     if (passed > 0 && wanted) {
         passed = look_at(values, 1, 1);
@@ -1507,7 +1707,7 @@ pass_gradients(PyObject *routines, PyObject *const *values, Py_ssize_t count, Py
         passed = *kind != NULL ? pass_kind(routines, *kind) : PyErr_Occurred() ? -1 : 0;
     }
     if (mode != NULL) {
-        put_back(mode);
+        put_back(here, mode);
     }
     return passed;
 }
@@ -3226,7 +3426,7 @@ has_raw_form(RawNodes *found, PyObject *form)
         for (Py_ssize_t edge = 0; edge < edge_count; edge++) {
             Py_ssize_t place = raw_place(found, &edges[edge]);
             if (place == UNKNOWN
-                || place != PyLong_AsSsize_t(PyList_GET_ITEM(targets, edge))) {
+                || place != number_of(PyList_GET_ITEM(targets, edge))) {
                 return 0;
             }
         }
@@ -3327,7 +3527,7 @@ hook_raw_way(const char *node, PyObject *way, PyObject *natives, PyObject *done)
             return 0;
         }
         for (int j = 0; j < 3; j++) {
-            numbers[j] = PyLong_AsSsize_t(PyTuple_GET_ITEM(step, j));
+            numbers[j] = number_of(PyTuple_GET_ITEM(step, j));
         }
         if (numbers[0] < 0 || numbers[0] >= count || numbers[1] < 0 || numbers[2] < 0
             || numbers[2] >= PyList_GET_SIZE(natives) || numbers[2] >= PyByteArray_GET_SIZE(done)) {
@@ -3915,6 +4115,13 @@ has_signature(const Invocation *call)
     return call->site->kind <= FUNCTION && !call->site->reports_first;
 }
 
+/* Whether it is seen from the result of a call that PyTorch has refused its arguments, or it never does. */
+static int
+tells_refusal(const Invocation *call)
+{
+    return has_signature(call) || call->site->kind == SUBSCRIPT || call->site->kind == CALLABLE;
+}
+
 /* PyTorch has taken arguments of these types: the next ones fit, too. */
 static void
 note_signature(const Invocation *call)
@@ -3929,7 +4136,7 @@ note_signature(const Invocation *call)
  *
  * Not where PyTorch may refuse the arguments, and report nothing: then no routine is to run.
  */
-static int
+static APART int
 may_act(const Invocation *call)
 {
     Site *site = call->site;
@@ -3945,7 +4152,7 @@ may_act(const Invocation *call)
     return 0;
 }
 
-typedef enum { ASK, EMPTY, ACTING } Answer;
+typedef enum { ASK, EMPTY, MEASURED, ACTING } Answer;
 
 /* Whether an operator runs plainly: no tool acts, or only on its backward operators, and none is
    recorded. */
@@ -3965,55 +4172,90 @@ is_empty(PyObject *known)
     return records == 0;
 }
 
+/* Whether all that tools have at an operator is one routine at most, which counts or times it. Nothing has
+   to be known of the arguments for it: it acts when the operator has run, and PyTorch refuses what does not
+   fit. */
+static int
+only_measures(PyObject *known, const Invocation *call)
+{
+    PyObject *before = field(known, python.known_before), *after = field(known, python.known_after);
+    if (inlined.counter == NULL || before == NULL || after == NULL || !PyTuple_CheckExact(before)
+        || !PyTuple_CheckExact(after) || PyTuple_GET_SIZE(after) > 1 || !tells_refusal(call)) {
+        return 0;
+    }
+    if (PyTuple_GET_SIZE(before) == 0) {
+        return PyTuple_GET_SIZE(after) == 0
+               || Py_IS_TYPE(PyTuple_GET_ITEM(after, 0), (PyTypeObject *)inlined.counter);
+    }
+    return PyTuple_GET_SIZE(before) == 1 && timer_around(before, after) != NULL;
+}
+
+/* The cell of an operator in the current frame (borrowed), NULL where there is none. It is remembered where
+   a site keeps the operator alive. */
+static inline PyObject *
+cell_of(PyObject *cells, PyObject *operator, const Invocation *call)
+{
+    PyObject *cell = look_found(cells, operator);
+    if (cell != NULL) {
+        return cell;
+    }
+    cell = PyDict_GetItemWithError(cells, operator);
+    if (cell == NULL) {
+        PyErr_Clear();
+    }
+    else if (operator == call->site->operator) {
+        keep_found(cells, operator, cell);
+    }
+    return cell;
+}
+
 /* What is known of the next execution of an operator; it is counted, unless there is to ask.
  *
  * This is Interceptor.__torch_function__() of amanda_torch.eager.interceptors as far as that needs
- * no call. `*found` is a strong reference: to the cell in which an execution was counted (NULL for
- * what is no operator), or to the KnownOp that acts.
+ * no call. `*cell` and `*known` are strong references: to the cell in which an execution was counted (NULL
+ * for what is no operator, and where there is to ask), and to the KnownOp of an operator that is measured or
+ * that acts.
  */
-static Answer
-look_up(PyObject *mode, PyObject *operator, const Invocation *call, PyObject **found)
+static inline Answer
+look_up(PyObject *mode, PyObject *operator, const Invocation *call, PyObject **cell, PyObject **known)
 {
-    *found = NULL;
     PyObject *cells = field(mode, python.mode_cells);
     if (field(mode, python.mode_stale) != Py_False || cells == NULL || !PyDict_CheckExact(cells)) {
         return ASK;
     }
-    PyObject *cell = PyDict_GetItemWithError(cells, operator);
-    if (cell == NULL) {
+    PyObject *found = cell_of(cells, operator, call);
+    if (found == python.no_operator) {
+        return found == NULL ? ASK : EMPTY;
+    }
+    if (found == NULL || !PyList_CheckExact(found) || PyList_GET_SIZE(found) == 0) {
+        return ASK;
+    }
+    PyObject *before = PyList_GET_ITEM(found, 0);
+    Py_ssize_t count = number_of(before) + 1;
+    if (count < 1 || count >= PyList_GET_SIZE(found)) {
         PyErr_Clear();
         return ASK;
     }
-    if (cell == python.no_operator) {
-        return EMPTY;
-    }
-    if (!PyList_CheckExact(cell) || PyList_GET_SIZE(cell) == 0) {
-        return ASK;
-    }
-    Py_ssize_t count = PyLong_AsSsize_t(PyList_GET_ITEM(cell, 0)) + 1;
-    if (count < 1 || count >= PyList_GET_SIZE(cell)) {
-        PyErr_Clear();
-        return ASK;
-    }
-    PyObject *known = PyList_GET_ITEM(cell, count);
-    int runs_plainly = is_empty(known);
-    if (!runs_plainly && !(Py_IS_TYPE(known, python.known) && may_act(call))) {
-        return ASK;
-    }
-    PyObject *number = PyLong_FromSsize_t(count);
+    PyObject *next = PyList_GET_ITEM(found, count);
+    Answer answer = is_empty(next)                        ? EMPTY
+                    : !Py_IS_TYPE(next, python.known)     ? ASK
+                    : only_measures(next, call)           ? MEASURED
+                    : may_act(call)                       ? ACTING
+                                                          : ASK;
+    PyObject *number = answer == ASK ? NULL : new_number(count);
     if (number == NULL) {
         PyErr_Clear();
         return ASK;
     }
-    *found = Py_NewRef(runs_plainly ? cell : known);
-    PyObject *before = PyList_GET_ITEM(cell, 0);
-    PyList_SET_ITEM(cell, 0, number);
+    *cell = Py_NewRef(found);
+    *known = answer == EMPTY ? NULL : Py_NewRef(next);
+    PyList_SET_ITEM(found, 0, number);
     Py_DECREF(before);
-    return runs_plainly ? EMPTY : ACTING;
+    return answer;
 }
 
 /* Take back an execution: the arguments did not fit, and PyTorch would have reported nothing. */
-static void
+static RARE void
 take_back(PyObject *cell)
 {
     if (cell == NULL || PyList_GET_SIZE(cell) == 0) {
@@ -4101,7 +4343,7 @@ reported_kwargs(const Invocation *call)
 }
 
 /* Run an operator as Amanda knows it: ``known.run(known, operator, args, kwargs)``. */
-static PyObject *
+static APART PyObject *
 act(const Invocation *call, PyObject *operator, PyObject *known)
 {
     PyObject *run = field(known, python.known_run), *result;
@@ -4251,8 +4493,54 @@ end_inlined(const Invocation *call, PyObject *operator, PyObject *known, PyObjec
     return result;
 }
 
-/* Run an operator between inlined routines. */
+/* An operator that is measured at most has raised, or was none. Errors are cleared. */
+static RARE void
+end_unmeasured(int is_none, PyObject *cell, const Timing *timing)
+{
+    if (is_none) {
+        take_back(cell);
+    }
+    else if (timing->timer != NULL && leave_start(timing, PyThread_get_thread_ident()) < 0) {
+        PyErr_Clear();
+    }
+}
+
+/* Run an operator that is counted or timed at most, and whose backward operators may be claimed. */
 static PyObject *
+run_measured(const Invocation *call, PyObject *mode, PyObject *operator, PyObject *known, PyObject *cell)
+{
+    int is_claimed = field(known, python.known_claims) == Py_True ? is_recording() : 0;
+    Py_ssize_t start = is_claimed > 0 ? next_sequence() : 0;
+    if (is_claimed < 0 || start < 0) {
+        return NULL;
+    }
+    /* What Python runs meanwhile may put another one there. */
+    PyObject *after = field(known, python.known_after);
+    PyObject *routine = PyTuple_GET_SIZE(after) == 0 ? NULL : Py_NewRef(PyTuple_GET_ITEM(after, 0));
+    Timing timing = {routine != NULL && PyMethod_Check(routine) ? PyMethod_GET_SELF(routine) : NULL, 0, 0};
+    if (timing.timer != NULL && (timing.start = read_nanoseconds()) < 0) {
+        Py_DECREF(routine);
+        return NULL;
+    }
+    PyObject *result = run_original(call);
+    if (result == NULL || result == Py_NotImplemented) {
+        int is_none = is_refused(call, result);
+        KEEPING_ERROR(end_unmeasured(is_none, cell, &timing));
+    }
+    /* What the gate does then is no part of the time. */
+    else if ((timing.timer != NULL && (timing.end = read_nanoseconds()) < 0)
+             || (is_claimed && claim(call, mode, operator, known, result, start) < 0)
+             || (timing.timer != NULL ? add_timing(&timing)
+                 : routine != NULL    ? count_in(routine, at.counter_count)
+                                      : 0) < 0) {
+        Py_CLEAR(result);
+    }
+    Py_XDECREF(routine);
+    return result;
+}
+
+/* Run an operator between inlined routines. */
+static APART PyObject *
 run_inlined(const Invocation *call, PyObject *mode, PyObject *operator, PyObject *known)
 {
     Py_ssize_t start = 0;
@@ -4782,7 +5070,7 @@ run_after(PyObject *known, PyObject *result, const Values *inputs, PyObject *sta
 }
 
 /* Run an operator between routines in Python. */
-static PyObject *
+static APART PyObject *
 run_around(const Invocation *call, PyObject *mode, PyObject *operator, PyObject *known)
 {
     PyObject *state = field(mode, python.mode_thread), *result = NULL, *returned = NULL;
@@ -4818,7 +5106,7 @@ run_around(const Invocation *call, PyObject *mode, PyObject *operator, PyObject 
 }
 
 /* Run an operator with the mode on the stack: PyTorch reports it. */
-static PyObject *
+static APART PyObject *
 report(const Invocation *call, PyObject *mode)
 {
     Site *site = call->site, *awaited = thread.awaited;
@@ -4853,48 +5141,56 @@ report(const Invocation *call, PyObject *mode)
     return result;
 }
 
+/* The same, and find out on which stack the mode lies then. */
+static APART PyObject *
+ask_python(const Invocation *call, PyObject *mode, Thread *here)
+{
+    here->mode = NULL;
+    PyObject *result = report(call, mode);
+    if (is_installed) {
+        /* What was reported may have changed the stack. */
+        push_back(mode);
+    }
+    else {
+        put_back(here, mode);
+    }
+    return result;
+}
+
 /* Every call of a replaced function comes here. */
-static PyObject *
+static APART PyObject *
 intercept(const Invocation *call)
 {
-    PyObject *mode = virtual_mode(), *found = NULL, *result = NULL;
+    Thread *here = &thread;
+    PyObject *mode = virtual_mode_of(here), *cell = NULL, *known = NULL, *result = NULL;
     Site *site = call->site;
+    PyObject *operator = call->operator != NULL ? call->operator : site->operator;
     if (mode == NULL || (site->unreported >= SILENT && site->operator == NULL)) {
         return run_original(call);
     }
-    PyObject *operator = call->operator != NULL ? call->operator : site->operator;
-    Answer answer = operator == NULL ? ASK : look_up(mode, operator, call, &found);
+    Answer answer = operator == NULL ? ASK : look_up(mode, operator, call, &cell, &known);
+    if (answer == ASK) {
+        return ask_python(call, mode, here);
+    }
     /* As PyTorch does with a mode that it reports to: nothing inside of the call is noticed. */
-    thread.mode = NULL;
-    switch (answer) {
-    case EMPTY:
+    here->mode = NULL;
+    if (answer == EMPTY) {
         result = run_original(call);
         if (is_refused(call, result)) {
-            KEEPING_ERROR(take_back(found));
+            KEEPING_ERROR(take_back(cell));
         }
-        break;
-    case ACTING:
-        result = is_inlined(call, found) ? run_inlined(call, mode, operator, found)
-                 : is_around(found)      ? run_around(call, mode, operator, found)
-                                         : act(call, operator, found);
-        break;
-    case ASK:
-        result = report(call, mode);
-        break;
     }
-    Py_XDECREF(found);
-    if (answer == ASK && is_installed) {
-        /* What was reported may have changed the stack. */
-        KEEPING_ERROR({
-            if (push_ours(mode) < 0) {
-                PyErr_WriteUnraisable(mode);
-            }
-            Py_DECREF(mode);
-        });
+    else if (answer == MEASURED) {
+        result = run_measured(call, mode, operator, known, cell);
     }
     else {
-        put_back(mode);
+        result = is_inlined(call, known) ? run_inlined(call, mode, operator, known)
+                 : is_around(known)      ? run_around(call, mode, operator, known)
+                                         : act(call, operator, known);
     }
+    Py_XDECREF(known);
+    Py_XDECREF(cell);
+    put_back(here, mode);
     return result;
 }
 
@@ -4907,14 +5203,14 @@ intercept(const Invocation *call)
 static Site keyword_sites[KEYWORD_SITES], plain_sites[PLAIN_SITES], other_sites[OTHER_SITES];
 static Py_ssize_t keyword_count, plain_count, other_count;
 
-static PyObject *
+static APART PyObject *
 through_keywords(Site *site, PyObject *self, PyObject *args, PyObject *kwargs)
 {
     Invocation call = {.site = site, .self = self, .args = args, .kwargs = kwargs};
     return intercept(&call);
 }
 
-static PyObject *
+static APART PyObject *
 through_plain(Site *site, PyObject *self, PyObject *argument)
 {
     Invocation call = {.site = site, .self = self, .args = argument};
@@ -5084,10 +5380,10 @@ static void
 restart(PyObject *dict, int is_children)
 {
     PyObject *key, *value;
-    Py_ssize_t position = 0;
-    while (PyDict_Next(dict, &position, &key, &value)) {
+    Py_ssize_t position = 0, left = PyDict_GET_SIZE(dict);
+    for (; left > 0 && PyDict_Next(dict, &position, &key, &value); left--) {
         if (is_children) {
-            if (Py_IS_TYPE(value, python.child)) {
+            if (Py_IS_TYPE(value, python.child) && field(value, python.child_calls) != zero) {
                 set_field(value, python.child_calls, zero);
             }
         }
@@ -5097,6 +5393,45 @@ restart(PyObject *dict, int is_children)
             Py_DECREF(before);
         }
     }
+}
+
+/* Whether the state of a thread says that tools are not paused. */
+static int
+is_unpaused(PyObject *state)
+{
+    if (state == NULL || !PyDict_CheckExact(state)) {
+        return 0;
+    }
+#if HAS_VERSIONS
+    if (thread.unpaused == version_of(state)) {
+        return 1;
+    }
+#endif
+    if (PyDict_GetItemWithError(state, paused_name) != zero) {
+        return 0;
+    }
+#if HAS_VERSIONS
+    thread.unpaused = version_of(state);
+#endif
+    return 1;
+}
+
+/* The child of a frame that was made for a module (borrowed); NULL without one. */
+static PyObject *
+child_of(PyObject *children, PyObject *module)
+{
+    PyObject *child = look_found(children, module);
+    if (child != NULL) {
+        return child;
+    }
+    PyObject *key = PyLong_FromVoidPtr(module);
+    child = key == NULL ? NULL : PyDict_GetItemWithError(children, key);
+    Py_XDECREF(key);
+    if (child != NULL) {
+        /* The key is a number: what is at that address need not live. */
+        keep_found(children, module, child);
+    }
+    return child;
 }
 
 /* Tracker.enter_module() for a module that was called at this place before.
@@ -5110,17 +5445,14 @@ enter_module(PyObject *mode, PyObject *module)
     PyObject *state = field(mode, python.mode_thread);
     PyObject *generation = field(mode, python.mode_generation);
     if (parent == NULL || parent == field(mode, python.mode_root)
-        || !Py_IS_TYPE(parent, python.frame) || state == NULL || !PyDict_CheckExact(state)
-        || PyDict_GetItemWithError(state, paused_name) != zero) {
+        || !Py_IS_TYPE(parent, python.frame) || !is_unpaused(state)) {
         return NULL;
     }
-    PyObject *children = field(parent, python.frame_children), *key = PyLong_FromVoidPtr(module);
-    if (key == NULL || children == NULL || !PyDict_CheckExact(children)) {
-        Py_XDECREF(key);
+    PyObject *children = field(parent, python.frame_children), *child;
+    if (children == NULL || !PyDict_CheckExact(children)) {
         return NULL;
     }
-    PyObject *child = PyDict_GetItemWithError(children, key);
-    Py_DECREF(key);
+    child = child_of(children, module);
     if (child == NULL || !Py_IS_TYPE(child, python.child)
         || !is_alive(field(child, python.child_ref), module)
         || field(child, python.child_transparent) != Py_False
@@ -5132,7 +5464,7 @@ enter_module(PyObject *mode, PyObject *module)
     if (frames == NULL || !PyList_CheckExact(frames) || calls == NULL || !PyLong_Check(calls)) {
         return NULL;
     }
-    Py_ssize_t call = PyLong_AsSsize_t(calls);
+    Py_ssize_t call = number_of(calls);
     if (call < 0 || call >= PyList_GET_SIZE(frames)) {
         return NULL;
     }
@@ -5142,7 +5474,7 @@ enter_module(PyObject *mode, PyObject *module)
         return NULL;
     }
     PyObject *cells = field(frame, python.frame_cells), *names = field(frame, python.frame_names);
-    PyObject *below = field(frame, python.frame_children), *number = PyLong_FromSsize_t(call + 1);
+    PyObject *below = field(frame, python.frame_children), *number = new_number(call + 1);
     if (number == NULL || cells == NULL || names == NULL || below == NULL) {
         Py_XDECREF(number);
         return NULL;
@@ -5587,6 +5919,7 @@ gate_restore(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(argument))
     is_installed = 0;
     unsettle_all();
     free_spare_dicts();
+    forget_found();
     return set_all(0) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -6113,7 +6446,7 @@ gate_exec(PyObject *Py_UNUSED(module))
     zero = PyLong_FromLong(0);
     one = PyLong_FromLong(1);
     paused_name = PyUnicode_InternFromString("paused");
-    if (zero == NULL || one == NULL || paused_name == NULL || make_names() < 0) {
+    if (zero == NULL || one == NULL || paused_name == NULL || make_numbers() < 0 || make_names() < 0) {
         return -1;
     }
     HookDict_Type.tp_base = &PyDict_Type;
