@@ -11,8 +11,8 @@ if mode not in ("attempt", "skip", "require"):
 gate = Extension(
     "amanda_torch_accel.gate",
     ["src/amanda_torch_accel/gate.c"],
-    # Exceptions of hooks pass through functions of the gate that call PyTorch's. Its code is read anew
-    # at each operator: shorter is faster.
+    # Exceptions of hooks pass through functions of the gate that call PyTorch's. Its code is read
+    # anew at each operator: shorter is faster.
     extra_compile_args=["-fexceptions", "-O2"],
     # Without a C compiler the package is installed nevertheless, and says why it cannot be used.
     optional=mode == "attempt",

@@ -988,8 +988,8 @@ def test_single_measures_mean_the_same(
     name: str, times: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a counter or a timer is all that an operator has, each operator is measured as often by
-    the gate as by the mode, also in calls of a new form, in properties, and where PyTorch refuses the
-    arguments."""
+    the gate as by the mode, also in calls of a new form, in properties, and where PyTorch refuses
+    the arguments."""
     vanilla = steps(PROGRAMS[name]())
     found = {}
     for interceptor in BOTH:

@@ -196,7 +196,7 @@ class CountTool(PrintingTool[CountOptions]):
 
     def running_figures(self) -> dict[str, float]:
         """Executions so far, forward and backward."""
-        # For each step: a generator would cost frames for each operator, and an attrgetter five times
+        # For each step: a generator would cost frames for each operator, an attrgetter five times
         # as much as a comprehension. op_counts() is asked next, for the same numbers.
         self._noted = counts = [c.count for c in self._every]
         backward = sum(itertools.compress(counts, self._is_backward))
