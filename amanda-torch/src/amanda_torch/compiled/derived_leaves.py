@@ -87,6 +87,13 @@ class Leaves:
         self._way = way
         self._indices = [leaf.index for leaf in leaves.values()]
         self._keys = list(leaves)
+        # Another tensor may have the identity of one that is gone.
+        self._gone: list[Any] = []
+        gone = self._gone.append
+        variables = [
+            variable for leaf in leaves.values() if (variable := leaf.variable()) is not None
+        ]
+        self._watched = [weakref.ref(variable, gone) for variable in variables]
         self._owner_changes = -1
         self._owners = dict.fromkeys((leaf.op_id for leaf in leaves.values()), self)
         self._last: weakref.ref[Any] | None = None
@@ -95,7 +102,7 @@ class Leaves:
 
     def can_run(self, inputs: Sequence[Any]) -> bool:
         """Whether a run with these inputs uses the same leaves, of the same owners."""
-        if [id(inputs[index]) for index in self._indices] != self._keys:
+        if self._gone or [id(inputs[index]) for index in self._indices] != self._keys:
             return False
         claimer = self._claimer
         if self._owner_changes != claimer.owner_changes:
