@@ -14,7 +14,6 @@ executes there is counted when it has ended, as in
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
