@@ -14,8 +14,10 @@ that names it. Observations in comments were made with PyTorch 2.13.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import inspect
+import itertools
 import logging
 import operator
 import sys
@@ -25,7 +27,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 import torch.utils.checkpoint
@@ -1086,22 +1088,139 @@ class _Made:
     name = MADE_MODULE
 
 
+@torch.fx.node.has_side_effect
+def module_mark(call: int, is_exit: bool, tensors: Sequence[Any]) -> None:
+    """Stands in a captured graph where a module is called, and where it returns.
+
+    Args:
+        call: the same number at both places, and at no other one of the graph.
+        tensors: those that the module is given, or has returned.
+    """
+
+
+class _Marks:
+    """Has Dynamo write :func:`module_mark` into what it captures; to be used with Dynamo's lock.
+
+    Attributes:
+        is_on: whether it does.
+        refused: why what it has captured cannot be marked; "" if it can.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.refused = ""
+        self.calls: list[_MarkedCall] = []
+
+    def note_stack(self, tx: Any, module: Any) -> None:
+        """Dynamo has noted the call of a module for the nodes that follow."""
+        call = self.calls[-1] if self.calls else None
+        if self.is_on and call is not None and call.module is module and call.entry is None:
+            call.begin(tx)
+
+
+class _MarkedCall:
+    """A call of a module that Dynamo captures.
+
+    Attributes:
+        module: it.
+        entry: the node of its mark; None before it is written.
+    """
+
+    def __init__(self, module: Any, given: Sequence[Any]) -> None:
+        self.module = module
+        self._given = given
+        self.entry: Any = None
+
+    def begin(self, tx: Any) -> None:
+        """Write the mark of its entry, among whose modules this one is by now."""
+        self.entry = self._write(tx, next(_MARK_NUMBERS), False, self._given)
+
+    def end(self, tx: Any, result: Any) -> None:
+        """Write that of its exit, which is in the module, too."""
+        if self.entry is None:
+            MODULE_MARKS.refused = "a module is called of which Dynamo notes no calls"
+            return
+        node = self._write(tx, self.entry.args[0], True, [result])
+        node.meta["nn_module_stack"] = dict(self.entry.meta["nn_module_stack"])
+
+    def _write(self, tx: Any, number: int, is_exit: bool, values: Sequence[Any]) -> Any:
+        proxies: list[Any] = []
+        try:
+            for value in values:
+                proxies += _proxies_in(tx, value)
+        except Exception as error:
+            MODULE_MARKS.refused = (
+                f"a module takes or gives what Dynamo says nothing of ({type(error).__name__})"
+            )
+        args = number, is_exit, proxies
+        return tx.output.create_proxy("call_function", module_mark, args, {}).node
+
+
+_MARK_NUMBERS = itertools.count()
+MODULE_MARKS = _Marks()
+
+
+def _proxies_in(tx: Any, value: Any) -> list[Any]:
+    """The tensors in a value that Dynamo captures, as a module is given or gives them.
+
+    In the order of :func:`amanda_torch.operators.calls.tensors_in`.
+    """
+    from torch._dynamo.variables import BuiltinVariable, ConstantVariable
+
+    value = value.realize() if hasattr(value, "realize") else value
+    kind = value.python_type()
+    if issubclass(kind, torch.Tensor):
+        return [value.as_proxy()]
+    items: Sequence[Any] = ()
+    if issubclass(kind, (list, tuple)):
+        items = value.unpack_var_sequence(tx)
+    elif issubclass(kind, Mapping):
+        items = value.call_method(tx, "values", [], {}).force_unpack_var_sequence(tx)
+    elif dataclasses.is_dataclass(kind):
+        names = [ConstantVariable.create(field.name) for field in dataclasses.fields(kind)]
+        get = BuiltinVariable(getattr)
+        items = [get.call_function(tx, [value, name], {}) for name in names]
+    return [proxy for item in items for proxy in _proxies_in(tx, item)]
+
+
 def _noting_calls(vanilla: Any) -> Any:
     """Dynamo's capture of a module's call, which also notes calls of modules that code makes."""
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if self.source:
+        if self.source and not MODULE_MARKS.is_on:
             return vanilla(self, tx, args, kwargs)
-        with _record_call(tx, self.value):
-            return vanilla(self, tx, args, kwargs)
+        if not MODULE_MARKS.is_on:
+            with _record_call(tx, self.value):
+                return vanilla(self, tx, args, kwargs)
+        call = _MarkedCall(self.value, [*args, *kwargs.values()])
+        MODULE_MARKS.calls.append(call)
+        try:
+            result = vanilla(self, tx, args, kwargs)
+        finally:
+            MODULE_MARKS.calls.pop()
+        call.end(tx, result)
+        return result
 
     return call_function
+
+
+def _noting_stacks(vanilla: Any) -> Any:
+    """Dynamo's note of a module's call for the nodes within, which are marked if that is wanted."""
+
+    @contextmanager
+    def record_nn_module_stack(key: str, source: Any, tx: Any, module: Any) -> Iterator[None]:
+        with vanilla(key, source, tx, module):
+            MODULE_MARKS.note_stack(tx, module)
+            yield
+
+    return record_nn_module_stack
 
 
 def _noting_loss(vanilla: Any) -> Any:
     """Dynamo's capture of ``nn.CrossEntropyLoss(...)``, for which it makes a function."""
 
     def call_cross_entropy_loss(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        MODULE_MARKS.refused = "it makes a module"
         variable = vanilla(self, tx, args, kwargs)
         compute, loss = variable.fn, torch.nn.CrossEntropyLoss()
 
@@ -1121,7 +1240,10 @@ def _record_call(tx: Any, module: torch.nn.Module) -> AbstractContextManager[Any
 
 
 COMPILER_NOTES: dict[str, dict[str, Callable[[Any], Any]]] = {
-    COMPILER_MODULES: {"UnspecializedNNModuleVariable.call_function": _noting_calls},
+    COMPILER_MODULES: {
+        "UnspecializedNNModuleVariable.call_function": _noting_calls,
+        "record_nn_module_stack": _noting_stacks,
+    },
     "torch._dynamo.variables.user_defined": {
         "UserDefinedClassVariable._call_cross_entropy_loss": _noting_loss
     },
@@ -1198,7 +1320,9 @@ def _without_guards_of_ours(entries: Sequence[Any]) -> Sequence[bool]:
     ]
 
 
-def frame_converter(backend: Callable[..., Any], eager: bool = False) -> Callable[..., Any]:
+def frame_converter(
+    backend: Callable[..., Any], eager: bool = False, marks: bool = False
+) -> Callable[..., Any]:
     """Dynamo's own callback for frames, which hands captured graphs to `backend`.
 
     What it captures is used under any function modes: whoever lets it capture takes care of them.
@@ -1231,10 +1355,23 @@ def frame_converter(backend: Callable[..., Any], eager: bool = False) -> Callabl
                 # Dynamo looks at `grad` of the inputs, for one, of which PyTorch warns.
                 stack.enter_context(warnings.catch_warnings(action="ignore"))
             stack.enter_context(_transforms_as_they_were())
+            stack.enter_context(_marked(marks))
             return convert(*args)
 
     setattr(converter, FRAME_CALLBACK_OF, convert)
     return converter
+
+
+@contextmanager
+def _marked(marks: bool) -> Iterator[None]:
+    """Whether Dynamo writes marks of modules."""
+    # What it captures within, as for a higher-order operator, has others.
+    outer = vars(MODULE_MARKS).copy()
+    try:
+        vars(MODULE_MARKS).update(is_on=marks, refused="", calls=[])
+        yield
+    finally:
+        vars(MODULE_MARKS).update(outer)
 
 
 _transform_depth = _symbol("torch._C._functorch.get_dynamic_layer_stack_depth")
@@ -1593,6 +1730,35 @@ def copied_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             new._dynamo_source = old._dynamo_source
     copied._param_name_to_source = dict(module._param_name_to_source)  # type: ignore[arg-type,assignment]
     return copied
+
+
+class WithoutValues(torch.Tensor):
+    """A tensor that has a shape, a dtype and a device, and nothing else."""
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
+        """No operator can run on it."""
+        raise TypeError(f"{func} needs values of a tensor that is told of by its shape and dtype")
+
+
+def valueless(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that is like another one, and has no values."""
+    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(
+        WithoutValues, tensor.shape, dtype=tensor.dtype, device=tensor.device
+    )
+    return made
+
+
+def without_marks(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A captured graph without :func:`module_mark`."""
+    found = copied_graph(module)
+    for node in list(found.graph.nodes):
+        if node.target is module_mark:
+            found.graph.erase_node(node)
+    found.recompile()
+    return found
 
 
 def tracing_context() -> Any:

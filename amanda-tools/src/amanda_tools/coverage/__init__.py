@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from amanda import Driver, OpContext
+from amanda import Driver, OpContext, deferrable
 from amanda.interface.points import PointContext
 from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
@@ -105,6 +105,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
             self._peers[framework] = make_peers(framework)
         return self._peers[framework]
 
+    @deferrable
     def _passed(self, point: PointContext) -> None:
         for peer in self._peers_of(point.namespace.partition("/")[0]):
             peer.passed(point)

@@ -105,9 +105,10 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         if self._torch_calls is None and any(driver.framework == "torch" for driver in drivers):
             from amanda_tools.summary.pytorch import TorchCalls
 
-            self._torch_calls = TorchCalls(self.recorder)
+            calls = self._torch_calls = TorchCalls(self.recorder)
             for is_exit in (False, True):
-                self.add_inst_for_module(self._torch_calls.passed, exit=is_exit)
+                routine = calls.passed_now if self.options.time else calls.passed
+                self.add_inst_for_module(routine, exit=is_exit)
         if not self._follows_graphs and any(driver.framework == "tensorflow" for driver in drivers):
             self._follows_graphs = True
             for is_exit in (False, True):

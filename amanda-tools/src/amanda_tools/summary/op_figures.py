@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from amanda import OpContext
+from amanda import OpContext, deferrable
 from amanda.tools.description import op_name
 from amanda_tools._operators.cost import FORMULAS, Formula
 from amanda_tools._operators.op_types import WITHOUT_ACTIVATION, updates_a_value
@@ -60,10 +60,12 @@ class OpFigures:
             context.insert_before_op(self.begin)
         context.insert_after_op(self.end)
 
+    @deferrable
     def begin(self, *inputs: Any) -> None:
         """Instrumentation routine before an execution."""
         self._inputs.leave(_shapes(inputs))
 
+    @deferrable
     def end(self, *outputs: Any) -> None:
         """Instrumentation routine after an execution."""
         size = 0

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from amanda import deferrable
 from amanda.interface.points import Point, PointContext
 from amanda_tools._internals import is_in_backward, own_parts
 from amanda_tools.summary.keras_layers import KerasLayers, is_keras, is_symbolic
@@ -90,8 +91,13 @@ class TorchCalls:
         self._recorder = recorder
         self._modules, self._layers = TorchModules(), KerasLayers()
 
+    @deferrable
     def passed(self, point: PointContext) -> None:
         """A routine at modules: one is entered or left."""
+        self.passed_now(point)
+
+    def passed_now(self, point: PointContext) -> None:
+        """The same, for calls whose times are taken."""
         module = point.target
         if not isinstance(module, nn.Module):
             return

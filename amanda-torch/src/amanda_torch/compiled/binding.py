@@ -185,6 +185,6 @@ class Binding:
                 self.direct.note_run(inputs)
             return result
         finally:
-            self._passes.end()
+            self._passes.give_up()
             interceptor.go_to(self._base)
             interceptor.enter(above)

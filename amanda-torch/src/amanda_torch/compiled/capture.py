@@ -56,17 +56,19 @@ class Capture:
 
     Args:
         compiler: the user's.
+        marks: whether the calls of modules are marked in what is captured.
 
     Attributes:
-        compiler: it.
+        compiler, marks: see above.
         is_refused: see :class:`~amanda_torch.compiled.captured.CompiledFunction`.
     """
 
-    def __init__(self, compiler: Any) -> None:
+    def __init__(self, compiler: Any, marks: bool = False) -> None:
         self.compiler = compiler
+        self.marks = marks
         self.is_refused = False
         self._say: Callable[[Any, str], None] | None = None
-        self._convert = _internals.frame_converter(self._captured)
+        self._convert = _internals.frame_converter(self._captured, marks=marks)
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
         self._convert_as_is = _internals.frame_converter(_as_it_is)
         # What is left alone, and why: said again in each scope.
@@ -223,25 +225,31 @@ def say_captured(compiler: Any, reason: str) -> None:
 
 
 _CAPTURES: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()
-"""By the callbacks of compiled functions."""
+_MARKING: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()
+"""By the callbacks of compiled functions, without and with marks of the calls of modules."""
 
 _KNOWN: weakref.WeakSet[Capture] = weakref.WeakSet()
 """Each once."""
 
 
-def callback_for(callback: Any, suspended: Suspended, say: Callable[[Any, str], None]) -> Capture:
+def callback_for(
+    callback: Any, suspended: Suspended, say: Callable[[Any, str], None], marks: bool = False
+) -> Capture:
     """The callback that captures, in place of a compiled function's own one.
 
     Args:
+        marks: as of :class:`Capture`.
         suspended: makes the context in which frames are captured: without an interceptor.
         say: called with the compiler of a function that runs operator by operator, and the reason.
     """
-    found = _CAPTURES.get(callback)
+    captures = _MARKING if marks else _CAPTURES
+    found = captures.get(callback)
     if found is None:
         compiler = _internals.compiler_of(callback)
         # As Dynamo has it, functions compiled anew at each call are captured once.
-        equal = (known for known in tuple(_KNOWN) if _is_equal(known.compiler, compiler))
-        found = _CAPTURES[callback] = next(equal, None) or Capture(compiler)
+        alike = [known for known in tuple(_KNOWN) if known.marks is marks]
+        equal = (known for known in alike if _is_equal(known.compiler, compiler))
+        found = captures[callback] = next(equal, None) or Capture(compiler, marks)
         _KNOWN.add(found)
     return found.under(suspended, say)
 

@@ -27,7 +27,7 @@ from amanda.errors import CoverageWarning
 from amanda.state import ATTACHED
 from amanda_torch import _internals
 from amanda_torch.compiled.binding import Binding, Waiting
-from amanda_torch.compiled.code import GraphCode
+from amanda_torch.compiled.code import GraphCode, NotCapturableError
 from amanda_torch.compiled.compilers import (
     AUTO,
     EAGER_COMPILERS,
@@ -81,6 +81,11 @@ class CapturedGraph:
             NotCapturableError: a node of it runs a graph of its own.
         """
         self._code = GraphCode(module)
+        self._has_marks = any(s.function is _internals.module_mark for s in self._code.sites)
+        if _internals.MODULE_MARKS.is_on and _internals.MODULE_MARKS.refused:
+            raise NotCapturableError(_internals.MODULE_MARKS.refused)
+        if self._has_marks:
+            module = _internals.without_marks(module)
         self._is_static = not _internals.has_numbers(module.graph)
         self._module = module
         self._inputs = inputs
@@ -263,6 +268,8 @@ class CapturedGraph:
                 binding.direct, binding.waiting = None, Waiting(steps, runs)
                 return ""
             reason = "no backward pass has come to all of its backward operators"
+        if interceptor.tells_modules and any(step.called for step in steps):
+            reason = "a tool has routines at modules"
         if interceptor.tells and any(step.enters for step in steps):
             reason = "tools are told of the forward passes in it"
         if not reason:

@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import torch
+from torch import nn
 
 from amanda.engine.plan import ActionPlan
 from amanda.inline import Counter, ShapeSum, Timer, started_by, stopped_by, summed_by
 from amanda.interface.action import Action
+from amanda.interface.points import Point
 from amanda.state import TOOL_LOCK
+from amanda_torch import _internals
 from amanda_torch.routines import RoutineDispatcher, inlined_around, look
 
 _NEVER = 1 << 63
@@ -115,10 +119,79 @@ class DeferredCall:
         self._dispatcher.run_all((self._action,), self._tensors)
 
 
+class DeferredPoint:
+    """The routines at the entry or the exit of a module, called when the code has run.
+
+    Args:
+        dispatcher: runs them.
+        point: which of the two.
+        called: the call of the module.
+        inputs, outputs: the tensors there; they are kept without their values.
+    """
+
+    __slots__ = ("_called", "_dispatcher", "_inputs", "_outputs", "_point")
+
+    def __init__(
+        self,
+        dispatcher: RoutineDispatcher,
+        point: Point,
+        called: CalledModule,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any] | None,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._point = point
+        self._called = called
+        self._inputs = [*map(_internals.valueless, inputs)]
+        self._outputs = None if outputs is None else [*map(_internals.valueless, outputs)]
+
+    def run(self) -> None:
+        """Call them."""
+        self._called.tell(self._dispatcher, self._point, self._inputs, self._outputs)
+
+
+@attrs.frozen
+class CalledModule:
+    """A call of a module in a graph.
+
+    Attributes:
+        path: of the module within the outermost one.
+        id: what the ids of its operators begin with.
+        module: the module.
+    """
+
+    path: str
+    id: str
+    module: weakref.ref[nn.Module]
+
+    def tell(
+        self,
+        dispatcher: RoutineDispatcher,
+        point: Point,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any] | None,
+    ) -> None:
+        """Run the routines at its entry or exit."""
+        dispatcher.points.module(
+            dispatcher.scopes(),
+            point,
+            module=self.path,
+            id=self.id,
+            target=self.module(),
+            inputs=inputs,
+            outputs=outputs,
+        )
+
+
 def is_deferrable_routine(action: Action) -> bool:
     """Whether a routine may be called so."""
-    func = getattr(action.func, "__func__", action.func)
-    return bool(getattr(func, "amanda_deferrable", False)) and not action.differentiable
+    return is_marked_deferrable(action.func) and not action.differentiable
+
+
+def is_marked_deferrable(routine: Any) -> bool:
+    """Whether a tool has marked a routine so."""
+    func = getattr(routine, "__func__", routine)
+    return bool(getattr(func, "amanda_deferrable", False))
 
 
 def stand_in(tensor: torch.Tensor) -> torch.Tensor:
@@ -241,7 +314,7 @@ class Deferred:
         return _TimedRun(self._executions)
 
 
-Added = Counter | StaticSum | DeferredCall
+Added = Counter | StaticSum | DeferredCall | DeferredPoint
 """What an execution adds to, or calls."""
 
 
@@ -250,7 +323,7 @@ def increase(counters: Sequence[Added]) -> None:
     for counter in counters:
         if type(counter) is Counter:
             counter.count += 1
-        elif type(counter) is DeferredCall:
+        elif type(counter) is DeferredCall or type(counter) is DeferredPoint:
             counter.run()
         elif counter.known is not None:  # type: ignore[union-attr]
             counter.to.add(*counter.known)  # type: ignore[union-attr]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from amanda.errors import CapabilityError
+from amanda.interface.points import Point
 from amanda.interface.proofs import Proof
 from amanda.namespace import Namespace
 from amanda.patching import PatchSet
@@ -28,6 +29,7 @@ from amanda_torch import _internals
 from amanda_torch.compiled import proofs
 from amanda_torch.compiled.capture import callback_for, say_captured
 from amanda_torch.compiled.compilers import AUTO, asked_compiler
+from amanda_torch.compiled.deferred import is_marked_deferrable
 from amanda_torch.compiled.modules import Modules
 from amanda_torch.driver import namespace_of
 from amanda_torch.eager import gate
@@ -89,10 +91,12 @@ class EagerDriver(InterceptingDriver):
 
     def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
         """See :mod:`amanda_torch.compiled.capture`."""
-        reason = self._reason_against(interceptor)
+        scopes = self.dispatcher.scopes()
+        marks = self.dispatcher.points.wants_modules(scopes)
+        reason = self._reason_against(interceptor, marks)
         if reason:
             return reason
-        return callback_for(callback, self._tracers.suspended, self._say_captured)
+        return callback_for(callback, self._tracers.suspended, self._say_captured, marks)
 
     def _say_captured(self, compiler: Any, reason: str) -> None:
         """Say, once, that a graph runs operator by operator."""
@@ -100,18 +104,29 @@ class EagerDriver(InterceptingDriver):
             self._has_said = True
             say_captured(compiler, reason)
 
-    def _reason_against(self, interceptor: Interceptor) -> str:
-        """Why a function cannot be captured now; "" if it can."""
+    def _reason_against(self, interceptor: Interceptor, marks: bool) -> str:
+        """Why a function cannot be captured now; "" if it can.
+
+        Args:
+            marks: whether the calls of modules are to be captured, too.
+        """
         if not interceptor.is_alone():
             # Dynamo would write another function mode into the graph, and it would act twice.
             return "another TorchFunctionMode is on"
         if _internals.has_global_hooks():
             # Those of a tool are not to be captured; those of the program run eagerly as well.
             return "there are hooks on all modules"
-        if self.dispatcher.points.wants_modules(self.dispatcher.scopes()):
-            # A graph has the operators of modules, not their calls.
-            return "a tool has routines at modules"
+        if marks and not self._defers_modules():
+            return "a tool has routines at modules that are not deferrable"
         return _missing_said()
+
+    def _defers_modules(self) -> bool:
+        """Whether all routines at modules may be called when compiled code has run."""
+        points = Point.MODULE_ENTRY, Point.MODULE_EXIT
+        found = [
+            one for s in self.dispatcher.scopes() for p in points for _, one in s.routines_at(p)
+        ]
+        return all(map(is_marked_deferrable, found))
 
 
 class GraphDriver(TorchGraphDriver, EagerDriver):

@@ -22,6 +22,7 @@ from amanda.engine.plan import ActionPlan
 from amanda_torch import _internals
 from amanda_torch.compiled.binding import Binding, Span
 from amanda_torch.compiled.code import GraphCode, Site
+from amanda_torch.compiled.deferred import CalledModule
 from amanda_torch.compiled.direct import DirectCode, Known
 from amanda_torch.compiled.gradients import learned, reason_against_gradients
 from amanda_torch.compiled.inlining import Inlined, is_traceable, reason_against
@@ -32,6 +33,8 @@ from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import Interceptor, Met
 from amanda_torch.eager.op_ids import Cell, Child, Frame
 from amanda_torch.operators.names import Kind, kind_of
+
+_MODULES_NOT_FOUND = "calls of modules in captured graphs whose modules are not found"
 
 _NOT_KEPT: Any = object()
 """Stands for what the interceptor has not kept of an operator."""
@@ -73,6 +76,8 @@ class NoticingRun:
         self._parents: list[Frame] = []
         self._passes = Passes(interceptor)
         self._callers: dict[Frame, Frame] = {}
+        self._called: dict[int, CalledModule] = {}
+        self._inputs: dict[int, Sequence[Any]] = {}
         self.steps: list[Step] = []
 
     def run(self, inputs: Sequence[Any]) -> Any:
@@ -89,6 +94,7 @@ class NoticingRun:
             return result
         finally:
             interceptor.met = outer
+            self._passes.give_up()
             self._leave(0)
 
     def _site(self, site: Site, *args: Any, **kwargs: Any) -> Any:
@@ -99,6 +105,9 @@ class NoticingRun:
         was_in_pass = self._passes.is_in_one
         entered = () if is_switch else self._go(site)
         leaves = was_in_pass and not self._passes.is_in_one
+        if site.function is _internals.module_mark:
+            self._mark(site, entered, leaves, *args)
+            return None
         met = interceptor.met = []
         # The same in each run: Dynamo guards the mode that a graph begins in.
         records = torch.is_grad_enabled()
@@ -114,6 +123,41 @@ class NoticingRun:
         frame = interceptor.frame
         self.steps.append(Step(site, frame, entered, leaves, met, operator, is_one, records))
         return result
+
+    def _mark(
+        self,
+        site: Site,
+        entered: tuple[nn.Module, ...],
+        leaves: bool,
+        number: int,
+        is_exit: bool,
+        tensors: Sequence[Any],
+    ) -> None:
+        """Tell tools of a call of a module.
+
+        Args:
+            entered, leaves: as of :class:`Step`.
+            number, is_exit, tensors: as of :func:`_internals.module_mark`.
+        """
+        interceptor, called = self._interceptor, self._called.get(number)
+        if not is_exit and interceptor.tells_modules and site.calls[-1].key in self._entered:
+            called = CalledModule(
+                interceptor.module_path(), interceptor.frame.path, _target(interceptor.frame)
+            )
+            self._called[number] = called
+        frame, records = interceptor.frame, torch.is_grad_enabled()
+        step = Step(site, frame, entered, leaves, [], None, False, records, called)
+        self.steps.append(step)
+        if called is not None:
+            self._passes.mark(called, is_exit, tensors)
+            if self._rehearsal is not None:
+                self._rehearsal.note_module(called, is_exit, self._given(number, tensors), tensors)
+        elif interceptor.tells_modules and not is_exit:
+            interceptor.executor.claimer.dispatcher.not_seen(_MODULES_NOT_FOUND)
+
+    def _given(self, number: int, tensors: Sequence[Any]) -> Sequence[Any]:
+        """What a module is given, at its entry and at its exit."""
+        return self._inputs.setdefault(number, tensors)
 
     # -- modules ----------------------------------------------------------
 
@@ -187,7 +231,7 @@ class NoticingRun:
         callers = list(self._callers.items()) if acts else []
         run = self._code.function(functions)
         binding = Binding(run, self._base, self._generation, span, callers, self._passes)
-        if self._is_static and not any(step.enters for step in self.steps):
+        if self._is_static and not any(step.enters or step.called for step in self.steps):
             calls = [
                 step.known(function) for step, function in zip(self.steps, functions, strict=True)
             ]
@@ -207,10 +251,11 @@ class Step:
         operator: the one that it stands for; None if it stands for several.
         is_one_output: whether it returned one tensor.
         records: whether gradients may be recorded in it.
+        called: the call of a module that it tells tools of; None if it is another one.
 
     Attributes:
         name: of the call's node.
-        records: see above.
+        records, called: see above.
     """
 
     def __init__(
@@ -223,7 +268,9 @@ class Step:
         operator: Operator | None,
         is_one_output: bool,
         records: bool,
+        called: CalledModule | None = None,
     ) -> None:
+        self.called = called
         self.name = site.name
         self._site = site
         self._frame = frame
@@ -324,6 +371,8 @@ class Step:
             passes: tells tools of the forward passes that begin and end before it.
         """
         found = self._site.function
+        if self.called is not None:
+            found = _marking(interceptor, self.called, self._frame, passes)
         if self.acts():
             if self._operator is None:
                 found = _noticed(interceptor, found, self._frame, self._cells)
@@ -340,6 +389,24 @@ class Step:
         return (
             _entering(interceptor, function, self._entered, passes) if self._entered else function
         )
+
+
+def _target(frame: Frame) -> weakref.ref[nn.Module]:
+    """The module of a frame."""
+    assert frame.module is not None
+    return frame.module
+
+
+def _marking(
+    interceptor: Interceptor, called: CalledModule, frame: Frame, passes: Passes
+) -> Callable[..., Any]:
+    """Tells tools of a call of a module."""
+
+    def step(number: int, is_exit: bool, tensors: Sequence[Any]) -> None:
+        interceptor.go_to(frame)
+        passes.mark(called, is_exit, tensors)
+
+    return step
 
 
 def _known(

@@ -6,6 +6,11 @@ iterations, they are told of these by what stands around the operators::
     passes = Passes(interceptor)
     passes.begin(module)        # its call has been entered
     passes.end()
+
+Where they have routines at modules, marks stand in the graph for the calls::
+
+    passes.mark(called, False, inputs)
+    passes.mark(called, True, outputs)
 """
 
 from __future__ import annotations
@@ -17,7 +22,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from amanda.interface.points import Point
+from amanda_torch.compiled.deferred import CalledModule
 from amanda_torch.eager.interceptors import Interceptor
+from amanda_torch.routines import RoutineDispatcher
 
 
 class Passes:
@@ -27,13 +35,14 @@ class Passes:
         interceptor: that of the thread.
     """
 
-    __slots__ = ("_begun", "_computed", "_interceptor", "_outputs")
+    __slots__ = ("_begun", "_computed", "_entered", "_interceptor", "_outputs")
 
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
         self._begun: tuple[Sequence[Any], str] | None = None
         self._computed: list[weakref.ref[torch.Tensor]] = []
         self._outputs: Sequence[int] = ()
+        self._entered: list[tuple[CalledModule, Sequence[Any]]] = []
 
     @property
     def is_in_one(self) -> bool:
@@ -65,6 +74,35 @@ class Passes:
             self._computed = []
             self._interceptor.note_results(computed)
         self._interceptor.executor.claimer.dispatcher.points.forward_ends(*begun)
+
+    def give_up(self) -> None:
+        """End it, and the calls in it, where the run has raised; harmless where it has not."""
+        while self._entered:
+            self.leave(None)
+        self.end()
+
+    # -- calls of modules, where tools have routines at them ---------------
+
+    def mark(self, called: CalledModule, is_exit: bool, tensors: Sequence[Any]) -> None:
+        """A module is called, or has returned.
+
+        Args:
+            tensors: what it is given, or has returned.
+        """
+        if is_exit:
+            self.leave(tensors)
+            return
+        self._entered.append((called, tensors))
+        called.tell(self._dispatcher, Point.MODULE_ENTRY, tensors, None)
+
+    def leave(self, outputs: Sequence[Any] | None) -> None:
+        """The innermost module has returned; or raised, for None."""
+        called, inputs = self._entered.pop()
+        called.tell(self._dispatcher, Point.MODULE_EXIT, inputs, outputs)
+
+    @property
+    def _dispatcher(self) -> RoutineDispatcher:
+        return self._interceptor.executor.claimer.dispatcher
 
     # -- phases of what follows -------------------------------------------
 

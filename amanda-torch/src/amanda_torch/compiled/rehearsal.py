@@ -27,6 +27,7 @@ from amanda.engine.plan import ActionPlan
 from amanda.engine.records import OpRecord
 from amanda.inline import ShapeSum, summed_by
 from amanda.interface.action import Action, ActionKind
+from amanda.interface.points import Point
 from amanda.state import STATE, Lock
 from amanda_torch import _internals
 from amanda_torch.autograd.claims import Past
@@ -34,9 +35,12 @@ from amanda_torch.autograd.nodes import is_accumulation, new_nodes
 from amanda_torch.compiled.code import GraphCode, Method
 from amanda_torch.compiled.deferred import (
     Added,
+    CalledModule,
     DeferredCall,
+    DeferredPoint,
     StaticSum,
     is_deferrable_routine,
+    is_marked_deferrable,
     stand_in,
 )
 from amanda_torch.compiled.gradients import LeafSite, is_deferred
@@ -136,6 +140,23 @@ class Rehearsal:
             if leaves:
                 past = Past(call().inputs, outputs, self._interceptor.references())
                 self.sites.append(LeafSite(known.gradients, leaves, past))
+
+    def note_module(
+        self,
+        called: CalledModule,
+        is_exit: bool,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+    ) -> None:
+        """Note that tools have been told of a module that is called, or has returned."""
+        point = Point.MODULE_EXIT if is_exit else Point.MODULE_ENTRY
+        for scope in self._dispatcher.scopes():
+            for tool, routine in scope.routines_at(point):
+                if not (is_marked_deferrable(routine) and self._is_static):
+                    name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
+                    self.reason = self.reason or f"{name} runs at each call of a module"
+        given = outputs if is_exit else None
+        self.forward.append(DeferredPoint(self._dispatcher, point, called, inputs, given))
 
     def _note_plan(
         self, plan: ActionPlan, call: Callable[[], TorchCall], outputs: Sequence[Any]
@@ -288,7 +309,7 @@ def reason_against(code: GraphCode, inputs: Sequence[Any]) -> str:
     if not _internals.is_eager():
         return "a mode, transform or hook on saved tensors of the program is on"
     for site in code.sites:
-        if not _is_pytorchs(site.function):
+        if not (site.function is _internals.module_mark or _is_pytorchs(site.function)):
             return f"{name_of(site.function)} is not an operator of PyTorch"
     for value in (*inputs, *code.held):
         if isinstance(value, torch.Tensor):

@@ -88,6 +88,8 @@ class Before:
 def _writes(code: GraphCode) -> bool:
     """Whether an operator of a graph may write into a parameter."""
     for site, statement in zip(code.sites, code.statements, strict=True):
+        if site.function is _internals.module_mark:
+            continue
         keywords = {} if statement is None else statement.keywords
         if statement is None or is_in_place(name_of(site.function), keywords):
             return True

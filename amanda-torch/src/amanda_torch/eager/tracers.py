@@ -139,10 +139,10 @@ class Tracers:
     def _patch_found(self, wrappers: Mapping[str, Callable[[Any], Any]], module: str) -> None:
         """Patch what is there in a module, with which less is captured, but nothing is wrong."""
         for path, wrapper in wrappers.items():
-            owner, _, name = path.partition(".")
-            cls = getattr(sys.modules[module], owner, None)
-            if hasattr(cls, name):
-                self._patches.wrap(cls, name, wrapper)
+            owner, _, name = path.rpartition(".")
+            found = getattr(sys.modules[module], owner, None) if owner else sys.modules[module]
+            if hasattr(found, name):
+                self._patches.wrap(found, name, wrapper)
 
     # -- tracing ----------------------------------------------------------
 
