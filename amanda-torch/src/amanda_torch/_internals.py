@@ -1175,7 +1175,7 @@ def _proxies_in(tx: Any, value: Any) -> list[Any]:
     if issubclass(kind, (list, tuple)):
         items = value.unpack_var_sequence(tx)
     elif issubclass(kind, Mapping):
-        items = value.call_method(tx, "values", [], {}).force_unpack_var_sequence(tx)
+        items = value.call_method(tx, "values", [], {}).unpack_var_sequence(tx)
     elif dataclasses.is_dataclass(kind):
         names = [ConstantVariable.create(field.name) for field in dataclasses.fields(kind)]
         get = BuiltinVariable(getattr)

@@ -54,6 +54,7 @@ class CoveredOp:
     peers: Sequence[Peer]
     executions: int = 0
 
+    @deferrable
     def count(self) -> None:
         """Instrumentation routine: count one execution."""
         self.executions += 1

@@ -24,7 +24,7 @@ from torch import fx, nn
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
 from amanda_torch.compiled.captured import CapturedGraph
-from amanda_torch.compiled.code import NotCapturableError
+from amanda_torch.compiled.code import NotCapturableError, NotMarkableError
 from amanda_torch.compiled.compilers import name_of_compiler
 from amanda_torch.eager.interceptors import LOCAL
 from amanda_torch.plugin import COMPILER_VARIABLE
@@ -102,8 +102,8 @@ class Capture:
         subject = _subject(frame)
         left = self._left.get(subject, {}).get(_state_of(subject))
         if left is not None and _internals.is_compiled_code(frame.f_code):
-            return self._leave(subject, left)
-        reason = ""
+            return self._leave(subject, *left)
+        reason, with_all = "", False
         try:
             with self._without_interceptor():
                 known = _internals.not_taken()
@@ -121,21 +121,23 @@ class Capture:
                     return self._leave(frame.f_locals["self"], _RECURRENT)
         except Exception as error:
             reason = reason_of(error)
+            with_all = isinstance(_cause(error), NotMarkableError)
         # Noted here and not by Dynamo, whose own code for the function is to stay as it is.
-        return self._leave(subject, reason)
+        return self._leave(subject, reason, with_all)
 
-    def _leave(self, subject: Any, reason: str) -> Any:
+    def _leave(self, subject: Any, reason: str, with_all: bool = False) -> Any:
         """Let a frame run eagerly; gives what Dynamo is to be given.
 
         Args:
             reason: "" where there is nothing to capture.
+            with_all: whether the functions that it calls run eagerly, too.
         """
         interceptor = LOCAL.interceptor
         if reason and interceptor is not None:
             interceptor.note_compiled(_place(subject), f"eagerly ({reason})")
-        self._left.setdefault(subject, {})[_state_of(subject)] = reason
+        self._left.setdefault(subject, {})[_state_of(subject)] = reason, with_all
         _internals.count_eager_as_compiled()
-        return _internals.not_captured()
+        return _internals.not_captured(recursive=with_all)
 
     def _without_interceptor(self) -> AbstractContextManager[None]:
         assert self._suspended is not None
@@ -191,10 +193,15 @@ def _said_by_dynamo(explanation: str) -> str:
     return f"Dynamo: {line}" if line else ""
 
 
+def _cause(error: BaseException) -> BaseException:
+    """What Dynamo's compiler has raised: Dynamo wraps it."""
+    found: BaseException = getattr(error, "inner_exception", error)
+    return found
+
+
 def reason_of(error: BaseException) -> str:
     """Why Dynamo has captured nothing of a function."""
-    # Dynamo wraps what its compiler raises.
-    cause = getattr(error, "inner_exception", error)
+    cause = _cause(error)
     if isinstance(cause, NotCapturableError):
         return str(cause)
     if _internals.is_unsupported(cause) and (said := _said_by_dynamo(str(cause))):

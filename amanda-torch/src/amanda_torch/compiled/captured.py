@@ -27,7 +27,7 @@ from amanda.errors import CoverageWarning
 from amanda.state import ATTACHED
 from amanda_torch import _internals
 from amanda_torch.compiled.binding import Binding, Waiting
-from amanda_torch.compiled.code import GraphCode, NotCapturableError
+from amanda_torch.compiled.code import GraphCode, NotMarkableError
 from amanda_torch.compiled.compilers import (
     AUTO,
     EAGER_COMPILERS,
@@ -83,7 +83,7 @@ class CapturedGraph:
         self._code = GraphCode(module)
         self._has_marks = any(s.function is _internals.module_mark for s in self._code.sites)
         if _internals.MODULE_MARKS.is_on and _internals.MODULE_MARKS.refused:
-            raise NotCapturableError(_internals.MODULE_MARKS.refused)
+            raise NotMarkableError(_internals.MODULE_MARKS.refused)
         if self._has_marks:
             module = _internals.without_marks(module)
         self._is_static = not _internals.has_numbers(module.graph)

@@ -33,6 +33,10 @@ class NotCapturableError(Exception):
     """The graph holds what does not run operator by operator."""
 
 
+class NotMarkableError(NotCapturableError):
+    """The calls of its modules cannot be told: it runs as it is, with all that it calls."""
+
+
 @attrs.frozen
 class Site:
     """A call in a graph.
