@@ -1137,11 +1137,12 @@ class _MarkedCall:
 
     def end(self, tx: Any, result: Any) -> None:
         """Write that of its exit, which is in the module, too."""
-        if self.entry is None:
+        stack = None if self.entry is None else self.entry.meta.get("nn_module_stack")
+        if stack is None:
             MODULE_MARKS.refused = "a module is called of which Dynamo notes no calls"
             return
         node = self._write(tx, self.entry.args[0], True, [result])
-        node.meta["nn_module_stack"] = dict(self.entry.meta["nn_module_stack"])
+        node.meta["nn_module_stack"] = dict(stack)
 
     def _write(self, tx: Any, number: int, is_exit: bool, values: Sequence[Any]) -> Any:
         proxies: list[Any] = []
@@ -1165,8 +1166,6 @@ def _proxies_in(tx: Any, value: Any) -> list[Any]:
 
     In the order of :func:`amanda_torch.operators.calls.tensors_in`.
     """
-    from torch._dynamo.variables import BuiltinVariable, ConstantVariable
-
     value = value.realize() if hasattr(value, "realize") else value
     kind = value.python_type()
     if issubclass(kind, torch.Tensor):
@@ -1177,9 +1176,9 @@ def _proxies_in(tx: Any, value: Any) -> list[Any]:
     elif issubclass(kind, Mapping):
         items = value.call_method(tx, "values", [], {}).unpack_var_sequence(tx)
     elif dataclasses.is_dataclass(kind):
-        names = [ConstantVariable.create(field.name) for field in dataclasses.fields(kind)]
-        get = BuiltinVariable(getattr)
-        items = [get.call_function(tx, [value, name], {}) for name in names]
+        # 2.15 has the first of the two, 2.13 the second.
+        get = getattr(value, "tp_getattro_impl", None) or value.var_getattr
+        items = [get(tx, field.name) for field in dataclasses.fields(kind)]
     return [proxy for item in items for proxy in _proxies_in(tx, item)]
 
 

@@ -152,8 +152,13 @@ class NoticingRun:
             self._passes.mark(called, is_exit, tensors)
             if self._rehearsal is not None:
                 self._rehearsal.note_module(called, is_exit, self._given(number, tensors), tensors)
-        elif interceptor.tells_modules and not is_exit:
+        elif interceptor.tells_modules and not (is_exit or self._is_base(site)):
             interceptor.executor.claimer.dispatcher.not_seen(_MODULES_NOT_FOUND)
+
+    def _is_base(self, site: Site) -> bool:
+        """Whether a mark is for the module that has been entered before the graph."""
+        base, module = self._base.module, self._modules.get(site.calls[0].module)
+        return len(site.calls) == 1 and base is not None and base() is module
 
     def _given(self, number: int, tensors: Sequence[Any]) -> Sequence[Any]:
         """What a module is given, at its entry and at its exit."""
