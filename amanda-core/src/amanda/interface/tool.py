@@ -294,6 +294,8 @@ def traceable(func: _F) -> _F:
 def deferrable(func: _F) -> _F:
     """Mark a routine that returns nothing, and looks at nothing of its tensors but shape and
     dtype: drivers may call it when the compiled code that its operator is a part of has run, with
-    tensors without values, so that the code stays as it is (contract rule 14)."""
+    tensors without values, so that the code stays as it is (contract rule 14). Of a routine at
+    modules, which gets a :class:`~amanda.interface.points.PointContext`, the same holds for the
+    tensors in that, of which it may also ask the device."""
     func.amanda_deferrable = True  # type: ignore[attr-defined]
     return func
