@@ -1469,11 +1469,17 @@ def count_captures_apart() -> None:
     regions, one for each function compiled with ``isolate_recompiles`` and one for all others
     (2.13). It sets the region before it asks for the frame callback, and resets it afterwards.
     """
-    set_region = _find("torch._C._dynamo.eval_frame.set_eval_frame_isolate_recompiles_id")
+    set_region = _region_setter()
     if set_region is not _ABSENT:
         region = set_region(_REGIONS)
         if region < _REGIONS:
             set_region(_REGIONS + 1 + region)
+
+
+@functools.cache
+def _region_setter() -> Any:
+    # Asked for by Dynamo, which is imported then.
+    return _find("torch._C._dynamo.eval_frame.set_eval_frame_isolate_recompiles_id")
 
 
 @contextmanager
@@ -1795,6 +1801,14 @@ def compile_later(
         backward if with_backward else nullcontext(),
     ):
         return compiler(module, list(inputs))
+
+
+def undisabled(function: Any) -> Any:
+    """A function that a compiler has made, without what keeps Dynamo off it: to be called where
+    Dynamo is off, as in what it runs for a graph."""
+    while getattr(function, "_torchdynamo_disable", False):
+        function = function._torchdynamo_orig_callable
+    return function
 
 
 _OBSERVING: list[Callable[[Sequence[Any], int], None]] = []

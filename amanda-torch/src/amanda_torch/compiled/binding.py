@@ -170,7 +170,7 @@ class Binding:
 
     def run(self, interceptor: Interceptor, inputs: Sequence[Any]) -> Any:
         """The outputs of the graph."""
-        above = interceptor.exit()
+        passes, above = self._passes, interceptor.exit()
         try:
             for frame, parent in self._callers:
                 frame.caller = parent
@@ -178,13 +178,17 @@ class Binding:
                 result = self.direct.run(self.function, inputs)
             else:
                 result = self.function(*inputs)
-            self._passes.end()
-            self._passes.note_outputs(result)
+            # Where a model takes microseconds, each function that is called is seen.
+            if passes.begun is not None:
+                passes.end()
+            if passes.outputs:
+                passes.note_outputs(result)
             self._span.end()
             if self.direct is not None:
                 self.direct.note_run(inputs)
             return result
         finally:
-            self._passes.give_up()
+            if passes.begun is not None or passes.entered:
+                passes.give_up()
             interceptor.go_to(self._base)
             interceptor.enter(above)

@@ -100,20 +100,23 @@ class CapturedGraph:
         if own is not None and not self._is_static and not own.is_refused and self._is_auto():
             # What the compiler assumes of sizes, Dynamo guards, if it is compiled here and now.
             try:
-                self._as_it_is = own.compiler(_internals.copied_graph(module), list(inputs))
+                made = own.compiler(_internals.copied_graph(module), list(inputs))
+                self._as_it_is = _internals.undisabled(made)
             except Exception as error:
                 self._reason = self._failure(error)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph under the scopes of the current thread."""
         interceptor = LOCAL.interceptor
-        if interceptor is None or interceptor.is_quiet() or not interceptor.is_listening():
+        if interceptor is None or interceptor.is_quiet():
+            return self._vanilla(*inputs)
+        is_alone = interceptor.is_alone()
+        if not (is_alone or interceptor.is_listening()):
             return self._vanilla(*inputs)
         if interceptor.stale and not interceptor.refresh():
             return self._vanilla(*inputs)
         base = interceptor.frame
         roots = self._code.places.roots(_internals.program_frame())
-        is_alone = interceptor.is_alone()
         bindings = base.captured.get(self, ())
         if is_alone:
             for binding in bindings:
@@ -225,12 +228,13 @@ class CapturedGraph:
             with self._suspended():
                 # One thread compiles at a time, and others may have waited for this one.
                 if self._as_it_is is None:
-                    self._as_it_is = _internals.compile_later(
+                    made = _internals.compile_later(
                         self._context,
                         self._own.compiler,
                         _internals.copied_graph(self._module),
                         self._inputs,
                     )
+                    self._as_it_is = _internals.undisabled(made)
         return self._as_it_is
 
     # -- with routines in it ----------------------------------------------

@@ -91,8 +91,9 @@ class EagerDriver(InterceptingDriver):
 
     def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
         """See :mod:`amanda_torch.compiled.capture`."""
-        scopes = self.dispatcher.scopes()
-        marks = self.dispatcher.points.wants_modules(scopes)
+        marks = interceptor.tells_modules
+        if interceptor.stale:
+            marks = self.dispatcher.points.wants_modules(self.dispatcher.scopes())
         reason = self._reason_against(interceptor, marks)
         if reason:
             return reason

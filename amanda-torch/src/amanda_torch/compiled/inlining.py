@@ -105,7 +105,8 @@ class CompiledCode:
     def __call__(self, *inputs: Any) -> Any:
         """Run the code."""
         try:
-            return self.run(inputs)
+            # run(), inlined.
+            return self._tally.run(self._function, inputs, self._interceptor.iteration)
         except Exception as error:
             if self._routines and not notes_of(error):
                 self._explain(error, inputs)

@@ -33,21 +33,26 @@ class Passes:
 
     Args:
         interceptor: that of the thread.
+
+    Attributes:
+        begun: the pass that has begun, and the scopes that have been told; None without one.
+        entered: the modules that have been called, with what they were given.
+        outputs: which outputs of the graph belong to forward passes.
     """
 
-    __slots__ = ("_begun", "_computed", "_entered", "_interceptor", "_outputs")
+    __slots__ = ("_computed", "_interceptor", "begun", "entered", "outputs")
 
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
-        self._begun: tuple[Sequence[Any], str] | None = None
+        self.begun: tuple[Sequence[Any], str] | None = None
         self._computed: list[weakref.ref[torch.Tensor]] = []
-        self._outputs: Sequence[int] = ()
-        self._entered: list[tuple[CalledModule, Sequence[Any]]] = []
+        self.outputs: Sequence[int] = ()
+        self.entered: list[tuple[CalledModule, Sequence[Any]]] = []
 
     @property
     def is_in_one(self) -> bool:
         """Whether tools have been told of the begin of a pass, and not of its end."""
-        return self._begun is not None
+        return self.begun is not None
 
     def begin(self, module: nn.Module) -> None:
         """The call of an outermost module has been entered: it begins, if a tool is to be told.
@@ -60,13 +65,13 @@ class Passes:
             return
         dispatcher, model = interceptor.executor.claimer.dispatcher, interceptor.frame.path
         scopes = dispatcher.scopes()
-        self._begun = scopes, model
+        self.begun = scopes, model
         trains = torch.is_grad_enabled() and module.training
         dispatcher.points.forward_begins(scopes, model, trains)
 
     def end(self) -> None:
         """It has ended; harmless where none has begun."""
-        begun, self._begun = self._begun, None
+        begun, self.begun = self.begun, None
         if begun is None:
             return
         if self._computed:
@@ -77,7 +82,7 @@ class Passes:
 
     def give_up(self) -> None:
         """End it, and the calls in it, where the run has raised; harmless where it has not."""
-        while self._entered:
+        while self.entered:
             self.leave(None)
         self.end()
 
@@ -92,12 +97,12 @@ class Passes:
         if is_exit:
             self.leave(tensors)
             return
-        self._entered.append((called, tensors))
+        self.entered.append((called, tensors))
         called.tell(self._dispatcher, Point.MODULE_ENTRY, tensors, None)
 
     def leave(self, outputs: Sequence[Any] | None) -> None:
         """The innermost module has returned; or raised, for None."""
-        called, inputs = self._entered.pop()
+        called, inputs = self.entered.pop()
         called.tell(self._dispatcher, Point.MODULE_EXIT, inputs, outputs)
 
     @property
@@ -118,9 +123,9 @@ class Passes:
         """Learn in the first run which outputs of the graph belong to forward passes."""
         if self._interceptor.tells:
             is_result = self._interceptor.is_result
-            self._outputs = [i for i, output in enumerate(outputs) if is_result([output])]
+            self.outputs = [i for i, output in enumerate(outputs) if is_result([output])]
 
     def note_outputs(self, outputs: Sequence[Any]) -> None:
         """Note them, in a later run: operators that follow are told by them from others."""
-        if self._outputs:
-            self._interceptor.note_results([outputs[i] for i in self._outputs])
+        if self.outputs:
+            self._interceptor.note_results([outputs[i] for i in self.outputs])

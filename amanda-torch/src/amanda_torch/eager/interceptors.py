@@ -118,6 +118,10 @@ class Interceptor(Tracker, TorchFunctionMode):
 
     def exit(self) -> int:
         """Stop, wherever among the thread's modes this one sits; below how many it sat."""
+        if _mode_depth() == 1 and _mode_at(0) is self:
+            _pop_mode()
+            self._is_on = False
+            return 0
         modes = _internals.modes()
         above = 0
         if modes and modes[-1] is self and modes.count(self) == 1:

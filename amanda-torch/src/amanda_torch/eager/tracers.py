@@ -216,12 +216,18 @@ class Tracers:
         """Compiled functions run captured, or eagerly, in covered threads; the latter is said."""
 
         def callback_from_stance(callback: Any) -> Any:
+            # Asked several times in each call of a compiled function.
+            if callback is None or callback is False:
+                return vanilla(callback)
             interceptor = LOCAL.interceptor
-            if callback in (None, False) or interceptor is None or interceptor.is_quiet():
+            if interceptor is None or interceptor.is_quiet():
                 return vanilla(callback)
             if STATE.held:
                 settle(vars(STATE))
-            if not any(scope.alive for scope in STATE.scopes):
+            for scope in STATE.scopes:
+                if scope.alive:
+                    break
+            else:
                 if not interceptor.is_listening():
                     return vanilla(callback)
                 # Dynamo would write the mode into the graph.
