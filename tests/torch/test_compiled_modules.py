@@ -219,7 +219,15 @@ def layer(backend: Any) -> Any:
         return [run(X) for _ in range(3)]
 
 
-PROGRAMS = [train, whole_step, breaks, layer, *map(containers, FORMS)]
+def sizes(backend: Any) -> Any:
+    """Inputs of several sizes."""
+    model = Net().eval()
+    run = _compiled(model, backend)
+    with torch.no_grad():
+        return [run(torch.ones(n, 4) * n) for n in (2, 3, 5, 7)]
+
+
+PROGRAMS = [train, sizes, whole_step, breaks, layer, *map(containers, FORMS)]
 
 
 def told(program: Program, backend: Any, *tools: amanda.Tool) -> tuple[str, list[str]]:

@@ -1715,6 +1715,32 @@ def has_numbers(graph: torch.fx.Graph) -> bool:
     return False
 
 
+def example_of(node: torch.fx.Node) -> Any:
+    """What Dynamo notes that a node gives, with symbolic sizes."""
+    return node.meta.get("example_value")
+
+
+def expression_of(size: Any) -> Any:
+    """A size as a number, or as an expression of symbols."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def symbol_of(value: Any) -> Any:
+    """The symbol that a number of Dynamo's is; None for another one."""
+    expression = expression_of(value)
+    return expression if getattr(expression, "is_Symbol", False) else None
+
+
+def symbols_in(size: Any) -> Any:
+    """The symbols in what :func:`expression_of` gives."""
+    return getattr(size, "free_symbols", ())
+
+
+def size_of(size: Any, values: Mapping[Any, int]) -> int:
+    """What :func:`expression_of` gives as a number, where symbols have these values."""
+    return int(size.xreplace(values)) if hasattr(size, "xreplace") else int(size)
+
+
 def takes_wrapped_numbers(graph: torch.fx.Graph) -> bool:
     """Whether a graph takes numbers as tensors, which code around it makes with operators of its
     own: Dynamo does so with what functions of Python's ``random`` give, in 2.13 those but
@@ -1748,10 +1774,14 @@ class WithoutValues(torch.Tensor):
         raise TypeError(f"{func} needs values of a tensor that is told of by its shape and dtype")
 
 
-def valueless(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that is like another one, and has no values."""
+def valueless(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """A tensor that is like another one, and has no values.
+
+    Args:
+        device: that it tells; that of the other one without.
+    """
     made: torch.Tensor = torch.Tensor._make_wrapper_subclass(
-        WithoutValues, tensor.shape, dtype=tensor.dtype, device=tensor.device
+        WithoutValues, tensor.shape, dtype=tensor.dtype, device=device or tensor.device
     )
     return made
 

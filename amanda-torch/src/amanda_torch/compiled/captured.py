@@ -35,12 +35,14 @@ from amanda_torch.compiled.compilers import (
     asked_compiler,
     name_of_compiler,
 )
+from amanda_torch.compiled.deferred import Added
 from amanda_torch.compiled.first_call import FirstCall, FirstRun
 from amanda_torch.compiled.gradients import Tally, other_nodes_said
 from amanda_torch.compiled.inlining import CompiledCode, Inlined, Writer, notes_of
 from amanda_torch.compiled.noticing import NoticingRun, Step
 from amanda_torch.compiled.rehearsal import Rehearsal
 from amanda_torch.compiled.rehearsal import reason_against as reason_against_rehearsal
+from amanda_torch.compiled.sizes import BySize, Sized, SymbolicSizes
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
 
 
@@ -95,6 +97,7 @@ class CapturedGraph:
         self._vanilla = module.forward
         self._name = f"graph {next(_NUMBERS)}"
         self._unbound = 0
+        self._sizes: SymbolicSizes | None = None
         self._as_it_is: Callable[..., Any] | None = None
         self._reason = "its sizes are symbolic"
         if own is not None and not self._is_static and not own.is_refused and self._is_auto():
@@ -144,7 +147,7 @@ class CapturedGraph:
                 compiler = ""
                 self._say(reason)
         elif binding is not None and not is_static and self._is_auto():
-            self._say(self._reason)
+            self._say((rehearsal.reason if rehearsal is not None else "") or self._reason)
         if binding is not None:
             self._unbound = 0
         elif self._is_auto():
@@ -187,7 +190,8 @@ class CapturedGraph:
             return None
         if _internals.without_modes(reason_against_rehearsal, self._code, inputs):
             return None
-        return Rehearsal(self._code, inputs, interceptor, is_static)
+        self._sizes = self._sizes or SymbolicSizes(self._module.graph)
+        return Rehearsal(self._code, inputs, interceptor, None if is_static else self._sizes)
 
     def _after_rehearsal(
         self,
@@ -206,7 +210,10 @@ class CapturedGraph:
         if rehearsal.reason or rehearsal.run_backward(outputs):
             return None
         tally = Tally(interceptor.executor.claimer)
-        tally.forward, tally.backward = rehearsal.forward, rehearsal.backward()
+        tally.backward = _without_sizes(rehearsal.backward())
+        tally.forward = _without_sizes(rehearsal.forward)
+        if len(tally.forward) < len(rehearsal.forward) and self._sizes is not None:
+            tally.by_size = BySize(self._sizes, rehearsal.forward)
         tally.sites, tally.handle = [*rehearsal.sites], rehearsal.handle
         if rehearsal.reason or not rehearsal.can_undo() or not binding.is_current(interceptor):
             return None
@@ -357,6 +364,11 @@ def _routines(actions: Mapping[str, Inlined]) -> set[str]:
     plans = [inlined.plan for inlined in actions.values()]
     found = [action for plan in plans for action in (*plan.before, plan.replace, *plan.after)]
     return {action.routine for action in found if action is not None}
+
+
+def _without_sizes(every: Sequence[Added | Sized]) -> list[Added]:
+    """What is the same for all sizes."""
+    return [one for one in every if not isinstance(one, Sized)]
 
 
 def _driver() -> Any:

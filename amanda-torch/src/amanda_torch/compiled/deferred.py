@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import torch
@@ -87,6 +87,13 @@ class StaticSum:
     def __init__(self, to: ShapeSum) -> None:
         self.to = to
         self.known: tuple[int | None, tuple[Any, Any]] | None = None
+
+    @classmethod
+    def of(cls, to: ShapeSum, inputs: Sequence[Any], outputs: Sequence[Any]) -> Self:
+        """That of an operator with these tensors."""
+        found = cls(to)
+        found.learn(inputs, outputs)
+        return found
 
     def learn(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Look at the tensors of an execution, whose shapes are those of all."""

@@ -35,6 +35,7 @@ from amanda_torch.autograd.nodes import is_accumulation, new_nodes, node_name
 from amanda_torch.autograd.whole_operator import gather_inputs
 from amanda_torch.compiled.deferred import Added, increase
 from amanda_torch.compiled.joint import JointBackward, learn
+from amanda_torch.compiled.sizes import BySize
 from amanda_torch.eager.operation import may_alias
 from amanda_torch.operators.calls import Place, item_at, put_item, tensors_of, with_tensors
 from amanda_torch.routines import RoutineDispatcher
@@ -170,6 +171,7 @@ class Tally:
 
     Attributes:
         forward: what forward operators add to.
+        by_size: what they add to where sizes are symbolic; None elsewhere.
         sites: the operators with backward operators.
         backward: what backward operators add to, beside the counters of the sites.
         handle: leads to the scopes in which these are counted.
@@ -178,7 +180,8 @@ class Tally:
 
     def __init__(self, claimer: Claimer) -> None:
         self._claimer = claimer
-        self.forward: list[Added] = []
+        self.forward: Sequence[Added] = ()
+        self.by_size: BySize | None = None
         self.sites: list[Site | LeafSite] = []
         self.backward: list[Added] = []
         self.handle: OpHandle | None = None
@@ -205,8 +208,10 @@ class Tally:
                 joint.claim(node, iteration)
             else:
                 self._hook_all(result, inputs, start, iteration, is_first)
-        if self.forward and not is_first:
-            TOOL_LOCK.hold(increase, self.forward)
+        if not is_first:
+            forward = self.forward if self.by_size is None else self.by_size.added(inputs)
+            if forward:
+                TOOL_LOCK.hold(increase, forward)
         return result
 
     def _hook_all(

@@ -105,8 +105,7 @@ class CompiledCode:
     def __call__(self, *inputs: Any) -> Any:
         """Run the code."""
         try:
-            # run(), inlined.
-            return self._tally.run(self._function, inputs, self._interceptor.iteration)
+            return self.run(inputs)
         except Exception as error:
             if self._routines and not notes_of(error):
                 self._explain(error, inputs)
@@ -114,7 +113,14 @@ class CompiledCode:
 
     def run(self, inputs: Sequence[Any]) -> Any:
         """Run the code; what it raises says nothing of routines that were compiled."""
-        return self._tally.run(self._function, inputs, self._interceptor.iteration)
+        interceptor = self._interceptor
+        muted = interceptor.muted
+        try:
+            # Graphs that a compiler has made may be called as modules.
+            interceptor.muted = muted + 1
+            return self._tally.run(self._function, inputs, interceptor.iteration)
+        finally:
+            interceptor.muted = muted
 
     def _explain(self, error: Exception, inputs: Sequence[Any]) -> None:
         """Run the graph as it was written, on copies, for the notes of the error in it.
@@ -246,7 +252,7 @@ class Writer:
         """Write the call of a routine; the positions of its results and their nodes."""
         chosen = selected(action, values)
         if self._defers and is_deferred(action):
-            self._tally.forward.append(action.func)  # type: ignore[arg-type]
+            self._tally.forward = [*self._tally.forward, action.func]  # type: ignore[list-item]
             return []
         if not is_traceable(action):
             self._observe(action, chosen)

@@ -115,7 +115,7 @@ class NoticingRun:
         result = site.function(*args, **kwargs)
         interceptor.met = []
         if self._rehearsal is not None:
-            self._rehearsal.note_operators(met, start)
+            self._rehearsal.note_operators(met, start, site.name, result)
         if self._passes.is_in_one:
             self._passes.note_computed(result)
         operator = Operator.found(met, args, kwargs, result, self._is_static)

@@ -4,7 +4,7 @@ Analyses need operators, with tensors that have values, and compiled code has no
 operator by operator first, forward and backward; what this run has changed is put back, its outputs
 are dropped, and the program gets those of its compiler::
 
-    rehearsal = Rehearsal(code, inputs, interceptor, is_static)
+    rehearsal = Rehearsal(code, inputs, interceptor, sizes)
     result = run(inputs)                            # analyses and routines of forward operators
     if not rehearsal.run_backward(result):          # analyses of backward operators, no routines
         added = rehearsal.forward, rehearsal.backward()
@@ -44,12 +44,15 @@ from amanda_torch.compiled.deferred import (
     stand_in,
 )
 from amanda_torch.compiled.gradients import LeafSite, is_deferred
+from amanda_torch.compiled.sizes import Sized, SymbolicSizes
 from amanda_torch.compiled.undoing import Before
 from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import Interceptor, Met
 from amanda_torch.operators.calls import TorchCall, tensors_of
 from amanda_torch.operators.names import name_of
 from amanda_torch.routines import RoutineDispatcher, selected
+
+_SIZES_UNKNOWN = "a routine wants sizes that do not follow from those of the graph's inputs"
 
 _LOCK = Lock()
 """Held by the thread that runs a backward pass for analyses: the dispatcher knows of one."""
@@ -83,7 +86,11 @@ class Rehearsal:
     """
 
     def __init__(
-        self, code: GraphCode, inputs: Sequence[Any], interceptor: Interceptor, is_static: bool
+        self,
+        code: GraphCode,
+        inputs: Sequence[Any],
+        interceptor: Interceptor,
+        sizes: SymbolicSizes | None,
     ) -> None:
         """Note what the run may change.
 
@@ -91,13 +98,13 @@ class Rehearsal:
             code: of the graph, of which :func:`reason_against` has nothing to say.
             inputs: those of the run.
             interceptor: that of the current thread.
-            is_static: whether all sizes are the same in all runs.
+            sizes: those of the graph; None where all are the same in all runs.
         """
-        self.forward: list[Added] = []
+        self.forward: list[Added | Sized] = []
         self.sites: list[LeafSite] = []
         self.handle: OpHandle | None = None
         self.reason = ""
-        self._is_static = is_static
+        self._is_static = sizes is None
         self._executed: dict[int, Executed] = {}
         self._interceptor = interceptor
         self._dispatcher: RoutineDispatcher = interceptor.executor.claimer.dispatcher
@@ -105,6 +112,7 @@ class Rehearsal:
         self._tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         self._numbers = {id(x): n for n, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
         self._before: Before = self._quietly(Before, code, inputs)
+        self._run = None if sizes is None else self._quietly(sizes.note_run, inputs, code.held)
 
     def _quietly(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of ours whose operators nobody is to notice."""
@@ -112,13 +120,17 @@ class Rehearsal:
 
     # -- forward ----------------------------------------------------------
 
-    def note_operators(self, met: Sequence[Met], start: int) -> None:
+    def note_operators(self, met: Sequence[Met], start: int, name: str, result: Any) -> None:
         """Note what follows from the operators of one call of the graph, right after it.
 
         Args:
             met: the operators.
             start: the number of the next autograd node before it.
+            name: of its node.
+            result: what it has given.
         """
+        if self._run is not None:
+            self._quietly(self._run.note, name, result)
         self._quietly(self._note_operators, met, start)
 
     def _note_operators(self, met: Sequence[Met], start: int) -> None:
@@ -152,11 +164,21 @@ class Rehearsal:
         point = Point.MODULE_EXIT if is_exit else Point.MODULE_ENTRY
         for scope in self._dispatcher.scopes():
             for tool, routine in scope.routines_at(point):
-                if not (is_marked_deferrable(routine) and self._is_static):
+                if not is_marked_deferrable(routine):
                     name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
                     self.reason = self.reason or f"{name} runs at each call of a module"
-        given = outputs if is_exit else None
-        self.forward.append(DeferredPoint(self._dispatcher, point, called, inputs, given))
+        make = functools.partial(DeferredPoint, self._dispatcher, point, called)
+        found = self._made(make, inputs, outputs if is_exit else None, meta=False)
+        self._note_made(found, self.forward)
+
+    def _made(
+        self, make: Callable[..., Added], *groups: Sequence[Any] | None, meta: bool = True
+    ) -> Added | Sized | None:
+        """What is made of tensors in each run; None if their sizes are not known in all."""
+        if self._run is None:
+            return make(*groups)
+        sized: Sized | None = self._run.sized(make, *groups, meta=meta)
+        return sized
 
     def _note_plan(
         self, plan: ActionPlan, call: Callable[[], TorchCall], outputs: Sequence[Any]
@@ -175,7 +197,7 @@ class Rehearsal:
         after: Sequence[Action],
         inputs: Sequence[Any],
         outputs: Sequence[Any],
-        added: list[Added],
+        added: list[Added | Sized],
     ) -> None:
         """Note the routines around an operator.
 
@@ -191,32 +213,28 @@ class Rehearsal:
                 self._note_routine(action, inputs, added)
         for action in after:
             if (to := summed_by(action.func)) is not None and to in begun:
-                self._note_sum(action, to, begun[to], selected(action, outputs), added)
+                make = functools.partial(StaticSum.of, to)
+                made = self._made(make, begun[to], selected(action, outputs))
+                self._note_made(made, added)
             else:
                 self._note_routine(action, outputs, added)
 
-    def _note_routine(self, action: Action, tensors: Sequence[Any], added: list[Added]) -> None:
+    def _note_routine(
+        self, action: Action, tensors: Sequence[Any], added: list[Added | Sized]
+    ) -> None:
         if is_deferred(action):
             added.append(action.func)  # type: ignore[arg-type]
-        elif is_deferrable_routine(action) and self._is_static:
-            added.append(DeferredCall(self._dispatcher, action, tensors))
+        elif is_deferrable_routine(action):
+            make = functools.partial(DeferredCall, self._dispatcher, action)
+            self._note_made(self._made(make, tensors), added)
         else:
             self._refuse(action)
 
-    def _note_sum(
-        self,
-        action: Action,
-        to: ShapeSum,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        added: list[Added],
-    ) -> None:
-        if not self._is_static:
-            self._refuse(action)
-            return
-        one = StaticSum(to)
-        one.learn(inputs, outputs)
-        added.append(one)
+    def _note_made(self, made: Added | Sized | None, added: list[Added | Sized]) -> None:
+        if made is None:
+            self.reason = self.reason or _SIZES_UNKNOWN
+        else:
+            added.append(made)
 
     def _refuse(self, action: Action) -> None:
         self.reason = self.reason or f"{action.routine} runs at each execution"
@@ -272,13 +290,13 @@ class Rehearsal:
         if grad_inputs is not None:
             found.grad_inputs = _shaped(grad_inputs)
 
-    def backward(self) -> list[Added]:
+    def backward(self) -> list[Added | Sized]:
         """What the backward operators add to counters and sums; it may set :attr:`reason`."""
-        added: list[Added] = self._quietly(self._added_in_backward)
+        added: list[Added | Sized] = self._quietly(self._added_in_backward)
         return added
 
-    def _added_in_backward(self) -> list[Added]:
-        found: list[Added] = []
+    def _added_in_backward(self) -> list[Added | Sized]:
+        found: list[Added | Sized] = []
         for one in self._executed.values():
             record = one.record
             for action in record.actions(ActionKind.REPLACE_BACKWARD_OP):

@@ -1,0 +1,227 @@
+"""The tensors of a graph's operators where sizes are symbolic, from those of the graph's inputs.
+
+Dynamo notes of each node what it gives, with sizes that are expressions of symbols; the values of
+symbols are sizes of the inputs, or inputs::
+
+    sizes = SymbolicSizes(graph)
+    run = sizes.note_run(inputs, held)
+    run.note("relu", y)                     # what the node has given in this run
+    one = run.sized(make, [x], [y])         # None: the inputs do not tell the sizes
+    BySize(sizes, [one]).added(inputs)      # what `make` gives for tensors of a later run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import fx
+from torch.utils.weak import WeakIdKeyDictionary
+
+from amanda_torch import _internals
+from amanda_torch.operators.calls import tensors_of
+
+
+@attrs.frozen
+class TensorSpec:
+    """A tensor without values.
+
+    Attributes:
+        shape: numbers and expressions.
+        dtype, device: its.
+    """
+
+    shape: Sequence[Any]
+    dtype: torch.dtype
+    device: torch.device
+
+    def of(self, values: dict[Any, int], *, meta: bool) -> torch.Tensor:
+        """It, where symbols have these values.
+
+        Args:
+            meta: on the device ``meta``, and not one that tells its own device.
+        """
+        made = torch.empty(self.shape_of(values), dtype=self.dtype, device="meta")
+        return made if meta else _internals.valueless(made, self.device)
+
+    def shape_of(self, values: dict[Any, int]) -> tuple[int, ...]:
+        """Its shape there."""
+        return tuple([_internals.size_of(size, values) for size in self.shape])
+
+
+class SymbolicSizes:
+    """The symbols of one graph."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._examples = {node.name: _internals.example_of(node) for node in graph.nodes}
+        self._sources: dict[Any, tuple[int, int | None]] = {}
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        for index, node in enumerate(inputs):
+            value = self._examples[node.name]
+            if isinstance(value, torch.Tensor):
+                for axis, size in enumerate(value.shape):
+                    self._note(size, (index, axis))
+            else:
+                self._note(value, (index, None))
+
+    def _note(self, size: Any, source: tuple[int, int | None]) -> None:
+        symbol = _internals.symbol_of(size)
+        if symbol is not None:
+            self._sources.setdefault(symbol, source)
+
+    def key(self, inputs: Sequence[Any]) -> Hashable:
+        """What tells runs with other sizes apart.
+
+        Args:
+            inputs: of the graph.
+        """
+        return tuple(
+            [
+                inputs[index] if axis is None else inputs[index].shape[axis]
+                for index, axis in self._sources.values()
+            ]
+        )
+
+    def values(self, key: Any) -> dict[Any, int]:
+        """The values of symbols."""
+        return dict(zip(self._sources, key, strict=True))
+
+    def note_run(self, inputs: Sequence[Any], held: Sequence[torch.Tensor]) -> TensorsOfRun:
+        """Note the tensors of a run that is about to begin.
+
+        Args:
+            inputs: of the graph.
+            held: its tensors that are no inputs.
+        """
+        names = [node.name for node in self._graph.nodes if node.op == "placeholder"]
+        found = TensorsOfRun(self, self.values(self.key(inputs)))
+        for tensor in held:
+            found.specs[tensor] = TensorSpec(tuple(tensor.shape), tensor.dtype, tensor.device)
+        for name, value in zip(names, inputs, strict=True):
+            found.note(name, value)
+        return found
+
+    def examples(self, name: str) -> list[Any]:
+        """The tensors that a node gives, as Dynamo notes them, flat."""
+        return tensors_of(self._examples.get(name))
+
+    def spec(self, example: torch.Tensor) -> TensorSpec | None:
+        """What a tensor of Dynamo's says of one of a run; None if its sizes are of other symbols
+        than those of the inputs."""
+        shape = [_internals.expression_of(size) for size in example.shape]
+        symbols = set().union(*map(_internals.symbols_in, shape))
+        if not symbols <= self._sources.keys():
+            return None
+        return TensorSpec(shape, example.dtype, example.device)
+
+
+class TensorsOfRun:
+    """The tensors of one run of a graph, each with what is known of its sizes in all runs.
+
+    Args:
+        sizes: of the graph.
+        values: of its symbols in this run.
+
+    Attributes:
+        specs: by tensor.
+    """
+
+    def __init__(self, sizes: SymbolicSizes, values: dict[Any, int]) -> None:
+        self._sizes = sizes
+        self._values = values
+        self.specs: Any = WeakIdKeyDictionary()
+
+    def note(self, name: str, result: Any) -> None:
+        """A node of the graph has given something."""
+        tensors = tensors_of(result)
+        for tensor, example in zip(tensors, self._sizes.examples(name), strict=False):
+            spec = self._sizes.spec(example) if isinstance(example, torch.Tensor) else None
+            # What Dynamo notes of a tensor that is changed in place may be older.
+            if spec is not None and spec.shape_of(self._values) == tuple(tensor.shape):
+                self.specs[tensor] = spec
+
+    def sized(
+        self, make: Callable[..., Any], *groups: Sequence[Any] | None, meta: bool = True
+    ) -> Sized | None:
+        """What is made of tensors of this run, in runs with other sizes; None if these are unknown.
+
+        Args:
+            make: makes it of tensors without values, in groups.
+            groups: of tensors, None for an absent one.
+            meta: as of :meth:`TensorSpec.of`.
+        """
+        every = []
+        for group in groups:
+            specs = (
+                None if group is None else [t if t is None else self.specs.get(t) for t in group]
+            )
+            for tensor, spec in zip(group or (), specs or (), strict=True):
+                if tensor is not None and spec is None:
+                    return None
+            every.append(specs)
+        return Sized(self._sizes, make, every, meta=meta)
+
+
+class Sized:
+    """What an execution adds to, or calls, for each size of its tensors.
+
+    Args:
+        sizes: of the graph.
+        make: makes it from the tensors, without values.
+        specs: of these, in groups.
+        meta: as of :meth:`TensorSpec.of`.
+    """
+
+    def __init__(
+        self,
+        sizes: SymbolicSizes,
+        make: Callable[..., Any],
+        specs: Sequence[Sequence[TensorSpec | None] | None],
+        *,
+        meta: bool = True,
+    ) -> None:
+        self._sizes = sizes
+        self._make = make
+        self._specs = specs
+        self._meta = meta
+
+    def made(self, key: Hashable) -> Any:
+        """It, for inputs of which :meth:`SymbolicSizes.key` gives this."""
+        values = self._sizes.values(key)
+        groups = [
+            None if group is None else [spec and spec.of(values, meta=self._meta) for spec in group]
+            for group in self._specs
+        ]
+        return self._make(*groups)
+
+
+class BySize:
+    """What a run of a graph adds to, and calls, by the sizes of its inputs.
+
+    Args:
+        sizes: of the graph.
+        every: in the order of the operators.
+    """
+
+    def __init__(self, sizes: SymbolicSizes, every: Sequence[Any]) -> None:
+        self._sizes = sizes
+        self._every = every
+        self._known: dict[Hashable, Sequence[Any]] = {}
+
+    def added(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """For a run with these inputs."""
+        key = self._sizes.key(inputs)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = [one.made(key) if isinstance(one, Sized) else one for one in self._every]
+            self._known[key] = found
+        return found
+
+
+_MOST_KNOWN = 64
+"""Sizes of inputs for which is kept what their runs add."""
