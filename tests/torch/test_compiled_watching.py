@@ -819,3 +819,19 @@ def test_parameters_cost_no_calls_in_later_steps() -> None:
     for first in tools:
         again = [type(tool)() for tool in first]
         assert _calls_of_a_step(12, *first) - _calls_of_a_step(2, *again) <= vanilla_calls + 2
+
+
+def test_graphs_that_are_called_as_modules_are_no_modules_of_the_program() -> None:
+    """The modules in the code of a compiler begin no iterations, and no tool is told of them."""
+
+    def program(backend: Any) -> Any:
+        run = torch.compile(lambda x: torch.relu(x) * 2, backend=backend)
+        return [run(X) for _ in range(3)]
+
+    tool, reference = Passes(), Passes()
+    with torch.no_grad():
+        _, ways = watched(program, aot_autograd(fw_compiler=lambda graph, _: graph), tool)
+        watched(program, "eager", reference)
+    assert [way[:3] for way in ways] == ["by "]
+    assert tool.counts() == reference.counts()
+    assert tool.told == reference.told
