@@ -835,3 +835,19 @@ def test_graphs_that_are_called_as_modules_are_no_modules_of_the_program() -> No
     assert [way[:3] for way in ways] == ["by "]
     assert tool.counts() == reference.counts()
     assert tool.told == reference.told
+
+
+def test_a_module_with_hooks_is_captured_once() -> None:
+    """Of what Dynamo guards there is nothing of ours that changes from capture to run: a module
+    with hooks is captured and compiled once, as without a tool."""
+
+    def program(backend: Any) -> Any:
+        model = Net().eval()
+        model.first.register_forward_hook(lambda module, inputs, output: output * 2)
+        run = torch.compile(model, backend=backend)
+        return [run(X) for _ in range(4)]
+
+    wanted = vanilla(program, shifting)
+    found, ways = watched(program, shifting, Counting())
+    assert found == wanted
+    assert [way[:3] for way in ways] == ["by "]

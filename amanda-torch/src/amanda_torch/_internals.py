@@ -1301,20 +1301,21 @@ _MODE_GUARDS = frozenset({"TORCH_FUNCTION_STATE"})
 
 _VANILLA_CHECKS = [getattr(torch.overrides, check) for check in OVERRIDE_CHECKS]
 
-_CHECKS_FROM = f"{__package__}.eager.tracers"
-"""The module of the functions that take their place."""
-_CHECKS_GLOBALS = f"G['__import_{_CHECKS_FROM.replace('.', '_dot_')}']"
-"""That module, as it is named in guards."""
+_OURS = f"{__package__}."
+"""What the modules of the functions begin with that take the place of PyTorch's."""
+_OUR_GLOBALS = f"G['__import_{_OURS.replace('.', '_dot_')}"
+"""The globals of these modules, as they are named in guards."""
 
 
 def _without_guards_of_ours(entries: Sequence[Any]) -> Sequence[bool]:
-    # Nor by the checks that the driver replaces, nor by what is asked in them, of which something
-    # is another where the code runs: it would be captured at each call.
+    # Nor by the checks and the call of modules that the driver replaces, which Dynamo looks into
+    # where a module has hooks, nor by what is asked in them, of which something is another where
+    # the code runs: it would be captured at each call.
     return [
         entry.guard_type not in _MODE_GUARDS
-        and not entry.name.startswith(_CHECKS_GLOBALS)
-        and getattr(entry.value, "__module__", None) != _CHECKS_FROM
-        and not any(entry.value is check for check in _VANILLA_CHECKS)
+        and not entry.name.startswith(_OUR_GLOBALS)
+        and not str(getattr(entry.value, "__module__", None)).startswith(_OURS)
+        and not any(entry.value is check for check in (*_VANILLA_CHECKS, MODULE_CALL))
         for entry in entries
     ]
 
