@@ -545,7 +545,7 @@ def _reshaped(backend: Any) -> Any:
 
     def both(x: torch.Tensor, n: int) -> torch.Tensor:
         y = torch.cat([x, x[: n // 2]]).reshape(-1, 2)
-        return torch.relu(y @ y.T).sum(0)[None].expand(n + 1, -1) * 2
+        return torch.relu(y @ y.transpose(0, 1)).sum(0)[None].expand(n + 1, -1) * 2
 
     run = torch.compile(both, backend=backend, dynamic=True) if backend else both
     return [run(torch.ones(n, 4) * n, n) for n in (4, 6, 10, 6)]
