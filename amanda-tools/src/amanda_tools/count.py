@@ -73,7 +73,6 @@ class CountTool(PrintingTool[CountOptions]):
         self._counted: dict[str, CountedOp] = {}
         self._every: list[Counter] = []
         self._is_backward = bytearray()
-        self._noted: list[int] | None = None
         self._types: set[str] = set()
         self.depends_on(MappingTool.standard())
         # An analysis for a direction that is not counted would cost time, too.
@@ -104,8 +103,7 @@ class CountTool(PrintingTool[CountOptions]):
 
     def op_counts(self) -> dict[str, list[int]]:
         """Executions of each operator so far."""
-        noted, self._noted = self._noted, None
-        return {"executions": [c.count for c in self._every] if noted is None else noted}
+        return {"executions": [counter.count for counter in self._every]}
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per counted operator, with its ``executions``, and ``per_step``, those of the
@@ -197,8 +195,8 @@ class CountTool(PrintingTool[CountOptions]):
     def running_figures(self) -> dict[str, float]:
         """Executions so far, forward and backward."""
         # For each step: a generator would cost frames for each operator, an attrgetter five times
-        # as much as a comprehension. op_counts() is asked next, for the same numbers.
-        self._noted = counts = [c.count for c in self._every]
+        # as much as a comprehension.
+        counts = [counter.count for counter in self._every]
         backward = sum(itertools.compress(counts, self._is_backward))
         return {"forward": sum(counts) - backward, "backward": backward}
 
