@@ -248,6 +248,31 @@ assert [isinstance(graph, torch.fx.GraphModule) for graph in graphs] == [True], 
     assert done.returncode == 0, done.stderr
 
 
+def test_threads_of_other_scopes_use_the_same_leaf() -> None:
+    """A scope of one thread is not told of the accumulations of another thread's backward passes,
+    whichever of them has used the leaf first."""
+    leaf = torch.ones(2, requires_grad=True)
+    outer, inner, own = Counter(), Counter(), "/mul:0/grad/AccumulateGrad:0"
+    begins = threading.Event()
+
+    def run() -> None:
+        begins.wait()
+        (leaf * 2).sum().backward()
+
+    with applied(outer):
+        thread = threading.Thread(target=run)
+        thread.start()
+        with applied(inner):
+            product = leaf * 3
+            begins.set()
+            thread.join()
+            assert inner.backward_ids == []
+            assert outer.backward_ids.count(own) == 1
+            product.sum().backward()
+        assert outer.backward_ids.count(own) == 2
+    assert inner.backward_ids.count(own) == 1
+
+
 def test_a_scope_that_its_own_routine_ends() -> None:
     """No mode stays, though PyTorch puts it on again when the operator has ended."""
     tool, blocks = amanda.Tool(), []

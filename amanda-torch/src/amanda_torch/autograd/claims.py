@@ -837,19 +837,21 @@ class Claimer:
                 elif hooks is None and described is not None:
                     layout = None if known.graph is None else known.graph.layout
                     past = described[0].past(described[1], layout)
-                one = Accumulation(self, known, backward_id, fresh, past)
-                if len(marks) > len(fresh):
-                    for scope in fresh:
-                        marks[scope] = one
-                    add_reached(reached, marks, handle.scopes)
-                else:
-                    node.metadata[_MARK] = one
-                    reached.append(one)
                 native = self.dispatcher.native
-                if hooks is None or hooks.has_before:
-                    native.attach(node, one, False) if native else node.register_prehook(one)
-                if hooks is None or hooks.has_after:
-                    native.attach(node, one, True) if native else node.register_hook(one)
+                # One for each: a pass of another thread may come through some of them only.
+                for scopes in (fresh,) if len(fresh) == 1 else [(scope,) for scope in fresh]:
+                    one = Accumulation(self, known, backward_id, scopes, past)
+                    if len(marks) > 1:
+                        marks[scopes[0]] = one
+                    else:
+                        node.metadata[_MARK] = one
+                        reached.append(one)
+                    if hooks is None or hooks.has_before:
+                        native.attach(node, one, False) if native else node.register_prehook(one)
+                    if hooks is None or hooks.has_after:
+                        native.attach(node, one, True) if native else node.register_hook(one)
+                if len(marks) > 1:
+                    add_reached(reached, marks, handle.scopes)
         known.asked = self.dispatcher.analysed
         return is_idle
 
