@@ -190,7 +190,8 @@ class CapturedGraph:
             return None
         if _internals.without_modes(reason_against_rehearsal, self._code, inputs):
             return None
-        self._sizes = self._sizes or SymbolicSizes(self._module.graph)
+        if not is_static and self._sizes is None:
+            self._sizes = SymbolicSizes(self._module.graph)
         return Rehearsal(self._code, inputs, interceptor, None if is_static else self._sizes)
 
     def _after_rehearsal(
