@@ -851,3 +851,18 @@ def test_a_module_with_hooks_is_captured_once() -> None:
     found, ways = watched(program, shifting, Counting())
     assert found == wanted
     assert [way[:3] for way in ways] == ["by "]
+
+
+@pytest.mark.filterwarnings("ignore::amanda.errors.CoverageWarning")
+def test_what_a_tool_keeps_from_the_compiler_is_left_to_it_in_the_next_scope() -> None:
+    """Where a graph ran operator by operator in one scope, graphs of symbolic sizes run by the
+    compiler in the next one, whose tools let them."""
+    run = torch.compile(lambda x: torch.relu(x) * 2, backend=shifting, dynamic=True)
+    ways = []
+    with torch.no_grad():
+        for tool, dtype in ((Calls(), torch.float32), (Counting(), torch.float64)):
+            with applied(tool) as scope:
+                run(X.to(dtype))
+            ways.append([*scope.statistics.compiled.values()])
+    assert ways[0] == ["operator by operator"]
+    assert [way[:3] for way in ways[1]] == ["by "]

@@ -22,6 +22,7 @@ import torch.utils.weak
 from torch import fx, nn
 
 from amanda.errors import CoverageWarning
+from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.compiled.captured import CapturedGraph
 from amanda_torch.compiled.code import NotCapturableError, NotMarkableError
@@ -66,7 +67,7 @@ class Capture:
     def __init__(self, compiler: Any, marks: bool = False) -> None:
         self.compiler = compiler
         self.marks = marks
-        self.is_refused = False
+        self._refused_under: weakref.ref[Any] | None = None
         self._say: Callable[[Any, str], None] | None = None
         self._convert = _internals.frame_converter(self._captured, marks=marks)
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
@@ -74,6 +75,17 @@ class Capture:
         # What is left alone, and why: said again in each scope.
         self._left: Any = torch.utils.weak.WeakIdKeyDictionary()
         self._suspended: Suspended | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """See the class: in another scope there are other tools."""
+        reference, scopes = self._refused_under, STATE.scopes
+        return reference is not None and bool(scopes) and reference() is scopes[-1]
+
+    @is_refused.setter
+    def is_refused(self, is_refused: bool) -> None:
+        scopes = STATE.scopes
+        self._refused_under = weakref.ref(scopes[-1]) if is_refused and scopes else None
 
     def under(self, suspended: Suspended, say: Callable[[Any, str], None]) -> Capture:
         """The same, which captures within the context that a function makes.
