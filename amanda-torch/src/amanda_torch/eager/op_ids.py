@@ -550,7 +550,10 @@ class Tracker:
         for frame in root.asides.values():
             # What builds models is no part of an iteration, unless the program tells of one.
             if frame.phase != "setup" or not (self.has_run or self.has_trained):
-                frame.restart()
+                for cell in frame.names.values():
+                    cell[0] = 0
+                for child in frame.children.values():
+                    child.calls = 0
         if root.is_checked and not self.has_run and self.iteration >= _LEARNING - 1:
             self._end_checks()
         self._seen_outermost.clear()
