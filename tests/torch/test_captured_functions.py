@@ -938,3 +938,34 @@ def test_threads_write_the_code_of_graphs_at_once() -> None:
         gc.set_threshold(*threshold)
         gc.callbacks.remove(collects)
     assert not errors
+
+
+class _Standing:
+    """No tensor, but stands for one, as a variable of Keras does."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        values = [value.tensor if isinstance(value, cls) else value for value in args]
+        return func(*values, **(kwargs or {}))
+
+
+class _Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = _Standing(nn.Parameter(torch.ones(4, 2)))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x @ self.weight  # type: ignore[operator]
+
+
+def test_operators_on_what_stands_for_a_tensor_have_their_eager_ids() -> None:
+    """A captured operator that a ``__torch_function__`` of the program calls is in its module."""
+    model = nn.Sequential(_Product(), nn.ReLU())
+    with applied(eager := Counter()):
+        model(X)
+    with applied(found := Counter()):
+        _compiled(model)(X)
+    assert found.ids == eager.ids

@@ -1654,10 +1654,15 @@ def is_compiled_code(code: Any) -> bool:
     return code in convert_frame.input_codes
 
 
+_AROUND_GRAPHS = (COMPILER_MODULE, "torch._dynamo.output_graph")
+"""The modules of Dynamo whose functions stand around a graph; of the second one where a graph holds
+operators that a ``__torch_function__`` of the program has called (2.13)."""
+
+
 def program_frame() -> Any:
     """The frame of the program that runs a captured graph, asked for by what Dynamo calls."""
     frame: Any = sys._getframe(2)
-    while frame.f_globals.get("__name__") == COMPILER_MODULE:
+    while frame.f_globals.get("__name__") in _AROUND_GRAPHS:
         frame = frame.f_back
     return frame
 
