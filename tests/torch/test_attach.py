@@ -171,7 +171,7 @@ def test_every_private_symbol_is_checked() -> None:
         if str(name).startswith("_") and not str(name).endswith("__")
     }
     # Python's own, and C++'s operator new; and those that no class of PyTorch has, only Dynamo's
-    # graphs and their nodes.
+    # graphs and their nodes, and functions that it is kept off.
     others = {
         "_getframe",
         "_current_frames",
@@ -179,6 +179,8 @@ def test_every_private_symbol_is_checked() -> None:
         "_Znwm",
         "_param_name_to_source",
         "_dynamo_source",
+        "_torchdynamo_disable",
+        "_torchdynamo_orig_callable",
     }
     assert len(used) > 10
     assert used - {name for path in paths for name in path} == others

@@ -1038,16 +1038,16 @@ _require(f"{FX}.{FX_MODULE_CALL}", f"{FX}.Tracer.trace")
 _TRACE: types.CodeType = torch.fx.Tracer.trace.__code__
 
 
-def is_traced_elsewhere() -> bool:
-    """Whether another thread is in the function by which `FX` traces."""
-    this = threading.get_ident()
-    for ident, frame in sys._current_frames().items():
+def threads_in(*codes: types.CodeType) -> Sequence[int]:
+    """The threads that trace with `FX` or run one of these functions, once for each call."""
+    found = []
+    for thread, frame in sys._current_frames().items():
         caller: types.FrameType | None = frame
-        while caller is not None and ident != this:
-            if caller.f_code is _TRACE:
-                return True
+        while caller is not None:
+            if caller.f_code is _TRACE or caller.f_code in codes:
+                found.append(thread)
             caller = caller.f_back
-    return False
+    return found
 
 
 SCRIPT_FUNCTION = torch.jit.ScriptFunction
@@ -1778,6 +1778,9 @@ class WithoutValues(torch.Tensor):
     ) -> NoReturn:
         """No operator can run on it."""
         raise TypeError(f"{func} needs values of a tensor that is told of by its shape and dtype")
+
+
+_require("torch.Tensor._make_wrapper_subclass")
 
 
 def valueless(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:

@@ -7,8 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -135,54 +134,62 @@ class CallPatch:
     ``torch.fx`` takes its place, too, for all threads, while one of them traces a model, and puts
     back what it has found. So a scope does not begin during a trace of another thread, and one that
     ends during a trace leaves the call to the end of that.
+
+    Attributes:
+        call: what has been put on; PyTorch's own call before.
     """
 
     def __init__(self) -> None:
         self._patches = PatchSet()
-        self._call: Any = None
+        self.call: Any = _internals.MODULE_CALL
 
     def put_on(self, wrapper: Callable[[Any], Any]) -> None:
-        """Replace the call by what `wrapper` makes of it; traces are :func:`tracing` already."""
+        """Replace the call by what `wrapper` makes of it; traces run by :func:`trace` already."""
         this, latest = threading.get_ident(), time.monotonic() + _LONGEST_TRACE
         while True:
             with _LOCK:
-                is_traced = any(thread != this for thread in _TRACING)
-                is_traced = is_traced or _internals.is_traced_elsewhere()
+                is_traced = any(thread != this for thread in _tracing())
                 if not is_traced or time.monotonic() > latest:
                     _remove_left()
                     self._patches.wrap(nn.Module, "__call__", wrapper)
-                    self._call = vars(nn.Module)["__call__"]
+                    self.call = vars(nn.Module)["__call__"]
                     return
             time.sleep(0.001)
 
     def take_off(self) -> None:
         """Put the call back; harmless when called twice."""
         with _LOCK:
-            if _TRACING and len(self._patches):
-                _LEFT.append((self._patches, self._call))
+            if len(self._patches) and _tracing():
+                _LEFT.append((self._patches, self.call))
                 self._patches = PatchSet()
             self._patches.undo()
 
 
-@contextmanager
-def tracing() -> Iterator[None]:
-    """The current thread traces with ``torch.fx``."""
-    this = threading.get_ident()
-    with _LOCK:
-        _TRACING.append(this)
+def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function that traces with ``torch.fx``."""
     try:
-        yield
+        return _run(function, *args, **kwargs)
     finally:
         with _LOCK:
-            _TRACING.remove(this)
             _remove_left()
 
 
-_LOCK = threading.Lock()
-"""Held while ``nn.Module.__call__`` is replaced, and while traces begin and end."""
+def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call it; the frame says that this thread traces."""
+    # Whoever replaces the call now has looked for traces before this one.
+    with _LOCK:
+        pass
+    return function(*args, **kwargs)
 
-_TRACING: list[int] = []
-"""The threads that trace, once for each trace."""
+
+def _tracing() -> Sequence[int]:
+    """The threads that trace, as their frames tell: an interrupt may come at any line, and would
+    leave a list of them as it is."""
+    return _internals.threads_in(_run.__code__)
+
+
+_LOCK = threading.Lock()
+"""Held while ``nn.Module.__call__`` is replaced or put back."""
 
 _LEFT: list[tuple[PatchSet, Any]] = []
 """What scopes have left to traces, with what they have put on."""
@@ -193,7 +200,7 @@ _LONGEST_TRACE = 30.0
 
 def _remove_left() -> None:
     """Put back, after all traces, the call that scopes have left to them."""
-    while _LEFT and not _TRACING and vars(nn.Module)["__call__"] is _LEFT[-1][1]:
+    while _LEFT and vars(nn.Module)["__call__"] is _LEFT[-1][1] and not _tracing():
         patches, _ = _LEFT.pop()
         patches.undo()
 

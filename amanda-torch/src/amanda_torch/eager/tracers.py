@@ -30,7 +30,7 @@ from amanda.state import STATE, settle
 from amanda_torch import _internals
 from amanda_torch.eager.fused_modules import ASKING
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
-from amanda_torch.eager.module_calls import CallPatch, tracing
+from amanda_torch.eager.module_calls import CallPatch, trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,10 +81,10 @@ class Tracers:
         self._patch([(_internals.FX_TRACE, self._tracing)], _internals.FX)
         if called_modules is not None:
             self._call.put_on(called_modules)
+        # Not what stands there: another thread may have begun a trace.
+        call = self._call.call
         # While one thread traces, modules of others are called by this.
-        entries[_internals.FX] = [
-            (_internals.FX_MODULE_CALL, lambda _: vars(nn.Module)["__call__"])
-        ]
+        entries[_internals.FX] = [(_internals.FX_MODULE_CALL, lambda _: call)]
         entries[_internals.COMPILER_MODULE] = [
             *([(_internals.COMPILER_CALLBACK, self._uncompiled)] if compiled else ()),
             (_internals.COMPILED_MODULE_SETUP, _with_vanilla_call),
@@ -96,7 +96,7 @@ class Tracers:
         entries[_internals.PROFILER] = [(_internals.PROFILER_START, _with_vanilla_class)]
         if self._capture is not None:
             entries[_internals.COMPILER_MODULES] = [
-                (_internals.COMPILER_MODULE_CALL, lambda _: vars(nn.Module)["__call__"]),
+                (_internals.COMPILER_MODULE_CALL, lambda _: call),
             ]
             for module, notes in _internals.COMPILER_NOTES.items():
                 self._when_imported(module, functools.partial(self._patch_found, notes))
@@ -163,11 +163,10 @@ class Tracers:
         suspending = self._suspending(vanilla)
 
         @functools.wraps(vanilla)
-        def trace(*args: Any, **kwargs: Any) -> Any:
-            with tracing():
-                return suspending(*args, **kwargs)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            return trace(suspending, *args, **kwargs)
 
-        return trace
+        return traced
 
     def _capturing(self, keyword: str, vanilla: Any) -> Any:
         """What ``torch._dynamo.explain`` and ``export`` compile is compiled, as without a scope."""
