@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import amanda
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
+from amanda_torch.eager import module_calls
 from tests.torch.support import Counter, ForwardCounter, On, after, applied
 
 X = torch.ones(2)
@@ -200,6 +201,21 @@ def test_a_scope_begins_while_another_thread_traces() -> None:
         torch.nn.Sequential(torch.nn.ReLU())(X)
     assert trace.names == ["before", "after"]
     assert counter.ids == ["Sequential.0/relu:0"]
+    assert vars(torch.nn.Module)["__call__"] is vanilla
+
+
+def test_a_scope_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a trace does not end, the calls of modules stay as they are, and a warning says so."""
+    monkeypatch.setattr(module_calls, "_LONGEST_TRACE", 0.0)
+    vanilla, trace, counter = vars(torch.nn.Module)["__call__"], Trace(), ForwardCounter()
+    trace.begin()
+    with pytest.warns(CoverageWarning, match="torch.fx.*no module paths"):
+        scope = applied(counter).__enter__()
+    torch.relu(X)
+    trace.end()
+    scope.__exit__(None, None, None)
+    assert trace.names == ["before", "after"]
+    assert counter.ids == ["/relu:0"]
     assert vars(torch.nn.Module)["__call__"] is vanilla
 
 

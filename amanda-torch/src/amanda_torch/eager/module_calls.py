@@ -6,6 +6,7 @@ import functools
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -18,8 +19,10 @@ from torch.optim.optimizer import (
 )
 
 from amanda.engine.dispatch import Dispatcher
+from amanda.errors import CoverageWarning
 from amanda.interface.points import Point
 from amanda.patching import PatchSet
+from amanda.state import Lock
 from amanda_torch import _internals
 from amanda_torch.eager.keras_layers import is_shape_inference
 from amanda_torch.eager.op_ids import Frame, Tracker
@@ -144,25 +147,40 @@ class CallPatch:
         self.call: Any = _internals.MODULE_CALL
 
     def put_on(self, wrapper: Callable[[Any], Any]) -> None:
-        """Replace the call by what `wrapper` makes of it; traces run by :func:`trace` already."""
-        this, latest = threading.get_ident(), time.monotonic() + _LONGEST_TRACE
-        while True:
-            with _LOCK:
-                is_traced = any(thread != this for thread in _tracing())
-                if not is_traced or time.monotonic() > latest:
-                    _remove_left()
-                    self._patches.wrap(nn.Module, "__call__", wrapper)
-                    self.call = vars(nn.Module)["__call__"]
-                    return
+        """Replace the call by what `wrapper` makes of it; traces run by :func:`trace` already.
+
+        It stays as it is, with a ``CoverageWarning``, where a trace of another thread does not end.
+        """
+        latest = time.monotonic() + _LONGEST_TRACE
+        while not _LOCK.hold(self._put_on, wrapper):
+            if time.monotonic() > latest:
+                warnings.warn(
+                    "another thread traces a model with torch.fx, and has not ended in "
+                    f"{_LONGEST_TRACE:.0f} seconds: op ids have no module paths in this scope",
+                    CoverageWarning,
+                    stacklevel=2,
+                )
+                return
             time.sleep(0.001)
+
+    def _put_on(self, wrapper: Callable[[Any], Any]) -> bool:
+        this = threading.get_ident()
+        if any(thread != this for thread in _tracing()):
+            return False
+        _remove_left()
+        self._patches.wrap(nn.Module, "__call__", wrapper)
+        self.call = vars(nn.Module)["__call__"]
+        return True
 
     def take_off(self) -> None:
         """Put the call back; harmless when called twice."""
-        with _LOCK:
-            if len(self._patches) and _tracing():
-                _LEFT.append((self._patches, self.call))
-                self._patches = PatchSet()
-            self._patches.undo()
+        _LOCK.hold(self._take_off)
+
+    def _take_off(self) -> None:
+        if len(self._patches) and _tracing():
+            _LEFT.append((self._patches, self.call))
+            self._patches = PatchSet()
+        self._patches.undo()
 
 
 def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -170,15 +188,13 @@ def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return _run(function, *args, **kwargs)
     finally:
-        with _LOCK:
-            _remove_left()
+        _LOCK.hold(_remove_left)
 
 
 def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call it; the frame says that this thread traces."""
     # Whoever replaces the call now has looked for traces before this one.
-    with _LOCK:
-        pass
+    _LOCK.hold(lambda: None)
     return function(*args, **kwargs)
 
 
@@ -188,7 +204,7 @@ def _tracing() -> Sequence[int]:
     return _internals.threads_in(_run.__code__)
 
 
-_LOCK = threading.Lock()
+_LOCK = Lock()
 """Held while ``nn.Module.__call__`` is replaced or put back."""
 
 _LEFT: list[tuple[PatchSet, Any]] = []
