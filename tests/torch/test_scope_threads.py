@@ -249,11 +249,13 @@ def compile():
     done.put(graphs)
 
 start, done = queue.Queue(), queue.Queue()
-threading.Thread(target=compile, daemon=True).start()
+thread = threading.Thread(target=compile)
+thread.start()
 with applied(ForwardCounter()):
     torch.ones(2)
     start.put(None)
     graphs = done.get()
+thread.join()
 assert [isinstance(graph, torch.fx.GraphModule) for graph in graphs] == [True], graphs
 """
     path = os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)

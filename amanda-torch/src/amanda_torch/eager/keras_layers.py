@@ -26,14 +26,13 @@ def layer_name(module: Any) -> str:
     return str(module.name) if layer is not None and isinstance(module, layer) else ""
 
 
-def is_shape_inference(module: Any, inputs: Any) -> bool:
+def is_shape_inference(inputs: Any) -> bool:
     """Whether Keras calls a layer to learn the shapes of its results, before it trains.
 
     It calls layers on symbolic tensors of its own, and within that on tensors of PyTorch (Keras
     3.15): no forward pass of the program.
     """
-    layer = getattr(sys.modules.get("keras.layers"), "Layer", ())
-    if not isinstance(module, layer) or not is_backend():
+    if not is_backend():
         return False
     keras = sys.modules["keras"]
     if any(isinstance(item, keras.KerasTensor) for item in keras.tree.flatten(inputs)):

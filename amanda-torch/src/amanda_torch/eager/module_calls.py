@@ -84,8 +84,9 @@ class ModuleCall:
             # The dispatcher's answer, unless something has changed since it was asked.
             scopes = self._dispatcher.scopes() if tracker.stale else tracker.active
             self._scopes = scopes
+            layer = getattr(sys.modules.get("keras.layers"), "Layer", ())
             if is_outermost and not (
-                "keras.layers" in sys.modules and is_shape_inference(module, self._inputs)
+                isinstance(module, layer) and is_shape_inference(self._inputs)
             ):
                 trains = _is_grad_enabled() and getattr(module, "training", True)
                 self._dispatcher.points.forward_begins(scopes, frame.path, trains)
