@@ -29,9 +29,9 @@ from amanda.state import STATE, TOOL_LOCK
 from amanda_torch import _internals
 from amanda_torch.autograd import passes
 from amanda_torch.autograd.claims import Claimer, KnownGradients
-from amanda_torch.autograd.hooks import Accumulation, NodeHooks, note_reached, nothing_flows
+from amanda_torch.autograd.hooks import Accumulation, NodeHooks, nothing_flows
 from amanda_torch.autograd.nodes import is_accumulation, trace_graph
-from amanda_torch.compiled.derived_leaves import Leaf, Leaves, Marks
+from amanda_torch.compiled.derived_leaves import Leaf, Leaves, LeavesRun
 from amanda_torch.operators.calls import tensors_of
 from amanda_torch.routines import RoutineDispatcher
 
@@ -466,7 +466,7 @@ class DerivedGraph:
         return {key: leaves.claim(target, key) for key, target in found.items()}
 
 
-class DerivedRun:
+class DerivedRun(LeavesRun):
     """One run of a graph, which the hooks on its outputs hold.
 
     Args:
@@ -474,26 +474,15 @@ class DerivedRun:
         start: the number of its first node.
     """
 
-    __slots__ = ("__weakref__", "_changes", "_graph", "_has_run", "_hooked", "_marks", "_start")
+    __slots__ = ("_graph", "_has_run", "_hooked", "_start")
 
     def __init__(self, graph: DerivedGraph, start: int) -> None:
+        super().__init__(graph)
         self._graph = graph
         self._start = start
         self._has_run = False
-        self._marks: Marks = ()
-        self._changes = 0
         # The nodes that have hooks of their own.
         self._hooked: set[int] | None = None
-
-    def note_marks(self, marks: Marks) -> None:
-        """Note what counts the accumulations of leaves in its place."""
-        assert self._graph.leaves is not None
-        self._marks = marks
-        self._changes = self._graph.leaves.changes
-
-    def uses(self, key: int) -> bool:
-        """Whether an operator that is added up uses a leaf."""
-        return self._graph.leaves is not None and self._graph.leaves.has(key)
 
     def enter(self, entry: int, gradients: tuple[Any, ...]) -> Any:
         """Prehook of an output's node: a pass comes to the graph."""
@@ -520,22 +509,6 @@ class DerivedRun:
             self._hook(entry, hooks, self._hooked)
         self._tell(self._leaves_behind(_internals.current_node()), gradients)
         return hooks.before(gradients) if hooks is not None and hooks.has_before else None
-
-    def _may_add(self) -> bool:
-        """Whether the pass that runs now may be added up."""
-        leaves = self._graph.leaves
-        if leaves is not None and not (leaves.changes == self._changes and leaves.is_untouched()):
-            self._graph.lost += 1
-            return False
-        return self._graph.may_add()
-
-    def _tell(self, found: Mapping[int, Sequence[Accumulation]], gradients: Sequence[Any]) -> None:
-        """Tell the hooks of leaves of the pass: they count."""
-        running = passes.running()
-        for key, reached in found.items():
-            note_reached(reached, gradients)
-            if running is not None:
-                running.counted.add(key)
 
     def _leaves_behind(self, node: Any) -> Mapping[int, Sequence[Accumulation]]:
         """Hook the leaves that lie behind a node."""

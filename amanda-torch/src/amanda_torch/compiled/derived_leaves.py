@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import torch
 
 from amanda.inline import Counter, ShapeSum
+from amanda_torch.autograd import passes
 from amanda_torch.autograd.claims import Claimer, KnownGradients, is_marked, mark_of
-from amanda_torch.autograd.hooks import Accumulation, NodeHooks
+from amanda_torch.autograd.hooks import Accumulation, NodeHooks, note_reached
 
 Marks = Sequence[tuple[int, Sequence[Accumulation]]]
 """Identities of leaves, with what counts their accumulations, and is to be told of passes."""
@@ -187,3 +188,59 @@ class Leaves:
     def touch(self) -> None:
         """Accumulations may have got hooks."""
         self._claimer.late_changes += 1
+
+
+class KnownRuns(Protocol):
+    """What is known of all runs of a graph whose leaves may be left unhooked.
+
+    Attributes:
+        leaves: they; None for none.
+        lost: the passes in a row that could not be counted at their ends for their leaves.
+    """
+
+    leaves: Leaves | None
+    lost: int
+
+    def may_add(self) -> bool:
+        """Whether what the pass that runs now executes may be counted at its end."""
+
+
+class LeavesRun:
+    """One run of a graph, in which hooks of its own at leaves may be missing.
+
+    Args:
+        known: what is known of all runs.
+    """
+
+    __slots__ = ("__weakref__", "_changes", "_known", "_marks")
+
+    def __init__(self, known: KnownRuns) -> None:
+        self._known = known
+        self._marks: Marks = ()
+        self._changes = 0
+
+    def note_marks(self, marks: Marks) -> None:
+        """Note what counts the accumulations of leaves in its place."""
+        assert self._known.leaves is not None
+        self._marks = marks
+        self._changes = self._known.leaves.changes
+
+    def uses(self, key: int) -> bool:
+        """Whether an operator of the graph uses a leaf."""
+        return self._known.leaves is not None and self._known.leaves.has(key)
+
+    def _may_add(self) -> bool:
+        """Whether the pass that runs now may be counted at its end."""
+        leaves = self._known.leaves
+        if leaves is not None and not (leaves.changes == self._changes and leaves.is_untouched()):
+            self._known.lost += 1
+            return False
+        return self._known.may_add()
+
+    def _tell(self, found: Mapping[int, Sequence[Accumulation]], gradients: Sequence[Any]) -> None:
+        """Tell the hooks of leaves of the pass: they count."""
+        running = passes.running()
+        for key, reached in found.items():
+            note_reached(reached, gradients)
+            if running is not None:
+                running.counted.add(key)

@@ -25,10 +25,10 @@ from amanda.state import STATE, TOOL_LOCK
 from amanda_torch import _internals
 from amanda_torch.autograd import passes
 from amanda_torch.autograd.claims import Claimer, KnownGradients
-from amanda_torch.autograd.hooks import Accumulation, NodeHooks, note_reached, nothing_flows
+from amanda_torch.autograd.hooks import Accumulation, NodeHooks, nothing_flows
 from amanda_torch.compiled.deferred import Added, StaticSum, increase
 from amanda_torch.compiled.derived import MOST_LOST
-from amanda_torch.compiled.derived_leaves import Leaf, Leaves, Marks
+from amanda_torch.compiled.derived_leaves import Leaf, Leaves, LeavesRun
 
 _sequence = _internals.node_sequence
 
@@ -157,30 +157,19 @@ class JointBackward:
         self._dispatcher.not_seen(_HIDDEN)
 
 
-class JointRun:
+class JointRun(LeavesRun):
     """One run of a graph, which the hook on its node holds.
 
     Args:
         joint: what is known of all runs.
     """
 
-    __slots__ = ("__weakref__", "_changes", "_has_run", "_is_hooked", "_joint", "_marks")
+    __slots__ = ("_has_run", "_is_hooked", "_joint")
 
     def __init__(self, joint: JointBackward) -> None:
+        super().__init__(joint)
         self._joint = joint
         self._has_run = self._is_hooked = False
-        self._marks: Marks = ()
-        self._changes = 0
-
-    def note_marks(self, marks: Marks) -> None:
-        """Note what counts the accumulations of leaves in its place."""
-        assert self._joint.leaves is not None
-        self._marks = marks
-        self._changes = self._joint.leaves.changes
-
-    def uses(self, key: int) -> bool:
-        """Whether an operator of the graph uses a leaf."""
-        return self._joint.leaves is not None and self._joint.leaves.has(key)
 
     def look_behind(self, nodes: Sequence[Any]) -> None:
         """See :class:`~amanda_torch.autograd.passes.AddedUp`: :meth:`enter` meets each pass."""
@@ -206,22 +195,6 @@ class JointRun:
             self._is_hooked = True
             node.register_hook(self._joint.count)
         self._tell(self._joint.claim_leaves(node), gradients)
-
-    def _may_add(self) -> bool:
-        """Whether the pass that runs now may be counted at its end."""
-        leaves = self._joint.leaves
-        if leaves is not None and not (leaves.changes == self._changes and leaves.is_untouched()):
-            self._joint.lost += 1
-            return False
-        return self._joint.may_add()
-
-    def _tell(self, found: Mapping[int, Sequence[Accumulation]], gradients: Sequence[Any]) -> None:
-        """Tell the hooks of leaves of the pass: they count."""
-        running = passes.running()
-        for key, reached in found.items():
-            note_reached(reached, gradients)
-            if running is not None:
-                running.counted.add(key)
 
     def _add(self, _: set[int], counted: set[int]) -> None:
         self._joint.add(counted)
