@@ -58,6 +58,16 @@
 #define RARE __attribute__((noinline, cold))
 #endif
 
+/* The size of a line of the processor's caches. */
+#define LINE 64
+
+/* Have the processor read a line of memory that is needed soon; any address will do. */
+#if defined(__GNUC__) || defined(__clang__)
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define PREFETCH(address) ((void)(address))
+#endif
+
 /* ---- what is called -------------------------------------------------------------------------- */
 
 typedef enum {
@@ -206,11 +216,19 @@ number_of(PyObject *object)
     return PyLong_AsSsize_t(object);
 }
 
-/* What was found in dicts of Python's, by a key that is told by its address: it stands for the same value
-   as long as a dict is not changed. Each change of a dict gives it another number, which no other dict has
-   had, in versions of CPython before 3.12; in later ones dicts are asked each time. */
+/* ---- what comes next ------------------------------------------------------------------------- */
+
+/* Each change of a dict gives it another number, which no other dict has had, in versions of CPython before
+   3.12. There, what was found by a key that is told by its address stands for the same value as long as the
+   dict has the same number; in later versions dicts are asked each time. */
 #if PY_VERSION_HEX < 0x030C0000
 #define HAS_VERSIONS 1
+static inline uint64_t
+version_of(PyObject *dict)
+{
+    return ((PyDictObject *)dict)->ma_version_tag;
+}
+
 typedef struct {
     uint64_t version;
     const void *key;
@@ -219,13 +237,78 @@ typedef struct {
 
 #define FOUND_ITEMS 8192
 static Found found_items[FOUND_ITEMS];
+#else
+#define HAS_VERSIONS 0
+#endif
 
-static inline uint64_t
-version_of(PyObject *dict)
+/* An iteration mostly does what the one before it did, in the same order, and between two operators PyTorch
+   reads more memory than the processor's caches hold: what the gate looks at has to be fetched anew, and
+   that costs more than all instructions of the gate. So it notes at each step, which is an operator or a
+   call of a module, what it has found and where it has looked. In the next iteration the processor is told
+   to fetch that one step before it is needed.
+
+   The course that is kept is that of one thread at a time. It is there for speed alone: nothing is read at
+   the addresses that are noted, since the objects may be gone, and what a step does not hold is looked up. */
+#define STEP_LINES 20
+typedef struct {
+#if HAS_VERSIONS
+    Found found;
+#endif
+    Py_ssize_t noted;
+    uintptr_t lines[STEP_LINES];
+} Step;
+
+#define STEPS 8192
+#define STRANGERS 4096
+static struct {
+    Step steps[STEPS + 2]; /* the last but one is for steps that it does not hold */
+    const void *thread, *iteration; /* whose steps they are; compared only */
+    Py_ssize_t next, end; /* of steps: the number of the next one, and how many there have been */
+    int strangers;        /* steps of other threads since its last one */
+    Step *step;           /* the one that is noted in */
+} course = {.step = &course.steps[STEPS]};
+
+/* Have what lies there fetched in the next iteration before this step. */
+static inline void
+note(const void *address)
 {
-    return ((PyDictObject *)dict)->ma_version_tag;
+    Step *step = course.step;
+    uintptr_t line = (uintptr_t)address & ~(uintptr_t)(LINE - 1);
+    if (step->noted < STEP_LINES && (step->noted == 0 || step->lines[step->noted - 1] != line)) {
+        step->lines[step->noted++] = line;
+    }
 }
 
+/* A step begins, in an iteration of a thread. */
+static inline void
+begin_step(const void *thread, const void *iteration)
+{
+    if (course.thread != thread || course.iteration != iteration) {
+        if (course.thread != thread && course.thread != NULL && ++course.strangers < STRANGERS) {
+            course.step = &course.steps[STEPS];
+            return;
+        }
+        course.thread = thread;
+        course.iteration = iteration;
+        course.next = 0;
+    }
+    course.strangers = 0;
+    Step *step = course.step = &course.steps[course.next];
+    if (course.next == STEPS) {
+        return;
+    }
+    if (++course.next > course.end) {
+        course.end = course.next;
+    }
+    for (Py_ssize_t i = 0; i < step[1].noted; i++) {
+        PREFETCH((const void *)step[1].lines[i]);
+    }
+    PREFETCH(&step[2]);
+    PREFETCH((const char *)&step[2] + LINE);
+    step->noted = 0;
+}
+
+#if HAS_VERSIONS
 /* The first of the two places that each key has; the other one is beside it. */
 static inline Found *
 places_of(PyObject *dict, const void *key)
@@ -238,9 +321,15 @@ places_of(PyObject *dict, const void *key)
 static inline PyObject *
 look_found(PyObject *dict, const void *key)
 {
+    Step *step = course.step;
+    uint64_t version = version_of(dict);
+    if (step->found.version == version && step->found.key == key) {
+        return step->found.value;
+    }
     const Found *found = places_of(dict, key);
     for (int i = 0; i < 2; i++, found++) {
-        if (found->version == version_of(dict) && found->key == key) {
+        if (found->version == version && found->key == key) {
+            step->found = *found;
             return found->value;
         }
     }
@@ -253,7 +342,7 @@ keep_found(PyObject *dict, const void *key, PyObject *value)
     Found *found = places_of(dict, key);
     /* The later version is the one that is in use. */
     found += found[0].version > found[1].version;
-    *found = (Found){version_of(dict), key, value};
+    course.step->found = *found = (Found){version_of(dict), key, value};
 }
 
 /* Of keys that may be gone: another object may get their address. */
@@ -261,9 +350,10 @@ static void
 forget_found(void)
 {
     memset(found_items, 0, sizeof found_items);
+    memset(course.steps, 0, (size_t)course.end * sizeof *course.steps);
+    course.steps[STEPS].found = (Found){0};
 }
 #else
-#define HAS_VERSIONS 0
 #define look_found(dict, key) ((PyObject *)NULL)
 #define keep_found(dict, key, value) ((void)0)
 #define forget_found() ((void)0)
@@ -728,6 +818,30 @@ make_names(void)
     return 0;
 }
 
+/* Add to a number that nothing but a slot refers to, so that none has to be made: 1, or 0 where one has. */
+static int
+add_in_place(PyObject *number, uint64_t amount)
+{
+#if PY_VERSION_HEX < 0x030C0000
+    Py_ssize_t digits = PyLong_CheckExact(number) ? Py_SIZE(number) : 0;
+    if ((digits == 1 || digits == 2) && Py_REFCNT(number) == 1 && amount >> 2 * PyLong_SHIFT == 0) {
+        digit *digits_of = ((PyLongObject *)number)->ob_digit;
+        uint64_t sum =
+            amount + digits_of[0] + (digits == 1 ? 0 : (uint64_t)digits_of[1] << PyLong_SHIFT);
+        if (sum >> (digits * PyLong_SHIFT) == 0) {
+            digits_of[0] = (digit)(sum & PyLong_MASK);
+            if (digits == 2) {
+                digits_of[1] = (digit)(sum >> PyLong_SHIFT);
+            }
+            return 1;
+        }
+    }
+#else
+    (void)number, (void)amount;
+#endif
+    return 0;
+}
+
 /* Add to a number that an object has in a slot. */
 static int
 add_to(PyObject *object, Py_ssize_t offset, PyObject *number)
@@ -737,11 +851,20 @@ add_to(PyObject *object, Py_ssize_t offset, PyObject *number)
         PyErr_Format(PyExc_AttributeError, "%s has lost a number", Py_TYPE(object)->tp_name);
         return -1;
     }
+    note(before);
+    if (PyLong_CheckExact(number)) {
+        Py_ssize_t amount = number_of(number);
+        if (amount > 0 && add_in_place(before, (uint64_t)amount)) {
+            return 0;
+        }
+        PyErr_Clear();
+    }
     PyObject *sum = PyNumber_Add(before, number);
     if (sum == NULL) {
         return -1;
     }
     set_field(object, offset, sum);
+    note(sum);
     Py_DECREF(sum);
     return 0;
 }
@@ -757,6 +880,10 @@ count_in(PyObject *object, Py_ssize_t offset)
             PyObject **place = (PyObject **)((char *)object + offset);
             *place = Py_NewRef(small_numbers[number + 1]);
             Py_DECREF(before);
+            return 0;
+        }
+        note(before);
+        if (number > 0 && add_in_place(before, 1)) {
             return 0;
         }
         PyErr_Clear();
@@ -975,22 +1102,11 @@ log_execution(PyObject *timer, long long start, long long end)
 static int
 add_time(PyObject *object, Py_ssize_t offset, long long nanoseconds)
 {
-#if PY_VERSION_HEX < 0x030C0000
-    PyLongObject *before = (PyLongObject *)field(object, offset);
-    Py_ssize_t digits = before == NULL || !PyLong_CheckExact(before) ? 0 : Py_SIZE(before);
-    /* A number that nothing else refers to may change: there is none to be made. */
-    if ((digits == 1 || digits == 2) && Py_REFCNT(before) == 1 && nanoseconds >= 0) {
-        uint64_t sum = (uint64_t)nanoseconds + before->ob_digit[0]
-                       + (digits == 1 ? 0 : (uint64_t)before->ob_digit[1] << PyLong_SHIFT);
-        if (sum >> (digits * PyLong_SHIFT) == 0) {
-            before->ob_digit[0] = (digit)(sum & PyLong_MASK);
-            if (digits == 2) {
-                before->ob_digit[1] = (digit)(sum >> PyLong_SHIFT);
-            }
-            return 0;
-        }
+    PyObject *before = field(object, offset);
+    note(before);
+    if (before != NULL && nanoseconds >= 0 && add_in_place(before, (uint64_t)nanoseconds)) {
+        return 0;
     }
-#endif
     PyObject *time = PyLong_FromLongLong(nanoseconds);
     int failed = time == NULL || add_to(object, offset, time) < 0;
     Py_XDECREF(time);
@@ -1211,6 +1327,32 @@ static int
 run_routines(PyObject *routines, PyObject *kind)
 {
     return run_some(routines, kind, 0, PyTuple_GET_SIZE(routines));
+}
+
+/* Note where the first routine of a plan, and what it counts in, lie. */
+static inline void
+note_routines(PyObject *routines)
+{
+    if (routines == NULL || !PyTuple_CheckExact(routines) || PyTuple_GET_SIZE(routines) == 0) {
+        return;
+    }
+    PyObject *routine = PyTuple_GET_ITEM(routines, 0);
+    note(routines);
+    note(&PyTuple_GET_ITEM(routines, 0));
+    note(routine);
+    if (PyMethod_Check(routine)) {
+        note(PyMethod_GET_SELF(routine));
+    }
+}
+
+/* Note where a list and its first items lie. */
+static inline void
+note_list(PyObject *list)
+{
+    if (list != NULL && PyList_CheckExact(list)) {
+        note(list);
+        note(((PyListObject *)list)->ob_item);
+    }
 }
 
 /* ---- hooks of autograd's nodes --------------------------------------------------------------- */
@@ -1839,6 +1981,7 @@ settled_routines(Hook *self, int is_after)
                                 : field(settled, is_after ? at.routines_after : at.routines_before);
     }
     found = found != NULL && PyTuple_CheckExact(found) ? Py_NewRef(found) : NULL;
+    note_routines(found);
     Py_XDECREF(settled);
     return found;
 }
@@ -2783,8 +2926,14 @@ is_answered(const CalledHook *self, const Vector *consumed, int is_after)
     PyObject *hook, *value;
     Py_ssize_t position = 0;
     int done = 0;
+    begin_step(&thread, course.iteration);
+    note(self->dict);
+    note(self);
+    note(((PyDictObject *)self->dict)->ma_keys);
     if (PyDict_GET_SIZE(self->dict) == 1 && PyDict_Next(self->dict, &position, &hook, &value)
         && hook == value) {
+        note(hook);
+        note((const char *)hook + LINE);
         Py_INCREF(hook);
         done = answer(hook, consumed, is_after);
         if (done < 0) {
@@ -3895,6 +4044,7 @@ claim_nodes(const Hooked *found, PyObject *graph, Leaf *leaves)
     PyObject *inner = Py_NewRef(field(graph, at.graph_inner));
     PyObject *done = NULL;
     int failed = 0;
+    note_list(inner);
     for (Py_ssize_t i = 0; !failed && i < found->leaf_count; i++) {
         failed = claim_leaf(&leaves[i], found->leaves[i]) < 0;
     }
@@ -3929,6 +4079,7 @@ is_settled(PyObject *graph, Py_ssize_t nodes, Py_ssize_t entries)
         return 0;
     }
     for (Py_ssize_t i = 0; i < nodes; i++) {
+        note(PyList_GET_ITEM(natives, i));
         if (!Py_IS_TYPE(PyList_GET_ITEM(natives, i), &Hook_Type)) {
             return 0;
         }
@@ -4019,6 +4170,8 @@ claim_known(PyObject *mode, PyObject *known, PyObject *result, Py_ssize_t start)
     if (gradients == NULL || !Py_IS_TYPE(gradients, (PyTypeObject *)inlined.gradients)) {
         return 0;
     }
+    note(gradients);
+    note_list(field(gradients, at.gradients_form));
     if (is_idle_form(result, field(gradients, at.gradients_form), start)) {
         return note_run(mode, known) < 0 ? -1 : 1;
     }
@@ -4027,6 +4180,9 @@ claim_known(PyObject *mode, PyObject *known, PyObject *result, Py_ssize_t start)
         return 0;
     }
     PyObject *form = field(graph, at.graph_form), *natives = field(graph, at.graph_natives);
+    note(graph);
+    note_list(form);
+    note_list(natives);
     if (form == NULL || !PyList_CheckExact(form) || natives == NULL || !PyList_CheckExact(natives)) {
         return 0;
     }
@@ -4223,6 +4379,7 @@ look_up(PyObject *mode, PyObject *operator, const Invocation *call, PyObject **c
     if (field(mode, python.mode_stale) != Py_False || cells == NULL || !PyDict_CheckExact(cells)) {
         return ASK;
     }
+    begin_step(&thread, field(mode, python.mode_iteration));
     PyObject *found = cell_of(cells, operator, call);
     if (found == python.no_operator) {
         return found == NULL ? ASK : EMPTY;
@@ -4237,6 +4394,16 @@ look_up(PyObject *mode, PyObject *operator, const Invocation *call, PyObject **c
         return ASK;
     }
     PyObject *next = PyList_GET_ITEM(found, count);
+    note(cells);
+    note(found);
+    note(&PyList_GET_ITEM(found, 0));
+    note(&PyList_GET_ITEM(found, count));
+    note(next);
+    note((const char *)next + LINE);
+    if (Py_IS_TYPE(next, python.known)) {
+        note_routines(field(next, python.known_before));
+        note_routines(field(next, python.known_after));
+    }
     Answer answer = is_empty(next)                        ? EMPTY
                     : !Py_IS_TYPE(next, python.known)     ? ASK
                     : only_measures(next, call)           ? MEASURED
@@ -5452,6 +5619,7 @@ enter_module(PyObject *mode, PyObject *module)
     if (children == NULL || !PyDict_CheckExact(children)) {
         return NULL;
     }
+    begin_step(&thread, field(mode, python.mode_iteration));
     child = child_of(children, module);
     if (child == NULL || !Py_IS_TYPE(child, python.child)
         || !is_alive(field(child, python.child_ref), module)
@@ -5479,6 +5647,18 @@ enter_module(PyObject *mode, PyObject *module)
         Py_XDECREF(number);
         return NULL;
     }
+    note(children);
+    note(child);
+    note((const char *)child + LINE);
+    note(field(child, python.child_ref));
+    note(frames);
+    note(&PyList_GET_ITEM(frames, call));
+    note(frame);
+    note((const char *)frame + LINE);
+    note(names);
+    note(((PyDictObject *)names)->ma_keys);
+    note(below);
+    note(((PyDictObject *)below)->ma_keys);
     Py_INCREF(parent);
     set_field(child, python.child_calls, number);
     Py_DECREF(number);
