@@ -72,6 +72,7 @@ class CountTool(PrintingTool[CountOptions]):
         super().__init__(**options)
         self._counted: dict[str, CountedOp] = {}
         self._every: list[Counter] = []
+        self._counts: list[int] = []
         self._is_backward = bytearray()
         self._types: set[str] = set()
         self.depends_on(MappingTool.standard())
@@ -102,8 +103,8 @@ class CountTool(PrintingTool[CountOptions]):
         insert(context, counted.counter)
 
     def op_counts(self) -> dict[str, list[int]]:
-        """Executions of each operator so far."""
-        return {"executions": [counter.count for counter in self._every]}
+        """Executions of each operator so far, as :meth:`running_figures` has read them."""
+        return {"executions": self._counts}
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per counted operator, with its ``executions``, and ``per_step``, those of the
@@ -196,7 +197,7 @@ class CountTool(PrintingTool[CountOptions]):
         """Executions so far, forward and backward."""
         # For each step: a generator would cost frames for each operator, an attrgetter five times
         # as much as a comprehension.
-        counts = [counter.count for counter in self._every]
+        self._counts = counts = [counter.count for counter in self._every]
         backward = sum(itertools.compress(counts, self._is_backward))
         return {"forward": sum(counts) - backward, "backward": backward}
 

@@ -249,7 +249,7 @@ static Found found_items[FOUND_ITEMS];
 
    The course that is kept is that of one thread at a time. It is there for speed alone: nothing is read at
    the addresses that are noted, since the objects may be gone, and what a step does not hold is looked up. */
-#define STEP_LINES 20
+#define STEP_LINES 28
 typedef struct {
 #if HAS_VERSIONS
     Found found;
@@ -5548,13 +5548,18 @@ restart(PyObject *dict, int is_children)
 {
     PyObject *key, *value;
     Py_ssize_t position = 0, left = PyDict_GET_SIZE(dict);
+    note(dict);
+    note(((PyDictObject *)dict)->ma_keys);
     for (; left > 0 && PyDict_Next(dict, &position, &key, &value); left--) {
+        note(value);
         if (is_children) {
+            note((const char *)value + python.child_calls);
             if (Py_IS_TYPE(value, python.child) && field(value, python.child_calls) != zero) {
                 set_field(value, python.child_calls, zero);
             }
         }
         else if (PyList_CheckExact(value) && PyList_GET_SIZE(value) > 0) {
+            note(&PyList_GET_ITEM(value, 0));
             PyObject *before = PyList_GET_ITEM(value, 0);
             PyList_SET_ITEM(value, 0, Py_NewRef(zero));
             Py_DECREF(before);
@@ -5655,10 +5660,6 @@ enter_module(PyObject *mode, PyObject *module)
     note(&PyList_GET_ITEM(frames, call));
     note(frame);
     note((const char *)frame + LINE);
-    note(names);
-    note(((PyDictObject *)names)->ma_keys);
-    note(below);
-    note(((PyDictObject *)below)->ma_keys);
     Py_INCREF(parent);
     set_field(child, python.child_calls, number);
     Py_DECREF(number);
