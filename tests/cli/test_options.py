@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -193,6 +194,27 @@ def test_a_tool_without_a_constructor_has_no_options() -> None:
     assert options_of(Empty) == ({}, False)
     with pytest.raises(OptionError, match="it has none"):
         convert(Empty, ToolSpec("empty", {"a": "1"}))
+
+
+@pytest.mark.parametrize("header", ["", "from __future__ import annotations\n"])
+def test_an_annotation_that_names_what_is_not_there_is_none(header: str) -> None:
+    """The type is the default's then; Python 3.14 takes such a name without quotes, too."""
+    if not header and sys.version_info < (3, 14):
+        pytest.skip("this Python computes annotations where they are written")
+    source = (
+        "class Late(Tool):\n"
+        "    def __init__(self, a: Missing = 1, b: list[Missing] = (), c: 'Missing | int' = 2.5,\n"
+        "                 d: Literal['x', 'y'] = 'x'):\n"
+        "        super().__init__()\n"
+    )
+    names: dict[str, Any] = {"Tool": amanda.Tool, "Literal": Literal}
+    exec(compile(header + source, "program", "exec", dont_inherit=True), names)
+    options = {"a": "3", "b": "4", "c": "5", "d": "y"}
+    found = convert(names["Late"], ToolSpec("late", options))
+    assert found["a"] == 3
+    assert found["c"] == 5.0
+    assert found["d"] == "y"
+    assert list(options_of(names["Late"])[0]) == list(options)
 
 
 def test_an_options_class_drives_the_command_line_and_the_constructor() -> None:

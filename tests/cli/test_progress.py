@@ -158,8 +158,8 @@ def test_forked_children_are_quiet(on_terminal: Run, script: Script) -> None:
     )
     shown, _ = on_terminal(str(path))
     assert seen(shown).startswith("1 thread\nchild False\nend\n")
-    # It goes on in the parent.
-    assert LINE in shown.partition("child")[2]
+    # It goes on in the parent, but where Python would warn of a thread that has begun by then.
+    assert (LINE in shown.partition("child")[2]) == (sys.version_info < (3, 12))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 import threading
 from typing import Any
 
@@ -52,8 +53,39 @@ class Square(torch.autograd.Function):
 cube = Cube.apply
 """Bound before any scope."""
 
+ANNOTATED = """
+class Scaled(Function):
+    @staticmethod
+    def forward(ctx, x: Missing, factor: float = 2.0) -> Missing:
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2.0, None
+"""
+
 
 # -- autograd.Function ----------------------------------------------------
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 14), reason="this Python computes annotations where they are written"
+)
+def test_annotations_of_a_function_are_left_alone() -> None:
+    """A function whose annotations name what is not there runs as without a scope."""
+    names: dict[str, Any] = {"Function": torch.autograd.Function}
+    exec(compile(ANNOTATED, "program", "exec", dont_inherit=True), names)
+
+    def gradients() -> list[float]:
+        x = torch.ones(2, requires_grad=True)
+        names["Scaled"].apply(x).sum().backward()
+        assert x.grad is not None
+        return x.grad.tolist()
+
+    own = gradients()
+    with applied(tool := Counter()):
+        assert gradients() == own
+    assert any("Scaled" in name for name in tool.ids)
 
 
 @pytest.mark.parametrize("apply", [cube, lambda x: Cube.apply(x)], ids=["early", "late"])

@@ -211,6 +211,22 @@ def _run(make: Make, compile_: Callable[[Any], Any], scope: bool) -> tuple[Any, 
     return results, tool, opened.statistics
 
 
+def _places_left() -> int:
+    """How many frames of a compiled step of an optimizer Dynamo leaves alone without a scope, if the
+    optimizer has a hook: PyTorch 2.13 on Python 3.14 that of the step, where it does not go on after
+    a loop within a context manager."""
+    net = _model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    net(X).sum().backward()
+    torch.compiler.reset()
+    reasons = torch._dynamo.utils.counters["unimplemented"]  # noqa: SLF001
+    reasons.clear()
+    torch.compile(optimizer.step, backend="eager")()
+    torch.compiler.reset()
+    return sum(reasons.values())
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -228,10 +244,9 @@ def test_compiled_functions_run_captured(make: Make) -> None:
     assert results == own
     assert found.ids == eager.ids
     assert found.backward_ids == eager.backward_ids
-    assert set(statistics.compiled.values()) == {"operator by operator"}
-    assert f"compiled code ran operator by operator: {len(statistics.compiled)};" in last_line(
-        statistics, 1.0
-    )
+    captured = list(statistics.compiled.values()).count("operator by operator")
+    assert len(statistics.compiled) - captured == (_places_left() if make is _with_step else 0)
+    assert f"compiled code ran operator by operator: {captured}" in last_line(statistics, 1.0)
 
 
 @pytest.mark.parametrize("make", [_layers_that_break, _fused_layer], ids=lambda make: make.__name__)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 
@@ -22,3 +24,14 @@ def owned_check(lock: Any) -> Callable[[], bool]:
     """
     check: Callable[[], bool] = lock._is_owned
     return check
+
+
+def register_source(code: CodeType, source: str, file: str) -> None:
+    """Have tracebacks show the source of code that is in no file.
+
+    Since Python 3.13 they do so for ``python -c``, through this function of ``linecache``, which takes
+    the name of the file in the place of the code in 3.13. Nothing before.
+    """
+    register = getattr(linecache, "_register_code", None)
+    if register is not None:
+        register(code if hasattr(linecache, "_interactive_cache") else file, source, file)

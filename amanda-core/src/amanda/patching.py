@@ -19,7 +19,17 @@ import attrs
 
 _ABSENT: Any = object()
 
-_FIRST_LINE = "__firstlineno__"
+_OF_CLASSES = {
+    # Python 3.13 deletes it with the module: a class is no longer where it was written.
+    "__module__": ("__firstlineno__",),
+    # Python 3.14 keeps the function that computes them, and what it has computed, in the class.
+    "__annotations__": ("__annotate_func__", "__annotations_cache__"),
+    "__annotate__": ("__annotate_func__", "__annotations_cache__"),
+}
+"""Other entries of a class's ``__dict__`` that change with an attribute of it."""
+
+_OF_FUNCTIONS = {"__annotations__": "__annotate__", "__annotate__": "__annotations__"}
+"""From Python 3.14 on: an attribute of a function that is lost where another is set."""
 
 
 class PatchSet:
@@ -51,19 +61,20 @@ class PatchSet:
             AttributeError: there is no such attribute and `create` is not given, or it cannot
                 be set.
         """
-        replaced = _Replaced.read(target, name)
-        if replaced.value is _ABSENT and not create:
+        noted = _noted(target, name)
+        if noted[-1].value is _ABSENT and not create:
             raise AttributeError(f"{target!r} has no attribute {name!r} to patch")
+        self._set(noted, value)
+
+    def _set(self, noted: list[_Replaced], value: Any) -> None:
+        replaced = noted[-1]
         # Noted first: an interrupt may come at any line.
-        if name == "__module__" and _FIRST_LINE in _own(target):
-            # Python 3.13 deletes it with the module: a class is no longer where it was written.
-            self._replaced.append(_Replaced.read(target, _FIRST_LINE))
-        self._replaced.append(replaced)
+        self._replaced += noted
         try:
-            setattr(target, name, value)
-            replaced.shadows = not replaced.was_own and name in _own(target)
+            setattr(replaced.target, replaced.name, value)
+            replaced.shadows = not replaced.was_own and replaced.name in _own(replaced.target)
         except Exception:
-            self._replaced.remove(replaced)
+            del self._replaced[-len(noted) :]
             raise
 
     def wrap(self, target: Any, name: str, wrapper: Callable[[Any], Any]) -> Any:
@@ -81,12 +92,14 @@ class PatchSet:
         Raises:
             AttributeError: there is no such attribute, or it cannot be set.
         """
+        # Before it is read, which may create it.
+        noted = _noted(target, name)
         vanilla = _ABSENT
         if not _is_described(target, name):
             vanilla = inspect.getattr_static(target, name, _ABSENT)
         if vanilla is _ABSENT:
             vanilla = getattr(target, name)
-        self.set(target, name, wrapper(vanilla))
+        self._set(noted, wrapper(vanilla))
         return vanilla
 
     def undo(self) -> None:
@@ -133,6 +146,10 @@ class _Replaced:
         was_own = name in own
         if was_own and (inspect.isclass(target) or not _is_described(target, name)):
             return cls(target, name, own[name], was_own)
+        if name == "__annotations__" and callable(getattr(target, "__annotate__", None)):
+            # They are computed when they are asked for, which may be an error until then, and are
+            # put back by what computes them.
+            return cls(target, name, {}, was_own)
         return cls(target, name, getattr(target, name, _ABSENT), was_own)
 
     def restore(self) -> None:
@@ -149,6 +166,17 @@ class _Replaced:
             setattr(self.target, self.name, self.value)
         elif getattr(self.target, self.name, _ABSENT) is not _ABSENT:
             delattr(self.target, self.name)
+
+
+def _noted(target: Any, name: str) -> list[_Replaced]:
+    """An attribute as it is, the last of them, and before it what changes with it."""
+    beside: tuple[str, ...] = ()
+    if inspect.isclass(target):
+        beside = _OF_CLASSES.get(name, ())
+    elif inspect.isfunction(target) and hasattr(target, "__annotate__"):
+        kept = "__annotate__" if target.__annotate__ is not None else "__annotations__"
+        beside = (kept,) if kept == _OF_FUNCTIONS.get(name) else ()
+    return [_Replaced.read(target, one) for one in (*beside, name)]
 
 
 def _own(target: Any) -> Mapping[str, Any]:

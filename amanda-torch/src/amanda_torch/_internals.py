@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import inspect
 import itertools
 import logging
 import operator
@@ -32,6 +31,8 @@ from typing import Any, NamedTuple, NoReturn, cast
 import torch
 import torch.utils.checkpoint
 from torch.autograd import forward_ad
+
+from amanda.signatures import annotations_of, signature_of
 
 # -- declaring symbols, and looking for them --------------------------------
 
@@ -57,9 +58,8 @@ def _find(path: str) -> Any:
     for name in names:
         owner, found = found, getattr(found, name, _ABSENT)
         if found is _ABSENT and isinstance(owner, type):
-            # An attribute of instances is among the annotations of the class. To read the class's
-            # __annotations__ would create them, where it has none (Python 3.11 to 3.13).
-            found = inspect.get_annotations(owner).get(name, _ABSENT)
+            # An attribute of instances is among the annotations of the class.
+            found = annotations_of(owner).get(name, _ABSENT)
         if found is _ABSENT:
             break
     return found
@@ -865,7 +865,7 @@ if FUNCTIONS_ENTER_IN_C:
 
 def bind_defaults(forward: Any, args: Any, kwargs: Any) -> Any:
     """The arguments of an ``autograd.Function`` with its defaults, as two values."""
-    bind = inspect.signature(forward).bind(*args, **(kwargs or {}))
+    bind = signature_of(forward).bind(*args, **(kwargs or {}))
     bind.apply_defaults()
     return bind.args, bind.kwargs
 

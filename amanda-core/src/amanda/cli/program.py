@@ -12,6 +12,7 @@ import pkgutil
 import re
 import shutil
 import sys
+import textwrap
 import types
 from collections.abc import Sequence
 from importlib.machinery import (
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import attrs
+
+from amanda._internals import register_source
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?t?)?(\.exe)?")
 """File names of Python itself."""
@@ -147,11 +150,16 @@ class Program:
         is_input = self.kind == "input"
         name, file = ("-", "<stdin>") if is_input else ("-c", "<string>")
         self._begin(name, "")
-        source = sys.stdin.buffer.read() if is_input else self.target
         module = _create_main_module(None, BuiltinImporter, file)
-        if not is_input:
-            del module.__file__, module.__cached__
-        return compile(source, file, "exec", dont_inherit=True), module
+        if is_input:
+            return compile(sys.stdin.buffer.read(), file, "exec", dont_inherit=True), module
+        del module.__file__, module.__cached__
+        source = self.target
+        if sys.version_info >= (3, 14):  # which takes a text that is indented
+            source = textwrap.dedent(source)
+        code = compile(source, file, "exec", dont_inherit=True)
+        register_source(code, source, file)
+        return code, module
 
     def _importer(self) -> Any:
         """The path entry finder of a folder or an archive; None for a plain file."""

@@ -18,6 +18,7 @@ import attrs
 
 from amanda.cli import docstrings, grammar
 from amanda.interface.tool import Tool
+from amanda.signatures import signature_of
 from amanda.tools.reporting import unknown_option
 
 COMMON_OPTIONS = ("ops", "modules", "every", "skip", "driver", "html", "output")
@@ -124,12 +125,12 @@ def _signature(cls: type[Tool]) -> inspect.Signature:
         return inspect.signature(cls, eval_str=True)
     except Exception:
         # An annotation names something that is imported under TYPE_CHECKING only.
-        return inspect.signature(cls)
+        return signature_of(cls)
 
 
 def _annotation(parameter: inspect.Parameter) -> Any:
     given, default = parameter.annotation, parameter.default
-    if given is not _REQUIRED and not isinstance(given, str):
+    if given is not _REQUIRED and not _is_unknown(given):
         # A text by default is a text: 007 is a path like any other.
         return str if given in (Any, object) and isinstance(default, str) else given
     if default is _REQUIRED or default is None:
@@ -139,6 +140,14 @@ def _annotation(parameter: inspect.Parameter) -> Any:
         if len(kinds) == 1:
             return types.GenericAlias(type(default), (kinds.pop(), ...))
     return type(default)
+
+
+def _is_unknown(annotation: Any) -> bool:
+    """Whether it names something that is not there: a text, or from Python 3.14 on a reference."""
+    return isinstance(annotation, (str, typing.ForwardRef)) or (
+        typing.get_origin(annotation) is not typing.Literal
+        and any(map(_is_unknown, typing.get_args(annotation)))
+    )
 
 
 def _members(annotation: Any) -> list[Any]:

@@ -23,6 +23,8 @@ from typing import Any
 
 import attrs
 
+from amanda.signatures import signature_of
+
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -245,6 +247,6 @@ def _signature_of(function: Any) -> inspect.Signature | None:
     if function is None or isinstance(function, inspect.Signature):
         return function
     try:
-        return inspect.signature(function)
+        return signature_of(function)
     except (TypeError, ValueError):  # a C function without a text signature
         return None

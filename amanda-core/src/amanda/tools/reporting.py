@@ -36,6 +36,7 @@ from amanda.interface.points import PointContext
 from amanda.interface.specs import PHASES
 from amanda.interface.tool import Tool
 from amanda.results import Chart, Table
+from amanda.signatures import signature_of
 from amanda.text import printable
 
 OptionsT = TypeVar("OptionsT")
@@ -466,7 +467,7 @@ def _check_effects(tool: str, options: Any, given: Mapping[str, Any]) -> None:
 
 def _signature(options: type) -> inspect.Signature:
     """The signature of an options class, with annotations as types instead of text."""
-    found = inspect.signature(options)
+    found = signature_of(options)
     try:
         types = typing.get_type_hints(options)
     except NameError:

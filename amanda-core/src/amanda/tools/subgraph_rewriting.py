@@ -15,7 +15,6 @@ A pattern is a tree of :class:`Op` whose root is the last operator; strings name
 from __future__ import annotations
 
 import collections
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ import attrs
 from amanda.errors import AmandaError, CapabilityError
 from amanda.interface.context import OpContext
 from amanda.interface.tool import Tool, traceable
+from amanda.signatures import signature_of
 from amanda.tools.graph import Graph, TracedOp, TracedTensor
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda.tools.mapping import MappingTool
@@ -365,6 +365,6 @@ def _first(**tensors: Any) -> Any:
 
 def _has_argument(function: Callable[..., Any], name: str) -> bool:
     try:
-        return name in inspect.signature(function).parameters
+        return name in signature_of(function).parameters
     except (TypeError, ValueError):
         return False

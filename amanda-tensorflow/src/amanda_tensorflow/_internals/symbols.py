@@ -16,6 +16,7 @@ import attrs
 import tensorflow as tf
 
 from amanda.errors import CapabilityError
+from amanda.signatures import signature_of
 
 RECORDS = "records"
 """Stands among the modes for the noting of gradients, which is in place outside of scopes."""
@@ -69,7 +70,7 @@ class Symbol:
             return f"no {self.owner}.{self.name}"
         if self.parameters is None:
             return ""
-        actual = list(inspect.signature(getattr(found, "__func__", found)).parameters)
+        actual = list(signature_of(getattr(found, "__func__", found)).parameters)
         expected = self.parameters.split()
         if actual == expected:
             return ""

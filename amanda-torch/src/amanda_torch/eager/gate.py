@@ -53,7 +53,7 @@ WITH_GATE = frozenset({"auto", "capture", "gate"})
 is not captured."""
 
 OLDEST_PYTHON = (3, 11)
-NEWEST_PYTHON = (3, 13)
+NEWEST_PYTHON = (3, 14)
 """The versions of CPython between which the tests of the gate pass."""
 
 INTERFACE = 8

@@ -11,7 +11,6 @@ path (``nn.MultiheadAttention`` in eval mode) still take it.
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import types
 import warnings
@@ -26,6 +25,7 @@ from amanda.errors import CoverageWarning
 from amanda.patching import PatchSet
 from amanda.registry import import_hook
 from amanda.registry.proofs import is_proving
+from amanda.signatures import signature_of
 from amanda.state import STATE, settle
 from amanda_torch import _internals
 from amanda_torch.eager.fused_modules import ASKING
@@ -148,7 +148,7 @@ class Tracers:
 
     def _suspending(self, vanilla: Any) -> Any:
         # TorchScript looks up the names that a class uses in the frame of the program.
-        is_counting_frames = _internals.FRAMES_UP in inspect.signature(vanilla).parameters
+        is_counting_frames = _internals.FRAMES_UP in signature_of(vanilla).parameters
 
         @functools.wraps(vanilla)
         def traced(*args: Any, **kwargs: Any) -> Any:

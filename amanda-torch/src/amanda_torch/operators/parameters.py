@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import attrs
 import torch
 
+from amanda.signatures import signature_of
 from amanda_torch import _internals
 from amanda_torch.operators.names import base_name
 
@@ -99,7 +100,7 @@ def _from_schema(schema: Any, name: str) -> tuple[Parameter, ...]:
 
 def _from_signature(function: Any, *, skip: int = 0) -> tuple[Parameter, ...]:
     try:
-        declared = list(inspect.signature(function).parameters.values())[skip:]
+        declared = list(signature_of(function).parameters.values())[skip:]
     except (TypeError, ValueError):
         return ()
     return tuple(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import builtins
 import functools
-import inspect
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from amanda.signatures import signature_of
 from amanda.testing.loopback.tape import Tensor, record
 
 GENERATOR = random.Random(0)
@@ -36,7 +36,7 @@ class Op:
         self.__doc__ = compute.__doc__
         self.compute = compute
         self.inplace = inplace
-        self.signature = inspect.signature(compute)
+        self.signature = signature_of(compute)
 
     def __repr__(self) -> str:
         return f"<operator {self.__name__}>"
