@@ -775,7 +775,7 @@ class Tensor:
 def item(number: Any) -> Any:
     """What the sum of a tensor says."""
     if isinstance(number, BaseException):
-        # Another one each time: from Python 3.12 on, an exception keeps the frames that it has left.
+        # Another one each time: from Python 3.12 on, an exception keeps the frames it has left.
         raise type(number)(*number.args)
     return number
 

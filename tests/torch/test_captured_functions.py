@@ -212,9 +212,8 @@ def _run(make: Make, compile_: Callable[[Any], Any], scope: bool) -> tuple[Any, 
 
 
 def _places_left() -> int:
-    """How many frames of a compiled step of an optimizer Dynamo leaves alone without a scope, if the
-    optimizer has a hook: PyTorch 2.13 on Python 3.14 that of the step, where it does not go on after
-    a loop within a context manager."""
+    """How many frames of a compiled step Dynamo leaves alone without a scope, if the optimizer has
+    a hook: with PyTorch 2.13 on Python 3.14 one, as it cannot go on after a loop in a with."""
     net = _model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     optimizer.register_step_pre_hook(lambda *_: None)

@@ -418,7 +418,7 @@ def test_reanalysis_reaches_the_rest_of_a_running_module() -> None:
     assert analysed == ["relu"]
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is (deprecated|not supported):DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is (deprecated|not ):DeprecationWarning")
 @pytest.mark.parametrize("block", [contextlib.nullcontext, amanda.disabled], ids=["on", "off"])
 def test_calls_keep_their_arguments(block: Any) -> None:
     """Modules and scripted functions get positional and keyword arguments, watched or not."""

@@ -29,8 +29,8 @@ def owned_check(lock: Any) -> Callable[[], bool]:
 def register_source(code: CodeType, source: str, file: str) -> None:
     """Have tracebacks show the source of code that is in no file.
 
-    Since Python 3.13 they do so for ``python -c``, through this function of ``linecache``, which takes
-    the name of the file in the place of the code in 3.13. Nothing before.
+    Since Python 3.13 they do so for ``python -c``, through this function of ``linecache``, which
+    takes the name of the file in the place of the code in 3.13. Nothing before.
     """
     register = getattr(linecache, "_register_code", None)
     if register is not None:

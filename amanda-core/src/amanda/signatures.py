@@ -17,11 +17,11 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     Raises:
         TypeError, ValueError: it has no signature, as some functions of C.
     """
-    if sys.version_info < (3, 14):
-        return inspect.signature(function)
-    from annotationlib import Format
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
 
-    return inspect.signature(function, annotation_format=Format.FORWARDREF)
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function)
 
 
 def annotations_of(cls: type) -> Mapping[str, Any]:
