@@ -278,7 +278,7 @@ def _add_session(version: str) -> None:
 def _gate(session: nox.Session, version: str) -> None:
     """Run the tests of the extension on a Python, if there is one; they need no PyTorch."""
     own = _environment(session, "gate", version)
-    session.run(own, "-m", "pip", "install", "-q", "pytest", external=True)
+    session.run(own, "-m", "pip", "install", "-q", "pytest", "setuptools", external=True)
     session.run(own, "-m", "pytest", "-q", "tests/accel", *session.posargs, external=True)
 
 
