@@ -14,9 +14,15 @@ from amanda.errors import RoutineResultError, SelectionError, ToolTypeError
 from amanda.tool import vanilla
 from amanda.tools.mapping import MappingTool
 from amanda_torch import mapping_rules
-from tests.torch.support import applied
+from tests.torch.support import On, applied, fingerprint
 
 Analysis = Callable[[amanda.OpContext], Any]
+
+SGD_OPTIONS = {
+    **dict.fromkeys(("lr", "weight_decay", "momentum", "dampening"), 0.5),
+    **dict.fromkeys(("nesterov", "maximize", "is_first_step"), False),
+}
+INDEX = torch.tensor(0)
 
 
 def on(name: str, act: Analysis, **where: bool) -> amanda.Tool:
@@ -114,6 +120,56 @@ def test_wrong_replacement(result: Callable[[Any], Any]) -> None:
         pytest.raises(RoutineResultError, match=r"<lambda> replaces op /relu:0 .* tensor"),
     ):
         torch.relu(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(lambda x: x.__setitem__(0, 7.0), id="setitem"),
+        pytest.param(lambda x: torch._foreach_mul_([x, x.clone()], 2)[0], id="foreach"),
+        pytest.param(
+            lambda x: torch._fused_sgd_([x], [x.clone()], [x.clone()], **SGD_OPTIONS),
+            id="optimizer",
+        ),
+        pytest.param(lambda x: x.nonzero(as_tuple=True), id="tuple"),
+        pytest.param(lambda x: torch.add(x, 1, out=x), id="out"),
+        pytest.param(lambda x: torch.add(x, 1, out=torch.empty(0)), id="resized"),
+        pytest.param(lambda x: torch.max(x.clone(), 0, out=(x[0], INDEX.clone())), id="several"),
+        pytest.param(lambda x: torch.ops.aten.add_(x, 1), id="packet"),
+    ],
+)
+def test_every_operator_may_be_replaced_by_itself(program: Callable[[Any], Any]) -> None:
+    """A replacement may return what the operator does, nothing and its own inputs included, and
+    what it writes into, tensors of ``out=`` too, gets what the replacement gives."""
+
+    def replace_all(context: amanda.OpContext) -> None:
+        function = context.get_function()
+        context.replace_op(lambda *inputs: function(*inputs))
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(replace_all)
+    x, y = torch.tensor([1.0, -1.0]), torch.tensor([1.0, -1.0])
+    expected = program(x)
+    with applied(tool):
+        result = program(y)
+    assert isinstance(result, tuple) == isinstance(expected, tuple)
+    assert fingerprint((result, y)) == fingerprint((expected, x))
+    assert (result is y) == (expected is x)
+
+
+def test_replacement_writes_into_the_tensors_of_out() -> None:
+    """The tensors of ``out=`` and of the lists of in-place operators get other values, too."""
+    out, listed = torch.empty(0), [torch.ones(1), torch.ones(2)]
+    tool = On(
+        add=lambda c: c.replace_op(lambda x, y: x * 5),
+        _foreach_mul_=lambda c: c.replace_op(lambda *tensors: [t + 4 for t in tensors]),
+    )
+    with applied(tool):
+        result = torch.add(torch.ones(2), torch.ones(2), out=out)
+        torch._foreach_mul_(listed, 2.0)
+    assert result is out
+    assert out.tolist() == [5, 5]
+    assert [t.tolist() for t in listed] == [[5], [5, 5]]
 
 
 def test_sequence_of_one() -> None:

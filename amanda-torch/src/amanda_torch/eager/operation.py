@@ -347,34 +347,56 @@ class Operation:
                 _internals.hide_modes()
 
     def _replaced(self, action: Action, values: list[Any]) -> Any:
+        """The replacement's result; where the operator writes into tensors, so does this."""
         call = self._call
         result = self._dispatcher.replace(action, values, call)
         outputs = tensors_of(result)
+        out = call.kwargs.get("out")
+        targets = self._targets() if out is None else []
+        first = [call.inputs[i] for i in self._first_argument()] if self.in_place else []
         wanted = output_count(call.func, call.op.__name__)
-        if not outputs or (wanted is not None and len(outputs) != wanted):
-            tensors = {None: "tensors", 1: "tensor"}.get(wanted, f"{wanted} tensors")
+        if call.attributes.get("as_tuple"):
+            # nonzero() has one output by its schema, and a tuple of them where this is asked for.
+            wanted = None
+        if result is None and (wanted == 0 or (wanted is None and targets)):
+            # As `x[i] = v` does, and fused optimizers do, it has written into what it was given.
+            for index in targets:
+                _write(values[index], call.inputs[index])
+            return None
+        # The schema of _foreach_mul_() has no output; Python gets the list that is written into.
+        declared = wanted or (len(first) if wanted == 0 else None)
+        if not outputs or (declared is not None and len(outputs) != declared):
+            tensors = {None: "tensors", 1: "tensor"}.get(declared, f"{declared} tensors")
             raise RoutineResultError(
                 f"{action.routine} replaces op {self.plan.op_id} and must return its output "
                 f"{tensors}, got {type(result).__name__} with {len(outputs)}"
             )
-        if self.in_place and call.kwargs.get("out") is None:
-            target = call.inputs[0]
-            if outputs[0] is not target:
-                target.copy_(outputs[0])
-            return target
+        if out is not None:
+            return _written_out(out, result, outputs)
+        if first:
+            for output, target in zip(outputs, first, strict=False):
+                _write(output, target)
+            return first[0] if wanted != 0 else call.args[0]
         return outputs[0] if wanted == 1 else result
 
-    def _in_place_on_substitute(self, values: list[Any]) -> Any:
-        """Compute with substitutes, and write the results into the caller's tensors.
+    def _first_argument(self) -> list[int]:
+        """Positions of the tensors of the first argument: one, or those of a list."""
+        places = self._call.places
+        return [i for i, place in enumerate(places) if place[0] == places[0][0]]
 
-        The operator writes into the tensors of its first argument, one or a list of them
-        (``_foreach_add_``), and into those that its schema names.
+    def _targets(self) -> list[int]:
+        """Positions of the inputs that the operator writes into.
+
+        One in place writes into the tensors of its first argument, one or a list of them
+        (``_foreach_add_``), and each into those that its schema names.
         """
+        first = self._first_argument() if self.in_place else []
+        return sorted({*first, *self._call.written})
+
+    def _in_place_on_substitute(self, values: list[Any]) -> Any:
+        """Compute with substitutes, and write the results into the caller's tensors."""
         call = self._call
-        targets = sorted(
-            {i for i, place in enumerate(call.places) if place[0] == call.places[0][0]}
-            | set(call.written)
-        )
+        targets = self._targets()
         values = list(values)
         for index in targets:
             if values[index] is not call.inputs[index]:
@@ -400,6 +422,26 @@ class Operation:
             AmandaOperator, vjp, len(outputs), *outputs, *[values[i] for i in positions]
         )
         return with_tensors(result, outputs, list(new))
+
+
+def _write(value: Any, target: Any) -> None:
+    """Give a tensor that the operator writes into its value, if it has not."""
+    if value is not target:
+        target.copy_(value)
+
+
+def _written_out(out: Any, result: Any, outputs: Sequence[Any]) -> Any:
+    """Write the outputs of a replacement into the tensors of ``out=``, which are resized as ever.
+
+    Returns:
+        `result` with these tensors, which an operator with ``out=`` returns.
+    """
+    targets = tensors_of(out)
+    for output, target in zip(outputs, targets, strict=True):
+        if target.shape != output.shape:
+            target.resize_(output.shape)
+        _write(output, target)
+    return out if isinstance(out, torch.Tensor) else with_tensors(result, outputs, targets)
 
 
 def made_leaf(output: Any, inputs: Sequence[Any]) -> bool:

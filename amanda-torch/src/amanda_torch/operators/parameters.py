@@ -161,7 +161,7 @@ def _candidates(func: Any, name: str) -> tuple[tuple[Parameter, ...], ...]:
 def output_count(func: Any, name: str) -> int | None:
     """How many tensors the operator returns; None if that is not declared or varies."""
     # An `autograd.Function` is applied by a partial function, which holds its class.
-    unknown = (types.FunctionType, type, functools.partial, _internals.OpOverloadPacket)
+    unknown = (types.FunctionType, type, functools.partial)
     return None if isinstance(func, unknown) else _output_count(func, name)
 
 
@@ -169,6 +169,8 @@ def output_count(func: Any, name: str) -> int | None:
 def _output_count(func: Any, name: str) -> int | None:
     if isinstance(func, _internals.OpOverload):
         schemas = [_internals.schema_of(func)]
+    elif isinstance(func, _internals.OpOverloadPacket):
+        schemas = [_internals.schema_of(getattr(func, o)) for o in func.overloads()]
     else:
         schemas = _internals.schemas_of(f"aten::{name}")
     counts = set()
