@@ -358,18 +358,19 @@ class Operation:
         if call.attributes.get("as_tuple"):
             # nonzero() has one output by its schema, and a tuple of them where this is asked for.
             wanted = None
-        if result is None and (wanted == 0 or (wanted is None and targets)):
+        if not outputs and (wanted == 0 or (wanted is None and targets and result is None)):
             # As `x[i] = v` does, and fused optimizers do, it has written into what it was given.
             for index in targets:
                 _write(values[index], call.inputs[index])
-            return None
+            return result
         # The schema of _foreach_mul_() has no output; Python gets the list that is written into.
         declared = wanted or (len(first) if wanted == 0 else None)
         if not outputs or (declared is not None and len(outputs) != declared):
-            tensors = {None: "tensors", 1: "tensor"}.get(declared, f"{declared} tensors")
+            tensors = {None: "tensors", 0: "without a tensor", 1: "tensor"}
+            wording = tensors.get(declared, f"{declared} tensors")
             raise RoutineResultError(
                 f"{action.routine} replaces op {self.plan.op_id} and must return its output "
-                f"{tensors}, got {type(result).__name__} with {len(outputs)}"
+                f"{wording}, got {type(result).__name__} with {len(outputs)}"
             )
         if out is not None:
             return _written_out(out, result, outputs)
@@ -440,6 +441,8 @@ def _written_out(out: Any, result: Any, outputs: Sequence[Any]) -> Any:
     for output, target in zip(outputs, targets, strict=True):
         if target.shape != output.shape:
             target.resize_(output.shape)
+            strides = torch.empty_like(output, device="meta").stride()
+            target.as_strided_(output.shape, strides)
         _write(output, target)
     return out if isinstance(out, torch.Tensor) else with_tensors(result, outputs, targets)
 

@@ -159,7 +159,10 @@ def _candidates(func: Any, name: str) -> tuple[tuple[Parameter, ...], ...]:
 
 
 def output_count(func: Any, name: str) -> int | None:
-    """How many tensors the operator returns; None if that is not declared or varies."""
+    """How many tensors the operator returns; None if that is not declared or varies.
+
+    It is 0 for those that return nothing, or a number, as ``equal``.
+    """
     # An `autograd.Function` is applied by a partial function, which holds its class.
     unknown = (types.FunctionType, type, functools.partial)
     return None if isinstance(func, unknown) else _output_count(func, name)
@@ -175,9 +178,12 @@ def _output_count(func: Any, name: str) -> int | None:
         schemas = _internals.schemas_of(f"aten::{name}")
     counts = set()
     for schema in schemas:
-        if any(str(value.type) != "Tensor" for value in schema.returns):
+        tensors = [t for value in schema.returns if "Tensor" in (t := str(value.type))]
+        # Without any tensor it is one of TorchScript's, on its numbers and lists.
+        is_on_tensors = tensors or any("Tensor" in str(a.type) for a in schema.arguments)
+        if not is_on_tensors or any(kind != "Tensor" for kind in tensors):
             return None
-        counts.add(len(schema.returns))
+        counts.add(len(tensors))
     return counts.pop() if len(counts) == 1 else None
 
 
