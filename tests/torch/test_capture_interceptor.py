@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import copy
 import functools
 import gc
@@ -9,6 +10,7 @@ import os
 import random
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -840,6 +842,41 @@ class Inlined(amanda.Tool):
         ]
 
 
+class TimedBackward(Inlined):
+    """Times backward operators, too: one timer within another, and all executions in one log."""
+
+    def __init__(self, log: inline.Log | None = None) -> None:
+        super().__init__(inline.Log() if log is None else log)
+        self.pairs: dict[str, tuple[inline.Timer, inline.Timer]] = {}
+
+    def analyse_backward(self, context: amanda.OpContext) -> None:
+        """Insert a counter and two timers around a backward operator."""
+        super().analyse_backward(context)
+        op_id = context.get_backward_op_id()
+        made = inline.Timer(), inline.Timer(self.log, -1 - len(self.pairs))
+        outer, inner = self.pairs.setdefault(op_id, made)
+        for timer in (outer, inner):
+            context.insert_before_backward_op(timer.start, grad_outputs=[])
+        for timer in (inner, outer):
+            context.insert_after_backward_op(timer.stop, grad_inputs=[])
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """The number of the timer, start and end of what backward operators have logged."""
+        assert self.log is not None
+        numbers = self.log.numbers
+        rows = zip(numbers[::4], numbers[1::4], numbers[2::4], strict=True)
+        return [row for row in rows if row[0] < 0]
+
+    def figures(self) -> list[dict[str, Any]]:
+        """All that was counted and logged, by id."""
+        logged = [number for number, *_ in self.spans()]
+        timed = {
+            op_id: (a.executions, b.executions, logged.count(b.number))
+            for op_id, (a, b) in self.pairs.items()
+        }
+        return [*super().figures(), timed]
+
+
 class Looks(inline.Log):
     """Looks at every third execution or so, and keeps what it has read."""
 
@@ -1117,12 +1154,17 @@ PASSES: Sequence[BackwardPasses] = (
 )
 
 
+@pytest.mark.parametrize("kind", [Inlined, TimedBackward])
 @pytest.mark.parametrize("passes", PASSES)
 @pytest.mark.parametrize("first", [_to_everything, _second_pass, _together_with_the_last])
 def test_backward_operators_are_counted_as_by_the_mode_whatever_passes_run(
-    monkeypatch: pytest.MonkeyPatch, passes: BackwardPasses, first: BackwardPasses
+    monkeypatch: pytest.MonkeyPatch,
+    passes: BackwardPasses,
+    first: BackwardPasses,
+    kind: type[Inlined],
 ) -> None:
-    """However a graph is differentiated, each backward operator has its count of eager mode."""
+    """However a graph is differentiated, each backward operator is counted and timed as often as in
+    eager mode."""
     figures, results = [], []
     claimed: list[bool] = []
     vanilla = DerivedGraph.claim
@@ -1136,7 +1178,7 @@ def test_backward_operators_are_counted_as_by_the_mode_whatever_passes_run(
         monkeypatch.setenv(VARIABLE, interceptor)
         torch.manual_seed(0)
         _KEPT.clear()
-        model, tool = Branches(), Inlined()
+        model, tool = Branches(), kind()
         with applied(tool):
             for run in (*[first] * 6, passes, first, passes, first):
                 model.zero_grad()
@@ -1146,19 +1188,29 @@ def test_backward_operators_are_counted_as_by_the_mode_whatever_passes_run(
         results.append([fingerprint(p.grad) for p in model.parameters()])
     assert figures[0] == figures[1]
     assert results[0] == results[1]
-    assert claimed
+    assert claimed or (kind is TimedBackward and not _has_gate())
     assert all(claimed)
 
 
 _REGISTERING = frozenset({"claim", "attach", "register_hook", "register_prehook"})
 
 
+def _has_gate() -> bool:
+    return not gate.reason_unusable()
+
+
+@pytest.mark.parametrize("kind", [Inlined, TimedBackward])
 @pytest.mark.parametrize("layer", [nn.ReLU, lambda: nn.Linear(4, 4)], ids=["relu", "linear"])
-def test_counted_backward_operators_take_no_hook_each(layer: Callable[[], nn.Module]) -> None:
-    """A captured step of more operators registers no more hooks, also with more parameters."""
+def test_counted_backward_operators_take_no_hook_each(
+    layer: Callable[[], nn.Module], kind: type[Inlined]
+) -> None:
+    """A captured step of more operators that are counted, or timed beside the gate, registers no
+    more hooks, also with more parameters."""
+    if kind is TimedBackward and not _has_gate():
+        pytest.skip("needs the gate")
     counts = []
     for layers in (4, 24):
-        model, tool = nn.Sequential(*[layer() for _ in range(layers)]), Inlined()
+        model, tool = nn.Sequential(*[layer() for _ in range(layers)]), kind()
         x, calls = torch.rand(3, 4, requires_grad=True), []
 
         def note(frame: Any, event: str, function: Any, calls: list[str] = calls) -> None:
@@ -1174,6 +1226,85 @@ def test_counted_backward_operators_take_no_hook_each(layer: Callable[[], nn.Mod
         counts.append(sorted(calls))
         assert {n for id, n in tool.figures()[2].items() if "Sequential" in id} == {9}
     assert counts[0] == counts[1]
+
+
+def _timed_steps(log: inline.Log | None = None) -> tuple[TimedBackward, nn.Module]:
+    """A tool, and a model whose backward operators it times, to be gone on with in its scope."""
+    model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(4, 4), nn.ReLU())])
+    return TimedBackward(log), model
+
+
+def test_times_of_backward_operators_follow_each_other_within_their_pass() -> None:
+    """Of the spans that a captured model's backward operators log, each begins after the end of the
+    one before it, and all lie within the pass."""
+    tool, model = _timed_steps()
+    with applied(tool):
+        for _ in range(8):
+            model(torch.rand(3, 4)).sum().backward()
+        tool.log.numbers[:] = array.array("q")  # type: ignore[union-attr]
+        loss = model(torch.rand(3, 4)).sum()
+        begin = time.perf_counter_ns()
+        loss.backward()
+        end = time.perf_counter_ns()
+    spans = tool.spans()
+    moments = [moment for _, *span in spans for moment in span]
+    assert moments == sorted(moments)
+    assert begin <= moments[0]
+    assert moments[-1] <= end
+    assert len(spans) == len({number for number, *_ in spans}) > 24
+
+
+def test_a_log_that_is_due_within_a_backward_pass_is_looked_at_there() -> None:
+    """A log is looked at by the first end of a backward operator when it is due, and what
+    it raises reaches the program; the executions up to there are noted."""
+    seen: list[int] = []
+
+    class Ends(inline.Log):
+        def look(self, now: int) -> None:
+            assert self.numbers[-2] == now
+            seen.append(now)
+            if len(seen) == 3:
+                raise ValueError("enough")
+
+    log = Ends()
+    tool, model = _timed_steps(log)
+    with applied(tool):
+        for _ in range(8):
+            train(model, torch.rand(3, 4, requires_grad=True))
+        loss = model(torch.rand(3, 4, requires_grad=True)).sum()
+        log.numbers[:], log.due = array.array("q"), 0
+        with pytest.raises(ValueError, match="enough"):
+            loss.backward()
+        log.due = None
+        assert [*log.numbers[2::4]] == seen
+        # The next pass has nothing of this one.
+        model(torch.rand(3, 4)).sum().backward()
+        assert len(tool.spans()) > 24
+
+
+def test_backward_operators_before_one_that_raises_are_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a backward pass that raises, what has ended is timed, as by the mode."""
+    figures = []
+
+    def refuse(gradient: torch.Tensor) -> None:
+        raise ValueError("no gradient")
+
+    for interceptor in ("mode", "capture"):
+        monkeypatch.setenv(VARIABLE, interceptor)
+        model, tool = Branches(), TimedBackward()
+        with applied(tool):
+            for _ in range(8):
+                _to_everything(model, model(torch.ones(3, 4)))
+                amanda.new_iteration()
+            outputs = model(torch.ones(3, 4))
+            handle = model.first.weight.register_hook(refuse)
+            with pytest.raises(ValueError, match="no gradient"):
+                outputs[0].backward()
+            handle.remove()
+        figures.append(tool.figures()[3])
+    assert figures[0] == figures[1]
 
 
 class Sums(amanda.Tool):

@@ -764,12 +764,14 @@ def native_hooks() -> tuple[Any, ...] | None:
         )
         # As the dynamic linker looks for it: a program may bring an allocator of its own.
         try:
-            allocate = ctypes.CDLL(None)._Znwm
+            process = ctypes.CDLL(None)
+            allocator = process._Znwm, process._ZdlPv
         except AttributeError:
-            allocate = library._Znwm
+            allocator = library._Znwm, library._ZdlPv
     except (OSError, AttributeError, ValueError):
         return None
-    return tuple(types), undefined[0], ctypes.cast(allocate, ctypes.c_void_p).value
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in allocator]
+    return tuple(types), undefined[0], tuple(addresses)
 
 
 FUNCTION_NODE = _symbol("torch.autograd.function.BackwardCFunction")

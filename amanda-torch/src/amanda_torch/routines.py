@@ -30,6 +30,7 @@ from amanda.inline import (
     Counter,
     Log,
     ShapeSum,
+    Timer,
     checked_by,
     is_counter,
     started_by,
@@ -155,6 +156,20 @@ def inlined_around(
     if checks and None in points:
         return None, None, ()
     return points[0], points[1], tuple(checks)
+
+
+def timers_around(
+    before: Sequence[Callable[..., Any]], after: Sequence[Callable[..., Any]]
+) -> tuple[Timer, ...] | None:
+    """The timers among the routines before and after an operator; None where one of them does not
+    start before it and stop after it, once each."""
+    started = [timer for routine in before if (timer := started_by(routine)) is not None]
+    stopped = [timer for routine in after if (timer := stopped_by(routine)) is not None]
+    timers = {*map(id, started)}
+    is_paired = timers == {*map(id, stopped)} and len(timers) == len(started) == len(stopped)
+    if not is_paired or any(map(stopped_by, before)) or any(map(started_by, after)):
+        return None
+    return tuple(started)
 
 
 def look(log: Log, now: int) -> None:

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import attrs
 import torch
 
 from amanda.engine.backward import BackwardExecution, OpHandle
 from amanda.errors import CapabilityError
-from amanda.inline import Counter, ShapeSum, summed_by
+from amanda.inline import Counter, ShapeSum, Timer, started_by, stopped_by, summed_by
 from amanda.interface.action import ActionKind, InstPoint
 from amanda.interface.calls import BackwardCall
 from amanda.state import STATE
 from amanda_torch import _internals
-from amanda_torch.routines import BackwardRoutines, RoutineDispatcher, count
+from amanda_torch.routines import BackwardRoutines, RoutineDispatcher, count, timers_around
 
 Gradients = Sequence[Any]
 
@@ -38,6 +39,19 @@ class NodeCall(BackwardCall):
         if grad_inputs is None and (node := _internals.current_node()) is not None:
             grad_inputs = _internals.produced_gradients(node)
         return grad_outputs, grad_inputs
+
+
+@attrs.frozen
+class Inlined:
+    """Routines of ``amanda.inline`` that are all that there is to run at a backward operator.
+
+    Attributes:
+        added: its counters and sums.
+        timers: those that start before it and stop after it.
+    """
+
+    added: Sequence[Counter | ShapeSum] = ()
+    timers: tuple[Timer, ...] = ()
 
 
 class NodeHooks:
@@ -99,22 +113,28 @@ class NodeHooks:
 
     def added(self) -> Sequence[Counter | ShapeSum] | None:
         """The counters and sums that are all that there is to run, now; None if more is."""
+        found = self.inlined()
+        return None if found is None or found.timers else found.added
+
+    def inlined(self) -> Inlined | None:
+        """The counters, sums and timers that are all that there is to run, now; None if more is."""
         if self.is_idle:
-            return ()
+            return Inlined()
         settled = self._dispatcher.settled.get(self._key) or self._settle()
         if settled is None:
             return None
         before, after = settled.inlined_before, settled.inlined_after
         if before is None or after is None:
             return None
-        found: list[Counter | ShapeSum] = []
+        timers, found = timers_around(before, after), list[Counter | ShapeSum]()
         for routine in (*before, *after):
             one = routine if type(routine) is Counter else summed_by(routine)
             if one is None:
-                return None
-            if one is routine or one not in found:
+                if not (started_by(routine) or stopped_by(routine)):
+                    return None
+            elif one is routine or one not in found:
                 found.append(one)
-        return found
+        return None if timers is None else Inlined(found, timers)
 
     @property
     def op_id(self) -> str:

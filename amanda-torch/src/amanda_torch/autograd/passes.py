@@ -55,9 +55,12 @@ class BackwardPass:
         entered: what is to be added up at its end, and the numbers by which it came there.
         counted: the identities of leaves whose accumulations hooks count, or which have been added
             up.
+        timed: told that the pass has ended, or raised, by a method ``end()``.
+        timed_leaves: the identities of leaves whose accumulations are timed without hooks, and
+            added up at its end.
     """
 
-    __slots__ = ("_is_whole", "_outer", "_task", "counted", "entered")
+    __slots__ = ("_is_whole", "_outer", "_task", "counted", "entered", "timed", "timed_leaves")
 
     def __init__(self, *, is_whole: bool) -> None:
         self._is_whole = is_whole
@@ -65,6 +68,8 @@ class BackwardPass:
         self._outer: BackwardPass | None = None
         self.entered: dict[Added, set[int]] = {}
         self.counted: set[int] = set()
+        self.timed: list[Any] = []
+        self.timed_leaves: frozenset[int] = frozenset()
 
     def is_whole(self) -> bool:
         """Whether the node that runs now is of this pass, and all of the pass is run."""
@@ -85,6 +90,8 @@ class BackwardPass:
     def leave(self) -> None:
         """It has ended, or raised."""
         _THREAD.running = self._outer
+        for one in self.timed:
+            one.end()
 
 
 class _Thread(threading.local):

@@ -27,7 +27,7 @@ from amanda.interface.action import Action
 from amanda.interface.points import Point
 from amanda.state import TOOL_LOCK
 from amanda_torch import _internals
-from amanda_torch.routines import RoutineDispatcher, inlined_around, look
+from amanda_torch.routines import RoutineDispatcher, inlined_around, look, timers_around
 
 _NEVER = 1 << 63
 """Nanoseconds at which no log is due."""
@@ -38,25 +38,17 @@ def is_deferrable(plan: ActionPlan) -> bool:
     before, after, _ = inlined_around(plan.before, plan.after)
     if before is None or after is None or not all(map(_is_known, (*before, *after))):
         return False
-    started = [timer for routine in before if (timer := started_by(routine)) is not None]
-    stopped = [timer for routine in after if (timer := stopped_by(routine)) is not None]
-    # A timer that is stopped elsewhere runs as everything else does.
-    timers = {*map(id, started)}
-    is_paired = timers == {*map(id, stopped)} and len(timers) == len(started) == len(stopped)
     begun, ended = ([one for r in point if (one := summed_by(r))] for point in (before, after))
     if [*map(id, begun)] != [*map(id, ended)]:
         return False
-    return is_paired and _starts_none(after) and not any(map(stopped_by, before))
+    # A timer that is stopped elsewhere runs as everything else does.
+    return timers_around(before, after) is not None
 
 
 def _is_known(routine: Any) -> bool:
     if type(routine) is Counter:
         return True
     return bool(started_by(routine) or stopped_by(routine) or summed_by(routine))
-
-
-def _starts_none(routines: Sequence[Any]) -> bool:
-    return not any(map(started_by, routines))
 
 
 @attrs.frozen

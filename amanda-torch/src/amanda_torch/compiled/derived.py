@@ -18,20 +18,21 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from amanda.inline import Counter, ShapeSum
+from amanda.inline import Counter, ShapeSum, Timer
 from amanda.state import STATE, TOOL_LOCK
 from amanda_torch import _internals
 from amanda_torch.autograd import passes
 from amanda_torch.autograd.claims import Claimer, KnownGradients
-from amanda_torch.autograd.hooks import Accumulation, NodeHooks, nothing_flows
+from amanda_torch.autograd.hooks import Accumulation, Inlined, NodeHooks, nothing_flows
 from amanda_torch.autograd.nodes import is_accumulation, trace_graph
 from amanda_torch.compiled.derived_leaves import Leaf, Leaves, LeavesRun
+from amanda_torch.compiled.derived_times import NodeTimers
 from amanda_torch.operators.calls import tensors_of
 from amanda_torch.routines import RoutineDispatcher
 
@@ -222,7 +223,8 @@ class Trial:
         every = [hooks for number, hooks in found if number in expected]
         every += [hooks for key in leaves if (hooks := self._hooks_of(key)) is not None]
         for hooks in every:
-            for one in hooks.added() or ():
+            inlined = hooks.inlined()
+            for one in () if inlined is None else inlined.added:
                 # Its last execution was that in this pass: sizes are the same in each run.
                 if isinstance(one, ShapeSum):
                     self.sums[one] = one.weigh(one.last), one.last
@@ -288,6 +290,13 @@ def _way(trial: Trial, wanted: Mapping[int, Leaf]) -> list[tuple[int, int, int |
     return way
 
 
+def _at_leaves(claimer: Claimer, leaves: Mapping[int, Leaf]) -> Iterator[tuple[int, Inlined]]:
+    """What runs at the accumulations of leaves, by identity."""
+    for key, leaf in leaves.items():
+        hooks = leaf.hooks(claimer)
+        yield key, (hooks.inlined() if hooks is not None else None) or Inlined()
+
+
 class DerivedGraph:
     """The backward operators of a graph whose executions are derived from its passes.
 
@@ -301,6 +310,7 @@ class DerivedGraph:
         hooks: by the number of a node in the run, where there is something to do.
         leaves: the leaves that these operators use; None if there are none.
         lost: passes that had to hook the nodes because of others.
+        times: the timers at the nodes and at the accumulations; None if there are none.
     """
 
     def __init__(self, dispatcher: RoutineDispatcher, trial: Trial, wanted: Iterable[int]) -> None:
@@ -311,15 +321,17 @@ class DerivedGraph:
         self._settled = dispatcher.settled
         self._sums = trial.sums
         self._all: dict[int, Added] = {}
+        timers: dict[int, tuple[Timer, ...]] = {}
         self._added: dict[frozenset[int], tuple[Added, frozenset[int], Added]] = {}
         self.operators: set[int] = set()
         self.hooks: dict[int, NodeHooks] = {}
         for operator in wanted:
             pairs = trial.hooks.get(operator, ())
-            added = {number: hooks.added() for number, hooks in pairs}
-            if pairs and all(map(self._is_known, added.values())):
+            found = [(number, hooks.inlined()) for number, hooks in pairs]
+            if pairs and all(self._is_known(inlined) for _, inlined in found):
                 self.operators.add(operator)
-                self._all.update((n, found) for n, found in added.items() if found)
+                self._all.update((n, one.added) for n, one in found if one and one.added)
+                timers.update((n, one.timers) for n, one in found if one and one.timers)
         leaves = self._choose(trial)
         for operator in self.operators:
             self.hooks.update((n, one) for n, one in trial.hooks[operator] if not one.is_idle)
@@ -328,14 +340,15 @@ class DerivedGraph:
         self.leaves: Leaves | None = None
         if leaves:
             self.leaves = Leaves(trial.claimer, leaves, trial.used, _way(trial, leaves))
-            self.leaves.added.update(self._added_by(trial.claimer, leaves))
-
-    def _added_by(
-        self, claimer: Claimer, leaves: Mapping[int, Leaf]
-    ) -> Iterator[tuple[int, Added]]:
-        for key, leaf in leaves.items():
-            hooks = leaf.hooks(claimer)
-            yield key, (hooks.added() if hooks is not None else None) or ()
+        timers = {number: found for number, found in timers.items() if number in self.hooks}
+        for key, inlined in _at_leaves(trial.claimer, leaves):
+            if self.leaves is not None:
+                self.leaves.added[key] = inlined.added
+            if inlined.timers:
+                timers[-key] = inlined.timers
+        self.times: NodeTimers | None = None
+        if timers:
+            self.times = NodeTimers(dispatcher.native, timers, trial.edges, trial.reached)
 
     def _choose(self, trial: Trial) -> Mapping[int, Leaf]:
         """Leave out operators that use leaves which others than those that are left use as well;
@@ -352,7 +365,7 @@ class DerivedGraph:
         def is_taken(key: int) -> bool:
             leaf = trial.leaves.get(key)
             hooks = leaf.hooks(trial.claimer) if leaf is not None else None
-            if leaf is None or hooks is None or not self._is_known(hooks.added()):
+            if leaf is None or hooks is None or not self._is_known(hooks.inlined()):
                 return False
             return {*users[key], ids.get(leaf.op_id, -1)} <= self.operators
 
@@ -362,9 +375,12 @@ class DerivedGraph:
                 self.operators -= left.pop(key)
         return {key: trial.leaves[key] for key in left}
 
-    def _is_known(self, added: Sequence[Counter | ShapeSum] | None) -> bool:
-        """Whether it is known what all executions of a backward operator add."""
-        return added is not None and all(type(one) is Counter or one in self._sums for one in added)
+    def _is_known(self, inlined: Inlined | None) -> bool:
+        """Whether it is known what all executions of a backward operator add, and they can be timed
+        without hooks."""
+        if inlined is None or not NodeTimers.can_time(self._dispatcher.native, inlined.timers):
+            return False
+        return all(type(one) is Counter or one in self._sums for one in inlined.added)
 
     def is_current(self) -> bool:
         """Whether its routines are those of the present scopes."""
@@ -427,7 +443,7 @@ class DerivedGraph:
 
     def _find_added(self, entries: Iterable[int]) -> tuple[Added, frozenset[int], Added]:
         """What nodes behind some outputs add, the leaves there, and what all of it adds."""
-        reached = set[int]().union(*(self._reached[entry] for entry in entries))
+        reached = self.reached(entries)
         nodes = [one for number, found in self._all.items() if number in reached for one in found]
         if self.leaves is None:
             return nodes, frozenset(), nodes
@@ -447,6 +463,14 @@ class DerivedGraph:
     def targets(self, node: Any, start: int) -> Iterator[tuple[Any, int]]:
         """The nodes of a run that a node leads to, with their numbers."""
         return _targets(node, start, self._count)
+
+    def reached(self, entries: Iterable[int]) -> set[int]:
+        """The numbers of the nodes behind some outputs."""
+        return set[int]().union(*(self._reached[entry] for entry in entries))
+
+    def is_behind(self, entry: int, entries: Iterable[int]) -> bool:
+        """Whether the node of an output lies behind another one of these."""
+        return any(entry in self._reached[one] for one in entries)
 
     def is_output(self, number: int) -> bool:
         """Whether a node is that of an output."""
@@ -474,13 +498,14 @@ class DerivedRun(LeavesRun):
         start: the number of its first node.
     """
 
-    __slots__ = ("_graph", "_has_run", "_hooked", "_start")
+    __slots__ = ("_graph", "_has_run", "_hooked", "_start", "_timed")
 
     def __init__(self, graph: DerivedGraph, start: int) -> None:
         super().__init__(graph)
         self._graph = graph
         self._start = start
         self._has_run = False
+        self._timed: Any = None
         # The nodes that have hooks of their own.
         self._hooked: set[int] | None = None
 
@@ -492,16 +517,19 @@ class DerivedRun(LeavesRun):
         if running is not None and self._hooked is None:
             entered = running.entered.get(self._add)
             if entered is not None:
-                entered.add(entry)
-                return None
-            if not self._has_run and running.is_whole() and self._may_add():
-                self._graph.lost = 0
+                if self._time(running, entry, entered):
+                    entered.add(entry)
+                    return None
+                self._hooked = self._graph.reached(entered)
+            elif not self._has_run and running.is_whole() and self._may_add():
                 # Not at its end: one that raises leaves nodes that cannot run again.
                 self._has_run = True
-                running.entered[self._add] = {entry}
-                for key, reached in self._marks:
-                    self._tell({key: reached}, gradients)
-                return None
+                if self._time(running, entry, ()):
+                    self._graph.lost = 0
+                    running.entered[self._add] = {entry}
+                    for key, reached in self._marks:
+                        self._tell({key: reached}, gradients)
+                    return None
         if self._hooked is None:
             self._hooked = set()
         hooks = self._graph.hooks.get(entry)
@@ -509,6 +537,30 @@ class DerivedRun(LeavesRun):
             self._hook(entry, hooks, self._hooked)
         self._tell(self._leaves_behind(_internals.current_node()), gradients)
         return hooks.before(gradients) if hooks is not None and hooks.has_before else None
+
+    def _time(self, running: passes.BackwardPass, entry: int, entered: Collection[int]) -> bool:
+        """Have the nodes behind an output timed in the pass that comes there; False where this
+        cannot be.
+
+        Args:
+            entered: the outputs to which the pass has come before.
+        """
+        times = self._graph.times
+        if times is None:
+            return True
+        if self._graph.is_behind(entry, entered):
+            way = times.end_of_way(entry)
+        else:
+            way = times.way(entry, times.leaves & running.counted.union(dict(self._marks)))
+        timed = times.begin(way, self._start, self._timed)
+        if timed is None:
+            self._graph.lost += 1
+            return False
+        running.timed_leaves |= way.leaves
+        if self._timed is None:
+            self._timed = timed
+            running.timed.append(timed)
+        return True
 
     def _leaves_behind(self, node: Any) -> Mapping[int, Sequence[Accumulation]]:
         """Hook the leaves that lie behind a node."""

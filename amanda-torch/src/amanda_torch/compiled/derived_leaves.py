@@ -238,9 +238,11 @@ class LeavesRun:
         return self._known.may_add()
 
     def _tell(self, found: Mapping[int, Sequence[Accumulation]], gradients: Sequence[Any]) -> None:
-        """Tell the hooks of leaves of the pass: they count."""
+        """Tell the hooks of leaves of the pass: they count, where another run does not."""
         running = passes.running()
         for key, reached in found.items():
-            note_reached(reached, gradients)
             if running is not None:
+                if key in running.timed_leaves:
+                    continue
                 running.counted.add(key)
+            note_reached(reached, gradients)
