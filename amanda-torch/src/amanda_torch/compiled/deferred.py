@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from amanda.engine.plan import ActionPlan
-from amanda.inline import Counter, ShapeSum, Timer, started_by, stopped_by, summed_by
+from amanda.inline import Counter, Log, ShapeSum, Timer, started_by, stopped_by, summed_by
 from amanda.interface.action import Action
 from amanda.interface.points import Point
 from amanda.state import TOOL_LOCK
@@ -51,17 +51,8 @@ def _is_known(routine: Any) -> bool:
     return bool(started_by(routine) or stopped_by(routine) or summed_by(routine))
 
 
-@attrs.frozen
-class _Execution:
-    """What one operator leaves for a timer.
-
-    Attributes:
-        start, end: where its times are, among those of the run.
-    """
-
-    timer: Timer
-    start: int
-    end: int
+_Execution = tuple[Timer, int, int]
+"""What one operator leaves for a timer: where its start and its end are among the times of a run."""
 
 
 class StaticSum:
@@ -201,14 +192,19 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
 class Deferred:
     """The counters, sums and timers of one graph.
 
+    Args:
+        native: the extension of the gate, which adds executions to timers; None without the gate.
+
     Attributes:
         names: the globals that the code uses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, native: Any = None) -> None:
+        self._native = native
         self._counters: list[Added] = []
         self._has_sums = self._is_learned = False
         self._executions: list[_Execution] = []
+        self._logs: list[Log] = []
         self._times = 0
         self.names: dict[str, Any] = {
             "amanda_count": self._count,
@@ -274,7 +270,9 @@ class Deferred:
             return "amanda_note(amanda_now())"
         timer = stopped_by(routine)
         assert timer is not None
-        self._executions.append(_Execution(timer, starts[id(timer)], place))
+        self._executions.append((timer, starts[id(timer)], place))
+        if timer.log is not None and timer.log not in self._logs:
+            self._logs.append(timer.log)
         return (
             "amanda_note(amanda_end := amanda_now())\n"
             "if amanda_end >= amanda_due: amanda_due = amanda_run.flush()"
@@ -310,7 +308,7 @@ class Deferred:
         return not self._is_learned
 
     def _timed(self) -> _TimedRun:
-        return _TimedRun(self._executions)
+        return _TimedRun(self._executions, self._logs, self._native)
 
 
 Added = Counter | StaticSum | DeferredCall | DeferredPoint
@@ -333,33 +331,42 @@ class _TimedRun:
 
     Args:
         executions: those of a whole run.
+        logs: those of its timers.
+        native: see :class:`Deferred`.
 
     Attributes:
         times: nanoseconds, in the order of the code.
     """
 
-    __slots__ = ("_executions", "_taken", "times")
+    __slots__ = ("_executions", "_logs", "_native", "_taken", "times")
 
-    def __init__(self, executions: Sequence[_Execution]) -> None:
+    def __init__(
+        self, executions: Sequence[_Execution], logs: Sequence[Log], native: Any = None
+    ) -> None:
         self._executions = executions
-        self._taken = 0
+        self._logs = logs
+        self._native = native
+        # In a list: an error of a log leaves what has been noted, and it is not noted again.
+        self._taken = [0]
         self.times: list[int] = []
 
     def due(self) -> int:
         """When the first log is due."""
         found = _NEVER
-        for execution in self._executions:
-            log = execution.timer.log
-            if log is not None and log.due is not None and log.due < found:
+        for log in self._logs:
+            if log.due is not None and log.due < found:
                 found = log.due
         return found
 
     def flush(self) -> int:
         """Note the executions that have ended; when a log is due again."""
-        taken = self._taken
+        if self._native is not None:
+            self._native.add_executions(self._executions, self.times, self._taken)
+            return self.due()
+        taken = self._taken[0]
         TOOL_LOCK.hold(self._note)
-        for execution in self._executions[taken : self._taken]:
-            log, end = execution.timer.log, self.times[execution.end]
+        for timer, _, place in self._executions[taken : self._taken[0]]:
+            log, end = timer.log, self.times[place]
             if log is not None and log.due is not None and end >= log.due:
                 look(log, end)
         return self.due()
@@ -368,11 +375,11 @@ class _TimedRun:
         """Add what has ended to the timers and their logs."""
         times, native = self.times, threading.get_native_id()
         count = len(times)
-        for execution in self._executions[self._taken :]:
-            if execution.end >= count:
+        for timer, start_place, end_place in self._executions[self._taken[0] :]:
+            if end_place >= count:
                 return
-            self._taken += 1
-            timer, start, end = execution.timer, times[execution.start], times[execution.end]
+            self._taken[0] += 1
+            start, end = times[start_place], times[end_place]
             timer.executions += 1
             timer.nanoseconds += end - start
             log = timer.log

@@ -128,7 +128,7 @@ class Known:
         if known is None or operator is None or not known.plan.is_isolated:
             return False
         plan = known.plan
-        if plan.is_blind:
+        if plan.is_blind or plan.is_claim:
             return True
         layout = known.layout
         return (
@@ -307,7 +307,7 @@ class _Writer:
         self._blocks: dict[int, str] = {}
         self._routines: dict[int, _Routines] = {}
         self._calls: dict[int, Known] = {}
-        self._deferred = Deferred()
+        self._deferred = Deferred(dispatcher.native)
         self.names: dict[str, Any] = {
             "amanda_thread": vars(STATE),
             "amanda_acquire": TOOL_LOCK.acquire,
