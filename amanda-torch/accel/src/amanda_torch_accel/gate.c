@@ -3397,6 +3397,10 @@ end_pass(TimedPass *pass)
     pass->task = -2;
     Py_CLEAR(pass->timers);
     Py_CLEAR(pass->logs);
+    if (thread.timed == pass) {
+        thread.timed = NULL;
+        release_pass(pass);
+    }
     return failed ? -1 : 0;
 }
 
