@@ -409,10 +409,10 @@ static struct {
     Builtin is_recording;    /* torch.is_grad_enabled() */
 } stack;
 
-/* Of the current thread: its virtual mode (a strong reference), and how many modes lie below it;
-   the site whose report is awaited; how many reports have come. */
 typedef struct TimedPass TimedPass;
 
+/* Of the current thread: its virtual mode (a strong reference), and how many modes lie below it;
+   the site whose report is awaited; how many reports have come. */
 typedef struct {
     PyObject *mode;
     Py_ssize_t depth;
@@ -3314,7 +3314,7 @@ typedef struct {
     int64_t number;      /* of the node there, among those of the run; -1 for an accumulation */
     int64_t slot;        /* -1 where there is no timer */
     int64_t is_output;   /* whether it has a hook for itself, which says when it begins */
-} Step;
+} WayStep;
 
 /* Put a hook behind those that a node has. */
 static int
@@ -3367,10 +3367,10 @@ stamp_node(const char *node, TimedPass *pass, Py_ssize_t slot, int is_output)
 
 /* Find the nodes of a way: 1, or 0 where one is not as it is to be. */
 static int
-find_way(const char **nodes, const Step *way, Py_ssize_t length, Py_ssize_t start)
+find_way(const char **nodes, const WayStep *way, Py_ssize_t length, Py_ssize_t start)
 {
     for (Py_ssize_t i = 0; i < length; i++) {
-        const Step *step = &way[i];
+        const WayStep *step = &way[i];
         Py_ssize_t count;
         const Edge *edges = edges_in(nodes[step->place], &count);
         const char *node = step->edge < count ? edges[step->edge].node : NULL;
@@ -3516,8 +3516,8 @@ gate_time_pass(PyObject *Py_UNUSED(module), PyObject *args)
                           &way, &start, &slot, &timed)) {
         return NULL;
     }
-    Py_ssize_t length = PyBytes_GET_SIZE(way) / (Py_ssize_t)sizeof(Step);
-    const Step *steps = (const Step *)PyBytes_AS_STRING(way);
+    Py_ssize_t length = PyBytes_GET_SIZE(way) / (Py_ssize_t)sizeof(WayStep);
+    const WayStep *steps = (const WayStep *)PyBytes_AS_STRING(way);
     PyObject *node = PyObject_CallNoArgs(inlined.node);
     const char *first = node == NULL || node == Py_None ? NULL : node_in(node);
     const char **nodes = first == NULL ? NULL : PyMem_New(const char *, length + 1);
