@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda.errors import CapabilityError
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.evaluation import evaluate
 
@@ -333,3 +334,65 @@ def test_the_operator_of_a_replacement_keeps_its_shape_attributes() -> None:
     with amanda.apply(tool):
         np.testing.assert_array_equal(ensured(tf.ones((1, 2))), [[4.0, 4.0]])
     assert calls == [(1, 2)]
+
+
+def _replacing_by_itself(types: Sequence[str], traceable: bool) -> amanda.Tool:
+    """A tool that replaces the operators of some types by their own functions."""
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type in types:
+            run = context.get_function()
+
+            def replacement(*inputs: Any) -> Any:
+                return run(*inputs)
+
+            context.replace_op(amanda.traceable(replacement) if traceable else replacement)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    return tool
+
+
+@pytest.mark.parametrize("traceable", [False, True])
+def test_replacement_of_operators_without_outputs(traceable: bool) -> None:
+    """An operator that returns nothing may be replaced by its own function, and what waits for
+    it waits for the replacement."""
+    _STATE.assign(1.0)
+
+    @tf.function
+    def step(x: Any) -> Any:
+        tf.debugging.assert_greater(x, 0.0)
+        if x > 1.0:
+            _STATE.assign(x)
+        for _ in tf.range(2):
+            _STATE.assign_add(x)
+        return _STATE + 0.0
+
+    tool = _replacing_by_itself(["AssignVariableOp", "AssignAddVariableOp", "Assert"], traceable)
+    with amanda.apply(tool):
+        assert [step(tf.constant(x)).numpy() for x in (0.5, 2.0)] == [2.0, 6.0]
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            step(tf.constant(-1.0))
+
+
+def test_replacement_of_operators_without_outputs_in_a_session() -> None:
+    """In a session, too, if it is traceable. Python, which does not reach a session's variables,
+    and references to variables of TensorFlow 1 are refused, with a way out."""
+
+    def run(use_resource: bool, traceable: bool) -> float:
+        tool = _replacing_by_itself(
+            ["AssignVariableOp", "AssignAddVariableOp", "AssignAdd"], traceable
+        )
+        with tf.Graph().as_default(), tf1.Session() as session:
+            w = tf1.get_variable("w", initializer=2.0, use_resource=use_resource)
+            step = tf1.assign_add(w, 1.0)
+            with amanda.apply(tool):
+                session.run(w.initializer)
+                session.run(step)
+                return float(session.run(w))
+
+    assert run(use_resource=True, traceable=True) == 3.0
+    with pytest.raises(CapabilityError, match=r"AssignVariableOp.*@amanda"):
+        run(use_resource=True, traceable=False)
+    with pytest.raises(CapabilityError, match="use_resource=True"):
+        run(use_resource=False, traceable=True)

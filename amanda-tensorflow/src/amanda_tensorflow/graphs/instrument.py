@@ -382,6 +382,7 @@ class Instrument:
         state: ForwardState,
     ) -> tuple[Any, list[Any]]:
         """Insert the replacement of an operator. Returns its operator and its outputs."""
+        _refuse_references(op, action)
         controls = [c for o in op.control_inputs for c in site.controls(o)]
         self.building.template = list(op.outputs)
         self.building.may_change = True
@@ -395,6 +396,10 @@ class Instrument:
         state.replaced = given, outputs
         captured = captured_tensors(made, given)
         self.gradients.captures.note(ReplacementCapture(site, op.name, outputs, captured))
+        if not outputs:
+            # Who waits for the operator waits for all that takes its place.
+            with tf.control_dependencies([*controls, *waits, *made]):
+                return tf.no_op(), []
         if self.building.needs_gradient:
             outputs = leave(self.dispatcher, self.building, state, captured)
         return outputs[0].op, outputs
@@ -636,6 +641,20 @@ def is_ambiguous(site: Site, op: Any, inputs: Sequence[Any]) -> bool:
 def readers_of(op: Any) -> Iterator[Any]:
     """The vanilla operators that read the outputs of an operator."""
     return (reader for tensor in op.outputs for reader in tensor.consumers())
+
+
+def _refuse_references(op: Any, action: Action) -> None:
+    """Refuse to replace an operator that returns a variable of TensorFlow 1 itself.
+
+    Raises:
+        CapabilityError: it does.
+    """
+    if any(tensor.dtype.base_dtype != tensor.dtype for tensor in op.outputs):
+        raise CapabilityError(
+            f"{action.routine} replaces op {action.op_id}, a {op.type} that returns a reference to "
+            "a variable, which no other tensor can stand for; replace the operators that use the "
+            "variable, or create it with use_resource=True"
+        )
 
 
 def _phase(site: Site, op: Any) -> Phase:

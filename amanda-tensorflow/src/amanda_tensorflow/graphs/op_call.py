@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import tensorflow as tf
 
+from amanda.errors import CapabilityError
 from amanda.interface.calls import BackwardCall, OpCall, Variable
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.deferral import DeferredTensors
@@ -177,8 +178,15 @@ def runner(op: Any) -> Callable[[Sequence[Any]], Any]:
     """A function of flat inputs that runs an operator like `op`, eagerly or in the default graph.
 
     It holds the attributes, and neither the operator nor a tensor.
+
+    Raises:
+        CapabilityError: it is run eagerly, and the operator uses a variable of a session.
     """
-    kind, count = op.type, len(op.outputs)
+    kind, count, name = op.type, len(op.outputs), op.name
+    # Variables, tables and iterators are the session's own, and eager operators have others.
+    is_bound = not isinstance(op.graph, _internals.FuncGraph) and any(
+        tensor.dtype == tf.resource for tensor in op.inputs
+    )
     protos = _internals.attributes_proto(op)
     types = [tensor.dtype for tensor in op.outputs]
     attributes = _internals.attributes_to_execute(op)
@@ -186,6 +194,12 @@ def runner(op: Any) -> Callable[[Sequence[Any]], Any]:
     def run(inputs: Sequence[Any]) -> Any:
         tensors = [tf.convert_to_tensor(tensor) for tensor in inputs]
         if _internals.executing_eagerly():
+            if is_bound:
+                raise CapabilityError(
+                    f"the function of op {name}, a {kind}, uses a variable or another resource of "
+                    "a session, which Python does not reach while the session runs; mark the "
+                    "replacement @amanda.traceable"
+                )
             outputs = _internals.execute_now(kind, count, tensors, attributes)
         else:
             outputs = _internals.create_op(kind, tensors, types, protos)

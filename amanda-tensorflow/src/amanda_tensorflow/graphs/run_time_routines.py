@@ -490,6 +490,8 @@ def replaced_outputs(
 ) -> list[Any]:
     """The output tensors that the replacement of an operator has returned.
 
+    That of an operator without outputs may return nothing, as it does.
+
     Args:
         count: how many outputs the operator has.
         is_tensor: whether a value is a tensor.
@@ -497,6 +499,8 @@ def replaced_outputs(
     Raises:
         RoutineResultError: they are not `count` tensors.
     """
+    if not count and (result is None or isinstance(result, tf.Operation)):
+        return []
     outputs = list(result) if isinstance(result, (list, tuple)) else [result]
     if len(outputs) != count or not all(map(is_tensor, outputs)):
         raise RoutineResultError(
