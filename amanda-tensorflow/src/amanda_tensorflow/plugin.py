@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -147,12 +148,29 @@ class TensorFlowDriver(Driver, abc.ABC):
 
 
 class TensorFlowEagerDriver(TensorFlowDriver):
-    """Eager execution: operators that TensorFlow runs at once."""
+    """Eager execution: operators that TensorFlow runs at once.
 
+    Attributes:
+        accelerators: what may be asked of amanda-tensorflow-accel: to be used where it works, or
+            not at all.
+        accelerator_variable: the environment variable that asks for one of them.
+    """
+
+    accelerators: ClassVar[tuple[str, ...]] = ("auto", "off")
+    accelerator_variable: ClassVar[str] = "AMANDA_TENSORFLOW_ACCEL"
     name = "tensorflow-eager"
     mode = "eager"
     target = "amanda_tensorflow.eager.driver:InterceptingDriver"
     capabilities = _COMMON
+
+    @classmethod
+    def reason_against_settings(cls) -> str:
+        """What the environment asks for that there is not; "" if nothing."""
+        asked = os.environ.get(cls.accelerator_variable) or "auto"
+        if asked not in cls.accelerators:
+            names = ", ".join(cls.accelerators)
+            return f"{cls.accelerator_variable}={asked} is none of {names}"
+        return super().reason_against_settings()
 
 
 class TensorFlowFunctionDriver(TensorFlowDriver):

@@ -54,6 +54,11 @@ class GradientRun:
         has_sums: whether some of its gradients may be sums; then :meth:`summed` has to be called.
     """
 
+    __slots__ = (
+        *("_dispatcher", "_generation", "_keeps", "_known", "_outer", "_tracker", "cells"),
+        *("has_sums", "is_running", "mark", "produced", "scopes"),
+    )
+
     def __init__(self, dispatcher: Dispatcher, tracker: Tracker, mark: Mark) -> None:
         self._dispatcher = dispatcher
         self._tracker = tracker

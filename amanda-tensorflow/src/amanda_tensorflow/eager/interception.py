@@ -65,10 +65,18 @@ class Interception:
     Args:
         vanilla: TensorFlow's own functions.
         values: is told of the tensors that are read from variables.
+        extension: that of amanda-tensorflow-accel, if it decides on the usual ways.
     """
 
-    def __init__(self, dispatcher: Dispatcher, vanilla: Vanilla, values: VariableValues) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        vanilla: Vanilla,
+        values: VariableValues,
+        extension: Any = None,
+    ) -> None:
         self._dispatcher = dispatcher
+        self._extension = extension
         self._vanilla = vanilla
         self._values = values
         self._executor = Executor(dispatcher, values)
@@ -134,7 +142,12 @@ class Interception:
                 read[0][0] += read[1]
             return result
 
-        return TFE_Py_FastPathExecute
+        if self._extension is None:
+            return TFE_Py_FastPathExecute
+        # It decides as `way_of` does, and calls the function for all that it does not know.
+        return self._extension.fast_path(
+            vanilla, TFE_Py_FastPathExecute, self._value_of, ended, note
+        )
 
     def _decider(self) -> Callable[[Any, str, tuple[Any, ...]], Any]:
         """What finds the way of an operator on the fast path.

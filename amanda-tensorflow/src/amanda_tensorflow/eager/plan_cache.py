@@ -148,6 +148,8 @@ class AnyScope(dict[str, Cells]):
         cells: these cells.
     """
 
+    __slots__ = ("cells",)
+
     def __init__(self, cells: Cells) -> None:
         super().__init__()
         self.cells = cells

@@ -1,0 +1,1288 @@
+/* The fast path: eager operators of TensorFlow that no tool acts on run past Amanda without Python.
+ *
+ * TensorFlow's generated functions call TFE_Py_FastPathExecute, which the driver `tensorflow-eager`
+ * patches with a function in Python (amanda_tensorflow.eager.interception). That function decides on
+ * the way of each operator, and its decision is the meaning: what is here answers in its place where
+ * the answer is a usual one, and calls it for everything else. So there are two objects, both of the
+ * type Function, that know the function in Python, and what is vanilla:
+ *
+ *   fast_path()          in the place of TFE_Py_FastPathExecute. It looks up the entry that the
+ *                        driver has kept of the operator (amanda_tensorflow.eager.plan_cache), runs
+ *                        the operator, and counts it. It runs counters and timers around it, counts
+ *                        readings of variables, and marks the operator's record on a tape.
+ *   gradient_function()  in the place of the function that tapes call for each record. It tells the
+ *                        driver whose backward operators run, where nothing else is to be done.
+ *
+ * The driver's objects are Python's, with __slots__, which are read where they lie: configure() finds
+ * out where, and refuses classes that have no such slots. Of CPython only the public interface is used
+ * beyond that, and of TensorFlow nothing but what configure() is given.
+ *
+ * Whatever is needed after TensorFlow has run an operator is held by strong references: other Python
+ * code may have run meanwhile, which has ended the scope. Everything is under the GIL, there is no
+ * other lock, and nothing is kept from one call to the next.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+#ifdef Py_GIL_DISABLED
+#error "counts are added to without a lock: it needs a Python with the GIL"
+#endif
+#ifdef PYPY_VERSION
+#error "it reads slots of CPython's objects"
+#endif
+
+/* ---- Python's objects ------------------------------------------------------------------------ */
+
+/* What the driver is made of; NULL before configure(). */
+static struct {
+    /* Classes, of whose slots some are read and written. */
+    PyTypeObject *tracker, *any_scope, *slow_path, *inlined, *plan, *claim;
+    PyTypeObject *mark, *known, *run;      /* of backward operators: Mark, OpGradients, GradientRun */
+    PyTypeObject *counter, *timer, *log;   /* of amanda.inline */
+    PyTypeObject *variable;                /* tf.Variable's class */
+    PyTypeObject *array;                   /* array.array */
+    PyObject *local;           /* LOCAL: its attribute `tracker` is the current thread's */
+    PyObject *read;            /* READ: the entry of an operator that reads a variable */
+    PyObject *reading;         /* types of operators whose output may be a variable's value */
+    PyObject *plain;           /* types of arguments among which there is no variable, in a tuple */
+    PyObject *no_tape_records; /* says whether no tape does */
+    PyObject *reading_of;      /* gives the arguments that read a variable */
+    PyObject *mark_name;       /* the attribute of marked records */
+} driver;
+
+/* Where the slots lie. */
+static struct {
+    Py_ssize_t tracker_thread, tracker_local, tracker_cells, tracker_stale, tracker_outdated;
+    Py_ssize_t tracker_muted, tracker_marking, tracker_run, tracker_watches, tracker_depth;
+    Py_ssize_t tracker_passes, tracker_native, tracker_generation, tracker_sums, tracker_gradients;
+    Py_ssize_t scope_cells, slow_plan, slow_may_pass;
+    Py_ssize_t inlined_plan, inlined_counters, inlined_timers;
+    Py_ssize_t plan_claims, plan_is_claim, plan_data, claim_marked, claim_passes;
+    Py_ssize_t mark_op_id, mark_generation, mark_shared, known_run;
+    Py_ssize_t run_mark, run_is_running, run_cells, run_scopes, run_produced;
+    Py_ssize_t counter_count, timer_executions, timer_nanoseconds, timer_log, timer_number;
+    Py_ssize_t log_numbers, log_due;
+} at;
+
+static struct {
+    PyObject *tracker, *paused, *enabled, *held, *scopes, *scope_name, *op_callbacks, *is_eager;
+    PyObject *read_variable, *identity, *note_owner, *leave, *frombytes, *extend;
+} names;
+
+static PyObject *
+field(PyObject *object, Py_ssize_t offset)
+{
+    return *(PyObject **)((char *)object + offset);
+}
+
+static void
+set_field(PyObject *object, Py_ssize_t offset, PyObject *value)
+{
+    PyObject **place = (PyObject **)((char *)object + offset), *old = *place;
+    *place = Py_NewRef(value);
+    Py_XDECREF(old);
+}
+
+/* Whether what a slot holds is true; -1 if it holds nothing, or cannot tell: Python is asked then. */
+static int
+truth(PyObject *object, Py_ssize_t offset)
+{
+    PyObject *value = field(object, offset);
+    if (value == Py_True || value == Py_False) {
+        return value == Py_True;
+    }
+    int is_true = value == NULL ? -1 : PyObject_IsTrue(value);
+    if (is_true < 0) {
+        PyErr_Clear();
+    }
+    return is_true;
+}
+
+/* A number that is not negative; -1 if an object is none. */
+static Py_ssize_t
+number_of(PyObject *object)
+{
+    if (object == NULL || !PyLong_CheckExact(object)) {
+        return -1;
+    }
+    Py_ssize_t number = PyLong_AsSsize_t(object);
+    if (number < 0) {
+        PyErr_Clear();
+        return -1;
+    }
+    return number;
+}
+
+static Py_ssize_t
+number_in(PyObject *object, Py_ssize_t offset)
+{
+    return number_of(field(object, offset));
+}
+
+/* Add to a number that a slot holds. */
+static int
+add_to(PyObject *object, Py_ssize_t offset, long long number)
+{
+    PyObject *before = field(object, offset), *added = PyLong_FromLongLong(number), *sum = NULL;
+    if (before == NULL) {
+        PyErr_Format(PyExc_AttributeError, "%s has lost a number", Py_TYPE(object)->tp_name);
+    }
+    else if (added != NULL) {
+        sum = PyNumber_Add(before, added);
+    }
+    Py_XDECREF(added);
+    if (sum == NULL) {
+        return -1;
+    }
+    set_field(object, offset, sum);
+    Py_DECREF(sum);
+    return 0;
+}
+
+/* Whether a switch of the thread is on, by the dict of its state; -1 if that is not known. */
+static int
+is_on(PyObject *tracker, PyObject *name)
+{
+    PyObject *thread = field(tracker, at.tracker_thread), *value = NULL;
+    if (thread != NULL && PyDict_CheckExact(thread)) {
+        value = PyDict_GetItemWithError(thread, name);
+    }
+    int is_true = value == NULL ? -1 : PyObject_IsTrue(value);
+    if (is_true < 0) {
+        PyErr_Clear();
+    }
+    return is_true;
+}
+
+/* The current thread's tracker (a new reference), None if there is none; NULL with an error. */
+static PyObject *
+current_tracker(void)
+{
+    return PyObject_GetAttr(driver.local, names.tracker);
+}
+
+/* Whether what TensorFlow's context knows of the thread has an attribute that is true; -1 with an
+   error. */
+static int
+is_local(PyObject *tracker, PyObject *name)
+{
+    PyObject *local = field(tracker, at.tracker_local);
+    PyObject *value = PyObject_GetAttr(local == NULL ? Py_None : local, name);
+    int is_true = value == NULL ? -1 : PyObject_IsTrue(value);
+    Py_XDECREF(value);
+    return is_true;
+}
+
+/* Runs code between a failed call and the way back to Python. */
+#if PY_VERSION_HEX >= 0x030C0000
+#define KEEPING_ERROR(code)                           \
+    do {                                              \
+        PyObject *kept_ = PyErr_GetRaisedException(); \
+        code;                                         \
+        PyErr_SetRaisedException(kept_);              \
+    } while (0)
+#else
+#define KEEPING_ERROR(code)                    \
+    do {                                       \
+        PyObject *type_, *value_, *trace_;     \
+        PyErr_Fetch(&type_, &value_, &trace_); \
+        code;                                  \
+        PyErr_Restore(type_, value_, trace_);  \
+    } while (0)
+#endif
+
+/* ---- cells ----------------------------------------------------------------------------------- */
+
+/* A cell is a list: a count, and an entry for each operator (amanda_tensorflow.eager.plan_cache). */
+
+/* The entry (borrowed) of an operator of a cell: the next one, or one of those that follow; NULL if
+   there is none. */
+static PyObject *
+entry_of(PyObject *cell, Py_ssize_t further)
+{
+    if (cell == NULL || !PyList_CheckExact(cell) || PyList_GET_SIZE(cell) == 0) {
+        return NULL;
+    }
+    Py_ssize_t number = number_of(PyList_GET_ITEM(cell, 0));
+    Py_ssize_t last = PyList_GET_SIZE(cell) - 1;
+    return number < 0 || number + further >= last ? NULL
+                                                  : PyList_GET_ITEM(cell, number + further + 1);
+}
+
+/* Set the count of a cell. */
+static int
+set_count(PyObject *cell, Py_ssize_t number)
+{
+    PyObject *count = PyLong_FromSsize_t(number);
+    return count == NULL ? -1 : PyList_SetItem(cell, 0, count);
+}
+
+/* Count operators that have run. */
+static int
+count(PyObject *cell, Py_ssize_t executions)
+{
+    Py_ssize_t number = PyList_GET_SIZE(cell) == 0 ? -1 : number_of(PyList_GET_ITEM(cell, 0));
+    if (number < 0) {
+        PyErr_SetString(PyExc_RuntimeError, "a cell has lost its count");
+        return -1;
+    }
+    return set_count(cell, number + executions);
+}
+
+/* The cells (borrowed) of the operators that run now, by type; NULL if Python has to look them up. */
+static PyObject *
+current_cells(PyObject *tracker)
+{
+    PyObject *all = field(tracker, at.tracker_cells), *cells = NULL;
+    if (all == NULL) {
+        return NULL;
+    }
+    if (Py_IS_TYPE(all, driver.any_scope)) {
+        cells = field(all, at.scope_cells);
+    }
+    else if (PyDict_Check(all)) {
+        /* The name scope is asked for only where it makes a difference. */
+        PyObject *local = field(tracker, at.tracker_local);
+        PyObject *scope = local == NULL ? NULL : PyObject_GetAttr(local, names.scope_name);
+        if (scope != NULL && PyUnicode_CheckExact(scope)) {
+            cells = PyDict_GetItemWithError(all, scope);
+        }
+        Py_XDECREF(scope);
+        PyErr_Clear();
+    }
+    return cells != NULL && PyDict_Check(cells) ? cells : NULL;
+}
+
+/* ---- counters and timers --------------------------------------------------------------------- */
+
+/* time.perf_counter_ns() */
+static long long
+read_nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (long long)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Write an execution into the numbers of a log. */
+static int
+write_numbers(PyObject *log, PyObject *timer, PyObject *tracker, long long start, long long end)
+{
+    PyObject *numbers = field(log, at.log_numbers), *none;
+    Py_ssize_t number = number_in(timer, at.timer_number);
+    Py_ssize_t native = number_in(tracker, at.tracker_native);
+    if (numbers == NULL || number < 0 || native < 0) {
+        PyErr_SetString(PyExc_TypeError, "a timer or its log has lost its numbers");
+        return -1;
+    }
+    Py_INCREF(numbers);
+    if (Py_IS_TYPE(numbers, driver.array)) {
+        const int64_t items[] = {number, start, end, native};
+        PyObject *bytes = PyBytes_FromStringAndSize((const char *)items, sizeof items);
+        none = bytes == NULL ? NULL : PyObject_CallMethodOneArg(numbers, names.frombytes, bytes);
+        Py_XDECREF(bytes);
+    }
+    else {
+        PyObject *items = Py_BuildValue("(nLLn)", number, start, end, native);
+        none = items == NULL ? NULL : PyObject_CallMethodOneArg(numbers, names.extend, items);
+        Py_XDECREF(items);
+    }
+    Py_DECREF(numbers);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
+}
+
+/* A function in the place of one of TensorFlow's. */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *vanilla;  /* TensorFlow's own */
+    PyObject *python;   /* the driver's, for everything that is not answered here */
+    PyObject *value_of; /* Interception._value_of() */
+    PyObject *ended;    /* Interception._ended() */
+    PyObject *note;     /* VariableValues.note() */
+    PyObject *weak;
+} Function;
+
+/* Whether a timer is told of an execution from here: not where a tool has to look at its log. */
+static int
+is_told_here(PyObject *pair, long long end)
+{
+    if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != 2
+        || !Py_IS_TYPE(PyTuple_GET_ITEM(pair, 0), driver.timer)) {
+        return 0;
+    }
+    PyObject *log = field(PyTuple_GET_ITEM(pair, 0), at.timer_log);
+    if (log == Py_None) {
+        return 1;
+    }
+    if (log == NULL || !PyObject_TypeCheck(log, driver.log)) {
+        return 0;
+    }
+    PyObject *due = field(log, at.log_due);
+    if (due == NULL || !PyLong_CheckExact(due)) {
+        return due == Py_None;
+    }
+    int overflow;
+    return PyLong_AsLongLongAndOverflow(due, &overflow) > end && overflow == 0;
+}
+
+static int
+tell_timer(PyObject *tracker, PyObject *timer, long long start, long long end)
+{
+    PyObject *log = field(timer, at.timer_log);
+    if (add_to(timer, at.timer_executions, 1) < 0
+        || add_to(timer, at.timer_nanoseconds, end - start) < 0) {
+        return -1;
+    }
+    return log == Py_None ? 0 : write_numbers(log, timer, tracker, start, end);
+}
+
+/* Tell the counters and timers of an entry of an execution; as Interception._ended() does, which is
+   called where anything else than adding numbers is to be done. */
+static int
+tell(Function *self, PyObject *tracker, PyObject *entry, long long start, long long end)
+{
+    PyObject *counters = field(entry, at.inlined_counters), *timers = field(entry, at.inlined_timers);
+    int is_usual = counters != NULL && timers != NULL && PyList_CheckExact(counters)
+                   && PyList_CheckExact(timers);
+    for (Py_ssize_t i = 0; is_usual && i < PyList_GET_SIZE(counters); i++) {
+        is_usual = Py_IS_TYPE(PyList_GET_ITEM(counters, i), driver.counter);
+    }
+    for (Py_ssize_t i = 0; is_usual && i < PyList_GET_SIZE(timers); i++) {
+        is_usual = is_told_here(PyList_GET_ITEM(timers, i), end);
+    }
+    if (!is_usual) {
+        PyObject *none = PyObject_CallFunction(self->ended, "OOLL", tracker, entry, start, end);
+        Py_XDECREF(none);
+        return none == NULL ? -1 : 0;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(counters); i++) {
+        if (add_to(PyList_GET_ITEM(counters, i), at.counter_count, 1) < 0) {
+            return -1;
+        }
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(timers); i++) {
+        PyObject *timer = PyTuple_GET_ITEM(PyList_GET_ITEM(timers, i), 0);
+        if (tell_timer(tracker, timer, start, end) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* ---- the way of an operator ------------------------------------------------------------------ */
+
+/* Positional arguments of an operator for which there is room here; Python runs those with more. */
+#define MOST 48
+/* Those before the inputs: context, type of the operator, name. */
+#define LEADING 3
+
+typedef enum {
+    FAILED = -1, /* with an error */
+    ASK,         /* Python decides */
+    VANILLA,     /* it runs, and is not counted */
+    KNOWN,       /* it runs as a Way tells */
+} Decision;
+
+/* All references are strong; those that are not needed are NULL. */
+typedef struct {
+    PyObject *tracker;
+    PyObject *cell;      /* counts the operator */
+    PyObject *entry;     /* of counters and timers that are told of it */
+    PyObject *marked;    /* name and value of the attribute by which it is marked */
+    PyObject *readings;  /* the cell that counts readings of variables that are its inputs */
+    Py_ssize_t variables; /* how many these are */
+    int is_noted;        /* its output may be the value of a variable */
+} Way;
+
+static void
+clear_way(Way *way)
+{
+    Py_XDECREF(way->tracker);
+    Py_XDECREF(way->cell);
+    Py_XDECREF(way->entry);
+    Py_XDECREF(way->marked);
+    Py_XDECREF(way->readings);
+}
+
+/* Whether operators of the thread are looked at: as Interception's decider asks, and as
+   Tracker.refresh() answers where no scopes have to be looked up. */
+static Decision
+is_listening(PyObject *tracker)
+{
+    int paused = is_on(tracker, names.paused), stale = truth(tracker, at.tracker_stale);
+    if (paused == 0 && stale == 0) {
+        return KNOWN;
+    }
+    if (paused < 0 || stale < 0 || field(tracker, at.tracker_marking) != Py_None) {
+        return ASK;
+    }
+    if (paused || truth(tracker, at.tracker_muted) == 1) {
+        return VANILLA;
+    }
+    if (truth(tracker, at.tracker_outdated) != 0) {
+        return ASK;
+    }
+    /* A backward pass of whose operators nobody wants to know. */
+    int is_quiet = truth(tracker, at.tracker_depth) == 1 && truth(tracker, at.tracker_watches) == 0
+                   && field(tracker, at.tracker_run) == Py_None;
+    return is_quiet ? VANILLA : ASK;
+}
+
+static int
+is_plain(PyTypeObject *type)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(driver.plain); i++) {
+        if ((PyObject *)type == PyTuple_GET_ITEM(driver.plain, i)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Whether a list or a tuple has items of plain types only. */
+static int
+has_plain_items(PyObject *value)
+{
+    if (!PyList_CheckExact(value) && !PyTuple_CheckExact(value)) {
+        return 0;
+    }
+    PyObject **items = PySequence_Fast_ITEMS(value);
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); i++) {
+        if (!is_plain(Py_TYPE(items[i]))) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* How many of an operator's arguments are variables; -1 where Python has to find out. */
+static Py_ssize_t
+variables_among(PyObject *const *values, Py_ssize_t length)
+{
+    Py_ssize_t variables = 0;
+    for (Py_ssize_t i = 0; i < length; i++) {
+        PyTypeObject *type = Py_TYPE(values[i]);
+        if (type == driver.variable) {
+            variables++;
+        }
+        else if (!is_plain(type) && !has_plain_items(values[i])) {
+            return -1;
+        }
+    }
+    return variables;
+}
+
+/* Find the attribute that marks an execution, if its plan needs one. */
+static Decision
+find_mark(PyObject *tracker, PyObject *plan, PyObject **marked)
+{
+    int claims = plan != NULL && Py_IS_TYPE(plan, driver.plan) ? truth(plan, at.plan_claims) : -1;
+    if (claims <= 0) {
+        return claims == 0 ? KNOWN : ASK;
+    }
+    PyObject *claim = Py_XNewRef(field(plan, at.plan_data));
+    PyObject *empty = PyObject_CallNoArgs(driver.no_tape_records);
+    int is_empty = empty == NULL ? -1 : PyObject_IsTrue(empty);
+    Py_XDECREF(empty);
+    Decision decision = is_empty < 0 ? FAILED : is_empty ? KNOWN : ASK;
+    if (decision == ASK && claim != NULL && Py_IS_TYPE(claim, driver.claim)) {
+        /* Executions share a mark from the backward pass on that follows the first one. */
+        PyObject *found = field(claim, at.claim_marked);
+        Py_ssize_t passes = number_in(claim, at.claim_passes);
+        if (found != NULL && PyTuple_CheckExact(found) && PyTuple_GET_SIZE(found) == 2
+            && passes >= 0 && number_in(tracker, at.tracker_passes) > passes) {
+            int has_callbacks = is_local(tracker, names.op_callbacks);
+            decision = has_callbacks < 0 ? FAILED : has_callbacks ? ASK : KNOWN;
+            if (decision == KNOWN) {
+                *marked = Py_NewRef(found);
+            }
+        }
+    }
+    Py_XDECREF(claim);
+    return decision;
+}
+
+/* Whether the readings of an operator's variables are only counted, or also told to counters and
+   timers where these may be there. */
+static int
+find_readings(Way *way, PyObject *cells, Py_ssize_t variables, int may_be_inlined)
+{
+    PyObject *cell = PyDict_GetItemWithError(cells, names.read_variable);
+    for (Py_ssize_t i = 0; i < variables; i++) {
+        PyObject *entry = entry_of(cell, i);
+        if (entry == NULL) {
+            PyErr_Clear();
+            return 0;
+        }
+        int is_counted = entry == Py_None || entry == driver.read
+                         || (may_be_inlined && Py_IS_TYPE(entry, driver.inlined))
+                         || (Py_IS_TYPE(entry, driver.plan) && truth(entry, at.plan_is_claim) == 1);
+        if (!is_counted) {
+            return 0;
+        }
+    }
+    way->readings = Py_NewRef(cell);
+    way->variables = variables;
+    return 1;
+}
+
+/* Whether an exception is being handled: the operator may be a second attempt after it. */
+static int
+is_in_handler(void)
+{
+    PyObject *error = PyErr_GetHandledException();
+    Py_XDECREF(error);
+    return error != NULL && error != Py_None;
+}
+
+/* The decision on an operator of which an entry is kept. */
+static Decision
+decide_by_entry(Way *way, PyObject *cells, PyObject *op_name, Py_ssize_t variables)
+{
+    PyObject *entry = entry_of(way->cell, 0);
+    if (entry == NULL) {
+        return ASK;
+    }
+    if (entry == Py_None) {
+        return variables == 0 ? KNOWN : ASK;
+    }
+    if (Py_IS_TYPE(entry, driver.slow_path)) {
+        /* It stays on the fast path if it is there for its variables alone. */
+        if (truth(entry, at.slow_may_pass) != 1 || variables == 0
+            || !find_readings(way, cells, variables, 0)) {
+            return ASK;
+        }
+        return find_mark(way->tracker, field(entry, at.slow_plan), &way->marked);
+    }
+    int is_reading = PySet_Contains(driver.reading, op_name);
+    if (is_reading < 0) {
+        return FAILED;
+    }
+    way->is_noted = is_reading && truth(way->tracker, at.tracker_depth) == 0;
+    if (Py_IS_TYPE(entry, driver.inlined)) {
+        if (variables == 0 ? is_in_handler() : !find_readings(way, cells, variables, 1)) {
+            return ASK;
+        }
+        way->entry = Py_NewRef(entry);
+        return find_mark(way->tracker, field(entry, at.inlined_plan), &way->marked);
+    }
+    if (variables != 0) {
+        return ASK;
+    }
+    if (entry == driver.read) {
+        return KNOWN;
+    }
+    if (Py_IS_TYPE(entry, driver.plan) && truth(entry, at.plan_is_claim) == 1) {
+        return find_mark(way->tracker, entry, &way->marked);
+    }
+    return ASK;
+}
+
+/* The decision on an operator. Nothing is changed by it. */
+static Decision
+decide(Way *way, PyObject *const *args, Py_ssize_t length)
+{
+    way->tracker = current_tracker();
+    if (way->tracker == NULL) {
+        return FAILED;
+    }
+    if (way->tracker == Py_None) {
+        return VANILLA;
+    }
+    if (!Py_IS_TYPE(way->tracker, driver.tracker) || length > MOST
+        || !PyUnicode_CheckExact(args[1])) {
+        return ASK;
+    }
+    Decision decision = is_listening(way->tracker);
+    if (decision != KNOWN) {
+        return decision;
+    }
+    PyObject *cells = current_cells(way->tracker);
+    PyObject *cell = cells == NULL ? NULL : PyDict_GetItemWithError(cells, args[1]);
+    if (cell == NULL) {
+        PyErr_Clear();
+        return ASK;
+    }
+    way->cell = Py_NewRef(cell);
+    Py_ssize_t variables = variables_among(args + LEADING, length - LEADING);
+    if (variables < 0) {
+        return ASK;
+    }
+    Py_INCREF(cells);
+    decision = decide_by_entry(way, cells, args[1], variables);
+    Py_DECREF(cells);
+    return decision;
+}
+
+/* ---- an operator ----------------------------------------------------------------------------- */
+
+/* Run an operator vanilla, with the attribute that marks it, if it has one: the runtime ignores
+   attributes that the operator does not declare. */
+static PyObject *
+run_marked(PyObject *vanilla, PyObject *const *args, Py_ssize_t length, PyObject *marked)
+{
+    if (marked == NULL) {
+        return PyObject_Vectorcall(vanilla, args, (size_t)length, NULL);
+    }
+    PyObject *all[MOST + 2];
+    memcpy(all, args, (size_t)length * sizeof *all);
+    all[length] = PyTuple_GET_ITEM(marked, 0);
+    all[length + 1] = PyTuple_GET_ITEM(marked, 1);
+    return PyObject_Vectorcall(vanilla, all, (size_t)length + 2, NULL);
+}
+
+/* Tell of the result of an operator that may be the value of a variable. */
+static int
+note(Function *self, Way *way, PyObject *const *args, Py_ssize_t length, PyObject *result)
+{
+    PyObject *given = PyTuple_New(length - LEADING), *none = NULL;
+    for (Py_ssize_t i = LEADING; given != NULL && i < length; i++) {
+        PyTuple_SET_ITEM(given, i - LEADING, Py_NewRef(args[i]));
+    }
+    if (given != NULL) {
+        none = PyObject_CallFunctionObjArgs(self->note, args[1], given, result, NULL);
+        Py_DECREF(given);
+    }
+    if (none != NULL && way->marked != NULL
+        && PyUnicode_Compare(args[1], names.identity) == 0) {
+        Py_SETREF(none, PyObject_CallMethodObjArgs(way->tracker, names.note_owner, result,
+                                                   PyTuple_GET_ITEM(way->marked, 1), NULL));
+    }
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
+}
+
+/* Run an operator, and do what its way tells. */
+static PyObject *
+run_known(Function *self, Way *way, PyObject *const *args, Py_ssize_t length)
+{
+    long long start = way->entry == NULL ? 0 : read_nanoseconds();
+    PyObject *result = run_marked(self->vanilla, args, length, way->marked);
+    long long end = way->entry == NULL ? 0 : read_nanoseconds();
+    if (result == NULL) {
+        return NULL;
+    }
+    if (count(way->cell, 1) < 0
+        || (way->entry != NULL && tell(self, way->tracker, way->entry, start, end) < 0)
+        || (way->is_noted && note(self, way, args, length, result) < 0)) {
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
+/* The value of a variable, by an operator that counters and timers are told of; as
+   Interception._value_of() reads it, which is called where they are not. */
+static PyObject *
+read_variable(Function *self, Way *way, PyObject *context, PyObject *variable)
+{
+    PyObject *entry = entry_of(way->readings, 0), *result = NULL;
+    Way reading = {.tracker = Py_NewRef(way->tracker), .cell = Py_NewRef(way->readings)};
+    Decision decision = ASK;
+    if (entry != NULL && Py_IS_TYPE(entry, driver.inlined)) {
+        reading.entry = Py_NewRef(entry);
+        decision = find_mark(way->tracker, field(entry, at.inlined_plan), &reading.marked);
+    }
+    if (decision == ASK) {
+        result = PyObject_CallFunctionObjArgs(self->value_of, way->tracker, way->readings, context,
+                                              variable, NULL);
+    }
+    else if (decision == KNOWN) {
+        PyObject *found = PyObject_CallOneArg(driver.reading_of, variable);
+        if (found != NULL && PyTuple_CheckExact(found) && PyTuple_GET_SIZE(found) == 3) {
+            PyObject *args[] = {context, names.read_variable, Py_None, PyTuple_GET_ITEM(found, 0),
+                                PyTuple_GET_ITEM(found, 1), PyTuple_GET_ITEM(found, 2)};
+            reading.is_noted = truth(way->tracker, at.tracker_depth) == 0;
+            result = run_known(self, &reading, args, sizeof args / sizeof *args);
+        }
+        else if (found != NULL) {
+            PyErr_SetString(PyExc_TypeError, "a variable is read by three arguments");
+        }
+        Py_XDECREF(found);
+    }
+    clear_way(&reading);
+    return result;
+}
+
+/* Run an operator whose readings of variables are told to counters and timers: they are read one by
+   one before it. */
+static PyObject *
+run_with_values(Function *self, Way *way, PyObject *const *args, Py_ssize_t length)
+{
+    PyObject *values[MOST], *result = NULL;
+    Py_ssize_t done = 0;
+    for (; done < length; done++) {
+        int is_variable = done >= LEADING && Py_IS_TYPE(args[done], driver.variable);
+        values[done] = is_variable ? read_variable(self, way, args[0], args[done])
+                                   : Py_NewRef(args[done]);
+        if (values[done] == NULL) {
+            break;
+        }
+    }
+    if (done == length) {
+        result = run_known(self, way, values, length);
+    }
+    while (done > 0) {
+        Py_DECREF(values[--done]);
+    }
+    return result;
+}
+
+/* What is called in the place of TFE_Py_FastPathExecute. */
+static PyObject *
+call_fast_path(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *keywords)
+{
+    Function *self = (Function *)callable;
+    Py_ssize_t length = PyVectorcall_NARGS(nargsf);
+    if (keywords != NULL || length < LEADING) {
+        return PyObject_Vectorcall(self->python, args, nargsf, keywords);
+    }
+    Way way = {NULL};
+    PyObject *result = NULL;
+    switch (decide(&way, args, length)) {
+    case FAILED:
+        break;
+    case ASK:
+        result = PyObject_Vectorcall(self->python, args, nargsf, NULL);
+        break;
+    case VANILLA:
+        result = PyObject_Vectorcall(self->vanilla, args, nargsf, NULL);
+        break;
+    case KNOWN:
+        if (way.readings != NULL && way.entry != NULL) {
+            result = run_with_values(self, &way, args, length);
+            break;
+        }
+        result = run_known(self, &way, args, length);
+        if (result != NULL && way.readings != NULL && count(way.readings, way.variables) < 0) {
+            Py_CLEAR(result);
+        }
+        break;
+    }
+    clear_way(&way);
+    return result;
+}
+
+/* ---- gradient functions ---------------------------------------------------------------------- */
+
+/* Arguments of the function that tapes call: type of the operator, attributes, and six more. */
+#define GRADIENT_ARGUMENTS 8
+
+/* The position of the mark's name among the attributes of a record; -1 if it is not found, which is
+   Python's then. The name is the object that was given to TensorFlow. */
+static Py_ssize_t
+mark_position(PyObject *attributes)
+{
+    Py_ssize_t length = PyTuple_CheckExact(attributes) ? PyTuple_GET_SIZE(attributes) : 0;
+    for (Py_ssize_t i = 0; i + 1 < length; i += 2) {
+        if (PyTuple_GET_ITEM(attributes, i) == driver.mark_name) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* Attributes without the mark. */
+static PyObject *
+unmarked(PyObject *attributes, Py_ssize_t position)
+{
+    Py_ssize_t length = PyTuple_GET_SIZE(attributes) - 2;
+    PyObject *own = PyTuple_New(length);
+    for (Py_ssize_t i = 0; own != NULL && i < length; i++) {
+        PyObject *item = PyTuple_GET_ITEM(attributes, i < position ? i : i + 2);
+        PyTuple_SET_ITEM(own, i, Py_NewRef(item));
+    }
+    return own;
+}
+
+/* The run (a new reference) of an operator whose executions share a mark, if its gradient function
+   begins as MarkedGradients.begin() lets it; NULL where Python has to be asked, or with an error. */
+static PyObject *
+find_run(PyObject *tracker, PyObject *mark)
+{
+    PyObject *sums = field(tracker, at.tracker_sums);
+    Py_ssize_t generation = number_in(tracker, at.tracker_generation);
+    if (truth(mark, at.mark_shared) != 1 || truth(tracker, at.tracker_muted) != 0
+        || truth(tracker, at.tracker_outdated) != 0 || generation < 0
+        || number_in(mark, at.mark_generation) != generation || is_on(tracker, names.paused) != 0
+        || is_on(tracker, names.enabled) != 1 || is_on(tracker, names.held) != 0
+        || is_on(tracker, names.scopes) != 1 || sums == NULL || !PyDict_CheckExact(sums)
+        || PyDict_GET_SIZE(sums) != 0 || is_local(tracker, names.is_eager) != 1) {
+        return NULL;
+    }
+    PyObject *gradients = field(tracker, at.tracker_gradients), *id = field(mark, at.mark_op_id);
+    PyObject *known = NULL;
+    if (gradients != NULL && id != NULL && PyDict_CheckExact(gradients)) {
+        known = PyDict_GetItemWithError(gradients, id);
+    }
+    if (known == NULL || !Py_IS_TYPE(known, driver.known)) {
+        return NULL;
+    }
+    PyObject *run = field(known, at.known_run);
+    if (run == NULL || !Py_IS_TYPE(run, driver.run) || field(run, at.run_mark) != mark
+        || truth(run, at.run_is_running) != 0) {
+        return NULL;
+    }
+    return Py_NewRef(run);
+}
+
+/* Restart the counts of a run's cells; 0 if Python has to. */
+static int
+restart(PyObject *run)
+{
+    PyObject *cells = field(run, at.run_cells), *kind, *cell;
+    Py_ssize_t position = 0;
+    if (cells == NULL || field(run, at.run_scopes) == NULL || field(run, at.run_produced) == NULL
+        || !PyDict_CheckExact(cells)) {
+        return 0;
+    }
+    while (PyDict_Next(cells, &position, &kind, &cell)) {
+        if (!PyList_CheckExact(cell) || PyList_GET_SIZE(cell) == 0 || set_count(cell, 0) < 0) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Tracker.go_to() */
+static void
+go_to(PyObject *tracker, PyObject *cells, PyObject *run)
+{
+    set_field(tracker, at.tracker_cells, cells);
+    set_field(tracker, at.tracker_run, run);
+    int is_quiet = truth(tracker, at.tracker_depth) != 0 && run == Py_None
+                   && truth(tracker, at.tracker_watches) != 1;
+    int is_stale = is_quiet || truth(tracker, at.tracker_outdated) != 0
+                   || truth(tracker, at.tracker_muted) != 0;
+    set_field(tracker, at.tracker_stale, is_stale ? Py_True : Py_False);
+}
+
+/* Call a gradient function whose operators are counted as those of a run. */
+static PyObject *
+call_as_run(Function *self, PyObject *tracker, PyObject *run, PyObject *const *args)
+{
+    PyObject *cells = Py_NewRef(field(tracker, at.tracker_cells));
+    PyObject *outer = Py_NewRef(field(tracker, at.tracker_run));
+    set_field(run, at.run_is_running, Py_True);
+    set_field(tracker, at.tracker_cells, field(run, at.run_scopes));
+    set_field(tracker, at.tracker_run, run);
+    set_field(tracker, at.tracker_stale, Py_False);
+    PyObject *result = PyObject_Vectorcall(self->vanilla, args, GRADIENT_ARGUMENTS, NULL);
+    int is_left = 1;
+    KEEPING_ERROR({
+        go_to(tracker, cells, outer);
+        set_field(run, at.run_is_running, Py_False);
+        Py_DECREF(cells);
+        Py_DECREF(outer);
+        is_left = truth(run, at.run_produced) == 0;
+    });
+    if (is_left) {
+        return result;
+    }
+    /* Some of its operators did not run vanilla. */
+    PyObject *none;
+    if (result == NULL) {
+        KEEPING_ERROR({
+            none = PyObject_CallMethodOneArg(run, names.leave, Py_None);
+            PyErr_Clear();
+        });
+        Py_XDECREF(none);
+        return NULL;
+    }
+    none = PyObject_CallMethodOneArg(run, names.leave, result);
+    if (none == NULL) {
+        Py_CLEAR(result);
+    }
+    Py_XDECREF(none);
+    return result;
+}
+
+/* What tapes call in the place of TensorFlow's function, for the gradients of one record. */
+static PyObject *
+call_gradient_function(PyObject *callable, PyObject *const *args, size_t nargsf,
+                       PyObject *keywords)
+{
+    Function *self = (Function *)callable;
+    Py_ssize_t length = PyVectorcall_NARGS(nargsf), position = -1;
+    if (keywords == NULL && length == GRADIENT_ARGUMENTS) {
+        position = mark_position(args[1]);
+    }
+    PyObject *mark = position < 0 ? NULL : PyTuple_GET_ITEM(args[1], position + 1);
+    if (mark == NULL || !Py_IS_TYPE(mark, driver.mark)) {
+        return PyObject_Vectorcall(self->python, args, nargsf, keywords);
+    }
+    PyObject *tracker = current_tracker(), *run = NULL, *result;
+    if (tracker != NULL && Py_IS_TYPE(tracker, driver.tracker)) {
+        run = find_run(tracker, mark);
+    }
+    PyObject *own = run != NULL && restart(run) ? unmarked(args[1], position) : NULL;
+    if (own != NULL) {
+        PyObject *all[GRADIENT_ARGUMENTS];
+        memcpy(all, args, sizeof all);
+        all[1] = own;
+        result = call_as_run(self, tracker, run, all);
+        Py_DECREF(own);
+    }
+    else {
+        result = PyErr_Occurred() ? NULL
+                                  : PyObject_Vectorcall(self->python, args, nargsf, keywords);
+    }
+    Py_XDECREF(run);
+    Py_XDECREF(tracker);
+    return result;
+}
+
+/* ---- the type of both ------------------------------------------------------------------------ */
+
+static int
+function_traverse(Function *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->vanilla);
+    Py_VISIT(self->python);
+    Py_VISIT(self->value_of);
+    Py_VISIT(self->ended);
+    Py_VISIT(self->note);
+    return 0;
+}
+
+static int
+function_clear(Function *self)
+{
+    Py_CLEAR(self->vanilla);
+    Py_CLEAR(self->python);
+    Py_CLEAR(self->value_of);
+    Py_CLEAR(self->ended);
+    Py_CLEAR(self->note);
+    return 0;
+}
+
+static void
+function_dealloc(Function *self)
+{
+    PyObject_GC_UnTrack(self);
+    if (self->weak != NULL) {
+        PyObject_ClearWeakRefs((PyObject *)self);
+    }
+    function_clear(self);
+    PyObject_GC_Del(self);
+}
+
+/* It has the name, the module and the documentation of the function in Python. */
+static PyObject *
+function_getattro(PyObject *self, PyObject *name)
+{
+    PyObject *found = PyObject_GenericGetAttr(self, name);
+    if (found == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        found = PyObject_GetAttr(((Function *)self)->python, name);
+    }
+    return found;
+}
+
+static PyObject *
+function_attribute(PyObject *self, void *name)
+{
+    return PyObject_GetAttrString(((Function *)self)->python, name);
+}
+
+/* The type has attributes of these names, which come first. */
+static PyGetSetDef function_properties[] = {
+    {"__doc__", function_attribute, NULL, NULL, "__doc__"},
+    {"__module__", function_attribute, NULL, NULL, "__module__"},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject Function_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "amanda_tensorflow_accel.fast_path.Function",
+    .tp_basicsize = sizeof(Function),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL
+                | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_vectorcall_offset = offsetof(Function, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_getattro = function_getattro,
+    .tp_traverse = (traverseproc)function_traverse,
+    .tp_clear = (inquiry)function_clear,
+    .tp_dealloc = (destructor)function_dealloc,
+    .tp_getset = function_properties,
+    .tp_weaklistoffset = offsetof(Function, weak),
+};
+
+static PyObject *
+new_function(vectorcallfunc vectorcall, PyObject *vanilla, PyObject *python)
+{
+    if (driver.tracker == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "configure() comes first");
+        return NULL;
+    }
+    Function *self = PyObject_GC_New(Function, &Function_Type);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->vectorcall = vectorcall;
+    self->vanilla = Py_NewRef(vanilla);
+    self->python = Py_NewRef(python);
+    self->value_of = self->ended = self->note = self->weak = NULL;
+    PyObject_GC_Track(self);
+    return (PyObject *)self;
+}
+
+/* ---- setting up ------------------------------------------------------------------------------ */
+
+PyDoc_STRVAR(fast_path_doc, "fast_path(vanilla, python, value_of, ended, note)\n\nA function in the "
+"place of TFE_Py_FastPathExecute.\n\n"
+"Args:\n    vanilla: TensorFlow's own.\n    python: the driver's, which decides on all else.\n"
+"    value_of, ended: methods of its Interception.\n    note: is told of values of variables.");
+
+static PyObject *
+make_fast_path(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *vanilla, *python, *value_of, *ended, *told;
+    if (!PyArg_ParseTuple(args, "OOOOO", &vanilla, &python, &value_of, &ended, &told)) {
+        return NULL;
+    }
+    Function *self = (Function *)new_function(call_fast_path, vanilla, python);
+    if (self != NULL) {
+        self->value_of = Py_NewRef(value_of);
+        self->ended = Py_NewRef(ended);
+        self->note = Py_NewRef(told);
+    }
+    return (PyObject *)self;
+}
+
+PyDoc_STRVAR(gradient_function_doc, "gradient_function(vanilla, python)\n\nA function in the place "
+"of the one that tapes call for each record.\n\n"
+"Args:\n    vanilla: TensorFlow's own.\n    python: the driver's, which runs all others.");
+
+static PyObject *
+make_gradient_function(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *vanilla, *python;
+    if (!PyArg_ParseTuple(args, "OO", &vanilla, &python)) {
+        return NULL;
+    }
+    return new_function(call_gradient_function, vanilla, python);
+}
+
+/* Where a slot of a Python class lies in its instances; -1 with an error if there is none. */
+static Py_ssize_t
+slot_offset(PyTypeObject *type, const char *name)
+{
+    PyObject *found = PyObject_GetAttrString((PyObject *)type, name);
+    if (found == NULL) {
+        return -1;
+    }
+    Py_ssize_t offset = -1;
+    if (Py_IS_TYPE(found, &PyMemberDescr_Type)
+        && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX) {
+        offset = ((PyMemberDescrObject *)found)->d_member->offset;
+    }
+    else {
+        PyErr_Format(PyExc_TypeError, "%s.%s is no slot", type->tp_name, name);
+    }
+    Py_DECREF(found);
+    return offset;
+}
+
+static int
+find_slots(void)
+{
+    struct {
+        PyTypeObject *type;
+        const char *name;
+        Py_ssize_t *offset;
+    } slots[] = {
+        {driver.tracker, "thread", &at.tracker_thread},
+        {driver.tracker, "local", &at.tracker_local},
+        {driver.tracker, "cells", &at.tracker_cells},
+        {driver.tracker, "stale", &at.tracker_stale},
+        {driver.tracker, "outdated", &at.tracker_outdated},
+        {driver.tracker, "muted", &at.tracker_muted},
+        {driver.tracker, "marking", &at.tracker_marking},
+        {driver.tracker, "run", &at.tracker_run},
+        {driver.tracker, "watches", &at.tracker_watches},
+        {driver.tracker, "depth", &at.tracker_depth},
+        {driver.tracker, "passes", &at.tracker_passes},
+        {driver.tracker, "native", &at.tracker_native},
+        {driver.tracker, "generation", &at.tracker_generation},
+        {driver.tracker, "sums", &at.tracker_sums},
+        {driver.tracker, "gradients", &at.tracker_gradients},
+        {driver.any_scope, "cells", &at.scope_cells},
+        {driver.slow_path, "plan", &at.slow_plan},
+        {driver.slow_path, "may_pass", &at.slow_may_pass},
+        {driver.inlined, "plan", &at.inlined_plan},
+        {driver.inlined, "counters", &at.inlined_counters},
+        {driver.inlined, "timers", &at.inlined_timers},
+        {driver.plan, "claims", &at.plan_claims},
+        {driver.plan, "is_claim", &at.plan_is_claim},
+        {driver.plan, "driver_data", &at.plan_data},
+        {driver.claim, "marked", &at.claim_marked},
+        {driver.claim, "passes", &at.claim_passes},
+        {driver.mark, "op_id", &at.mark_op_id},
+        {driver.mark, "generation", &at.mark_generation},
+        {driver.mark, "shared", &at.mark_shared},
+        {driver.known, "run", &at.known_run},
+        {driver.run, "mark", &at.run_mark},
+        {driver.run, "is_running", &at.run_is_running},
+        {driver.run, "cells", &at.run_cells},
+        {driver.run, "scopes", &at.run_scopes},
+        {driver.run, "produced", &at.run_produced},
+        {driver.counter, "count", &at.counter_count},
+        {driver.timer, "executions", &at.timer_executions},
+        {driver.timer, "nanoseconds", &at.timer_nanoseconds},
+        {driver.timer, "log", &at.timer_log},
+        {driver.timer, "number", &at.timer_number},
+        {driver.log, "numbers", &at.log_numbers},
+        {driver.log, "due", &at.log_due},
+    };
+    for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
+        *slots[i].offset = slot_offset(slots[i].type, slots[i].name);
+        if (*slots[i].offset < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+PyDoc_STRVAR(configure_doc,
+"configure(objects)\n\nName what the driver is made of, once per process.\n\n"
+"Args:\n    objects: a dict, see amanda_tensorflow.eager.accelerator.\n\n"
+"Raises:\n    TypeError: one is missing, or not as it is expected.");
+
+/* Take from a dict what is to be there; a class, where `type` says so. */
+static PyObject *
+taken(PyObject *objects, const char *name, PyTypeObject *type)
+{
+    PyObject *found = PyDict_Check(objects) ? PyDict_GetItemString(objects, name) : NULL;
+    if (found == NULL || (type != NULL && !PyObject_TypeCheck(found, type))) {
+        PyErr_Format(PyExc_TypeError, "%s is missing, or no %s", name,
+                     type == NULL ? "object" : type->tp_name);
+        return NULL;
+    }
+    return Py_NewRef(found);
+}
+
+static PyObject *
+configure(PyObject *Py_UNUSED(module), PyObject *objects)
+{
+    struct {
+        const char *name;
+        void *place;
+        PyTypeObject *type;
+    } all[] = {
+        {"any_scope", &driver.any_scope, &PyType_Type},
+        {"slow_path", &driver.slow_path, &PyType_Type},
+        {"inlined", &driver.inlined, &PyType_Type},
+        {"plan", &driver.plan, &PyType_Type},
+        {"claim", &driver.claim, &PyType_Type},
+        {"mark", &driver.mark, &PyType_Type},
+        {"known", &driver.known, &PyType_Type},
+        {"run", &driver.run, &PyType_Type},
+        {"counter", &driver.counter, &PyType_Type},
+        {"timer", &driver.timer, &PyType_Type},
+        {"log", &driver.log, &PyType_Type},
+        {"variable", &driver.variable, &PyType_Type},
+        {"array", &driver.array, &PyType_Type},
+        {"local", &driver.local, NULL},
+        {"read", &driver.read, NULL},
+        {"reading", &driver.reading, &PyFrozenSet_Type},
+        {"plain", &driver.plain, &PyTuple_Type},
+        {"no_tape_records", &driver.no_tape_records, NULL},
+        {"reading_of", &driver.reading_of, NULL},
+        {"mark_name", &driver.mark_name, &PyUnicode_Type},
+        /* Last: it says that all are there. */
+        {"tracker", &driver.tracker, &PyType_Type},
+    };
+    Py_CLEAR(driver.tracker);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        PyObject *found = taken(objects, all[i].name, all[i].type);
+        if (found == NULL) {
+            return NULL;
+        }
+        PyObject **place = all[i].place;
+        Py_XSETREF(*place, found);
+    }
+    if (find_slots() < 0) {
+        Py_CLEAR(driver.tracker);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"configure", configure, METH_O, configure_doc},
+    {"fast_path", make_fast_path, METH_VARARGS, fast_path_doc},
+    {"gradient_function", make_gradient_function, METH_VARARGS, gradient_function_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int
+make_names(void)
+{
+    struct {
+        PyObject **name;
+        const char *text;
+    } all[] = {
+        {&names.tracker, "tracker"},
+        {&names.paused, "paused"},
+        {&names.enabled, "enabled"},
+        {&names.held, "held"},
+        {&names.scopes, "scopes"},
+        {&names.scope_name, "scope_name"},
+        {&names.op_callbacks, "op_callbacks"},
+        {&names.is_eager, "is_eager"},
+        {&names.read_variable, "ReadVariableOp"},
+        {&names.identity, "Identity"},
+        {&names.note_owner, "note_owner"},
+        {&names.leave, "leave"},
+        {&names.frombytes, "frombytes"},
+        {&names.extend, "extend"},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        *all[i].name = PyUnicode_InternFromString(all[i].text);
+        if (*all[i].name == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+fast_path_exec(PyObject *Py_UNUSED(module))
+{
+    /* Python 3.12 refuses it by itself. What is here belongs to the process. */
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+        PyErr_SetString(PyExc_ImportError, "the fast path works in the main interpreter only");
+        return -1;
+    }
+    return make_names() < 0 ? -1 : PyType_Ready(&Function_Type);
+}
+
+static PyModuleDef_Slot fast_path_slots[] = {
+    {Py_mod_exec, fast_path_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef fast_path_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "amanda_tensorflow_accel.fast_path",
+    .m_doc = "Runs eager operators of TensorFlow that no tool acts on; see fast_path.c.",
+    .m_methods = methods,
+    .m_slots = fast_path_slots,
+};
+
+PyMODINIT_FUNC
+PyInit_fast_path(void)
+{
+    return PyModuleDef_Init(&fast_path_module);
+}

@@ -1,0 +1,13 @@
+from collections.abc import Callable
+from typing import Any
+
+def configure(objects: dict[str, Any], /) -> None: ...
+def fast_path(
+    vanilla: Callable[..., Any],
+    python: Callable[..., Any],
+    value_of: Callable[..., Any],
+    ended: Callable[..., None],
+    note: Callable[..., None],
+    /,
+) -> Any: ...
+def gradient_function(vanilla: Callable[..., Any], python: Callable[..., Any], /) -> Any: ...

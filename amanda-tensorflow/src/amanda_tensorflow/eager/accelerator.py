@@ -1,0 +1,255 @@
+"""The accelerator: operators that no tool acts on run past the driver without Python.
+
+It is the extension in C of the distribution amanda-tensorflow-accel, which describes how. It decides
+as :class:`~amanda_tensorflow.eager.interception.Interception` does where the answer is a usual one,
+and calls that for everything else. A driver gives it to its interception where :func:`choose` says
+so::
+
+    found = extension() if choose() else None
+    interception = Interception(dispatcher, vanilla, values, found)
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import os
+import platform
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from amanda.engine.plan import ActionPlan
+from amanda.errors import CoverageWarning
+from amanda.inline import Counter, Log, Timer
+from amanda_tensorflow import _internals
+from amanda_tensorflow.eager.backward_ops import GradientRun
+from amanda_tensorflow.eager.interception import Interception
+from amanda_tensorflow.eager.op_request import Vanilla
+from amanda_tensorflow.eager.plan_cache import READ, AnyScope, Inlined, SlowPath
+from amanda_tensorflow.eager.tape_marks import Claim, Mark, OpGradients
+from amanda_tensorflow.eager.thread import LOCAL, Tracker
+from amanda_tensorflow.eager.variable_values import READING, VariableValues
+from amanda_tensorflow.gradient_map.recording import MARK
+from amanda_tensorflow.plugin import TensorFlowEagerDriver
+
+OLDEST_PYTHON = (3, 11)
+NEWEST_PYTHON = (3, 13)
+"""The versions of CPython between which the tests of the accelerator pass."""
+
+INTERFACE = 1
+"""Of the extension, which has to have the same."""
+
+NAMES = TensorFlowEagerDriver.accelerators
+
+
+# -- whether it is used -------------------------------------------------------
+
+
+def is_asked_for() -> bool:
+    """Whether the environment variable lets the accelerator be used."""
+    variable = TensorFlowEagerDriver.accelerator_variable
+    name = os.environ.get(variable, "") or "auto"
+    if name not in NAMES:
+        warnings.warn(
+            f"{variable} is {name!r}, none of {', '.join(NAMES)}: it counts as auto",
+            CoverageWarning,
+            stacklevel=2,
+        )
+    return name != "off"
+
+
+def choose() -> bool:
+    """Whether the accelerator decides on operators, by the environment and by what works here."""
+    return is_asked_for() and not reason_unusable()
+
+
+@functools.cache
+def reason_unusable() -> str:
+    """Why the accelerator cannot be used in this process; "" if it can. Made once."""
+    for check in (refusal, _configure, _self_test):
+        reason = check()
+        if reason:
+            return reason
+    return ""
+
+
+def refusal() -> str:
+    """What speaks against the accelerator before anything is tried."""
+    version = sys.version_info[:2]
+    if platform.python_implementation() != "CPython":
+        return f"the accelerator needs CPython, and this is {platform.python_implementation()}"
+    if not _internals.has_gil():
+        return "the accelerator does without a lock, and this is a free-threaded build of Python"
+    if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
+        return f"the accelerator was not tested with Python {version[0]}.{version[1]}"
+    if sys.platform != "linux":
+        return f"the accelerator was not tested on {sys.platform}"
+    untested = TensorFlowEagerDriver.untested_version()
+    if untested:
+        return f"the accelerator was not tested with {untested}"
+    try:
+        import amanda_tensorflow_accel
+    except ImportError:
+        return "amanda-tensorflow-accel is not installed; try: pip install amanda-tensorflow[accel]"
+    if amanda_tensorflow_accel.VERSION != INTERFACE:
+        return (
+            "amanda-tensorflow-accel is of another release than amanda-tensorflow; install both "
+            "anew"
+        )
+    try:
+        amanda_tensorflow_accel.load()
+    except ImportError as error:
+        return (
+            f"the extension of amanda-tensorflow-accel cannot be loaded ({error}); without a C "
+            "compiler, none is built: installed with AMANDA_TENSORFLOW_ACCEL_BUILD=require, pip "
+            "shows what the compiler says"
+        )
+    return ""
+
+
+def extension() -> Any:
+    """The C extension."""
+    import amanda_tensorflow_accel
+
+    return amanda_tensorflow_accel.load()
+
+
+def _configure() -> str:
+    """Tell the extension of our classes and of TensorFlow's functions."""
+    try:
+        extension().configure(
+            {
+                "tracker": Tracker,
+                "any_scope": AnyScope,
+                "slow_path": SlowPath,
+                "inlined": Inlined,
+                "plan": ActionPlan,
+                "claim": Claim,
+                "mark": Mark,
+                "known": OpGradients,
+                "run": GradientRun,
+                "counter": Counter,
+                "timer": Timer,
+                "log": Log,
+                "variable": _internals.VARIABLE,
+                "array": array.array,
+                "local": LOCAL,
+                "read": READ,
+                "reading": READING,
+                # Those of tensors come first: they are most.
+                "plain": (
+                    _internals.EagerTensor,
+                    *(_internals.NO_VARIABLES - {_internals.EagerTensor}),
+                    np.ndarray,
+                ),
+                "no_tape_records": _internals.no_tape_records,
+                "reading_of": _internals.reading_of,
+                "mark_name": MARK,
+            }
+        )
+    except (AttributeError, TypeError) as error:
+        return f"the accelerator does not know the driver's classes: {error}"
+    return ""
+
+
+# -- the self-test ------------------------------------------------------------
+
+
+class _Trial:
+    """Operators of all kinds of entries in a tracker of its own; TensorFlow runs none of them.
+
+    Args:
+        native: the extension that decides; None for Python.
+    """
+
+    def __init__(self, native: Any) -> None:
+        self._ran: list[tuple[Any, ...]] = []
+        self._told: list[str] = []
+        vanilla = Vanilla(self._run, None, None)
+        values: Any = VariableValues()
+        values.note = lambda kind, inputs, result: self._told.append(f"{kind} of {len(inputs)}")
+        interception = Interception(None, vanilla, values, native)  # type: ignore[arg-type]
+        self._call = interception.fast_path(self._run)
+        self._counter, self._timer = Counter(), Timer(Log(), 7)
+        self._tracker = Tracker(None)  # type: ignore[arg-type]
+        self._tracker.stale = self._tracker.outdated = False
+
+    def _run(self, *args: Any) -> Any:
+        self._ran.append(args[1:])
+        if args[3] is None:
+            raise ValueError
+        return len(self._ran)
+
+    def noticed(self) -> list[Any]:
+        """What comes of operators with entries of each kind."""
+        plan = ActionPlan("trial", claims=True)
+        variable = _internals.VARIABLE.__new__(_internals.VARIABLE)
+        told = Inlined(ActionPlan("trial"), [self._counter], [(self._timer, None)])  # type: ignore[list-item]
+        self._tracker.cells = AnyScope(
+            {
+                "Plain": [0, None, None, None],
+                "Cast": [0, READ],
+                "Claimed": [0, plan],
+                "Passed": [0, SlowPath(ActionPlan("trial"), may_pass=True)],
+                "ReadVariableOp": [0, None, None],
+                "Told": [0, told, told],
+            }
+        )
+        LOCAL.tracker = self._tracker
+        for kind, *args in (
+            *(("Plain", 1.0), ("Plain", None), ("Plain", [1, 2], "T", None)),
+            *(("Cast", 1.0), ("Claimed", 1.0, 2), ("Told", 1.0), ("Told", 1.0)),
+            ("Passed", variable, 1.0, variable),
+        ):
+            try:
+                self._call(None, kind, None, *args)
+            except ValueError:
+                self._told.append("raised")
+        self._tracker.muted, self._tracker.stale = 1, True
+        self._call(None, "Plain", None, 1.0)
+        LOCAL.tracker = None
+        self._call(None, "Plain", None, 1.0)
+        return list(self._outcome())
+
+    def _outcome(self) -> Iterator[Any]:
+        yield from ((kind, len(args)) for kind, *args in self._ran)
+        yield from ((kind, cell[0]) for kind, cell in self._tracker.cells.cells.items())
+        yield from self._told
+        log = self._timer.log
+        assert log is not None
+        yield self._counter.count, self._timer.executions, list(log.numbers[::4])
+        yield self._timer.nanoseconds == sum(log.numbers[2::4]) - sum(log.numbers[1::4])
+        yield set(log.numbers[3::4]) == {self._tracker.native}
+
+
+def _self_test() -> str:
+    """Whether the extension decides as Python does."""
+    found: list[Any] = []
+
+    def test() -> None:
+        try:
+            found.extend(_Trial(native).noticed() for native in (None, extension()))
+        except Exception as error:
+            found.append(error)
+
+    # Nothing of it stays in a thread that has ended, and no interrupt comes there.
+    _run_apart(test)
+    if isinstance(found[-1], Exception):
+        return f"the accelerator's self-test fails: {type(found[-1]).__name__}: {found[-1]}"
+    wanted, got = found
+    for expected, actual in zip(wanted, got, strict=True):
+        if expected != actual:
+            return f"the accelerator's self-test fails: {actual} instead of {expected}"
+    return ""
+
+
+def _run_apart(function: Callable[[], None]) -> None:
+    """Run a function in a thread of its own."""
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    thread.join()
