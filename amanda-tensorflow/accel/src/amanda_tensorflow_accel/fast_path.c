@@ -1154,7 +1154,8 @@ find_slots(void)
 PyDoc_STRVAR(configure_doc,
 "configure(objects)\n\nName what the driver is made of, once per process.\n\n"
 "Args:\n    objects: a dict, see amanda_tensorflow.eager.accelerator.\n\n"
-"Raises:\n    TypeError: one is missing, or not as it is expected.");
+"Raises:\n    TypeError: one is missing, or not as it is expected.\n"
+"    AttributeError: a class lacks a slot.");
 
 /* Take from a dict what is to be there; a class, where `type` says so. */
 static PyObject *
