@@ -21,7 +21,7 @@ from nox.command import CommandFailed
 ROOT = Path(__file__).parent
 PACKAGES = (
     *("amanda-core", "amanda-torch", "amanda-torch/accel"),
-    *("amanda-tensorflow", "amanda-tools"),
+    *("amanda-tensorflow", "amanda-tensorflow/accel", "amanda-tools"),
 )
 CONSTRAINTS = "tests/constraints/torch.txt"
 
@@ -59,6 +59,13 @@ WITHOUT_GATE = tuple(
 )
 """The tests of amanda-torch that CI makes without the gate, which all others use."""
 
+WITHOUT_ACCELERATOR = tuple(
+    f"tests/tensorflow/test_{name}.py"
+    for name in "contract call_counts counters keras keras_ids modules phases threads".split()
+)
+"""The tests of amanda-tensorflow that CI makes without the accelerator. Those of the eager driver
+alone, in tests/tensorflow/eager, run with it and without wherever they run."""
+
 CAPTURED = tuple(
     f"tests/torch/test_{name}.py"
     for name in (
@@ -91,6 +98,7 @@ nox.options.sessions = [
     "trackers",
     "browser",
     "torch-mode",
+    "tensorflow-python",
     "tests",
 ]
 
@@ -154,6 +162,7 @@ def _tensorflow(session: nox.Session, version: str) -> None:
     session.install(
         *("-q", "-c", constraints, f"tensorflow-cpu=={version}.*"),
         *("-e", "./amanda-core[testing]", "-e", "./amanda-tensorflow", "-e", "./amanda-tools"),
+        "./amanda-tensorflow/accel",
         *("hypothesis", "pytest-randomly", "pytest-xdist"),
     )
     session.run("python", "-m", "pytest", "-q", "-n", "2", "tests/tensorflow", *session.posargs)
@@ -210,6 +219,14 @@ def torch_mode(session: nox.Session) -> None:
     """A sample of the tests of amanda-torch without the gate; arguments go to pytest instead."""
     os.environ["AMANDA_TORCH_INTERCEPTOR"] = "mode"
     _run(session, "-m", "pytest", "-q", "-n", "2", *(session.posargs or WITHOUT_GATE))
+
+
+@nox.session(name="tensorflow-python")
+def tensorflow_python(session: nox.Session) -> None:
+    """A part of the tests of amanda-tensorflow without its accelerator, or what is named."""
+    os.environ["AMANDA_TENSORFLOW_ACCEL"] = "off"
+    chosen = session.posargs or WITHOUT_ACCELERATOR
+    _run(session, "-m", "pytest", "-q", "-n", "2", *chosen)
 
 
 @nox.session
@@ -276,7 +293,7 @@ def _add_session(version: str) -> None:
 
 
 def _gate(session: nox.Session, version: str) -> None:
-    """Run the tests of the extension on a Python, if there is one; they need no PyTorch."""
+    """Run the tests of the extensions on a Python, if there is one; they need no framework."""
     own = _environment(session, "gate", version)
     session.run(own, "-m", "pip", "install", "-q", "pytest", "setuptools", external=True)
     session.run(own, "-m", "pytest", "-q", "tests/accel", *session.posargs, external=True)
@@ -285,7 +302,7 @@ def _gate(session: nox.Session, version: str) -> None:
 def _add_gate_session(version: str) -> None:
     @nox.session(name=f"gate-{version}")
     def gate(session: nox.Session) -> None:
-        """The tests of the extension amanda-torch-accel on one Python, if it is there."""
+        """The tests of the extensions in C on one Python, if it is there."""
         _gate(session, version)
 
 

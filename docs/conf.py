@@ -22,7 +22,7 @@ extensions = [
 root_doc = "docs/index"
 include_patterns = [
     *("*.md", "docs/*.md", "docs/*/*.md"),
-    *("amanda-*/*.md", "amanda-*/docs/*.md", "amanda-*/docs/*/*.md", "amanda-torch/accel/*.md"),
+    *("amanda-*/*.md", "amanda-*/docs/*.md", "amanda-*/docs/*/*.md", "amanda-*/accel/*.md"),
     *("amanda-core/templates/*/README.md", "tests/packaging/autograd_driver/README.md"),
 ]
 

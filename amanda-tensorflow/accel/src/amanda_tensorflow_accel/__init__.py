@@ -6,7 +6,7 @@ import importlib
 from types import ModuleType
 
 VERSION = 1
-"""Of what :mod:`amanda_tensorflow_accel.fast_path` offers amanda-tensorflow; the two have to agree."""
+"""Of what the extension offers amanda-tensorflow; the two have to agree."""
 
 
 def load() -> ModuleType:

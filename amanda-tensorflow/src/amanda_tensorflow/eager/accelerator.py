@@ -1,9 +1,9 @@
 """The accelerator: operators that no tool acts on run past the driver without Python.
 
-It is the extension in C of the distribution amanda-tensorflow-accel, which describes how. It decides
-as :class:`~amanda_tensorflow.eager.interception.Interception` does where the answer is a usual one,
-and calls that for everything else. A driver gives it to its interception where :func:`choose` says
-so::
+It is the extension in C of the distribution amanda-tensorflow-accel, which describes how. It
+decides as :class:`~amanda_tensorflow.eager.interception.Interception` does where the answer is a
+usual one, and calls that for everything else. A driver gives it to its interception where
+:func:`choose` says so::
 
     found = extension() if choose() else None
     interception = Interception(dispatcher, vanilla, values, found)
@@ -71,7 +71,7 @@ def choose() -> bool:
 @functools.cache
 def reason_unusable() -> str:
     """Why the accelerator cannot be used in this process; "" if it can. Made once."""
-    for check in (refusal, _configure, _self_test):
+    for check in (refusal, configure, self_test):
         reason = check()
         if reason:
             return reason
@@ -119,7 +119,7 @@ def extension() -> Any:
     return amanda_tensorflow_accel.load()
 
 
-def _configure() -> str:
+def configure() -> str:
     """Tell the extension of our classes and of TensorFlow's functions."""
     try:
         extension().configure(
@@ -170,7 +170,7 @@ class _Trial:
     def __init__(self, native: Any) -> None:
         self._ran: list[tuple[Any, ...]] = []
         self._told: list[str] = []
-        vanilla = Vanilla(self._run, None, None)
+        vanilla = Vanilla(self._run, self._run, self._run)
         values: Any = VariableValues()
         values.note = lambda kind, inputs, result: self._told.append(f"{kind} of {len(inputs)}")
         interception = Interception(None, vanilla, values, native)  # type: ignore[arg-type]
@@ -227,7 +227,7 @@ class _Trial:
         yield set(log.numbers[3::4]) == {self._tracker.native}
 
 
-def _self_test() -> str:
+def self_test() -> str:
     """Whether the extension decides as Python does."""
     found: list[Any] = []
 
