@@ -15,7 +15,10 @@
  *
  * The driver's objects are Python's, with __slots__, which are read where they lie: configure() finds
  * out where, and refuses classes that have no such slots. Of CPython only the public interface is used
- * beyond that, and of TensorFlow nothing but what configure() is given.
+ * beyond that, and of TensorFlow nothing but what configure() is given. What TensorFlow knows of a
+ * thread is asked at each operator: two functions in C++ are called for it instead of their bindings,
+ * which take longer than all the rest, where configure_native() is given them and finds that they
+ * tell the same.
  *
  * Whatever is needed after TensorFlow has run an operator is held by strong references: other Python
  * code may have run meanwhile, which has ended the scope. Everything is under the GIL, there is no
@@ -167,18 +170,6 @@ current_tracker(void)
     return PyObject_GetAttr(driver.local, names.tracker);
 }
 
-/* Whether what TensorFlow's context knows of the thread has an attribute that is true; -1 with an
-   error. */
-static int
-is_local(PyObject *tracker, PyObject *name)
-{
-    PyObject *local = field(tracker, at.tracker_local);
-    PyObject *value = PyObject_GetAttr(local == NULL ? Py_None : local, name);
-    int is_true = value == NULL ? -1 : PyObject_IsTrue(value);
-    Py_XDECREF(value);
-    return is_true;
-}
-
 /* Runs code between a failed call and the way back to Python. */
 #if PY_VERSION_HEX >= 0x030C0000
 #define KEEPING_ERROR(code)                           \
@@ -196,6 +187,135 @@ is_local(PyObject *tracker, PyObject *name)
         PyErr_Restore(type_, value_, trace_);  \
     } while (0)
 #endif
+
+/* ---- functions of TensorFlow's in C++ -------------------------------------------------------- */
+
+/* NULL where attributes and bindings are asked. */
+static struct {
+    char *(*data)(PyObject *);    /* what the context knows of the current thread */
+    PyObject *context;            /* its argument */
+    PyObject *local;              /* the object that stands for it in Python */
+    PyObject *(*is_empty)(void);  /* no_tape_records */
+    /* Where the values of attributes lie in the data; see find_values(). */
+    Py_ssize_t scope_name, op_callbacks, is_eager;
+} native;
+
+/* What the context knows of the current thread, where it lies; NULL if attributes have to be asked. */
+static char *
+native_data(PyObject *tracker)
+{
+    int is_known = native.data != NULL && field(tracker, at.tracker_local) == native.local;
+    return is_known ? native.data(native.context) : NULL;
+}
+
+/* An attribute (a new reference) of what the context knows of the current thread. */
+static PyObject *
+local_value(PyObject *tracker, PyObject *name, Py_ssize_t offset)
+{
+    char *data = native_data(tracker);
+    PyObject *value = data == NULL ? NULL : *(PyObject **)(data + offset);
+    if (value != NULL) {
+        return Py_NewRef(value);
+    }
+    PyObject *local = field(tracker, at.tracker_local);
+    return PyObject_GetAttr(local == NULL ? Py_None : local, name);
+}
+
+/* Whether TensorFlow's callbacks are called at operators; -1 with an error. */
+static int
+has_callbacks(PyObject *tracker)
+{
+    PyObject *value = local_value(tracker, names.op_callbacks, native.op_callbacks);
+    int is_true = value == NULL ? -1 : PyObject_IsTrue(value);
+    Py_XDECREF(value);
+    return is_true;
+}
+
+/* Whether operators run at once; -1 with an error. */
+static int
+is_eager(PyObject *tracker)
+{
+    char *data = native_data(tracker);
+    if (data != NULL) {
+        return data[native.is_eager] != 0;
+    }
+    PyObject *local = field(tracker, at.tracker_local);
+    PyObject *value = PyObject_GetAttr(local == NULL ? Py_None : local, names.is_eager);
+    int is_true = value == NULL ? -1 : PyObject_IsTrue(value);
+    Py_XDECREF(value);
+    return is_true;
+}
+
+/* Whether no tape records; -1 with an error. */
+static int
+no_tape_records(void)
+{
+    PyObject *empty = native.is_empty != NULL ? native.is_empty()
+                                              : PyObject_CallNoArgs(driver.no_tape_records);
+    int is_empty = empty == NULL ? -1 : PyObject_IsTrue(empty);
+    Py_XDECREF(empty);
+    return is_empty;
+}
+
+/* Bytes of the data that are looked at: what TensorFlow 2.16 to 2.21 keeps of a thread has 56. */
+#define DATA 56
+
+/* Where the data has the value of an attribute: an object, or a byte that says whether it is true;
+   -1 if that is not found, -2 with an error. The attribute is set to two values, and left. */
+static Py_ssize_t
+find_value(PyObject *name, PyObject *first, PyObject *second)
+{
+    PyObject *before = PyObject_GetAttr(native.local, name);
+    int is_byte = PyBool_Check(first);
+    Py_ssize_t size = is_byte ? 1 : sizeof(PyObject *), found = before == NULL ? -2 : -1;
+    for (Py_ssize_t offset = 0; found == -1 && offset + size <= DATA; offset += size) {
+        PyObject *all[] = {first, second};
+        int is_there = 1;
+        for (int i = 0; is_there == 1 && i < 2; i++) {
+            char *data = native.data(native.context);
+            if (data == NULL || PyObject_SetAttr(native.local, name, all[i]) < 0) {
+                is_there = -1;
+            }
+            else if (is_byte) {
+                is_there = data[offset] == (all[i] == Py_True);
+            }
+            else {
+                is_there = *(PyObject **)(data + offset) == all[i];
+            }
+        }
+        found = is_there < 0 ? -2 : is_there ? offset : -1;
+    }
+    if (before != NULL) {
+        KEEPING_ERROR({
+            if (PyObject_SetAttr(native.local, name, before) < 0) {
+                PyErr_Clear();
+                found = -1;
+            }
+        });
+    }
+    Py_XDECREF(before);
+    return found;
+}
+
+/* Find where the values of the attributes that are asked for lie. */
+static int
+find_values(void)
+{
+    PyObject *texts[] = {PyUnicode_FromString("amanda 1/"), PyUnicode_FromString("amanda 2/")};
+    PyObject *lists[] = {PyList_New(0), PyList_New(0)};
+    int is_found = 0;
+    if (texts[0] != NULL && texts[1] != NULL && lists[0] != NULL && lists[1] != NULL) {
+        native.scope_name = find_value(names.scope_name, texts[0], texts[1]);
+        native.op_callbacks = find_value(names.op_callbacks, lists[0], lists[1]);
+        native.is_eager = find_value(names.is_eager, Py_False, Py_True);
+        is_found = native.scope_name >= 0 && native.op_callbacks >= 0 && native.is_eager >= 0;
+    }
+    for (int i = 0; i < 2; i++) {
+        Py_XDECREF(texts[i]);
+        Py_XDECREF(lists[i]);
+    }
+    return is_found;
+}
 
 /* ---- cells ----------------------------------------------------------------------------------- */
 
@@ -248,8 +368,7 @@ current_cells(PyObject *tracker)
     }
     else if (PyDict_Check(all)) {
         /* The name scope is asked for only where it makes a difference. */
-        PyObject *local = field(tracker, at.tracker_local);
-        PyObject *scope = local == NULL ? NULL : PyObject_GetAttr(local, names.scope_name);
+        PyObject *scope = local_value(tracker, names.scope_name, native.scope_name);
         if (scope != NULL && PyUnicode_CheckExact(scope)) {
             cells = PyDict_GetItemWithError(all, scope);
         }
@@ -489,9 +608,7 @@ find_mark(PyObject *tracker, PyObject *plan, PyObject **marked)
         return claims == 0 ? KNOWN : ASK;
     }
     PyObject *claim = Py_XNewRef(field(plan, at.plan_data));
-    PyObject *empty = PyObject_CallNoArgs(driver.no_tape_records);
-    int is_empty = empty == NULL ? -1 : PyObject_IsTrue(empty);
-    Py_XDECREF(empty);
+    int is_empty = no_tape_records();
     Decision decision = is_empty < 0 ? FAILED : is_empty ? KNOWN : ASK;
     if (decision == ASK && claim != NULL && Py_IS_TYPE(claim, driver.claim)) {
         /* Executions share a mark from the backward pass on that follows the first one. */
@@ -499,8 +616,8 @@ find_mark(PyObject *tracker, PyObject *plan, PyObject **marked)
         Py_ssize_t passes = number_in(claim, at.claim_passes);
         if (found != NULL && PyTuple_CheckExact(found) && PyTuple_GET_SIZE(found) == 2
             && passes >= 0 && number_in(tracker, at.tracker_passes) > passes) {
-            int has_callbacks = is_local(tracker, names.op_callbacks);
-            decision = has_callbacks < 0 ? FAILED : has_callbacks ? ASK : KNOWN;
+            int is_told = has_callbacks(tracker);
+            decision = is_told < 0 ? FAILED : is_told ? ASK : KNOWN;
             if (decision == KNOWN) {
                 *marked = Py_NewRef(found);
             }
@@ -775,18 +892,28 @@ call_fast_path(PyObject *callable, PyObject *const *args, size_t nargsf, PyObjec
 /* Arguments of the function that tapes call: type of the operator, attributes, and six more. */
 #define GRADIENT_ARGUMENTS 8
 
-/* The position of the mark's name among the attributes of a record; -1 if it is not found, which is
-   Python's then. The name is the object that was given to TensorFlow. */
+/* Where the name of the mark is looked for among the attributes of a record. */
+#define NO_MARK (-1)
+#define NO_NAMES (-2) /* they are not as they should be: Python looks */
+
+/* The position of the mark's name among the attributes of a record. */
 static Py_ssize_t
 mark_position(PyObject *attributes)
 {
-    Py_ssize_t length = PyTuple_CheckExact(attributes) ? PyTuple_GET_SIZE(attributes) : 0;
-    for (Py_ssize_t i = 0; i + 1 < length; i += 2) {
-        if (PyTuple_GET_ITEM(attributes, i) == driver.mark_name) {
+    Py_ssize_t length = PyTuple_CheckExact(attributes) ? PyTuple_GET_SIZE(attributes) : 1;
+    if (length % 2 != 0) {
+        return NO_NAMES;
+    }
+    for (Py_ssize_t i = 0; i < length; i += 2) {
+        PyObject *name = PyTuple_GET_ITEM(attributes, i);
+        if (name == driver.mark_name) {
             return i;
         }
+        if (!PyUnicode_CheckExact(name) || PyUnicode_Compare(name, driver.mark_name) == 0) {
+            return NO_NAMES;
+        }
     }
-    return -1;
+    return NO_MARK;
 }
 
 /* Attributes without the mark. */
@@ -814,7 +941,7 @@ find_run(PyObject *tracker, PyObject *mark)
         || number_in(mark, at.mark_generation) != generation || is_on(tracker, names.paused) != 0
         || is_on(tracker, names.enabled) != 1 || is_on(tracker, names.held) != 0
         || is_on(tracker, names.scopes) != 1 || sums == NULL || !PyDict_CheckExact(sums)
-        || PyDict_GET_SIZE(sums) != 0 || is_local(tracker, names.is_eager) != 1) {
+        || PyDict_GET_SIZE(sums) != 0 || is_eager(tracker) != 1) {
         return NULL;
     }
     PyObject *gradients = field(tracker, at.tracker_gradients), *id = field(mark, at.mark_op_id);
@@ -910,9 +1037,12 @@ call_gradient_function(PyObject *callable, PyObject *const *args, size_t nargsf,
                        PyObject *keywords)
 {
     Function *self = (Function *)callable;
-    Py_ssize_t length = PyVectorcall_NARGS(nargsf), position = -1;
+    Py_ssize_t length = PyVectorcall_NARGS(nargsf), position = NO_NAMES;
     if (keywords == NULL && length == GRADIENT_ARGUMENTS) {
         position = mark_position(args[1]);
+    }
+    if (position == NO_MARK) {
+        return PyObject_Vectorcall(self->vanilla, args, nargsf, NULL);
     }
     PyObject *mark = position < 0 ? NULL : PyTuple_GET_ITEM(args[1], position + 1);
     if (mark == NULL || !Py_IS_TYPE(mark, driver.mark)) {
@@ -1217,8 +1347,40 @@ configure(PyObject *Py_UNUSED(module), PyObject *objects)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(configure_native_doc,
+"configure_native(data, is_empty, context, local)\n\nName functions in C++ that are called instead of "
+"their bindings, after configure().\n\n"
+"Attributes of `local` are set to other values meanwhile: in a thread that has none to lose.\n\n"
+"Args:\n    data, is_empty: addresses, of what gives what a context knows of the current thread, and\n"
+"        of what says whether no tape records.\n"
+"    context: TensorFlow's.\n    local: the object that stands for what it knows of a thread.\n\n"
+"Returns:\n    Whether they tell the same as their bindings; they are not called if not.");
+
+static PyObject *
+configure_native(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned long long data, is_empty;
+    PyObject *context, *local;
+    if (!PyArg_ParseTuple(args, "KKOO", &data, &is_empty, &context, &local)) {
+        return NULL;
+    }
+    native.is_empty = NULL;
+    int wanted = no_tape_records();
+    Py_XSETREF(native.context, Py_NewRef(context));
+    Py_XSETREF(native.local, Py_NewRef(local));
+    native.data = (char *(*)(PyObject *))(uintptr_t)data;
+    native.is_empty = (PyObject * (*)(void))(uintptr_t)is_empty;
+    if (wanted < 0 || no_tape_records() != wanted || !find_values()) {
+        native.data = NULL;
+        native.is_empty = NULL;
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+    }
+    Py_RETURN_TRUE;
+}
+
 static PyMethodDef methods[] = {
     {"configure", configure, METH_O, configure_doc},
+    {"configure_native", configure_native, METH_VARARGS, configure_native_doc},
     {"fast_path", make_fast_path, METH_VARARGS, fast_path_doc},
     {"gradient_function", make_gradient_function, METH_VARARGS, gradient_function_doc},
     {NULL, NULL, 0, NULL},

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from typing import Any
 
 def configure(objects: dict[str, Any], /) -> None: ...
+def configure_native(data: int, is_empty: int, context: Any, local: Any, /) -> bool: ...
 def fast_path(
     vanilla: Callable[..., Any],
     python: Callable[..., Any],

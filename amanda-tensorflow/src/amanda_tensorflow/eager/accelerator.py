@@ -157,6 +157,18 @@ def configure() -> str:
     return ""
 
 
+def _configure_natives() -> None:
+    """Have functions in C++ called instead of their bindings, if they are found and tell the same.
+
+    It is done in a thread that has nothing to lose: attributes of the thread are set meanwhile.
+    """
+    addresses = _internals.native_functions()
+    if addresses is not None:
+        extension().configure_native(
+            *addresses, _internals.context_of_process(), _internals.local_data()
+        )
+
+
 # -- the self-test ------------------------------------------------------------
 
 
@@ -233,6 +245,7 @@ def self_test() -> str:
 
     def test() -> None:
         try:
+            _configure_natives()
             found.extend(_Trial(native).noticed() for native in (None, extension()))
         except Exception as error:
             found.append(error)
