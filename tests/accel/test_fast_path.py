@@ -98,8 +98,30 @@ class Log(Slots):
     __slots__ = ("due", "numbers")
 
 
+class Values(Slots):
+    """As VariableValues, but what C does not note is listed only."""
+
+    __slots__ = ("handles", "known", "most", "noted")
+
+    def note(self, kind: str, inputs: Any, result: Any) -> None:
+        self.noted.append((kind, inputs, result))
+
+
+class Source(Slots):
+    __slots__ = ("handle",)
+
+
+class Tensor:
+    """What an operator gives; a handle."""
+
+
 class Variable:
-    """A variable; what it is read by is its three arguments."""
+    """A variable, that is trainable."""
+
+    def __init__(self) -> None:
+        self.trainable: Any = True
+        self.handle = Tensor()
+        self.dtype = "float"
 
 
 class Local(threading.local):
@@ -118,7 +140,7 @@ def fast_path(tmp_path_factory: pytest.TempPathFactory) -> Any:
     module = compiled(FAST_PATH, tmp_path_factory.mktemp("fast_path"))
     with pytest.raises(RuntimeError, match="configure"):
         module.gradient_function(None, None)
-    tape = SimpleNamespace(is_empty=True)
+    tape, told = SimpleNamespace(is_empty=True), list[Any]()
     objects = {
         "tracker": Tracker,
         "any_scope": AnyScope,
@@ -137,9 +159,12 @@ def fast_path(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "local": LOCAL,
         "read": READ,
         "reading": frozenset({"Identity", "ReadVariableOp"}),
-        "plain": (float, int, str, type(None)),
+        "plain": (float, int, str, type(None), Tensor),
         "no_tape_records": lambda: tape.is_empty,
-        "reading_of": lambda variable: (variable, "dtype", 1),
+        "values": Values,
+        "source": Source,
+        "parts": ("trainable", "handle", "dtype"),
+        "told": (told.append, lambda variable: told.append(variable.handle)),
         "mark_name": MARK,
     }
     for name in objects:
@@ -150,7 +175,7 @@ def fast_path(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.raises(AttributeError, match="count"):
         module.configure({**objects, "counter": Variable})
     module.configure(objects)
-    return SimpleNamespace(module=module, tape=tape)
+    return SimpleNamespace(module=module, tape=tape, told=told)
 
 
 class Thread:
@@ -161,6 +186,8 @@ class Thread:
         self.ran: list[Any] = []
         self.asked: list[Any] = []
         self.noted: list[Any] = []
+        self.values = Values(known={}, handles={}, most=64, noted=self.noted)
+        self.told: list[Any] = fast_path.told
         self.ended: list[Any] = []
         self.read: list[Any] = []
         self.error: BaseException | None = None
@@ -185,7 +212,7 @@ class Thread:
 
     def fast_path(self, vanilla: Callable[..., Any]) -> Any:
         """What decides in the place of `vanilla`."""
-        return self.module.fast_path(vanilla, self.ask, self.value_of, self.end, self.note)
+        return self.module.fast_path(vanilla, self.ask, self.value_of, self.end, self.values)
 
     def gradient_function(self, vanilla: Callable[..., Any]) -> Any:
         """What tapes call in the place of `vanilla`."""
@@ -207,9 +234,6 @@ class Thread:
 
     def end(self, tracker: Any, entry: Any, start: int, end: int) -> None:
         self.ended.append((entry, end >= start))
-
-    def note(self, kind: str, inputs: Any, result: Any) -> None:
-        self.noted.append((kind, inputs, result))
 
     def op(self, kind: str, *args: Any) -> Any:
         """Call an operator; "asked" where Python decides."""
@@ -399,6 +423,33 @@ def test_values_of_variables_are_noted(thread: Thread) -> None:
     assert thread.tracker.owned == [([3], "mark")]
 
 
+def test_readings_are_noted_in_c(thread: Thread) -> None:
+    """The value of a variable that was read before is noted with its source; Python notes the first
+    one, and drops those that have died where there are many."""
+    thread.cells["ReadVariableOp"] = [0, *[READ] * 9]
+    handle, other, outputs = Tensor(), Tensor(), []
+
+    def vanilla(*args: Any) -> Any:
+        outputs.append(Tensor())
+        return outputs[-1]
+
+    call = functools.partial(thread.fast_path(vanilla), "ctx", "ReadVariableOp", None)
+    call(handle, "dtype", 1)
+    assert thread.noted == [("ReadVariableOp", (handle, "dtype", 1), outputs[0])]
+    source = Source(handle=weakref.ref(handle))
+    thread.values.handles.update({id(handle): source, id(other): source})
+    call(handle, "dtype", 1)
+    assert len(thread.noted) == 1
+    [[key, (reference, noted)]] = thread.values.known.items()
+    assert (key, reference(), noted) == (id(outputs[1]), outputs[1], source)
+    call(other, "dtype", 1)
+    assert len(thread.noted) == 2
+    thread.values.most = 3
+    call(handle, "dtype", 1)
+    assert len(thread.noted) == 3
+    assert thread.cells["ReadVariableOp"][0] == 4
+
+
 def test_readings_of_variables_are_counted(thread: Thread) -> None:
     """An operator that the runtime reads variables for is counted with its readings."""
     thread.cells["Pass"] = [0, *[SlowPath(plan=PLAIN, may_pass=True)] * 3]
@@ -458,16 +509,19 @@ def test_variables_are_read_before_what_is_told(thread: Thread) -> None:
     told, reading = (Inlined(plan=PLAIN, counters=[Counter(count=0)], timers=[]) for _ in range(2))
     thread.cells.update(Add=[0, told], ReadVariableOp=[0, reading, reading, None])
     first, second, third = Variable(), Variable(), Variable()
+    second.trainable = False
+    thread.told.clear()
     assert thread.op("Add", first, 1.0, second) == [3]
     assert thread.ran == [
-        ("ctx", "ReadVariableOp", None, first, "dtype", 1),
-        ("ctx", "ReadVariableOp", None, second, "dtype", 1),
+        ("ctx", "ReadVariableOp", None, first.handle, "dtype", "float"),
+        ("ctx", "ReadVariableOp", None, second.handle, "dtype", "float"),
         ("ctx", "Add", "name", [1], 1.0, [2]),
     ]
     assert [noted[:2] for noted in thread.noted] == [
-        ("ReadVariableOp", (first, "dtype", 1)),
-        ("ReadVariableOp", (second, "dtype", 1)),
+        ("ReadVariableOp", (first.handle, "dtype", "float")),
+        ("ReadVariableOp", (second.handle, "dtype", "float")),
     ]
+    assert thread.told == [first, first.handle]
     assert (told.counters[0].count, reading.counters[0].count) == (1, 2)
     assert [cell[0] for cell in thread.cells.values()] == [2, 1]
     thread.cells["Add"][0] = 0
@@ -618,6 +672,7 @@ def test_nothing_is_kept(thread: Thread) -> None:
             for found in thread.ran, thread.asked, thread.noted, thread.ended, thread.read:
                 found.clear()
             thread.tracker.owned.clear()
+            thread.told.clear()
         gc.collect()
         blocks.append(sys.getallocatedblocks())
     assert blocks[-1] - blocks[1] < 20
@@ -630,11 +685,12 @@ def test_cycles_are_collected(thread: Thread) -> None:
         function: Any
 
     owner = Owner()
-    owner.function = thread.module.fast_path(*[owner] * 5)
+    values = Values(noted=[owner])
+    owner.function = thread.module.fast_path(owner, owner, owner, owner, values)
     others = [thread.module.gradient_function(owner, owner)]
     owner.others = others  # type: ignore[attr-defined]
     references = [weakref.ref(owner), weakref.ref(owner.function), weakref.ref(others[0])]
-    del owner, others
+    del owner, others, values
     gc.collect()
     assert [reference() for reference in references] == [None] * 3
 
@@ -646,7 +702,7 @@ def test_it_looks_like_the_function_in_python(thread: Thread) -> None:
         """Documented."""
 
     for function in (
-        thread.module.fast_path(None, TFE_Py_FastPathExecute, None, None, None),
+        thread.module.fast_path(None, TFE_Py_FastPathExecute, None, None, Values()),
         thread.module.gradient_function(None, TFE_Py_FastPathExecute),
     ):
         assert function.__name__ == "TFE_Py_FastPathExecute"

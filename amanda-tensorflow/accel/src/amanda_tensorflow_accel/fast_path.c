@@ -49,13 +49,16 @@ static struct {
     PyTypeObject *mark, *known, *run;      /* of backward operators: Mark, OpGradients, GradientRun */
     PyTypeObject *counter, *timer, *log;   /* of amanda.inline */
     PyTypeObject *variable;                /* tf.Variable's class */
+    PyTypeObject *values, *source;         /* VariableValues, Source */
     PyTypeObject *array;                   /* array.array */
     PyObject *local;           /* LOCAL: its attribute `tracker` is the current thread's */
     PyObject *read;            /* READ: the entry of an operator that reads a variable */
     PyObject *reading;         /* types of operators whose output may be a variable's value */
     PyObject *plain;           /* types of arguments among which there is no variable, in a tuple */
     PyObject *no_tape_records; /* says whether no tape does */
-    PyObject *reading_of;      /* gives the arguments that read a variable */
+    PyObject *parts;           /* names of a variable's attributes: whether it is trainable, its
+                                  handle, its dtype; in a tuple */
+    PyObject *told;            /* functions that are told of a variable that is read; in a tuple */
     PyObject *mark_name;       /* the attribute of marked records */
 } driver;
 
@@ -71,11 +74,12 @@ static struct {
     Py_ssize_t run_mark, run_is_running, run_cells, run_scopes, run_produced;
     Py_ssize_t counter_count, timer_executions, timer_nanoseconds, timer_log, timer_number;
     Py_ssize_t log_numbers, log_due;
+    Py_ssize_t values_known, values_handles, values_most, source_handle;
 } at;
 
 static struct {
     PyObject *tracker, *paused, *enabled, *held, *scopes, *scope_name, *op_callbacks, *is_eager;
-    PyObject *read_variable, *identity, *note_owner, *leave, *frombytes, *extend;
+    PyObject *read_variable, *dtype, *identity, *note, *note_owner, *leave, *frombytes, *extend;
 } names;
 
 static PyObject *
@@ -146,6 +150,21 @@ add_to(PyObject *object, Py_ssize_t offset, long long number)
     set_field(object, offset, sum);
     Py_DECREF(sum);
     return 0;
+}
+
+static int
+is_alive(PyObject *reference, PyObject *object)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *found = NULL;
+    int is_same = reference != NULL && PyWeakref_Check(reference)
+                  && PyWeakref_GetRef(reference, &found) == 1 && found == object;
+    Py_XDECREF(found);
+    return is_same;
+#else
+    return reference != NULL && PyWeakref_Check(reference)
+           && PyWeakref_GET_OBJECT(reference) == object;
+#endif
 }
 
 /* Whether a switch of the thread is on, by the dict of its state; -1 if that is not known. */
@@ -425,7 +444,7 @@ typedef struct {
     PyObject *python;   /* the driver's, for everything that is not answered here */
     PyObject *value_of; /* Interception._value_of() */
     PyObject *ended;    /* Interception._ended() */
-    PyObject *note;     /* VariableValues.note() */
+    PyObject *values;   /* VariableValues */
     PyObject *weak;
 } Function;
 
@@ -756,16 +775,54 @@ run_marked(PyObject *vanilla, PyObject *const *args, Py_ssize_t length, PyObject
     return PyObject_Vectorcall(vanilla, all, (size_t)length + 2, NULL);
 }
 
+/* Note the value of a variable as VariableValues.note() does; 0 where that has to be called, since
+   the variable is new, or those that have died are to be dropped; -1 with an error. */
+static int
+note_value(PyObject *values, PyObject *handle, PyObject *result)
+{
+    PyObject *known = field(values, at.values_known), *handles = field(values, at.values_handles);
+    if (known == NULL || handles == NULL || !PyDict_CheckExact(known) || !PyDict_CheckExact(handles)
+        || PyDict_GET_SIZE(known) + PyDict_GET_SIZE(handles) >= number_in(values, at.values_most)) {
+        return 0;
+    }
+    PyObject *key = PyLong_FromVoidPtr(handle);
+    PyObject *source = key == NULL ? NULL : PyDict_GetItemWithError(handles, key);
+    Py_XDECREF(key);
+    if (source == NULL || !Py_IS_TYPE(source, driver.source)
+        || !is_alive(field(source, at.source_handle), handle)) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    Py_INCREF(known);
+    PyObject *pair = PyTuple_Pack(2, Py_None, source), *weak = PyWeakref_NewRef(result, NULL);
+    key = PyLong_FromVoidPtr(result);
+    int done = -1;
+    if (pair != NULL && weak != NULL && key != NULL) {
+        PyTuple_SetItem(pair, 0, Py_NewRef(weak));
+        done = PyDict_SetItem(known, key, pair) < 0 ? -1 : 1;
+    }
+    Py_XDECREF(pair);
+    Py_XDECREF(weak);
+    Py_XDECREF(key);
+    Py_DECREF(known);
+    return done;
+}
+
 /* Tell of the result of an operator that may be the value of a variable. */
 static int
 note(Function *self, Way *way, PyObject *const *args, Py_ssize_t length, PyObject *result)
 {
+    if (length > LEADING && PyUnicode_Compare(args[1], names.read_variable) == 0) {
+        int is_noted = note_value(self->values, args[LEADING], result);
+        if (is_noted != 0) {
+            return is_noted < 0 ? -1 : 0;
+        }
+    }
     PyObject *given = PyTuple_New(length - LEADING), *none = NULL;
     for (Py_ssize_t i = LEADING; given != NULL && i < length; i++) {
         PyTuple_SET_ITEM(given, i - LEADING, Py_NewRef(args[i]));
     }
     if (given != NULL) {
-        none = PyObject_CallFunctionObjArgs(self->note, args[1], given, result, NULL);
+        none = PyObject_CallMethodObjArgs(self->values, names.note, args[1], given, result, NULL);
         Py_DECREF(given);
     }
     if (none != NULL && way->marked != NULL
@@ -795,6 +852,33 @@ run_known(Function *self, Way *way, PyObject *const *args, Py_ssize_t length)
     return result;
 }
 
+/* The arguments by which the fast path reads a variable, as reading_of() of the driver's _internals
+   gives them: tapes and watchers are told of it. Those of context, type and name come before. */
+static int
+find_reading(PyObject *variable, PyObject **found)
+{
+    PyObject *trainable = PyObject_GetAttr(variable, PyTuple_GET_ITEM(driver.parts, 0));
+    if (trainable == NULL) {
+        return -1;
+    }
+    Py_DECREF(trainable);
+    Py_ssize_t told = trainable == Py_False ? 0 : PyTuple_GET_SIZE(driver.told);
+    for (Py_ssize_t i = 0; i < told; i++) {
+        PyObject *none = PyObject_CallOneArg(PyTuple_GET_ITEM(driver.told, i), variable);
+        if (none == NULL) {
+            return -1;
+        }
+        Py_DECREF(none);
+    }
+    found[0] = PyObject_GetAttr(variable, PyTuple_GET_ITEM(driver.parts, 1));
+    found[1] = found[0] == NULL ? NULL : PyObject_GetAttr(variable, PyTuple_GET_ITEM(driver.parts, 2));
+    if (found[1] == NULL) {
+        Py_CLEAR(found[0]);
+        return -1;
+    }
+    return 0;
+}
+
 /* The value of a variable, by an operator that counters and timers are told of; as
    Interception._value_of() reads it, which is called where they are not. */
 static PyObject *
@@ -812,17 +896,15 @@ read_variable(Function *self, Way *way, PyObject *context, PyObject *variable)
                                               variable, NULL);
     }
     else if (decision == KNOWN) {
-        PyObject *found = PyObject_CallOneArg(driver.reading_of, variable);
-        if (found != NULL && PyTuple_CheckExact(found) && PyTuple_GET_SIZE(found) == 3) {
-            PyObject *args[] = {context, names.read_variable, Py_None, PyTuple_GET_ITEM(found, 0),
-                                PyTuple_GET_ITEM(found, 1), PyTuple_GET_ITEM(found, 2)};
+        PyObject *found[2];
+        if (find_reading(variable, found) == 0) {
+            PyObject *args[] = {context,  names.read_variable, Py_None,
+                                found[0], names.dtype,         found[1]};
             reading.is_noted = truth(way->tracker, at.tracker_depth) == 0;
             result = run_known(self, &reading, args, sizeof args / sizeof *args);
+            Py_DECREF(found[0]);
+            Py_DECREF(found[1]);
         }
-        else if (found != NULL) {
-            PyErr_SetString(PyExc_TypeError, "a variable is read by three arguments");
-        }
-        Py_XDECREF(found);
     }
     clear_way(&reading);
     return result;
@@ -1078,7 +1160,7 @@ function_traverse(Function *self, visitproc visit, void *arg)
     Py_VISIT(self->python);
     Py_VISIT(self->value_of);
     Py_VISIT(self->ended);
-    Py_VISIT(self->note);
+    Py_VISIT(self->values);
     return 0;
 }
 
@@ -1089,7 +1171,7 @@ function_clear(Function *self)
     Py_CLEAR(self->python);
     Py_CLEAR(self->value_of);
     Py_CLEAR(self->ended);
-    Py_CLEAR(self->note);
+    Py_CLEAR(self->values);
     return 0;
 }
 
@@ -1159,30 +1241,34 @@ new_function(vectorcallfunc vectorcall, PyObject *vanilla, PyObject *python)
     self->vectorcall = vectorcall;
     self->vanilla = Py_NewRef(vanilla);
     self->python = Py_NewRef(python);
-    self->value_of = self->ended = self->note = self->weak = NULL;
+    self->value_of = self->ended = self->values = self->weak = NULL;
     PyObject_GC_Track(self);
     return (PyObject *)self;
 }
 
 /* ---- setting up ------------------------------------------------------------------------------ */
 
-PyDoc_STRVAR(fast_path_doc, "fast_path(vanilla, python, value_of, ended, note)\n\nA function in the "
+PyDoc_STRVAR(fast_path_doc, "fast_path(vanilla, python, value_of, ended, values)\n\nA function in the "
 "place of TFE_Py_FastPathExecute.\n\n"
 "Args:\n    vanilla: TensorFlow's own.\n    python: the driver's, which decides on all else.\n"
-"    value_of, ended: methods of its Interception.\n    note: is told of values of variables.");
+"    value_of, ended: methods of its Interception.\n    values: is told of values of variables.");
 
 static PyObject *
 make_fast_path(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *vanilla, *python, *value_of, *ended, *told;
-    if (!PyArg_ParseTuple(args, "OOOOO", &vanilla, &python, &value_of, &ended, &told)) {
+    PyObject *vanilla, *python, *value_of, *ended, *values;
+    if (!PyArg_ParseTuple(args, "OOOOO", &vanilla, &python, &value_of, &ended, &values)) {
+        return NULL;
+    }
+    if (driver.values != NULL && !Py_IS_TYPE(values, driver.values)) {
+        PyErr_SetString(PyExc_TypeError, "values are of another class than configure() was told");
         return NULL;
     }
     Function *self = (Function *)new_function(call_fast_path, vanilla, python);
     if (self != NULL) {
         self->value_of = Py_NewRef(value_of);
         self->ended = Py_NewRef(ended);
-        self->note = Py_NewRef(told);
+        self->values = Py_NewRef(values);
     }
     return (PyObject *)self;
 }
@@ -1271,6 +1357,10 @@ find_slots(void)
         {driver.timer, "number", &at.timer_number},
         {driver.log, "numbers", &at.log_numbers},
         {driver.log, "due", &at.log_due},
+        {driver.values, "known", &at.values_known},
+        {driver.values, "handles", &at.values_handles},
+        {driver.values, "most", &at.values_most},
+        {driver.source, "handle", &at.source_handle},
     };
     for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
         *slots[i].offset = slot_offset(slots[i].type, slots[i].name);
@@ -1320,13 +1410,16 @@ configure(PyObject *Py_UNUSED(module), PyObject *objects)
         {"timer", &driver.timer, &PyType_Type},
         {"log", &driver.log, &PyType_Type},
         {"variable", &driver.variable, &PyType_Type},
+        {"values", &driver.values, &PyType_Type},
+        {"source", &driver.source, &PyType_Type},
         {"array", &driver.array, &PyType_Type},
         {"local", &driver.local, NULL},
         {"read", &driver.read, NULL},
         {"reading", &driver.reading, &PyFrozenSet_Type},
         {"plain", &driver.plain, &PyTuple_Type},
         {"no_tape_records", &driver.no_tape_records, NULL},
-        {"reading_of", &driver.reading_of, NULL},
+        {"parts", &driver.parts, &PyTuple_Type},
+        {"told", &driver.told, &PyTuple_Type},
         {"mark_name", &driver.mark_name, &PyUnicode_Type},
         /* Last: it says that all are there. */
         {"tracker", &driver.tracker, &PyType_Type},
@@ -1340,7 +1433,10 @@ configure(PyObject *Py_UNUSED(module), PyObject *objects)
         PyObject **place = all[i].place;
         Py_XSETREF(*place, found);
     }
-    if (find_slots() < 0) {
+    if (PyTuple_GET_SIZE(driver.parts) != 3) {
+        PyErr_SetString(PyExc_TypeError, "a variable has three parts");
+    }
+    if (PyErr_Occurred() || find_slots() < 0) {
         Py_CLEAR(driver.tracker);
         return NULL;
     }
@@ -1402,7 +1498,9 @@ make_names(void)
         {&names.op_callbacks, "op_callbacks"},
         {&names.is_eager, "is_eager"},
         {&names.read_variable, "ReadVariableOp"},
+        {&names.dtype, "dtype"},
         {&names.identity, "Identity"},
+        {&names.note, "note"},
         {&names.note_owner, "note_owner"},
         {&names.leave, "leave"},
         {&names.frombytes, "frombytes"},

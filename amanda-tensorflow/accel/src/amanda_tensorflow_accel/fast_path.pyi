@@ -8,7 +8,7 @@ def fast_path(
     python: Callable[..., Any],
     value_of: Callable[..., Any],
     ended: Callable[..., None],
-    note: Callable[..., None],
+    values: Any,
     /,
 ) -> Any: ...
 def gradient_function(vanilla: Callable[..., Any], python: Callable[..., Any], /) -> Any: ...

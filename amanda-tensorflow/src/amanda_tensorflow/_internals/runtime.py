@@ -347,6 +347,13 @@ _tape_accesses: Any = pywrap_tfe.TFE_Py_TapeVariableAccessed
 _watcher_accesses: Any = pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed
 
 
+READING_PARTS = ("_trainable", "_handle", "_dtype")
+"""Attributes of a variable by which :func:`reading_of` reads it."""
+
+TOLD_OF_READINGS = (_tape_accesses, _watcher_accesses)
+"""What it tells of a variable unless the first of them is False."""
+
+
 def reading_of(variable: Any) -> tuple[Any, ...]:
     """The arguments by which the fast path, in C, reads a variable of type :data:`VARIABLE`.
 

@@ -33,7 +33,7 @@ from amanda_tensorflow.eager.op_request import Vanilla
 from amanda_tensorflow.eager.plan_cache import READ, AnyScope, Inlined, SlowPath
 from amanda_tensorflow.eager.tape_marks import Claim, Mark, OpGradients
 from amanda_tensorflow.eager.thread import LOCAL, Tracker
-from amanda_tensorflow.eager.variable_values import READING, VariableValues
+from amanda_tensorflow.eager.variable_values import READING, Source, VariableValues
 from amanda_tensorflow.gradient_map.recording import MARK
 from amanda_tensorflow.plugin import TensorFlowEagerDriver
 
@@ -148,7 +148,10 @@ def configure() -> str:
                     np.ndarray,
                 ),
                 "no_tape_records": _internals.no_tape_records,
-                "reading_of": _internals.reading_of,
+                "parts": _internals.READING_PARTS,
+                "told": _internals.TOLD_OF_READINGS,
+                "values": VariableValues,
+                "source": Source,
                 "mark_name": MARK,
             }
         )
@@ -172,6 +175,10 @@ def _configure_natives() -> None:
 # -- the self-test ------------------------------------------------------------
 
 
+class _Output:
+    """What stands for a tensor that an operator makes."""
+
+
 class _Trial:
     """Operators of all kinds of entries in a tracker of its own; TensorFlow runs none of them.
 
@@ -181,11 +188,11 @@ class _Trial:
 
     def __init__(self, native: Any) -> None:
         self._ran: list[tuple[Any, ...]] = []
-        self._told: list[str] = []
+        self._raised = 0
+        self._outputs: list[Any] = []
         vanilla = Vanilla(self._run, self._run, self._run)
-        values: Any = VariableValues()
-        values.note = lambda kind, inputs, result: self._told.append(f"{kind} of {len(inputs)}")
-        interception = Interception(None, vanilla, values, native)  # type: ignore[arg-type]
+        self._values = VariableValues()
+        interception = Interception(None, vanilla, self._values, native)  # type: ignore[arg-type]
         self._call = interception.fast_path(self._run)
         self._counter, self._timer = Counter(), Timer(Log(), 7)
         self._tracker = Tracker(None)  # type: ignore[arg-type]
@@ -195,33 +202,35 @@ class _Trial:
         self._ran.append(args[1:])
         if args[3] is None:
             raise ValueError
-        return len(self._ran)
+        self._outputs.append(_Output())
+        return self._outputs[-1]
 
     def noticed(self) -> list[Any]:
         """What comes of operators with entries of each kind."""
         plan = ActionPlan("trial", claims=True)
         variable = _internals.VARIABLE.__new__(_internals.VARIABLE)
+        handle = np.zeros(())
         told = Inlined(ActionPlan("trial"), [self._counter], [(self._timer, None)])  # type: ignore[list-item]
         self._tracker.cells = AnyScope(
             {
                 "Plain": [0, None, None, None],
-                "Cast": [0, READ],
                 "Claimed": [0, plan],
                 "Passed": [0, SlowPath(ActionPlan("trial"), may_pass=True)],
-                "ReadVariableOp": [0, None, None],
+                "ReadVariableOp": [0, READ, READ, None, None],
                 "Told": [0, told, told],
             }
         )
         LOCAL.tracker = self._tracker
         for kind, *args in (
             *(("Plain", 1.0), ("Plain", None), ("Plain", [1, 2], "T", None)),
-            *(("Cast", 1.0), ("Claimed", 1.0, 2), ("Told", 1.0), ("Told", 1.0)),
+            *(("Claimed", 1.0, 2), ("Told", 1.0), ("Told", 1.0)),
+            *(("ReadVariableOp", handle), ("ReadVariableOp", handle)),
             ("Passed", variable, 1.0, variable),
         ):
             try:
                 self._call(None, kind, None, *args)
             except ValueError:
-                self._told.append("raised")
+                self._raised += 1
         self._tracker.muted, self._tracker.stale = 1, True
         self._call(None, "Plain", None, 1.0)
         LOCAL.tracker = None
@@ -231,7 +240,7 @@ class _Trial:
     def _outcome(self) -> Iterator[Any]:
         yield from ((kind, len(args)) for kind, *args in self._ran)
         yield from ((kind, cell[0]) for kind, cell in self._tracker.cells.cells.items())
-        yield from self._told
+        yield self._raised, self._values.noted
         log = self._timer.log
         assert log is not None
         yield self._counter.count, self._timer.executions, list(log.numbers[::4])

@@ -146,7 +146,7 @@ class Interception:
             return TFE_Py_FastPathExecute
         # It decides as `way_of` does, and calls the function for all that it does not know.
         return self._extension.fast_path(
-            vanilla, TFE_Py_FastPathExecute, self._value_of, ended, note
+            vanilla, TFE_Py_FastPathExecute, self._value_of, ended, self._values
         )
 
     def _decider(self) -> Callable[[Any, str, tuple[Any, ...]], Any]:
