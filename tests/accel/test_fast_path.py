@@ -614,12 +614,12 @@ def test_records_without_marks_are_vanilla(thread: Thread) -> None:
     """A graph's mark, attributes in another form, and calls in another form are Python's."""
     _, args = gradient(thread)
     function = thread.gradient_function(thread.run)
-    for attributes in (MARK, "a graph's"), (MARK,), None, ("".join(MARK), 1), ("T", 1, b"N", 2):
+    for attributes in (MARK, "a graph's"), (MARK,), [], ("".join(list(MARK)), 1), ("T", 1, b"N", 2):
         assert function(args[0], attributes, *args[2:]) == "asked"
     assert function(*args[:-1]) == "asked"
     assert function(*args[:-1], scope="") == "asked"
     assert not thread.ran
-    for attributes in ("T", 1, "N", MARK), ():
+    for attributes in ("T", 1, "N", MARK), (), None:
         given = args[0], attributes, *args[2:]
         function(*given)
         assert thread.ran.pop() == given

@@ -228,8 +228,8 @@ def calls_of(function: Callable[[], Any]) -> Iterator[str]:
 def test_known_operators_take_no_python(
     monkeypatch: pytest.MonkeyPatch, tool: Callable[[], Any]
 ) -> None:
-    """Watched, counted and timed operators of a perceptron run without a function of the driver,
-    but what reads a variable before counters are told, and what begins and ends a pass."""
+    """Watched, counted and timed operators of a perceptron, and what reads its variables, run
+    without a function of the driver; the begin and the end of a backward pass do not."""
     monkeypatch.setenv(VARIABLE, "auto")
     weight, bias = tf.Variable([[1.0, 2.0], [3.0, 4.0]]), tf.Variable([0.5, -0.5])
     x = tf.constant([[1.0, -2.0]])
@@ -243,8 +243,9 @@ def test_known_operators_take_no_python(
         for _ in range(4):
             step()
         called = set(calls_of(step))
-    assert not called & {"TFE_Py_FastPathExecute", "way_of", "execute", "_gradient_function"}
-    assert called & {"reading_of", "note"} == ({"reading_of", "note"} if tool is Told else set())
+    operators = {"TFE_Py_FastPathExecute", "way_of", "execute", "reading_of", "note"}
+    assert not called & operators
+    assert not called & {"_gradient_function", "begin", "enter", "leave"}
 
 
 @needs_accelerator
@@ -289,5 +290,5 @@ def test_nothing_is_kept_of_steps_and_scopes(
             del made
         gc.collect()
         blocks.append(sys.getallocatedblocks())
-    # Caches of TensorFlow's grow now and then.
-    assert min(after - before for before, after in itertools.pairwise(blocks)) <= 5
+    # Caches of TensorFlow's grow now and then; fifty steps have run between two figures.
+    assert min(after - before for before, after in itertools.pairwise(blocks)) < 50

@@ -978,10 +978,13 @@ call_fast_path(PyObject *callable, PyObject *const *args, size_t nargsf, PyObjec
 #define NO_MARK (-1)
 #define NO_NAMES (-2) /* they are not as they should be: Python looks */
 
-/* The position of the mark's name among the attributes of a record. */
+/* The position of the mark's name among the attributes of a record, which may be None. */
 static Py_ssize_t
 mark_position(PyObject *attributes)
 {
+    if (attributes == Py_None) {
+        return NO_MARK;
+    }
     Py_ssize_t length = PyTuple_CheckExact(attributes) ? PyTuple_GET_SIZE(attributes) : 1;
     if (length % 2 != 0) {
         return NO_NAMES;
