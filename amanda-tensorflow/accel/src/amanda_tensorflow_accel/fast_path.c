@@ -1116,12 +1116,10 @@ call_as_run(Function *self, PyObject *tracker, PyObject *run, PyObject *const *a
     return result;
 }
 
-/* What tapes call in the place of TensorFlow's function, for the gradients of one record. */
+/* The gradients of one record. */
 static PyObject *
-call_gradient_function(PyObject *callable, PyObject *const *args, size_t nargsf,
-                       PyObject *keywords)
+differentiate(Function *self, PyObject *const *args, size_t nargsf, PyObject *keywords)
 {
-    Function *self = (Function *)callable;
     Py_ssize_t length = PyVectorcall_NARGS(nargsf), position = NO_NAMES;
     if (keywords == NULL && length == GRADIENT_ARGUMENTS) {
         position = mark_position(args[1]);
@@ -1151,6 +1149,18 @@ call_gradient_function(PyObject *callable, PyObject *const *args, size_t nargsf,
     }
     Py_XDECREF(run);
     Py_XDECREF(tracker);
+    return result;
+}
+
+/* What tapes call in the place of TensorFlow's function. */
+static PyObject *
+call_gradient_function(PyObject *callable, PyObject *const *args, size_t nargsf,
+                       PyObject *keywords)
+{
+    /* TensorFlow does not hold what it calls: another function may take its place meanwhile. */
+    Py_INCREF(callable);
+    PyObject *result = differentiate((Function *)callable, args, nargsf, keywords);
+    Py_DECREF(callable);
     return result;
 }
 
