@@ -278,17 +278,22 @@ def test_scopes_that_come_and_go_in_other_threads(monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_kept_of_steps_and_scopes(
     monkeypatch: pytest.MonkeyPatch, tool: Callable[[], Any]
 ) -> None:
-    """Steps within a scope, and scopes, leave no object behind."""
-    monkeypatch.setenv(VARIABLE, "auto")
-    step, blocks = Step(), []
-    for _ in range(6):
-        for _ in range(10):
-            made = tool()
-            with applied(made):
-                for _ in range(5):
-                    step()
-            del made
-        gc.collect()
-        blocks.append(sys.getallocatedblocks())
-    # Caches of TensorFlow's grow now and then; fifty steps have run between two figures.
-    assert min(after - before for before, after in itertools.pairwise(blocks)) < 50
+    """Steps within a scope, and scopes, leave no more objects behind than without it: TensorFlow
+    2.16 leaves some of its own at each step."""
+    step, growth = Step(), []
+    for asked in "off", "auto":
+        monkeypatch.setenv(VARIABLE, asked)
+        blocks = []
+        for _ in range(6):
+            for _ in range(10):
+                made = tool()
+                with applied(made):
+                    for _ in range(5):
+                        step()
+                del made
+            gc.collect()
+            blocks.append(sys.getallocatedblocks())
+        # Caches of TensorFlow's grow now and then.
+        growth.append(min(after - before for before, after in itertools.pairwise(blocks)))
+    # Fifty steps have run between two figures.
+    assert growth[1] - growth[0] < 50

@@ -793,16 +793,15 @@ note_value(PyObject *values, PyObject *handle, PyObject *result)
         return PyErr_Occurred() ? -1 : 0;
     }
     Py_INCREF(known);
-    PyObject *pair = PyTuple_Pack(2, Py_None, source), *weak = PyWeakref_NewRef(result, NULL);
-    key = PyLong_FromVoidPtr(result);
-    int done = -1;
-    if (pair != NULL && weak != NULL && key != NULL) {
-        PyTuple_SetItem(pair, 0, Py_NewRef(weak));
-        done = PyDict_SetItem(known, key, pair) < 0 ? -1 : 1;
-    }
+    Py_INCREF(source);
+    PyObject *weak = PyWeakref_NewRef(result, NULL);
+    PyObject *pair = weak == NULL ? NULL : PyTuple_Pack(2, weak, source);
+    key = pair == NULL ? NULL : PyLong_FromVoidPtr(result);
+    int done = key == NULL || PyDict_SetItem(known, key, pair) < 0 ? -1 : 1;
+    Py_XDECREF(key);
     Py_XDECREF(pair);
     Py_XDECREF(weak);
-    Py_XDECREF(key);
+    Py_DECREF(source);
     Py_DECREF(known);
     return done;
 }

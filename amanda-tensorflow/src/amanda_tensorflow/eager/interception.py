@@ -162,6 +162,9 @@ class Interception:
         * a function that runs it.
 
         It raises FallbackException if the operator has to take the slow path.
+
+        The extension of amanda-tensorflow-accel answers the same, in the usual cases: what is
+        changed here is changed there, too.
         """
         no_tape_records, local, state = _internals.no_tape_records, LOCAL, STATE
         look, with_variables, slow = self._look, self._with_variables, self._slow
