@@ -280,7 +280,7 @@ no_tape_records(void)
 #define DATA 56
 
 /* Where the data has the value of an attribute: an object, or a byte that says whether it is true;
-   -1 if that is not found, -2 with an error. The attribute is set to two values, and left. */
+   -1 if that is not found, -2 with an error. The attribute is set to two values, and put back. */
 static Py_ssize_t
 find_value(PyObject *name, PyObject *first, PyObject *second)
 {
@@ -1458,7 +1458,7 @@ configure(PyObject *Py_UNUSED(module), PyObject *objects)
 PyDoc_STRVAR(configure_native_doc,
 "configure_native(data, is_empty, context, local)\n\nName functions in C++ that are called instead of "
 "their bindings, after configure().\n\n"
-"Attributes of `local` are set to other values meanwhile: in a thread that has none to lose.\n\n"
+"Attributes of `local` are set to other values meanwhile, and put back.\n\n"
 "Args:\n    data, is_empty: addresses, of what gives what a context knows of the current thread, and\n"
 "        of what says whether no tape records.\n"
 "    context: TensorFlow's.\n    local: the object that stands for what it knows of a thread.\n\n"

@@ -16,9 +16,8 @@ import functools
 import os
 import platform
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,7 @@ def choose() -> bool:
 @functools.cache
 def reason_unusable() -> str:
     """Why the accelerator cannot be used in this process; "" if it can. Made once."""
-    for check in (refusal, configure, self_test):
+    for check in (refusal, configure, configure_native, self_test):
         reason = check()
         if reason:
             return reason
@@ -160,16 +159,17 @@ def configure() -> str:
     return ""
 
 
-def _configure_natives() -> None:
+def configure_native() -> str:
     """Have functions in C++ called instead of their bindings, if they are found and tell the same.
 
-    It is done in a thread that has nothing to lose: attributes of the thread are set meanwhile.
+    Without them the accelerator works, too.
     """
     addresses = _internals.native_functions()
     if addresses is not None:
         extension().configure_native(
             *addresses, _internals.context_of_process(), _internals.local_data()
         )
+    return ""
 
 
 # -- the self-test ------------------------------------------------------------
@@ -250,28 +250,16 @@ class _Trial:
 
 def self_test() -> str:
     """Whether the extension decides as Python does."""
-    found: list[Any] = []
-
-    def test() -> None:
-        try:
-            _configure_natives()
-            found.extend(_Trial(native).noticed() for native in (None, extension()))
-        except Exception as error:
-            found.append(error)
-
-    # Nothing of it stays in a thread that has ended, and no interrupt comes there.
-    _run_apart(test)
-    if isinstance(found[-1], Exception):
-        return f"the accelerator's self-test fails: {type(found[-1]).__name__}: {found[-1]}"
-    wanted, got = found
+    # In this thread: TensorFlow may have been imported just now, by an import that others would
+    # wait for. What a scope that another thread has ended has left here is put back.
+    before = LOCAL.tracker
+    try:
+        wanted, got = (_Trial(native).noticed() for native in (None, extension()))
+    except Exception as error:
+        return f"the accelerator's self-test fails: {type(error).__name__}: {error}"
+    finally:
+        LOCAL.tracker = before
     for expected, actual in zip(wanted, got, strict=True):
         if expected != actual:
             return f"the accelerator's self-test fails: {actual} instead of {expected}"
     return ""
-
-
-def _run_apart(function: Callable[[], None]) -> None:
-    """Run a function in a thread of its own."""
-    thread = threading.Thread(target=function, daemon=True)
-    thread.start()
-    thread.join()
