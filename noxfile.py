@@ -59,9 +59,12 @@ WITHOUT_GATE = tuple(
 )
 """The tests of amanda-torch that CI makes without the gate, which all others use."""
 
-WITHOUT_ACCELERATOR = tuple(
-    f"tests/tensorflow/test_{name}.py"
-    for name in "contract call_counts counters keras keras_ids modules phases threads".split()
+WITHOUT_ACCELERATOR = (
+    "tests/tensorflow/test_contract.py::TestEager",
+    *(
+        f"tests/tensorflow/test_{name}.py"
+        for name in "call_counts counters keras keras_ids phases threads".split()
+    ),
 )
 """The tests of amanda-tensorflow that CI makes without the accelerator. Those of the eager driver
 alone, in tests/tensorflow/eager, run with it and without wherever they run."""
