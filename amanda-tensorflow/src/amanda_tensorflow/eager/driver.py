@@ -100,8 +100,9 @@ class InterceptingDriver(TensorFlowEagerDriver):
         if layers.EAGER.call is _call_layer:
             layers.EAGER.call, layers.EAGER.place = None, layers.LayerPath
         if recording.EAGER.run == self._gradients.run:
-            recording.EAGER.run = recording.EAGER.begin = None
+            # First: after an interrupt in between, this is done again.
             recording.EAGER.replace(None)
+            recording.EAGER.run = recording.EAGER.begin = None
         optimizers.EAGER.call = None
         interception, self._interception = self._interception, None
         if interception is not None:
