@@ -52,7 +52,7 @@ def _is_known(routine: Any) -> bool:
 
 
 _Execution = tuple[Timer, int, int]
-"""What one operator leaves for a timer: where its start and its end are among the times of a run."""
+"""What one operator leaves for a timer, with the places of start and end among a run's times."""
 
 
 class StaticSum:
