@@ -297,3 +297,35 @@ def test_routine_that_changes_nothing_is_not_reported() -> None:
     with applied(On(add_=before(lambda *_: None)), On(add_=after(lambda *_: None))):
         x.add_(1)
     assert x.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "reshape",
+    [
+        lambda x: x.squeeze_(),
+        lambda x: x.unsqueeze_(0),
+        lambda x: x.t_(),
+        lambda x: x.transpose_(0, 1),
+        lambda x: x.as_strided_((2,), (1,)),
+        lambda x: torch.ops.aten.squeeze_.default(x),
+    ],
+)
+def test_operators_in_place_that_change_the_shape(reshape: Callable[[Any], Any]) -> None:
+    """An operator that gives a view another shape in place gives it the caller's tensor, under
+    routines that change nothing, on gradients too, and under those that return other values."""
+
+    def run() -> Any:
+        leaf = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], requires_grad=True)
+        x = (leaf * 2).narrow(0, 0, 1)
+        result = reshape(x)
+        (x * x).sum().backward()
+        return result is x, fingerprint([x, leaf.grad])
+
+    expected = run()
+    for tool in TRANSPARENT:
+        with applied(tool()):
+            assert run() == expected
+    with applied(On(squeeze_=before(_doubled), t_=before(_doubled))):
+        x = torch.ones(1, 2)
+        assert x.t_().shape == (2, 1)
+        assert x.squeeze_().tolist() == [4, 4]

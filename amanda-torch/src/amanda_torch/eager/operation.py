@@ -61,6 +61,11 @@ _OVERRIDING = "tensors that override PyTorch's operators"
 _SEVERAL_VIEWS = frozenset({"tensor_split", "hsplit", "vsplit", "dsplit"})
 """Views whose outputs have a node each, so that several nodes produce the input's gradient."""
 
+_RESHAPING = frozenset(
+    {"squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "as_strided_"}
+)
+"""Operators in place that change a tensor's sizes and strides, and none of its elements."""
+
 _ONE_NODE = frozenset({"batch_norm", "layer_norm"})
 """Operators made of others, of which one has the only autograd node."""
 
@@ -252,6 +257,7 @@ class Operation:
         """Whether the operator writes into a view (and not into an ``out=`` tensor)."""
         return (
             self.in_place
+            and base_name(self._call.op.__name__) not in _RESHAPING
             and self._call.kwargs.get("out") is None
             and bool(values)
             and isinstance(values[0], torch.Tensor)
@@ -397,6 +403,10 @@ class Operation:
     def _in_place_on_substitute(self, values: list[Any]) -> Any:
         """Compute with substitutes, and write the results into the caller's tensors."""
         call = self._call
+        if base_name(call.op.__name__) in _RESHAPING:
+            # The caller's tensor is to have the new shape, which no copy into it would give it.
+            _write(values[0], call.inputs[0])
+            return self._call_func(call.args, call.kwargs)
         targets = self._targets()
         values = list(values)
         for index in targets:
