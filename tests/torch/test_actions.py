@@ -35,6 +35,12 @@ def on(name: str, act: Analysis, **where: bool) -> amanda.Tool:
     return tool
 
 
+def without_tangent(x: Any) -> Any:
+    """Unpack a tensor that has no tangent."""
+    with torch.autograd.forward_ad.dual_level():
+        return torch.autograd.forward_ad.unpack_dual(x)
+
+
 def clone(*tensors: Any) -> list[Any]:
     return [None if tensor is None else tensor.clone() for tensor in tensors]
 
@@ -137,6 +143,7 @@ def test_wrong_replacement(result: Callable[[Any], Any]) -> None:
         pytest.param(lambda x: torch.max(x.clone(), 0, out=(x[0], INDEX.clone())), id="several"),
         pytest.param(lambda x: torch.ops.aten.add_(x, 1), id="packet"),
         pytest.param(lambda x: x.equal(x), id="number"),
+        pytest.param(lambda x: without_tangent(x).primal, id="absent"),
     ],
 )
 def test_every_operator_may_be_replaced_by_itself(program: Callable[[Any], Any]) -> None:

@@ -371,7 +371,10 @@ class Operation:
             return result
         # The schema of _foreach_mul_() has no output; Python gets the list that is written into.
         declared = wanted or (len(first) if wanted == 0 else None)
-        if not outputs or (declared is not None and len(outputs) != declared):
+        # An operator may leave outputs out, as the tangent of a tensor without one.
+        absent = sum(item is None for item in result) if isinstance(result, tuple) else 0
+        counts = (None, len(outputs), len(outputs) + absent)
+        if not outputs or declared not in counts:
             tensors = {None: "tensors", 0: "without a tensor", 1: "tensor"}
             wording = tensors.get(declared, f"{declared} tensors")
             raise RoutineResultError(
