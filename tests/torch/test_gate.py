@@ -1683,3 +1683,98 @@ def test_the_command_line_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ[VARIABLE] == "mode"
     choose_interceptor("")
     assert os.environ[VARIABLE] == "mode"
+
+
+# -- accumulations of leaves that outlive a step --------------------------------
+
+
+def kept(model: nn.Module, steps: int, each: Callable[[torch.Tensor], None] | None = None) -> None:
+    """Train as most loops do: the graph of each step is alive until the next one has been made."""
+    for _ in range(steps):
+        model.zero_grad()
+        loss = model(torch.ones(2, 4)).sum()
+        if each is not None:
+            each(loss)
+        loss.backward()
+
+
+@needs_gate
+def test_a_loop_that_keeps_its_loss_costs_no_more(gated: None) -> None:
+    """Accumulations that live on after the first step, in which analyses were pending, are given to
+    the gate: no function of ours runs for them later."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(10)))
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+
+    def kept_step() -> None:
+        nonlocal loss
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+
+    runs = []
+    loss = None
+    for one in (step, kept_step):
+        with applied(amanda.tools.load("count")()):
+            for _ in range(6):
+                one()
+            runs.append(profiled(one)[1])
+    assert len(runs[1]) <= len(runs[0]), f"\n{runs[1]}"
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_accumulations_that_live_on_act_once_in_each_step(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Also where the gate takes them over, a routine at them runs once for each step."""
+    if name == "gate" and gate.reason_unusable():
+        pytest.skip(gate.reason_unusable())
+    model, tool = nn.Linear(4, 4), amanda.Tool()
+    ran: list[str] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_backward_op().__name__ == "AccumulateGrad":
+            context.insert_before_backward_op(doubled, name=context.get_backward_op_id())
+
+    def doubled(gradient: torch.Tensor, name: str) -> torch.Tensor:
+        ran.append(name)
+        return gradient * 2
+
+    tool.add_inst_for_op(analyse, backward=True)
+    kept(model, 1)
+    vanilla = [parameter.grad.clone() for parameter in model.parameters()]
+    with intercepted(monkeypatch, name, tool):
+        for _ in range(2):
+            kept(model, 5)
+        assert set(collections.Counter(ran).values()) == {10}
+        for parameter, gradient in zip(model.parameters(), vanilla, strict=True):
+            assert torch.equal(parameter.grad, gradient * 2)
+    kept(model, 2)
+    assert len(ran) == 20
+    for parameter, gradient in zip(model.parameters(), vanilla, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+
+
+@needs_gate
+def test_hooks_of_the_program_keep_their_place_at_an_accumulation(gated: None) -> None:
+    """An accumulation that has hooks of the program beside ours is left to Python, so that all run
+    in the order in which they were registered."""
+    model, tool = nn.Linear(4, 4, bias=False), amanda.Tool()
+    order: list[str] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_backward_op().__name__ == "AccumulateGrad":
+            context.insert_before_backward_op(lambda gradient: order.append("tool"))
+
+    tool.add_inst_for_op(analyse, backward=True)
+    handles: list[Any] = []
+
+    def hook(loss: torch.Tensor) -> None:
+        if not handles:
+            node = model.weight.expand_as(model.weight).grad_fn.next_functions[0][0]
+            handles.append(node.register_prehook(lambda *_: order.append("program")))
+
+    with applied(tool):
+        kept(model, 4, hook)
+    assert order == ["tool", "program"] * 4
+    handles[0].remove()

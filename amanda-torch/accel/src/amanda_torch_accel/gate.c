@@ -2536,6 +2536,26 @@ accumulation_marks(PyObject *object, PyObject *Py_UNUSED(argument))
 
 PyDoc_STRVAR(marks_doc, "marks()\n\nWhat stands in a leaf's marks for it, by scope.");
 
+static PyObject *
+accumulation_scopes(PyObject *self, void *Py_UNUSED(closure))
+{
+    PyObject *scopes = scopes_of(((Accumulation *)self)->hook);
+    return Py_NewRef(scopes == NULL ? Py_None : scopes);
+}
+
+static PyObject *
+accumulation_is_idle(PyObject *self, void *Py_UNUSED(closure))
+{
+    const Hook *hook = ((Accumulation *)self)->hook;
+    return PyBool_FromLong(!hook->has_before && !hook->has_after);
+}
+
+static PyGetSetDef accumulation_properties[] = {
+    {"scopes", accumulation_scopes, NULL, "Those in which the leaf is the operator's.", NULL},
+    {"is_idle", accumulation_is_idle, NULL, "Whether nothing is to be done.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMethodDef accumulation_methods[] = {
     {"marks", accumulation_marks, METH_NOARGS, marks_doc},
     {"note_pass", accumulation_note_pass, METH_VARARGS, note_pass_doc},
@@ -2562,6 +2582,7 @@ static PyTypeObject Accumulation_Type = {
     .tp_vectorcall_offset = offsetof(Accumulation, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_methods = accumulation_methods,
+    .tp_getset = accumulation_properties,
     .tp_dealloc = (destructor)accumulation_dealloc,
 };
 
@@ -3549,6 +3570,58 @@ gate_time_pass(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     return found == NULL ? Py_NewRef(Py_None) : (PyObject *)found;
+}
+
+/* ---- accumulations that Python has hooked ------------------------------------------------------ */
+
+/* The dict (borrowed) in which a hook is called by Python's objects or ours; NULL if it is in none. */
+static PyObject *
+dict_of(const char *node, int is_after, PyObject *hook)
+{
+    const Vector *hooks = hooks_of(node, is_after);
+    for (void **one = hooks->begin; one < hooks->end; one++) {
+        const CalledHook *called = *one;
+        if ((called->functions == callers[is_after].functions + DESTROY
+             || called->functions == callers[is_after].table + DESTROY)
+            && PyDict_Contains(called->dict, hook) == 1) {
+            return called->dict;
+        }
+    }
+    return NULL;
+}
+
+PyDoc_STRVAR(exchange_doc,
+"exchange(node, accumulation, hook)\n\nHave a hook run at the accumulation of a leaf in the place of what "
+"Python has hooked there.\n\n"
+"Args:\n    accumulation: of Python's; attach() has registered it.\n    hook: what hook() returns.\n\n"
+"Returns:\n    What is called instead; None where it stays as it is, since it is not found alone.");
+
+static PyObject *
+gate_exchange(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *object, *old, *hook, *dicts[2] = {NULL, NULL};
+    if (!PyArg_ParseTuple(args, "OOO!", &object, &old, &Hook_Type, &hook)) {
+        return NULL;
+    }
+    const char *node = node_in(object);
+    int wanted[2] = {((Hook *)hook)->has_before, ((Hook *)hook)->has_after};
+    for (int i = 0; i < 2; i++) {
+        dicts[i] = node == NULL || callers[i].place == 0 ? NULL : dict_of(node, i, old);
+        /* Beside hooks of the program's it would come after them. */
+        if (dicts[i] == NULL ? wanted[i] : PyDict_GET_SIZE(dicts[i]) != 1) {
+            PyErr_Clear();
+            Py_RETURN_NONE;
+        }
+    }
+    PyObject *made = (PyObject *)new_accumulation((Hook *)hook);
+    for (int i = 0; made != NULL && i < 2; i++) {
+        if (dicts[i] != NULL
+            && ((wanted[i] && PyObject_SetItem(dicts[i], made, made) < 0)
+                || PyObject_DelItem(dicts[i], old) < 0)) {
+            Py_CLEAR(made);
+        }
+    }
+    return made;
 }
 
 /* ---- how autograd calls hooks ------------------------------------------------------------------ */
@@ -7162,6 +7235,7 @@ static PyMethodDef methods[] = {
     {"configure_nodes", gate_configure_nodes, METH_O, configure_nodes_doc},
     {"configure_native", gate_configure_native, METH_VARARGS, configure_native_doc},
     {"configure_tensors", gate_configure_tensors, METH_VARARGS, configure_tensors_doc},
+    {"exchange", gate_exchange, METH_VARARGS, exchange_doc},
     {"event", gate_event, METH_O, event_doc},
     {"follow", gate_follow, METH_VARARGS, follow_doc},
     {"forget", gate_forget, METH_NOARGS, forget_doc},

@@ -816,9 +816,12 @@ class Claimer:
         handle, count, is_idle = known.handle, first, True
         for node in leaves:
             mark = node.metadata.get(_MARK)
-            if type(mark) is Accumulation and mark.scopes == handle.scopes:
+            # Python's or the gate's.
+            if mark is not None and type(mark) is not dict and mark.scopes == handle.scopes:
                 # Of an operator that ran before, as of all but the first calls in a loop.
-                if mark not in reached:
+                if type(mark) is Accumulation:
+                    mark = self._handed_over(node, mark, known)
+                if not mark.is_idle and mark not in reached:
                     reached.append(mark)
                 continue
             marks, fresh = self._owned(node, handle, iteration)
@@ -854,6 +857,29 @@ class Claimer:
                     add_reached(reached, marks, handle.scopes)
         known.asked = self.dispatcher.analysed
         return is_idle
+
+    def _handed_over(self, node: Any, mark: Accumulation, known: KnownGradients) -> Any:
+        """What acts at an accumulation: the gate's instead of Python's, as soon as it can be.
+
+        Where the graph of one step is alive until that of the next one has been made, as a loop's
+        ``loss = ...`` keeps it, all steps have the accumulations of the first one, in which
+        analyses were pending.
+        """
+        native = self.dispatcher.native
+        backward_id = mark.backward_id
+        is_own = backward_id.startswith(f"{known.handle.op_id}/grad/")
+        # Not where a pass may be about to call what is to be exchanged.
+        if native is None or not is_own or not self.is_alone() or _internals.graph_task() >= 0:
+            return mark
+        hooks = known.hooks.get(backward_id)
+        if hooks is None and known.asked != self.dispatcher.analysed:
+            hooks = self._shared_hooks(known, "AccumulateGrad", backward_id)
+        made = None if hooks is None else native.exchange(node, mark, native.hook(hooks))
+        if made is None:
+            return mark
+        mark.hand_over(made)
+        node.metadata[_MARK] = made
+        return made
 
     def claim_leaves(
         self,

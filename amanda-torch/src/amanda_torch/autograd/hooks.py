@@ -258,6 +258,8 @@ class Accumulation:
 
     Attributes:
         scopes: weak references to the scopes in which the leaf is the operator's.
+        backward_id: the accumulation's id.
+        is_idle: False; of the gate's accumulations, whether they have nothing to do.
 
     Args:
         maker: gives what they run, and is asked once, where a pass comes to them.
@@ -267,8 +269,10 @@ class Accumulation:
     """
 
     __slots__ = (
-        *("_always", "_backward_id", "_hooks", "_known", "_maker", "_passes", "_past", "scopes"),
+        *("_always", "_hooks", "_known", "_maker", "_passes", "_past", "backward_id", "scopes"),
     )
+
+    is_idle = False
 
     def __init__(
         self, maker: HookMaker, known: Any, backward_id: str, scopes: Sequence[Any], past: Any
@@ -276,7 +280,7 @@ class Accumulation:
         # Not a tuple of them, nor a partial function: there is one for each parameter.
         self._maker: HookMaker | None = maker
         self._known = known
-        self._backward_id = backward_id
+        self.backward_id = backward_id
         self._past = past
         self.scopes = scopes
         self._hooks: NodeHooks | None = None
@@ -312,12 +316,17 @@ class Accumulation:
             return hooks.before(gradients)
         return hooks.after(gradients, grad_outputs)
 
+    def hand_over(self, other: Any) -> None:
+        """Have another one of the gate's act in the passes in which this one does."""
+        for task in self._passes:
+            other.note_pass(task, self._always)
+
     def _made(self) -> NodeHooks:
         # Another thread may be about to do the same: what it drops is read before its result.
         maker, known, past = self._maker, self._known, self._past
         hooks = self._hooks
         if hooks is None and maker is not None:
-            hooks = self._hooks = maker.leaf_hooks(known, self._backward_id, self.scopes, past)
+            hooks = self._hooks = maker.leaf_hooks(known, self.backward_id, self.scopes, past)
             self._maker = self._known = self._past = None
         assert hooks is not None
         return hooks
