@@ -269,7 +269,8 @@ class Accumulation:
     """
 
     __slots__ = (
-        *("_always", "_hooks", "_known", "_maker", "_passes", "_past", "backward_id", "scopes"),
+        *("_always", "_hooks", "_known", "_maker", "_other", "_passes", "_past"),
+        *("backward_id", "scopes"),
     )
 
     is_idle = False
@@ -287,9 +288,13 @@ class Accumulation:
         # By the numbers of _internals.graph_task.
         self._passes: list[int] = []
         self._always = False
+        self._other: Any = None
 
     def note_pass(self, task: int, makes_graph: bool) -> None:
         """A backward pass has come to an operator of the scopes that uses the leaf."""
+        if self._other is not None:
+            self._other.note_pass(task, makes_graph)
+            return
         passes = self._passes
         if task not in passes:
             passes.append(task)
@@ -317,7 +322,8 @@ class Accumulation:
         return hooks.after(gradients, grad_outputs)
 
     def hand_over(self, other: Any) -> None:
-        """Have another one of the gate's act in the passes in which this one does."""
+        """Have one of the gate's act instead, also in passes that come through earlier graphs."""
+        self._other = other
         for task in self._passes:
             other.note_pass(task, self._always)
 
