@@ -1778,3 +1778,19 @@ def test_hooks_of_the_program_keep_their_place_at_an_accumulation(gated: None) -
         kept(model, 4, hook)
     assert order == ["tool", "program"] * 4
     handles[0].remove()
+
+
+@needs_gate
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are listed on Linux")
+def test_the_self_test_starts_no_thread() -> None:
+    """A program that forks after a scope has no more threads than it had."""
+    code = (
+        "import os, torch, amanda\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "with amanda.apply(amanda.Tool()):\n    pass\n"
+        "print(len(os.listdir('/proc/self/task')) - before)\n"
+    )
+    environment = {**os.environ, VARIABLE: "gate"}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "0", run.stderr
