@@ -389,11 +389,11 @@ def _forms() -> Sequence[Callable[[torch.Tensor], Any]]:
         lambda x: x[0],
         lambda x: x.__setitem__(0, 1.0),
         lambda x: x.T,
-        # No product, softmax and the like, for which threads are started: they would be left behind.
-        lambda x: nn.functional.leaky_relu(x),
+        # Not linear() or softmax(), for which threads are started, which would be left behind.
+        nn.functional.softplus,
         torch.ops.aten.relu.default,
         torch.ops.aten.relu,
-        lambda x: nn.functional.softsign(x),
+        nn.functional.softsign,
         lambda x: x == "x",
         lambda x: (x.dim(), len(x), x.shape, float(x.sum()), str(x)),
     )
