@@ -357,16 +357,16 @@ def _replacing_by_itself(types: Sequence[str], traceable: bool) -> amanda.Tool:
 def test_replacement_of_operators_without_outputs(traceable: bool) -> None:
     """An operator that returns nothing may be replaced by its own function, and what waits for
     it waits for the replacement."""
-    _STATE.assign(1.0)
+    state = tf.Variable(1.0)
 
     @tf.function
     def step(x: Any) -> Any:
         tf.debugging.assert_greater(x, 0.0)
         if x > 1.0:
-            _STATE.assign(x)
+            state.assign(x)
         for _ in tf.range(2):
-            _STATE.assign_add(x)
-        return _STATE + 0.0
+            state.assign_add(x)
+        return state + 0.0
 
     tool = _replacing_by_itself(["AssignVariableOp", "AssignAddVariableOp", "Assert"], traceable)
     with amanda.apply(tool):

@@ -819,7 +819,7 @@ class Claimer:
             # Python's or the gate's.
             if mark is not None and type(mark) is not dict and mark.scopes == handle.scopes:
                 # Of an operator that ran before, as of all but the first calls in a loop.
-                if type(mark) is Accumulation:
+                if type(mark) is Accumulation and self.dispatcher.native is not None:
                     mark = self._handed_over(node, mark, known)
                 if not mark.is_idle and mark not in reached:
                     reached.append(mark)
@@ -865,11 +865,10 @@ class Claimer:
         ``loss = ...`` keeps it, all steps have the accumulations of the first one, in which
         analyses were pending.
         """
-        native = self.dispatcher.native
-        backward_id = mark.backward_id
+        native, backward_id = self.dispatcher.native, mark.backward_id
         is_own = backward_id.startswith(f"{known.handle.op_id}/grad/")
         # Not where a pass may be about to call what is to be exchanged.
-        if native is None or not is_own or not self.is_alone() or _internals.graph_task() >= 0:
+        if not is_own or not self.is_alone() or _internals.graph_task() >= 0:
             return mark
         hooks = known.hooks.get(backward_id)
         if hooks is None and known.asked != self.dispatcher.analysed:
