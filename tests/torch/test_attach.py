@@ -170,8 +170,8 @@ def test_every_private_symbol_is_checked() -> None:
         for name in _private_names(tree)
         if str(name).startswith("_") and not str(name).endswith("__")
     }
-    # Python's own, and C++'s operators new and delete; and those that no class of PyTorch has, only Dynamo's
-    # graphs and their nodes, and functions that it is kept off.
+    # Python's own, and C++'s operators new and delete; and those that no class of PyTorch has, only
+    # Dynamo's graphs and their nodes, and functions that it is kept off.
     others = {
         "_getframe",
         "_current_frames",
