@@ -9,6 +9,8 @@ from __future__ import annotations
 import array
 import functools
 import gc
+import itertools
+import statistics
 import subprocess
 import sys
 import threading
@@ -666,7 +668,7 @@ def everything(thread: Thread) -> None:
 def test_nothing_is_kept(thread: Thread) -> None:
     """Operators leave no object behind, whether they run, are asked about, or raise."""
     blocks = []
-    for _ in range(4):
+    for _ in range(6):
         for _ in range(200):
             everything(thread)
             for found in thread.ran, thread.asked, thread.noted, thread.ended, thread.read:
@@ -675,7 +677,9 @@ def test_nothing_is_kept(thread: Thread) -> None:
             thread.told.clear()
         gc.collect()
         blocks.append(sys.getallocatedblocks())
-    assert blocks[-1] - blocks[1] < 20
+    # Caches of Python's, and threads of earlier tests, change the number now and then.
+    growth = [after - before for before, after in itertools.pairwise(blocks)]
+    assert statistics.median(growth) < 5
 
 
 def test_cycles_are_collected(thread: Thread) -> None:

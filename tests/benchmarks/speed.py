@@ -153,16 +153,21 @@ def tools_on(workload: str, interceptors: Sequence[str]) -> list[Comparison]:
         for name, scope in PEERS.items()
     ]
     if not WORKLOADS[workload].training:
-        rows += [Comparison(*row, vanilla) for row in _whole_steps(workload, model)]
+        rows += [Comparison(*row, vanilla) for row in _whole_steps(workload)]
     return rows
 
 
-def _whole_steps(workload: str, model: nn.Module) -> Iterator[tuple[str, Program]]:
-    """The peers that run the model themselves, as far as they are installed."""
+def _whole_steps(workload: str) -> Iterator[tuple[str, Program]]:
+    """The peers that run the model themselves, as far as they are installed.
+
+    Each has a model of its own: nnsight (0.8.1) sets a `forward` on every module, for good, and
+    the other rows would measure that.
+    """
     _, inputs = WORKLOADS[workload].build()
     if importlib.util.find_spec("torchlens"):
         import torchlens
 
+        model, _ = WORKLOADS[workload].start()
         yield (
             "peer: torchlens.trace",
             Program(lambda: torchlens.trace(model, [], input_kwargs=dict(inputs)), _unwrapped),
@@ -170,7 +175,7 @@ def _whole_steps(workload: str, model: nn.Module) -> Iterator[tuple[str, Program
     if importlib.util.find_spec("nnsight"):
         import nnsight
 
-        traced = nnsight.NNsight(model)
+        traced = nnsight.NNsight(WORKLOADS[workload].start()[0])
 
         def trace() -> None:
             with torch.no_grad(), traced.trace(**inputs):

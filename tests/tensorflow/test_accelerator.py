@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import statistics
 import subprocess
 import sys
 import threading
@@ -293,7 +294,8 @@ def test_nothing_is_kept_of_steps_and_scopes(
                 del made
             gc.collect()
             blocks.append(sys.getallocatedblocks())
-        # Caches of TensorFlow's grow now and then.
-        growth.append(min(after - before for before, after in itertools.pairwise(blocks)))
+        # Caches of TensorFlow's grow now and then, and what earlier tests left is freed at times.
+        differences = [after - before for before, after in itertools.pairwise(blocks)]
+        growth.append(statistics.median(differences))
     # Fifty steps have run between two figures.
     assert growth[1] - growth[0] < 50
