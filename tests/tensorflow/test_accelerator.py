@@ -113,35 +113,11 @@ def test_an_unknown_value_counts_as_auto(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-REFUSALS: dict[str, tuple[Any, str, Any]] = {
-    "implementation": (accelerator.platform, "python_implementation", lambda: "PyPy"),
-    "free-threaded": (_internals, "has_gil", lambda: False),
-    "Python 3.9": (accelerator.sys, "version_info", (3, 9, 0)),
-    "Python 4.0": (accelerator.sys, "version_info", (4, 0, 0)),
-    "plan9": (accelerator.sys, "platform", "plan9"),
-    "TensorFlow 9": (TensorFlowEagerDriver, "untested_version", lambda: "TensorFlow 9"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_was_not_tested_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Each reason that speaks against it is named."""
-    monkeypatch.setattr(*REFUSALS[name])
-    said = accelerator.refusal()
-    assert ("PyPy" if name == "implementation" else name) in said
-
-
-def test_packages_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of another release, and one without its extension, which says how to see why."""
-
-    def load() -> None:
-        raise ImportError("No module named 'amanda_tensorflow_accel.fast_path'")
-
-    package = types.SimpleNamespace(VERSION=accelerator.INTERFACE, load=load)
-    monkeypatch.setitem(sys.modules, "amanda_tensorflow_accel", package)
-    assert "without a C compiler, none is built" in accelerator.refusal()
-    package.VERSION = 0
-    assert "of another release" in accelerator.refusal()
+def test_untested_versions_of_tensorflow_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not used with a TensorFlow that it was not tested with, and the reason is given."""
+    monkeypatch.setattr(TensorFlowEagerDriver, "untested_version", lambda: "TensorFlow 9")
+    found = accelerator.refusal()
+    assert found == "amanda-tensorflow-accel was not tested with TensorFlow 9"
 
 
 def test_the_package_needs_no_extension() -> None:

@@ -175,7 +175,6 @@ def test_every_private_symbol_is_checked() -> None:
     others = {
         "_getframe",
         "_current_frames",
-        "_jit",
         "_Znwm",
         "_ZdlPv",
         "_param_name_to_source",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import linecache
+import sys
+import sysconfig
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -24,6 +26,17 @@ def owned_check(lock: Any) -> Callable[[], bool]:
     """
     check: Callable[[], bool] = lock._is_owned
     return check
+
+
+def has_gil() -> bool:
+    """Whether this Python has the GIL, and is no build that could do without."""
+    return not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+def has_jit() -> bool:
+    """Whether this Python's JIT is enabled; ``sys._jit`` is new in 3.14."""
+    jit = getattr(sys, "_jit", None)
+    return bool(jit is not None and jit.is_enabled())
 
 
 def register_source(code: CodeType, source: str, file: str) -> None:

@@ -17,6 +17,7 @@ from amanda.engine.eager import EagerDriver, OperatorRun
 from amanda.engine.op_ids import OpIds
 from amanda.engine.plan import ActionPlan
 from amanda.engine.static_graph import StaticGraphDispatcher
+from amanda.extensions import Extension
 from amanda.interface.action import Action, ActionKind, InstPoint
 from amanda.interface.binding import Arguments, Signature
 from amanda.interface.calls import BackwardCall, BoundCall, NamedOp, OpCall
@@ -38,6 +39,7 @@ __all__ = [
     "Dispatcher",
     "Driver",
     "EagerDriver",
+    "Extension",
     "InstPoint",
     "NamedOp",
     "Namespace",

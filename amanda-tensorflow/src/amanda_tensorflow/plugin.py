@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import functools
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, ClassVar
 
 import amanda
 from amanda.errors import CapabilityError
+from amanda.extensions import mistake
 from amanda.interface.driver import Capability, Driver
 from amanda.namespace import Namespace
 from amanda_tensorflow import mapping_rules
@@ -166,11 +166,8 @@ class TensorFlowEagerDriver(TensorFlowDriver):
     @classmethod
     def reason_against_settings(cls) -> str:
         """What the environment asks for that there is not; "" if nothing."""
-        asked = os.environ.get(cls.accelerator_variable) or "auto"
-        if asked not in cls.accelerators:
-            names = ", ".join(cls.accelerators)
-            return f"{cls.accelerator_variable}={asked} is none of {names}"
-        return super().reason_against_settings()
+        found = mistake(cls.accelerator_variable, cls.accelerators)
+        return found or super().reason_against_settings()
 
 
 class TensorFlowFunctionDriver(TensorFlowDriver):

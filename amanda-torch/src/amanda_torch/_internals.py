@@ -20,7 +20,6 @@ import itertools
 import logging
 import operator
 import sys
-import sysconfig
 import threading
 import types
 import warnings
@@ -1901,17 +1900,6 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 # -- Python -----------------------------------------------------------------
-
-
-def has_gil() -> bool:
-    """Whether this Python has the GIL, and is no build that could do without."""
-    return not sysconfig.get_config_var("Py_GIL_DISABLED")
-
-
-def has_jit() -> bool:
-    """Whether this Python's JIT is enabled; ``sys._jit`` is new in 3.14."""
-    jit = getattr(sys, "_jit", None)
-    return bool(jit is not None and jit.is_enabled())
 
 
 _EVENTS = 1000

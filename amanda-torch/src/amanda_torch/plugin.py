@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
-import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 import amanda
+from amanda.extensions import mistake
 from amanda.interface.driver import Capability, Driver
 from amanda_torch import mapping_rules
 
@@ -43,13 +43,11 @@ class TorchDriver(Driver, abc.ABC):
     @classmethod
     def reason_against_settings(cls) -> str:
         """As every driver, and a compiler that there is not."""
-        asked = os.environ.get(COMPILER_VARIABLE)
-        if (reason := super().reason_against_settings()) or not asked or asked in COMPILERS:
+        reason = super().reason_against_settings()
+        if reason or not mistake(COMPILER_VARIABLE, COMPILERS):
             return reason
         others = {entry.name for entry in metadata.entry_points(group="torch_dynamo_backends")}
-        if asked in others:
-            return ""
-        return f"{COMPILER_VARIABLE}={asked} is none of {', '.join((*COMPILERS, *sorted(others)))}"
+        return mistake(COMPILER_VARIABLE, (*COMPILERS, *sorted(others)))
 
     @classmethod
     def missing_symbols(cls) -> list[str]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import abc
 import enum
 import importlib
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Self
 
+from amanda.extensions import mistake
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
 from amanda.namespace import Namespace
@@ -144,10 +144,7 @@ class Driver(abc.ABC):
         Asked before a program starts. A driver that overrides it begins with this one, and imports
         no framework.
         """
-        asked = os.environ.get(cls.interceptor_variable) if cls.interceptor_variable else None
-        if not asked or asked in cls.interceptors:
-            return ""
-        return f"{cls.interceptor_variable}={asked} is none of {', '.join(cls.interceptors)}"
+        return mistake(cls.interceptor_variable, cls.interceptors)
 
     @classmethod
     def framework_imported(cls) -> None:

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import os
 import sys
-import sysconfig
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -111,11 +110,6 @@ add_n: Any = gen_math_ops.add_n
 context_of_process: Any = context.context
 
 executing_eagerly: Any = context.executing_eagerly
-
-
-def has_gil() -> bool:
-    """Whether this Python has the GIL, and is no build that could do without."""
-    return not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def local_data() -> Any:

@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import array
 import functools
-import os
-import platform
-import sys
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from amanda.engine.plan import ActionPlan
-from amanda.errors import CoverageWarning
+from amanda.extensions import Extension, chosen
 from amanda.inline import Counter, Log, Timer
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.backward_ops import GradientRun
@@ -36,30 +32,17 @@ from amanda_tensorflow.eager.variable_values import READING, Source, VariableVal
 from amanda_tensorflow.gradient_map.recording import MARK
 from amanda_tensorflow.plugin import TensorFlowEagerDriver
 
-OLDEST_PYTHON = (3, 11)
-NEWEST_PYTHON = (3, 13)
-"""The versions of CPython between which the tests of the accelerator pass."""
-
-INTERFACE = 1
-"""Of the extension, which has to have the same."""
-
-NAMES = TensorFlowEagerDriver.accelerators
-
+EXTENSION = Extension(
+    "amanda-tensorflow", "amanda_tensorflow_accel", interface=1, newest_python=(3, 13)
+)
 
 # -- whether it is used -------------------------------------------------------
 
 
 def is_asked_for() -> bool:
     """Whether the environment variable lets the accelerator be used."""
-    variable = TensorFlowEagerDriver.accelerator_variable
-    name = os.environ.get(variable, "") or "auto"
-    if name not in NAMES:
-        warnings.warn(
-            f"{variable} is {name!r}, none of {', '.join(NAMES)}: it counts as auto",
-            CoverageWarning,
-            stacklevel=2,
-        )
-    return name != "off"
+    driver = TensorFlowEagerDriver
+    return chosen(driver.accelerator_variable, driver.accelerators) != "off"
 
 
 def choose() -> bool:
@@ -79,43 +62,12 @@ def reason_unusable() -> str:
 
 def refusal() -> str:
     """What speaks against the accelerator before anything is tried."""
-    version = sys.version_info[:2]
-    if platform.python_implementation() != "CPython":
-        return f"the accelerator needs CPython, and this is {platform.python_implementation()}"
-    if not _internals.has_gil():
-        return "the accelerator does without a lock, and this is a free-threaded build of Python"
-    if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
-        return f"the accelerator was not tested with Python {version[0]}.{version[1]}"
-    if sys.platform != "linux":
-        return f"the accelerator was not tested on {sys.platform}"
-    untested = TensorFlowEagerDriver.untested_version()
-    if untested:
-        return f"the accelerator was not tested with {untested}"
-    try:
-        import amanda_tensorflow_accel
-    except ImportError:
-        return "amanda-tensorflow-accel is not installed; try: pip install amanda-tensorflow[accel]"
-    if amanda_tensorflow_accel.VERSION != INTERFACE:
-        return (
-            "amanda-tensorflow-accel is of another release than amanda-tensorflow; install both "
-            "anew"
-        )
-    try:
-        amanda_tensorflow_accel.load()
-    except ImportError as error:
-        return (
-            f"the extension of amanda-tensorflow-accel cannot be loaded ({error}); without a C "
-            "compiler, none is built: installed with AMANDA_TENSORFLOW_ACCEL_BUILD=require, pip "
-            "shows what the compiler says"
-        )
-    return ""
+    return EXTENSION.refusal(TensorFlowEagerDriver.untested_version())
 
 
 def extension() -> Any:
     """The C extension."""
-    import amanda_tensorflow_accel
-
-    return amanda_tensorflow_accel.load()
+    return EXTENSION.load()
 
 
 def configure() -> str:

@@ -14,9 +14,6 @@ from __future__ import annotations
 import array
 import functools
 import inspect
-import os
-import platform
-import sys
 import threading
 import time
 import types
@@ -31,6 +28,7 @@ from amanda import inline
 from amanda.engine.backward import OpHandle
 from amanda.engine.notes import note
 from amanda.errors import CoverageWarning
+from amanda.extensions import Extension, chosen
 from amanda.interface.action import Action
 from amanda.patching import PatchSet
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED
@@ -52,12 +50,7 @@ WITH_GATE = frozenset({"auto", "capture", "gate"})
 """The names of interceptors for which the gate is used, if it can be: by ``capture`` for all that
 is not captured."""
 
-OLDEST_PYTHON = (3, 11)
-NEWEST_PYTHON = (3, 14)
-"""The versions of CPython between which the tests of the gate pass."""
-
-INTERFACE = 9
-"""Of the extension, which has to have the same."""
+EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=9, newest_python=(3, 14))
 
 _UNREPORTED = frozenset({"from_numpy"})
 """Builtins that look like operators, and report nothing to a mode."""
@@ -71,16 +64,7 @@ _REPORTED_FIRST = frozenset({"__eq__", "apply_", "new", "new_tensor", "type"})
 
 def name_asked() -> str:
     """The interceptor that the environment variable names; ``auto`` without one."""
-    variable, names = TorchEagerDriver.interceptor_variable, TorchEagerDriver.interceptors
-    name = os.environ.get(variable, "") or "auto"
-    if name in names:
-        return name
-    warnings.warn(
-        f"{variable} is {name!r}, none of {', '.join(names)}: it counts as auto",
-        CoverageWarning,
-        stacklevel=2,
-    )
-    return "auto"
+    return chosen(TorchEagerDriver.interceptor_variable, TorchEagerDriver.interceptors)
 
 
 def choose() -> bool:
@@ -111,41 +95,12 @@ def reason_unusable() -> str:
 
 def refusal() -> str:
     """What speaks against the gate before anything is tried."""
-    version = sys.version_info[:2]
-    if platform.python_implementation() != "CPython":
-        return f"it needs CPython, and this is {platform.python_implementation()}"
-    if not _internals.has_gil():
-        return "this is a free-threaded build of Python"
-    if _internals.has_jit():
-        return "the JIT of this Python is enabled, which may copy what the gate replaces"
-    if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
-        return f"it was not tested with Python {version[0]}.{version[1]}"
-    if sys.platform != "linux":
-        return f"it was not tested on {sys.platform}"
-    untested = LoadedDriver.untested_version()
-    if untested:
-        return f"it was not tested with {untested}"
-    try:
-        import amanda_torch_accel
-    except ImportError:
-        return "amanda-torch-accel is not installed; try: pip install 'amanda-torch[accel]'"
-    if amanda_torch_accel.VERSION != INTERFACE:
-        return "amanda-torch-accel is of another release than amanda-torch; install both anew"
-    try:
-        amanda_torch_accel.load()
-    except ImportError as error:
-        return (
-            f"its extension cannot be loaded ({error}); without a C compiler, none is built: "
-            "installed with AMANDA_TORCH_ACCEL_BUILD=require, pip shows what the compiler says"
-        )
-    return ""
+    return EXTENSION.refusal(LoadedDriver.untested_version())
 
 
 def extension() -> Any:
     """The C extension."""
-    import amanda_torch_accel
-
-    return amanda_torch_accel.load()
+    return EXTENSION.load()
 
 
 def _configure() -> str:

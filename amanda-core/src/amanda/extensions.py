@@ -1,0 +1,126 @@
+"""Optional extensions in C, with which a driver notices operators faster.
+
+An extension is a distribution of its own, so that the driver's stays pure Python. Its package has a
+``VERSION`` and a function ``load()``; the driver describes what it needs of it, and does without
+where there is a reason against it::
+
+    EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=9, newest_python=(3, 14))
+    reason = EXTENSION.refusal(LoadedDriver.untested_version())
+    native = None if reason else EXTENSION.load()
+
+Which of several ways a driver takes is up to an environment variable, read by :func:`chosen`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from amanda import _internals
+from amanda.errors import CoverageWarning
+
+
+@attrs.frozen
+class Extension:
+    """What a driver needs of its extension in C.
+
+    Attributes:
+        driver: the driver's distribution, which has an extra ``accel``.
+        package: that the extension's distribution installs.
+        interface: the ``VERSION`` that the package has to have.
+        oldest_python, newest_python: the versions of CPython between which it was tested.
+    """
+
+    driver: str
+    package: str
+    interface: int
+    newest_python: tuple[int, int]
+    oldest_python: tuple[int, int] = (3, 11)
+
+    @property
+    def distribution(self) -> str:
+        """Its name for pip."""
+        return self.package.replace("_", "-")
+
+    def refusal(self, untested: str = "") -> str:
+        """What speaks against the extension before anything of it is tried; "" if nothing.
+
+        Args:
+            untested: the framework with its version, if it was not tested with that.
+        """
+        return self._wrong_python() or self._wrong_machine(untested) or self._wrong_package()
+
+    def load(self) -> Any:
+        """The extension.
+
+        Raises:
+            ImportError: its package is not installed, or was built without it.
+        """
+        return importlib.import_module(self.package).load()
+
+    def _wrong_python(self) -> str:
+        version, implementation = sys.version_info[:2], platform.python_implementation()
+        if implementation != "CPython":
+            return f"{self.distribution} needs CPython, and this is {implementation}"
+        if not _internals.has_gil():
+            return f"{self.distribution} needs the GIL, and this is a free-threaded build of Python"
+        if _internals.has_jit():
+            return f"the JIT of this Python may copy what {self.distribution} replaces"
+        if not self.oldest_python <= version <= self.newest_python:
+            return f"{self.distribution} was not tested with Python {version[0]}.{version[1]}"
+        return ""
+
+    def _wrong_machine(self, untested: str) -> str:
+        if sys.platform != "linux":
+            return f"{self.distribution} was not tested on {sys.platform}"
+        return f"{self.distribution} was not tested with {untested}" if untested else ""
+
+    def _wrong_package(self) -> str:
+        try:
+            package = importlib.import_module(self.package)
+        except ImportError:
+            return f"{self.distribution} is not installed; try: pip install '{self.driver}[accel]'"
+        if self.interface != package.VERSION:
+            return (
+                f"{self.distribution} is of another release than {self.driver}; install both anew"
+            )
+        try:
+            package.load()
+        except ImportError as error:
+            variable = f"{self.package.upper()}_BUILD"
+            return (
+                f"the extension of {self.distribution} cannot be loaded ({error}); without a C "
+                f"compiler, none is built: installed with {variable}=require, pip shows what the "
+                "compiler says"
+            )
+        return ""
+
+
+def chosen(variable: str, names: Sequence[str], default: str = "auto") -> str:
+    """The one of `names` that an environment variable asks for.
+
+    Another value counts as `default`, as an empty one does; it is a
+    :class:`~amanda.errors.CoverageWarning`.
+    """
+    name = os.environ.get(variable, "") or default
+    if name in names:
+        return name
+    warnings.warn(
+        f"{variable} is {name!r}, none of {', '.join(names)}: it counts as {default}",
+        CoverageWarning,
+        stacklevel=3,
+    )
+    return default
+
+
+def mistake(variable: str, names: Sequence[str]) -> str:
+    """What is wrong with an environment variable that is to be one of `names`; "" if nothing."""
+    name = os.environ.get(variable, "") if variable else ""
+    return f"{variable}={name} is none of {', '.join(names)}" if name and name not in names else ""
