@@ -27,12 +27,13 @@ from amanda import inline
 from amanda.cli.results import last_line
 from amanda.errors import InPlaceWarning
 from amanda.state import STATE, TOOL_LOCK
+from amanda_torch.compiled import modules
 from amanda_torch.compiled.binding import Binding
 from amanda_torch.compiled.code import GraphCode, NotCapturableError
 from amanda_torch.compiled.derived import DerivedGraph
 from amanda_torch.compiled.direct import DirectCode
 from amanda_torch.compiled.driver import EagerDriver
-from amanda_torch.compiled.modules import _CAPTURED
+from amanda_torch.compiled.modules import _CAPTURED, REFUSALS, REFUSALS_ALIKE
 from amanda_torch.compiled.modules import CALLS as CALLS_BEFORE
 from amanda_torch.eager import gate
 from amanda_torch.eager.interceptors import LOCAL
@@ -192,6 +193,107 @@ def test_models_run_captured_with_the_results_and_ids_of_the_mode(
     assert len(bound) == CALLS - CALLS_BEFORE - 1
 
 
+class Named(nn.Module):
+    """Two linear layers, one of which has a name that is no name of Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.others = nn.ModuleDict({"layer-1": nn.Linear(4, 4)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.others["layer-1"](self.first(x).relu())
+
+
+class Forward:
+    """A forward of a module, as a library puts it there."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.keep(module)
+        self.run = type(module).forward
+
+    def keep(self, module: nn.Module) -> None:
+        """Keep the module."""
+        self.module = weakref.ref(module)
+
+    def kept(self) -> nn.Module:
+        """The module."""
+        return self.module()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self.kept(), *args, **kwargs)
+
+
+class ByReference(Forward):
+    """As of nnsight."""
+
+
+class _List(list[nn.Module]):
+    pass
+
+
+class _Dict(dict[str, nn.Module]):
+    pass
+
+
+class ByList(Forward):
+    """In a class of its own, for which Dynamo has other expressions."""
+
+    def keep(self, module: nn.Module) -> None:
+        self.modules = _List([module])
+
+    def kept(self) -> nn.Module:
+        return self.modules[0]
+
+
+class ByDict(Forward):
+    def keep(self, module: nn.Module) -> None:
+        self.modules = _Dict(module=module)
+
+    def kept(self) -> nn.Module:
+        return self.modules["module"]
+
+
+class ByName(Forward):
+    def keep(self, module: nn.Module) -> None:
+        setattr(self, "the module", module)
+
+    def kept(self) -> nn.Module:
+        return getattr(self, "the module")
+
+
+class Hook:
+    """As of accelerate."""
+
+    def pre_forward(self, _: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    def post_forward(self, _: nn.Module, output: Any) -> Any:
+        return output
+
+
+def hooked(module: nn.Module) -> Any:
+    """A forward that calls a hook before and after the one that was there."""
+    old = module.forward
+    module.hf_hook, module.old_forward = Hook(), old  # type: ignore[assignment]
+
+    def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = module.hf_hook.pre_forward(module, *args, **kwargs)
+        output = module.old_forward(*args, **kwargs)
+        return module.hf_hook.post_forward(module, output)
+
+    return functools.update_wrapper(functools.partial(forward, module), old)
+
+
+def closed_over(module: nn.Module) -> Any:
+    """A function that has the module among its variables."""
+    run, reference = type(module).forward, weakref.ref(module)
+    return lambda *args, **kwargs: run(reference(), *args, **kwargs)
+
+
+FORWARDS = [ByReference, ByList, ByDict, ByName, hooked, closed_over]
+
+
 class Emptied(nn.Module):
     """Its first call runs nothing, its second one an operator."""
 
@@ -346,6 +448,95 @@ def test_a_small_module_within_another_is_left_to_the_gate() -> None:
             "first": True,
             "head": False,
         }
+
+
+@pytest.mark.parametrize("wrapped", FORWARDS, ids=lambda wrapped: wrapped.__name__)
+def test_modules_with_a_forward_of_their_own_run_captured(
+    wrapped: Callable[[nn.Module], Any],
+) -> None:
+    """Where libraries have put a forward into modules, these run captured, with the mode's ids."""
+    found = []
+    for interceptor in ("mode", "capture"):
+        torch.manual_seed(0)
+        model = nn.Sequential(Named(), Named())
+        for module in model.modules():
+            if type(module) is not nn.ModuleDict:
+                module.forward = wrapped(module)  # type: ignore[method-assign, assignment]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(VARIABLE, interceptor)
+            with applied(tool := Counter()) as scope:
+                results = [fingerprint(train(model, x)) for x in X]
+        found.append((tool.ids, tool.backward_ids, results))
+    assert scope.statistics.modules == {"Sequential": "captured"}
+    assert found[0] == found[1]
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The classes of the modules that Dynamo has been given, one for each time."""
+    classes: list[str] = []
+    vanilla = modules.capturing
+
+    def capturing(*args: Any) -> Any:
+        interceptor = LOCAL.interceptor
+        assert interceptor is not None
+        assert interceptor.frame.module is not None
+        classes.append(type(interceptor.frame.module()).__name__)
+        return vanilla(*args)
+
+    monkeypatch.setattr(modules, "capturing", capturing)
+    return classes
+
+
+def test_what_siblings_have_in_common_is_refused_for_all_of_them(attempts: list[str]) -> None:
+    """Of modules of one class with the same operators, two are tried if these two are refused."""
+    model = nn.Sequential(Stops(nn.Sequential(*[Stops(Body()) for _ in range(6)])))
+    with applied(Counter()) as scope:
+        for _ in range(32):
+            infer(model, X[0])
+    assert [*scope.statistics.modules.values()].count("captured") == 6
+    assert attempts.count("Body") == 6
+    # For each class and form: the outermost, the one in it, what that calls, and the six.
+    assert len(attempts) - 6 == REFUSALS_ALIKE * 4
+
+
+def test_attempts_end_where_nothing_can_be_captured(attempts: list[str]) -> None:
+    """However deep a model is, there is a bound to what is tried; then the gate has its modules."""
+    model: nn.Module = Body()
+    for _ in range(10):
+        model = Stops(model)
+    for _ in range(2):
+        with applied(Counter()) as scope:
+            for _ in range(40):
+                infer(model, X[0])
+            interceptor = LOCAL.interceptor
+            assert interceptor is not None
+            (outermost,) = interceptor.root.children.values()
+            (frame,) = outermost.frames
+            assert not any(child.is_fused for child in frame.children.values())
+    assert len(attempts) == REFUSALS
+    assert scope.statistics.modules == {"Stops": "as they are (Dynamo: Data-dependent branching)"}
+
+
+class OnlyInTraining(nn.Module):
+    """Dynamo takes its forward in evaluation, and not in training."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and x.sum() > -1e9:
+            return x * 2
+        return x * 3
+
+
+def test_a_form_of_call_that_is_refused_is_not_tried_for_ever(attempts: list[str]) -> None:
+    """Captured calls of another form between them do not lead to further attempts."""
+    model, number = OnlyInTraining(), 0
+    with applied(Counter()):
+        for number in range(40):
+            infer(model.train(number % 2 == 0), X[0])
+    assert len(attempts) == REFUSALS_ALIKE + 1
+    with applied(Counter()) as scope:
+        infer(model.eval(), X[0])
+    assert scope.statistics.modules == {"OnlyInTraining": "captured"}
 
 
 # -- what changes between calls ------------------------------------------------

@@ -11,6 +11,7 @@ import sys
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -226,11 +227,37 @@ def _places_left() -> int:
     return sum(reasons.values())
 
 
+class _Weak:
+    """A forward of a module that a library has put there."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.run = weakref.ref(module), type(module).forward
+
+    def __call__(self, *args: Any) -> Any:
+        return self.run(self.module(), *args)
+
+
+class _Named(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"layer-1": net})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers["layer-1"](x).sum()
+
+
+def _forwards(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    model = _Named(net)
+    for module in (model, *net.modules()):
+        module.forward = _Weak(module)  # type: ignore[method-assign, assignment]
+    return compiled(model)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         *(_breaks, _recompiles, _nested, _modes, _made_modules, _in_place, _operators),
-        *(_with_step, _modules, _loop),
+        *(_with_step, _modules, _loop, _forwards),
     ],
     ids=lambda make: str(make.__name__),
 )

@@ -5,7 +5,8 @@ captured it, as one graph and under Dynamo's guards; :mod:`amanda_torch.compiled
 graph. A call that fits no capture runs as it is, and the next one of the same form is captured.
 Before a capture is used, its operators are compared, module by module, with those of a call that
 ran as it is. Whatever cannot be captured runs as it is; where that is an outermost module, the
-modules that it calls are captured instead, if they have :data:`WORTH` operators::
+modules that it calls are captured instead, if they have :data:`WORTH` operators. Attempts end where
+too many are refused::
 
     modules = Modules(suspended, note)
     run = modules.runner(interceptor, module, vanilla)      # None: the module runs as it is
@@ -42,6 +43,14 @@ CAPTURES = 8
 FAILURES = 3
 """Attempts that bring no captured call, one after the other, until a module is left alone."""
 
+REFUSALS_ALIKE = 2
+"""Refused attempts of modules of one class, with the same operators and in the same form of call,
+until no more of them are tried."""
+
+REFUSALS = 12
+"""Refused attempts of an outermost module and those in it until none of them is tried any more, and
+as many again for each one that was captured: an attempt takes a second or so."""
+
 WORTH = 16
 """Operators of a module within another one from which on it is captured. The captured call of a
 smaller one costs more than it saves."""
@@ -66,6 +75,7 @@ class Modules:
     def __init__(self, suspended: Suspended, note: Note) -> None:
         self._suspended = suspended
         self._note = note
+        self._refusals = Refusals()
 
     def runner(
         self, interceptor: Interceptor, module: nn.Module, vanilla: Callable[..., Any]
@@ -86,18 +96,19 @@ class Modules:
         captured = None
         if not reason:
             captured = _captured(module)
-            if captured.is_small and _is_inner(interceptor, frame):
+            is_left = bool(captured.reason) and captured.within.were_in_vain()
+            if (captured.is_small or is_left) and _is_inner(interceptor, frame):
                 interceptor.leave_to_gate(module, frame.caller)  # type: ignore[arg-type]
                 return None
             reason = captured.reason
-            if reason:
+            if reason and not is_left:
                 interceptor.open(frame)
             elif captured.calls == CALLS:
                 reason = _missing()
         if captured is None or reason:
             self._note(frame.path, f"as they are ({reason})")
             return None
-        captured.suspended = self._suspended
+        captured.suspended, captured.refusals = self._suspended, self._refusals
         return functools.partial(self._run, captured, interceptor, module)
 
     def _run(
@@ -195,6 +206,49 @@ class _Call(threading.local):
 _CALL = _Call()
 
 
+class Refusals:
+    """The refused attempts to capture modules, by what modules that are alike have in common."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[Any, list[str]] = {}
+
+    def note(self, kind: Any, reason: str) -> None:
+        """Note that a module of a kind was refused, and why."""
+        self._reasons.setdefault(kind, []).append(reason)
+
+    def reason_against(self, kind: Any) -> str:
+        """Why one more module of a kind is not tried; "" if it is."""
+        reasons = self._reasons.get(kind, [])
+        return reasons[-1] if len(reasons) >= REFUSALS_ALIKE else ""
+
+
+class Attempts:
+    """The attempts to capture an outermost module and those in it.
+
+    Attributes:
+        captured: how many were captured.
+        refused: how many were not.
+        reason: why the last of these was not.
+    """
+
+    def __init__(self) -> None:
+        self.captured = self.refused = 0
+        self.reason = ""
+
+    def note_refused(self, reason: str) -> None:
+        """Note one that was refused, and why."""
+        self.refused += 1
+        self.reason = reason
+
+    def have_ended(self) -> bool:
+        """Whether there are to be no more: too many were refused for what was captured."""
+        return self.refused >= REFUSALS * (1 + self.captured)
+
+    def were_in_vain(self) -> bool:
+        """Whether they have ended, and nothing was captured."""
+        return self.have_ended() and not self.captured
+
+
 class CapturedModule:
     """What Dynamo has captured of one module, and its callback for frames.
 
@@ -209,7 +263,10 @@ class CapturedModule:
         last_reason: why the last attempt to capture it failed.
         failures: attempts since a captured call ran.
         is_small: whether it is not worth it within another module.
+        attempts: those of it and the modules in it, where it is an outermost one.
+        within: those of the outermost module in which it was last tried.
         suspended: makes the context in which Dynamo captures.
+        refusals: those of all modules.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -220,7 +277,9 @@ class CapturedModule:
         self.last_reason = ""
         self.failures = 0
         self.is_small = False
+        self.within = self.attempts = Attempts()
         self.suspended: Suspended | None = None
+        self.refusals = Refusals()
         self._captures = 0
         self._forwards: dict[type[nn.Module], Any] = {}
         self._module = weakref.ref(module)
@@ -259,13 +318,36 @@ class CapturedModule:
         form = self.form(interceptor, module, given["args"], given["kwargs"])
         expected = self.seen.pop(form, None)
         if expected is not None:
-            found = self._capture(frame, args, expected)
+            self.within = _attempts_in(interceptor)
+            found = self._attempt(frame, args, expected, _kind(module, form, expected))
             if found is not None:
                 self.seen[form] = expected
                 return found
         self._count_attempt()
         _CALL.missed = form
         return _internals.not_captured(recursive=True)
+
+    def _attempt(self, frame: Any, args: Any, expected: Operators, kind: Any) -> Any:
+        """Capture a frame, unless that is refused without an attempt."""
+        module = self._module()
+        assert module is not None
+        if self.within.have_ended():
+            self.reason = self.last_reason = self.within.reason
+            return None
+        reason = _reason_against(module) or self.refusals.reason_against(kind)
+        if reason:
+            self.last_reason = reason
+            return None
+        found = self._capture(frame, args, expected)
+        if found is None:
+            self.refusals.note(kind, self.last_reason)
+            self.within.note_refused(self.last_reason)
+            return None
+        self.within.captured += 1
+        self._captures += 1
+        classes = {type(inner) for inner in module.modules()}
+        self._forwards.update((cls, cls.forward) for cls in classes)
+        return found
 
     def _capture(self, frame: Any, args: Any, expected: Operators) -> Any:
         assert self.suspended is not None
@@ -281,10 +363,6 @@ class CapturedModule:
         if found is None or found.guarded_code is None:
             self.last_reason = "Dynamo leaves it alone"
             return None
-        self._captures += 1
-        module = self._module()
-        classes = () if module is None else {type(inner) for inner in module.modules()}
-        self._forwards.update((cls, cls.forward) for cls in classes)
         return _internals.captured_alone(found)
 
     def _count_attempt(self) -> None:
@@ -299,6 +377,32 @@ class CapturedModule:
         module = self._module()
         assert module is not None
         return ModuleGraph(graph, inputs, module, self._expected)
+
+
+def _attempts_in(interceptor: Interceptor) -> Attempts:
+    """Those of the outermost module that runs."""
+    frame = interceptor.frame
+    while frame.caller is not None and frame.caller is not interceptor.root:
+        frame = frame.caller
+    module = None if frame.module is None else frame.module()
+    return Attempts() if module is None else _captured(module).attempts
+
+
+def _kind(module: nn.Module, form: Any, operators: Operators) -> Any:
+    """What modules have in common of which Dynamo takes all or none, as a rule."""
+    own = (vars(inner).get("forward") for inner in module.modules())
+    forwards = frozenset(getattr(f, "__code__", type(f)) for f in own if f is not None)
+    return type(module), forwards, form, operators
+
+
+def _reason_against(module: nn.Module) -> str:
+    """Why a module cannot be captured, found without Dynamo; "" if nothing is."""
+    if any(map(_internals.has_own_hooks, module.modules())):
+        return "modules have hooks"
+    tensors = (*module.parameters(), *module.buffers())
+    if not all(type(tensor) in _PLAIN for tensor in tensors):
+        return "parameters or buffers are of a subclass of Tensor"
+    return ""
 
 
 def _own_function() -> types.FunctionType:
@@ -340,11 +444,6 @@ class ModuleGraph(CapturedGraph):
         super().__init__(graph, inputs, _no_context)
         # They are for compilers, which are not asked.
         self._inputs, self._context = (), None
-        if any(map(_internals.has_own_hooks, module.modules())):
-            raise NotCapturableError("modules have hooks")
-        tensors = (*module.parameters(), *module.buffers())
-        if not all(type(tensor) in _PLAIN for tensor in tensors):
-            raise NotCapturableError("parameters or buffers are of a subclass of Tensor")
         if any(node.op == "get_attr" for node in graph.graph.nodes):
             # Operators in place would write into them below.
             raise NotCapturableError("the graph holds tensors")

@@ -14,9 +14,10 @@ it::
 from __future__ import annotations
 
 import ast
+import operator
 import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -26,7 +27,17 @@ from torch import fx, nn
 from amanda_torch import _internals
 
 _ROOT = re.compile(r"([LG])\[(['\"])(\w+)\2\]")
-_STEP = re.compile(r"\.(\w+)|\[([^\]]+)\]")
+# Dynamo writes `.layer-1` for `._modules['layer-1']`.
+_STEP = re.compile(r"\.([^][.(),'\"]+)|\[([^\]]+)\]|(\(\))")
+_FUNCTION = re.compile(r"(getattr|(?:object|list|dict)\.__get\w+__)\(")
+_CONSTANT = re.compile(r", ('[^']*'|\"[^\"]*\"|-?\d+)\)")
+_NTH_KEY = re.compile(r", list\(dict\.keys\(.*?\)\)\[(\d+)\]\)")
+
+Step = Callable[[Any], Any]
+"""Gives an attribute of an object, an item, or what a weak reference holds."""
+
+Path = tuple[tuple[str, str], Sequence[Step]]
+"""The root of an expression, and what leads on from there."""
 
 
 @attrs.frozen
@@ -56,7 +67,7 @@ class Places:
     """The modules of one graph."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._paths: dict[str, tuple[tuple[str, str], Sequence[Any]] | None] = {}
+        self._paths: dict[str, Path | None] = {}
         self._made: dict[str, nn.Module] = {}
         for node in graph.nodes:
             if node.op in ("placeholder", "output"):
@@ -104,30 +115,66 @@ def _stand_in(cls: type[nn.Module], number: int) -> nn.Module:
     return module
 
 
-def _parsed(path: str) -> tuple[tuple[str, str], Sequence[Any]] | None:
-    """The root of an expression, and the names and keys that follow; None for another form."""
-    root = _ROOT.match(path)
-    if root is None:
-        return None
-    steps: list[Any] = []
-    position = root.end()
-    while position < len(path):
-        step = _STEP.match(path, position)
-        if step is None:
+def _parsed(text: str) -> Path | None:
+    """What an expression of Dynamo says; None for one of another form."""
+    found = _expression(text, 0)
+    return None if found is None or found[1] != len(text) else found[0]
+
+
+def _expression(text: str, position: int) -> tuple[Path, int] | None:
+    """The expression that begins at a position, and where it ends."""
+    root, function = _ROOT.match(text, position), _FUNCTION.match(text, position)
+    steps: list[Step] = []
+    if root is not None:
+        first, position = (root[1], root[3]), root.end()
+    else:
+        # Of classes with names of their own for attributes, or with methods for items.
+        inner = None if function is None else _expression(text, function.end())
+        if function is None or inner is None:
             return None
+        (first, before), position = inner
+        argument = _argument(text, position, "getattr" in function[1])
+        if argument is None:
+            return None
+        step, position = argument
+        steps += [*before, step]
+    while (found := _STEP.match(text, position)) is not None:
         try:
-            steps.append(step[1] if step[1] is not None else (ast.literal_eval(step[2]),))
-        except ValueError:
+            steps.append(_step(found))
+        except (ValueError, SyntaxError):
             return None
-        position = step.end()
-    return (root[1], root[3]), steps
+        position = found.end()
+    return (first, steps), position
 
 
-def _follow(value: Any, steps: Sequence[Any]) -> Any:
-    """What names (strings) and keys (in tuples) lead to; None if they lead nowhere."""
+def _argument(text: str, position: int, is_name: bool) -> tuple[Step, int] | None:
+    """The step of a function with its second argument, which begins at a position."""
+    if (found := _CONSTANT.match(text, position)) is not None:
+        value = ast.literal_eval(found[1])
+        return operator.attrgetter(value) if is_name else operator.itemgetter(value), found.end()
+    if (found := _NTH_KEY.match(text, position)) is not None:
+        number = int(found[1])
+        return lambda items: items[[*dict.keys(items)][number]], found.end()
+    return None
+
+
+def _step(found: re.Match[str]) -> Step:
+    name, key, _ = found.groups()
+    if name is not None:
+        return operator.attrgetter(name)
+    return _referent if key is None else operator.itemgetter(ast.literal_eval(key))
+
+
+def _referent(reference: Any) -> Any:
+    # Dynamo's graphs have no other calls on the way; nothing of the program's is called.
+    return reference() if isinstance(reference, weakref.ref) else None
+
+
+def _follow(value: Any, steps: Sequence[Step]) -> Any:
+    """What steps lead to; None if they lead nowhere."""
     try:
         for step in steps:
-            value = value[step[0]] if isinstance(step, tuple) else getattr(value, step)
+            value = step(value)
     except (AttributeError, LookupError, TypeError):
         return None
     return value
