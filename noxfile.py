@@ -416,6 +416,7 @@ def programs(session: nox.Session, framework: str) -> None:
     session.install(
         *("-q", "-r", f"tests/programs/{framework}.txt"),
         *("-e", "./amanda-core", "-e", f"./amanda-{framework}", "-e", "./amanda-tools"),
+        f"./amanda-{framework}/accel",
     )
     session.run("python", "-m", "tests.programs", framework, *session.posargs)
 
