@@ -166,6 +166,78 @@ X = some(*[3] * CALLS)
 # -- what is captured ---------------------------------------------------------
 
 
+@pytest.fixture
+def earned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captures are earned back in three calls, by modules of three operators."""
+    monkeypatch.setattr(modules.RepeatedModules, "iterations_before", 3)
+    monkeypatch.setattr(modules.RepeatedModules, "worth", 3)
+
+
+def run_unasked(model: nn.Module, step: Step = infer, calls: int = 9) -> dict[str, str]:
+    """How a model ran under ``auto``, with all that it gives under ``mode``."""
+    inputs = some(*[3] * calls)
+    wanted, _ = executed("mode", model, step, inputs)
+    found, ways = executed("auto", model, step, inputs)
+    assert found == wanted
+    return ways
+
+
+@pytest.mark.usefixtures("earned")
+@pytest.mark.parametrize("step", [infer, train])
+def test_modules_that_are_called_again_and_again_are_captured_without_being_asked_for(
+    step: Step, bound: list[Binding]
+) -> None:
+    """Under ``auto``, when the calls so far have earned the capture back, and two more have run."""
+    assert run_unasked(Net(), step, calls=3) == {}
+    assert run_unasked(Net(), step) == {"Net": "captured"}
+    assert bound
+
+
+@pytest.mark.usefixtures("earned")
+def test_unasked_neither_small_modules_nor_those_within_others_are_captured(
+    attempts: list[str],
+) -> None:
+    """They run as they are, as what cannot be captured does after some attempts."""
+    assert run_unasked(Lambda(lambda fc, x: fc(x))) == {}
+    assert not attempts
+    ways = run_unasked(Lambda(lambda fc, x: fc(x).relu().exp() if x.sum() > 0 else x), calls=20)
+    assert set(ways) == {"Lambda"}
+    assert ways["Lambda"].startswith("as they are (Dynamo: ")
+    assert 0 < len(attempts) <= modules.FAILURES + 1
+
+
+@pytest.mark.usefixtures("earned")
+@pytest.mark.parametrize("name", ["mode", "gate"])
+def test_interceptors_that_are_asked_for_capture_nothing(name: str) -> None:
+    """Only ``capture``, and ``auto`` in time, capture modules."""
+    if name == "gate" and gate.reason_unusable():
+        pytest.skip(gate.reason_unusable())
+    assert executed(name, Net(), infer, some(*[3] * 9))[1] == {}
+
+
+@pytest.mark.usefixtures("earned")
+def test_a_debugger_sees_all_lines_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is captured unasked while something looks at the program's lines or calls."""
+    lines: list[int] = []
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code is Net.forward.__code__ and event == "line":
+            lines.append(frame.f_lineno)
+        return trace
+
+    model, outer = Net(), sys.gettrace()
+    monkeypatch.setenv(VARIABLE, "auto")
+    with applied(Counter()) as scope:
+        sys.settrace(trace)
+        try:
+            for x in some(*[3] * 9):
+                model(x)
+        finally:
+            sys.settrace(outer)
+    assert scope.statistics.modules == {}
+    assert len(lines) == 2 * 9
+
+
 MODELS = {
     "gpt2": lambda: models.gpt2(layers=1),
     "bert": models.bert,
@@ -626,6 +698,59 @@ def test_another_forward_of_a_class_counts_at_the_next_call(
     assert torch.equal(results[0], model[0](X[0]) * 3 + 1)
     assert tool.ops["add"] == CALLS
     assert scope.statistics.modules == {"Sequential": "captured"}
+
+
+class Scale:
+    """A class of a program's own, which is no module."""
+
+    def by_method(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @classmethod
+    def by_class(cls, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Scaled(nn.Module):
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class CallsMethods(Scaled):
+    """Calls a method of a base class, and those of an object that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.other = Scale()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other.by_class(self.other.by_method(self.scale(self.fc(x))))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "method"),
+    [
+        (Scaled, "scale", _tripled),
+        (CallsMethods, "scale", _tripled),
+        (Scale, "by_method", _tripled),
+        (Scale, "by_class", classmethod(_tripled)),
+    ],
+)
+def test_another_method_of_a_class_counts_at_the_next_call(
+    owner: type, name: str, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method that is put into a class, or hides one of a base class, runs instead."""
+    model = CallsMethods()
+    with applied(tool := Counter()) as scope:
+        for x in X:
+            model(x)
+        assert "add" not in tool.ops
+        monkeypatch.setattr(owner, name, method, raising=False)
+        for x in X:
+            model(x)
+    assert tool.ops["add"] == CALLS
+    assert scope.statistics.modules == {"CallsMethods": "captured"}
 
 
 def test_other_sizes_and_modes_are_captured_or_run_as_they_are() -> None:

@@ -1599,7 +1599,10 @@ def test_doctor_says_which_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """The list of checks names the interceptor, and the reason where it is the mode."""
     driver = TorchEagerDriver.loaded()
     monkeypatch.setattr(gate, "reason_unusable", lambda: "for a test")
-    assert driver.remarks() == ["operators are noticed by a TorchFunctionMode (for a test)"]
+    assert driver.remarks() == [
+        "operators are noticed by a TorchFunctionMode (for a test)",
+        "from iteration 3,000 on, modules run captured where that can be",
+    ]
     monkeypatch.setattr(gate, "reason_unusable", lambda: "")
     monkeypatch.setenv(VARIABLE, "gate")
     assert driver.remarks() == ["operators are noticed by the gate, in C"]

@@ -406,6 +406,12 @@ is_autocasting: Callable[[], bool] = _symbol("torch._C._is_any_autocast_enabled"
 
 _require("torch._guards.tracing")
 _tracing_context = _symbol("torch._guards.TracingContext.try_get")
+_traced_code = _symbol("torch._guards.TracingContext.get_traced_code")
+
+
+def traced_code() -> Sequence[types.CodeType]:
+    """The code that Dynamo has followed for the graph that it hands to a compiler now."""
+    return _traced_code() or ()
 
 
 def is_compiling() -> bool:

@@ -30,7 +30,7 @@ from amanda_torch.compiled import proofs
 from amanda_torch.compiled.capture import callback_for, say_captured
 from amanda_torch.compiled.compilers import AUTO, asked_compiler
 from amanda_torch.compiled.deferred import is_marked_deferrable
-from amanda_torch.compiled.modules import Modules
+from amanda_torch.compiled.modules import EARNED, Modules, RepeatedModules
 from amanda_torch.driver import namespace_of
 from amanda_torch.eager import gate
 from amanda_torch.eager.driver import InterceptingDriver
@@ -55,11 +55,13 @@ class EagerDriver(InterceptingDriver):
         super().invalidate()
 
     def patch(self, patches: PatchSet) -> None:
-        """As the eager driver; with the interceptor ``capture``, modules are captured as well."""
-        asked = self.takes_gate and gate.name_asked() == "capture"
-        if asked and not (self.switched_off or is_proving()):
-            modules = Modules(self._tracers.suspended, self._note_module)
+        """As the eager driver; with ``capture``, and in time with ``auto``, it captures modules."""
+        asked = gate.name_asked() if self.takes_gate else "mode"
+        made = {"capture": Modules, "auto": RepeatedModules}.get(asked)
+        if made is not None and not (self.switched_off or is_proving()):
+            modules = made(self._tracers.suspended, self._note_module)
             self.runner_of_outermost = modules.runner
+            self.iterations_before_runner = modules.iterations_before
         super().patch(patches)
 
     def _note_module(self, name: str, way: str) -> None:
@@ -69,7 +71,11 @@ class EagerDriver(InterceptingDriver):
     def remarks(cls) -> Sequence[str]:
         """Which interceptor is used, and why not a faster one; for ``capture`` by a self-test."""
         others = super().remarks()
-        if gate.name_asked() != "capture":
+        asked = gate.name_asked()
+        if asked == "auto":
+            later = f"from iteration {EARNED:,} on, modules run captured where that can be"
+            return [*others, later]
+        if asked != "capture":
             return others
         reason = _missing_said() or proofs.reason_not_captured()
         if reason:

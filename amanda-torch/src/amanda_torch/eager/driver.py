@@ -165,6 +165,9 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     """Asked at each call of an outermost module, and of one in an open frame, what runs it: None
     where it runs as it is."""
 
+    iterations_before_runner: int = 0
+    """Iterations of a thread in which :attr:`runner_of_outermost` is not asked yet."""
+
     def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
         """The callback by which Dynamo runs a compiled function, or why it runs eagerly (a string).
 
@@ -210,7 +213,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         is_known = vanilla is _internals.MODULE_CALL
         # PyTorch's profiler of stacks tells calls of modules by the frame that `plain` leaves out.
         profiled = sys.getprofile
-        outermost = self.runner_of_outermost
+        outermost, before = self.runner_of_outermost, self.iterations_before_runner
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             interceptor = LOCAL.interceptor
@@ -229,7 +232,11 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                 given = (*args, *kwargs.values())
                 with ModuleCall(self.dispatcher, interceptor, module, given) as call:
                     try:
-                        if outermost is not None and call.parent is interceptor.root:
+                        if (
+                            outermost is not None
+                            and call.parent is interceptor.root
+                            and interceptor.iteration >= before
+                        ):
                             run = outermost(interceptor, module, vanilla)
                             if run is not None:
                                 call.result = run(*args, **kwargs)
@@ -245,7 +252,11 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                         raise
             parent = interceptor.enter_module(module)
             try:
-                if outermost is not None and (parent.is_open or parent is interceptor.root):
+                if (
+                    outermost is not None
+                    and (parent.is_open or parent is interceptor.root)
+                    and interceptor.iteration >= before
+                ):
                     run = outermost(interceptor, module, vanilla)
                     if run is not None:
                         return run(*args, **kwargs)

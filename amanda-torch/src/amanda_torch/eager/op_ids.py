@@ -161,6 +161,7 @@ class Frame:
         is_wrapped: whether the module was entered with a wrapper that runs it.
         is_open: whether the modules that are called in it may run captured, see
             :attr:`Tracker.captures`; that of the root is not looked at.
+        is_left: whether the module, an outermost one, is to run as it is, whatever it is given.
         phase: outside of modules, the phase of its operators, "" for the root; None within one.
         asides: of the root, the frames of the other phases.
         is_checked: whether operators ask for their phase before they are counted, see
@@ -176,6 +177,7 @@ class Frame:
         "children",
         "generation",
         "is_checked",
+        "is_left",
         "is_open",
         "is_wrapped",
         "model",
@@ -201,7 +203,7 @@ class Frame:
         self.caller: Frame | None = None
         self.module = module
         self.captured: dict[Any, Any] = {}
-        self.is_wrapped = self.is_open = False
+        self.is_wrapped = self.is_open = self.is_left = False
         self.phase = phase
         self.asides: dict[str, Frame] = {}
         self.is_checked = False
