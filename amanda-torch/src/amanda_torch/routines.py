@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -209,6 +209,20 @@ def count(counters: Sequence[Counter]) -> None:
         raise
 
 
+class Deferred(Protocol):
+    """A call of a routine that has been put off.
+
+    Attributes:
+        function: calls it.
+        action: its action; None for a call that notes by itself which routine has raised.
+    """
+
+    @property
+    def function(self) -> Any: ...
+    @property
+    def action(self) -> Action | None: ...
+
+
 class RoutineDispatcher(Dispatcher):
     """Core's dispatcher, with faster ways for routines that are isolated from AD.
 
@@ -333,13 +347,53 @@ class RoutineDispatcher(Dispatcher):
         """
         if not actions:
             return values
-        together = len(_unpaused) == 1 and _internals.is_plain() and not _reading.is_on
+        together = self.runs_together()
         if together:
             for action in actions:
                 together = together and not action.differentiable
         if together:
             return self.run_together(actions, values, vars(STATE))
         return super().run_all(actions, values)
+
+    def runs_together(self) -> bool:
+        """Whether nothing would notice the framework calls of routines that run now."""
+        return len(_unpaused) == 1 and _internals.is_plain() and not _reading.is_on
+
+    def run_deferred(self, calls: Sequence[Deferred]) -> tuple[int, Any] | None:
+        """Call routines of several points, in order, for which the code of tools is entered once.
+
+        To be used where :meth:`runs_together` says so.
+
+        Returns:
+            The number of one that has returned something, which it should not, and what that is: no
+            further one is called; None if all have been called.
+        """
+        thread, call, found = vars(STATE), calls[0] if calls else None, None
+        gradients, outer, start = _is_grad_enabled(), thread["paused"], 0.0
+        try:
+            thread["paused"] = outer + 1
+            if gradients:
+                _set_grad_enabled(False)
+            _acquire()
+            start = _clock()
+            with _no_overrides():
+                for number, call in enumerate(calls):
+                    result = call.function()
+                    if result is not None:
+                        found = number, result
+                        break
+            charge(thread["scopes"], _clock() - start)
+            _release()
+            if gradients:
+                _set_grad_enabled(True)
+            thread["paused"] = outer
+        except BaseException as error:
+            _undo(thread, outer, gradients, start)
+            action = None if call is None else call.action
+            if action is not None:
+                note(error, action.routine, action.op_id)
+            raise
+        return found
 
     def run_together(
         self, actions: Sequence[Action], values: list[Any], thread: dict[str, Any]

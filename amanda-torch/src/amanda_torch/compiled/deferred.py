@@ -11,10 +11,12 @@ from it is done once, when the run has ended or raised::
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import attrs
@@ -27,7 +29,14 @@ from amanda.interface.action import Action
 from amanda.interface.points import Point
 from amanda.state import TOOL_LOCK
 from amanda_torch import _internals
-from amanda_torch.routines import RoutineDispatcher, inlined_around, look, timers_around
+from amanda_torch.routines import (
+    RoutineDispatcher,
+    inlined_around,
+    look,
+    selected,
+    timers_around,
+    warn_of_change,
+)
 
 _NEVER = 1 << 63
 """Nanoseconds at which no log is due."""
@@ -55,21 +64,23 @@ _Execution = tuple[Timer, int, int]
 """What one operator leaves for a timer, with the places of start and end among a run's times."""
 
 
+Shapes = tuple[Any, Any]
+"""Those of the inputs and of the outputs of an execution."""
+
+
 class StaticSum:
     """What one operator adds to a sum in each run: in a graph, sizes are always the same.
 
     Args:
         to: the sum.
-
-    Attributes:
         known: what it adds, and the shapes of its tensors; None before the first run.
     """
 
     __slots__ = ("known", "to")
 
-    def __init__(self, to: ShapeSum) -> None:
+    def __init__(self, to: ShapeSum, known: tuple[int | None, Shapes] | None = None) -> None:
         self.to = to
-        self.known: tuple[int | None, tuple[Any, Any]] | None = None
+        self.known = known
 
     @classmethod
     def of(cls, to: ShapeSum, inputs: Sequence[Any], outputs: Sequence[Any]) -> Self:
@@ -93,20 +104,43 @@ class DeferredCall:
         dispatcher: runs it.
         action: its action.
         tensors: all tensors of its point; they are kept without their values.
+
+    Attributes:
+        dispatcher, action: see above.
+        watched: the tensors of which it is seen whether they are changed.
+        function: the routine with what it selects; None where that is not there.
     """
 
-    __slots__ = ("_action", "_dispatcher", "_tensors")
+    __slots__ = ("_tensors", "_versions", "action", "dispatcher", "function", "watched")
 
     def __init__(
         self, dispatcher: RoutineDispatcher, action: Action, tensors: Sequence[Any]
     ) -> None:
-        self._dispatcher = dispatcher
-        self._action = action
+        self.dispatcher = dispatcher
+        self.action = action
         self._tensors = [None if tensor is None else stand_in(tensor) for tensor in tensors]
+        self.watched = [t for t in self._tensors if _internals.versions_of([t]) != [None]]
+        self._versions = _internals.versions_of(self.watched)
+        self.function: Callable[[], Any] | None = None
+        # Where the dispatcher has to say what is wrong, it runs the routine.
+        if max(action.select or (), default=-1) < len(tensors):
+            given = selected(action, self._tensors)
+            self.function = functools.partial(action.func, *given, **action.kwargs)
 
     def run(self) -> None:
         """Call it."""
-        self._dispatcher.run_all((self._action,), self._tensors)
+        self.dispatcher.run_all((self.action,), self._tensors)
+
+    def put(self, result: Any) -> None:
+        """Do with what it has returned what is done in eager mode."""
+        given = selected(self.action, self._tensors)
+        self.dispatcher.put(self.action, self._tensors, given, result)
+
+    def warn_of_change(self) -> None:
+        """Warn if the routine has changed a tensor in place since this was asked."""
+        before, self._versions = self._versions, _internals.versions_of(self.watched)
+        if self._versions != before:
+            warn_of_change(self.action)
 
 
 class DeferredPoint:
@@ -117,9 +151,15 @@ class DeferredPoint:
         point: which of the two.
         called: the call of the module.
         inputs, outputs: the tensors there; they are kept without their values.
+
+    Attributes:
+        dispatcher: see above.
     """
 
-    __slots__ = ("_called", "_dispatcher", "_inputs", "_outputs", "_point")
+    __slots__ = ("_called", "_inputs", "_outputs", "_point", "_scopes", "dispatcher")
+
+    action = None
+    watched: Sequence[Any] = ()
 
     def __init__(
         self,
@@ -129,15 +169,25 @@ class DeferredPoint:
         inputs: Sequence[Any],
         outputs: Sequence[Any] | None,
     ) -> None:
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
         self._point = point
         self._called = called
         self._inputs = [*map(_internals.valueless, inputs)]
         self._outputs = None if outputs is None else [*map(_internals.valueless, outputs)]
+        # In tools' code no scope is active. Those of a run are always the ones of the first.
+        self._scopes = dispatcher.scopes()
 
     def run(self) -> None:
         """Call them."""
-        self._called.tell(self._dispatcher, self._point, self._inputs, self._outputs)
+        self._called.tell(self.dispatcher, self._point, self._inputs, self._outputs)
+
+    def function(self) -> None:
+        """Call them where the code of tools runs already."""
+        facts = self._called.facts(self._inputs, self._outputs)
+        self.dispatcher.points.module_among_tools(self._scopes, self._point, **facts)
+
+    def warn_of_change(self) -> None:
+        """Nothing: tensors without values cannot be written into."""
 
 
 @attrs.frozen
@@ -162,15 +212,17 @@ class CalledModule:
         outputs: Sequence[Any] | None,
     ) -> None:
         """Run the routines at its entry or exit."""
-        dispatcher.points.module(
-            dispatcher.scopes(),
-            point,
-            module=self.path,
-            id=self.id,
-            target=self.module(),
-            inputs=inputs,
-            outputs=outputs,
-        )
+        dispatcher.points.module(dispatcher.scopes(), point, **self.facts(inputs, outputs))
+
+    def facts(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> dict[str, Any]:
+        """What routines are told of it, at its entry or exit."""
+        return {
+            "module": self.path,
+            "id": self.id,
+            "target": self.module(),
+            "inputs": inputs,
+            "outputs": outputs,
+        }
 
 
 def is_deferrable_routine(action: Action) -> bool:
@@ -202,6 +254,7 @@ class Deferred:
     def __init__(self, native: Any = None) -> None:
         self._native = native
         self._counters: list[Added] = []
+        self._every: Additions | None = None
         self._has_sums = self._is_learned = False
         self._executions: list[_Execution] = []
         self._logs: list[Log] = []
@@ -297,7 +350,13 @@ class Deferred:
 
     def _count(self, reached: int) -> None:
         """Count one execution in the counters that a run has reached."""
-        TOOL_LOCK.hold(increase, self._counters[:reached])
+        if reached < len(self._counters) or not (self._is_learned or not self._has_sums):
+            every = [one for one in self._counters[:reached] if _is_learned(one)]
+            TOOL_LOCK.hold(Additions(every).add)
+            return
+        if self._every is None:
+            self._every = Additions(self._counters)
+        TOOL_LOCK.hold(self._every.add)
 
     def _has_new(self) -> bool:
         """Whether a run has yet to reach all sums."""
@@ -315,15 +374,111 @@ Added = Counter | StaticSum | DeferredCall | DeferredPoint
 """What an execution adds to, or calls."""
 
 
-def increase(counters: Sequence[Added]) -> None:
-    """Add one execution to each; with the lock of tools."""
-    for counter in counters:
-        if type(counter) is Counter:
-            counter.count += 1
-        elif type(counter) is DeferredCall or type(counter) is DeferredPoint:
-            counter.run()
-        elif counter.known is not None:  # type: ignore[union-attr]
-            counter.to.add(*counter.known)  # type: ignore[union-attr]
+class Additions:
+    """What each run adds and calls, sorted once: a run asks for nothing that is the same in all.
+
+    Args:
+        every: in the order of the operators; no sum without its number.
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, every: Iterable[Added]) -> None:
+        self._parts: list[_Part] = []
+        # Between two routines the order of counters and sums cannot be seen.
+        for is_called, found in itertools.groupby(every, key=_is_called):
+            if not is_called or not self._parts or self._parts[-1].calls is not None:
+                self._parts.append(_Part())
+            self._parts[-1].fill(list(found), is_called=is_called)
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def add(self) -> None:
+        """Add one run; with the lock of tools."""
+        # In one function, without a call for each operator: a step may take half a millisecond.
+        for part in self._parts:
+            for counter in part.counters:
+                counter.count += 1
+            for to, weight, is_unknown, shapes in part.sums:
+                to.last = shapes
+                to.executions += 1
+                to.amount += weight
+                to.unknown += is_unknown
+            for total, weight in part.totals:
+                total.count += weight
+            if part.calls is not None:
+                part.calls.run()
+
+
+class _Part:
+    """Counters and sums, and the routines that are called after these."""
+
+    __slots__ = ("calls", "counters", "sums", "totals")
+
+    def __init__(self) -> None:
+        self.counters: list[Counter] = []
+        self.sums: list[tuple[ShapeSum, int, bool, Shapes]] = []
+        self.totals: list[tuple[Counter, int]] = []
+        self.calls: _Calls | None = None
+
+    def fill(self, found: Sequence[Any], *, is_called: bool) -> None:
+        """Sort them: routines, or the others."""
+        if is_called:
+            self.calls = _Calls(found)
+            return
+        totals: dict[Counter, int] = {}
+        for one in found:
+            if type(one) is Counter:
+                self.counters.append(one)
+                continue
+            weight, shapes = one.known
+            self.sums.append((one.to, weight or 0, weight is None, shapes))
+            if weight and one.to.total is not None:
+                totals[one.to.total] = totals.get(one.to.total, 0) + weight
+        self.totals = [*totals.items()]
+
+
+def _is_learned(one: Added) -> bool:
+    return type(one) is not StaticSum or one.known is not None
+
+
+def _is_called(one: Added) -> bool:
+    return isinstance(one, (DeferredCall, DeferredPoint))
+
+
+class _Calls:
+    """Routines that are called one after the other, for which the code of tools is entered once."""
+
+    __slots__ = ("_are_known", "_calls", "_dispatcher", "_versions", "_watched")
+
+    def __init__(self, calls: Sequence[DeferredCall | DeferredPoint]) -> None:
+        self._calls = calls
+        self._dispatcher = calls[0].dispatcher
+        self._are_known = all(call.function is not None for call in calls)
+        self._watched: list[Any] = [tensor for call in calls for tensor in call.watched]
+        self._versions = sum(map(_internals.version_of, self._watched))
+
+    def run(self) -> None:
+        """Call them."""
+        if not (self._are_known and self._dispatcher.runs_together()):
+            for call in self._calls:
+                call.run()
+            self._versions = sum(map(_internals.version_of, self._watched))
+            return
+        calls = self._calls
+        while (found := self._dispatcher.run_deferred(calls)) is not None:
+            number, result = found
+            call = calls[number]
+            assert type(call) is DeferredCall
+            call.put(result)
+            calls = calls[number + 1 :]
+        # They count up only.
+        versions = sum(map(_internals.version_of, self._watched))
+        if versions != self._versions:
+            self._versions = versions
+            for call in self._calls:
+                call.warn_of_change()
 
 
 class _TimedRun:

@@ -31,6 +31,7 @@ from amanda_torch.autograd import passes
 from amanda_torch.autograd.claims import Claimer, KnownGradients
 from amanda_torch.autograd.hooks import Accumulation, Inlined, NodeHooks, nothing_flows
 from amanda_torch.autograd.nodes import is_accumulation, trace_graph
+from amanda_torch.compiled.deferred import Additions, StaticSum
 from amanda_torch.compiled.derived_leaves import Leaf, Leaves, LeavesRun
 from amanda_torch.compiled.derived_times import NodeTimers
 from amanda_torch.operators.calls import tensors_of
@@ -322,7 +323,7 @@ class DerivedGraph:
         self._sums = trial.sums
         self._all: dict[int, Added] = {}
         timers: dict[int, tuple[Timer, ...]] = {}
-        self._added: dict[frozenset[int], tuple[Added, frozenset[int], Added]] = {}
+        self._added: dict[frozenset[int], tuple[Added, frozenset[int], Additions]] = {}
         self.operators: set[int] = set()
         self.hooks: dict[int, NodeHooks] = {}
         for operator in wanted:
@@ -437,28 +438,27 @@ class DerivedGraph:
         nodes, leaves, every = added
         if counted and leaves:
             of_leaf = self.leaves.added if self.leaves is not None else {}
-            every = [*nodes, *(one for leaf in leaves - counted for one in of_leaf.get(leaf, ()))]
+            left = (one for leaf in leaves - counted for one in of_leaf.get(leaf, ()))
+            every = self._additions([*nodes, *left])
         counted |= leaves
-        TOOL_LOCK.hold(self._increase, every)
+        TOOL_LOCK.hold(every.add)
 
-    def _find_added(self, entries: Iterable[int]) -> tuple[Added, frozenset[int], Added]:
+    def _find_added(self, entries: Iterable[int]) -> tuple[Added, frozenset[int], Additions]:
         """What nodes behind some outputs add, the leaves there, and what all of it adds."""
         reached = self.reached(entries)
         nodes = [one for number, found in self._all.items() if number in reached for one in found]
         if self.leaves is None:
-            return nodes, frozenset(), nodes
+            return nodes, frozenset(), self._additions(nodes)
         used, of_leaf = self.leaves.used, self.leaves.added
         leaves = frozenset(leaf for number in reached for leaf in used.get(number, ()))
         every = [*nodes, *(one for leaf in leaves for one in of_leaf.get(leaf, ()))]
-        return nodes, leaves, every
+        return nodes, leaves, self._additions(every)
 
-    def _increase(self, added: Sequence[Counter | ShapeSum]) -> None:
+    def _additions(self, added: Iterable[Counter | ShapeSum]) -> Additions:
         sums = self._sums
-        for one in added:
-            if type(one) is Counter:
-                one.count += 1
-            else:
-                one.add(*sums[one])  # type: ignore[index,union-attr]
+        return Additions(
+            StaticSum(one, sums[one]) if isinstance(one, ShapeSum) else one for one in added
+        )
 
     def targets(self, node: Any, start: int) -> Iterator[tuple[Any, int]]:
         """The nodes of a run that a node leads to, with their numbers."""

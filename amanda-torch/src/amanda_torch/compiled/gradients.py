@@ -33,7 +33,7 @@ from amanda_torch.autograd.functions import TracedGradients, TracedOperator
 from amanda_torch.autograd.hooks import Accumulation, note_reached, nothing_flows
 from amanda_torch.autograd.nodes import is_accumulation, new_nodes, node_name
 from amanda_torch.autograd.whole_operator import gather_inputs
-from amanda_torch.compiled.deferred import Added, increase
+from amanda_torch.compiled.deferred import Added, Additions
 from amanda_torch.compiled.joint import JointBackward, learn
 from amanda_torch.compiled.sizes import BySize
 from amanda_torch.eager.operation import may_alias
@@ -170,7 +170,7 @@ class Tally:
         claimer: hooks the accumulations of leaves, which are no part of the code.
 
     Attributes:
-        forward: what forward operators add to.
+        forward: what forward operators add to; not changed any more when the code has run.
         by_size: what they add to where sizes are symbolic; None elsewhere.
         sites: the operators with backward operators.
         backward: what backward operators add to, beside the counters of the sites.
@@ -186,6 +186,8 @@ class Tally:
         self.backward: list[Added] = []
         self.handle: OpHandle | None = None
         self.is_first = False
+        self._added: Additions | None = None
+        self._counted: tuple[Sequence[Added], Additions] = (), Additions(())
         self._joint: JointBackward | None = None
         self._flowing: set[int] | None = None
         self._left = _MOST_TRIED
@@ -209,9 +211,13 @@ class Tally:
             else:
                 self._hook_all(result, inputs, start, iteration, is_first)
         if not is_first:
-            forward = self.forward if self.by_size is None else self.by_size.added(inputs)
-            if forward:
-                TOOL_LOCK.hold(increase, forward)
+            added = self._added
+            if added is None:
+                added = self._added = Additions(self.forward)
+            if self.by_size is not None:
+                added = self.by_size.added(inputs)
+            if added:
+                TOOL_LOCK.hold(added.add)
         return result
 
     def _hook_all(
@@ -224,7 +230,9 @@ class Tally:
             raise OtherBackwardError
         counters = [*self.backward, *(one for site in self.sites for one in site.counters)]
         handle = self.handle or self.sites[0].gradients.handle
-        count = functools.partial(_count, self._claimer.dispatcher, handle, counters)
+        if counters != self._counted[0]:
+            self._counted = counters, Additions(counters)
+        count = functools.partial(_count, self._claimer.dispatcher, handle, self._counted[1])
         for node in nodes:
             if counters:
                 node.register_hook(count)
@@ -264,12 +272,10 @@ _MOST_TRIED = 8
 """Runs with hooks at each leaf after which it is not tried any more to do without."""
 
 
-def _count(
-    dispatcher: RoutineDispatcher, handle: OpHandle, counters: Sequence[Added], *_: Any
-) -> None:
+def _count(dispatcher: RoutineDispatcher, handle: OpHandle, added: Additions, *_: Any) -> None:
     """A posthook of the compiled backward pass."""
     if not dispatcher.is_paused() and handle.records():
-        _internals.without_modes(TOOL_LOCK.hold, increase, counters)
+        _internals.without_modes(TOOL_LOCK.hold, added.add)
 
 
 def _joint_nodes(outputs: Sequence[Any], start: int) -> list[Any]:

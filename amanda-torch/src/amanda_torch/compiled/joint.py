@@ -26,7 +26,7 @@ from amanda_torch import _internals
 from amanda_torch.autograd import passes
 from amanda_torch.autograd.claims import Claimer, KnownGradients
 from amanda_torch.autograd.hooks import Accumulation, NodeHooks, nothing_flows
-from amanda_torch.compiled.deferred import Added, StaticSum, increase
+from amanda_torch.compiled.deferred import Added, Additions, StaticSum
 from amanda_torch.compiled.derived import MOST_LOST
 from amanda_torch.compiled.derived_leaves import Leaf, Leaves, LeavesRun
 
@@ -78,7 +78,7 @@ class JointBackward:
         self._kind = kind
         self._added = added
         self._of_leaf = of_leaf
-        self._every = [*added, *(one for found in of_leaf.values() for one in found)]
+        self._every = Additions([*added, *(one for found in of_leaf.values() for one in found)])
         self.count = count
         self.leaves = leaves
         self.lost = 0
@@ -137,9 +137,9 @@ class JointBackward:
         every = self._every
         if not counted.isdisjoint(self._of_leaf):
             left = [found for key, found in self._of_leaf.items() if key not in counted]
-            every = [*self._added, *(one for found in left for one in found)]
+            every = Additions([*self._added, *(one for found in left for one in found)])
         counted.update(self._of_leaf)
-        TOOL_LOCK.hold(increase, every)
+        TOOL_LOCK.hold(every.add)
 
     def claim_leaves(self, node: Any) -> dict[int, Sequence[Accumulation]]:
         """Hook the leaves that the node leads to; what is to be told of passes, by identity."""
@@ -262,9 +262,7 @@ def _added(hooks: NodeHooks | None) -> Sequence[Added] | None:
             if not one.executions:
                 return None
             # The shapes of a leaf are the same in each pass.
-            static = StaticSum(one)
-            static.known = one.weigh(one.last), one.last
-            every.append(static)
+            every.append(StaticSum(one, (one.weigh(one.last), one.last)))
         else:
             every.append(one)
     return every

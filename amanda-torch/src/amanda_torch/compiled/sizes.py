@@ -7,7 +7,7 @@ symbols are sizes of the inputs, or inputs::
     run = sizes.note_run(inputs, held)
     run.note("relu", y)                     # what the node has given in this run
     one = run.sized(make, [x], [y])         # None: the inputs do not tell the sizes
-    BySize(sizes, [one]).added(inputs)      # what `make` gives for tensors of a later run
+    BySize(sizes, [one]).added(inputs)      # of what `make` gives for tensors of a later run
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import fx
 from torch.utils.weak import WeakIdKeyDictionary
 
 from amanda_torch import _internals
+from amanda_torch.compiled.deferred import Additions
 from amanda_torch.operators.calls import tensors_of
 
 
@@ -209,17 +210,17 @@ class BySize:
     def __init__(self, sizes: SymbolicSizes, every: Sequence[Any]) -> None:
         self._sizes = sizes
         self._every = every
-        self._known: dict[Hashable, Sequence[Any]] = {}
+        self._known: dict[Hashable, Additions] = {}
 
-    def added(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def added(self, inputs: Sequence[Any]) -> Additions:
         """For a run with these inputs."""
         key = self._sizes.key(inputs)
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            found = [one.made(key) if isinstance(one, Sized) else one for one in self._every]
-            self._known[key] = found
+            every = [one.made(key) if isinstance(one, Sized) else one for one in self._every]
+            found = self._known[key] = Additions(every)
         return found
 
 
