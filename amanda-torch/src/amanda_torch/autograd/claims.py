@@ -490,19 +490,33 @@ class _Owner(weakref.ref[torch.Tensor]):
     """A reference to a leaf, and the operator whose its accumulation is.
 
     One object: with a callback of its own it would be six.
+
+    Attributes:
+        op_id: of the operator.
+        known: what is known of its gradients.
+        number: of the leaf among those that it owns.
+        past: its tensors, as long as an analysis of the accumulation is pending.
+        is_idle: whether it is known that nothing is to be done there. Read by the gate.
     """
 
-    __slots__ = ("key", "op_id", "owners")
+    __slots__ = ("is_idle", "key", "known", "number", "op_id", "owners", "past")
 
     key: int
     owners: dict[int, _Owner]
     op_id: str
+    known: KnownGradients
+    number: int
+    past: Past | None
+    is_idle: bool
 
 
-def _owner(leaf: torch.Tensor, owners: dict[int, _Owner], op_id: str) -> _Owner:
+def _owner(
+    leaf: torch.Tensor, owners: dict[int, _Owner], known: KnownGradients, number: int
+) -> _Owner:
     # Not methods: they would be two functions more for each leaf.
     owner = _Owner(leaf, _forget_owner)
-    owner.key, owner.owners, owner.op_id = id(leaf), owners, op_id
+    owner.key, owner.owners, owner.op_id = id(leaf), owners, known.handle.op_id
+    owner.known, owner.number, owner.past, owner.is_idle = known, number, None, False
     return owner
 
 
@@ -824,7 +838,7 @@ class Claimer:
                 if not mark.is_idle and mark not in reached:
                     reached.append(mark)
                 continue
-            marks, fresh = self._owned(node, handle, iteration)
+            marks, fresh = self._owned(node, known, iteration, count)
             if not fresh:
                 add_reached(reached, marks, handle.scopes)
                 continue
@@ -840,6 +854,7 @@ class Claimer:
                 elif hooks is None and described is not None:
                     layout = None if known.graph is None else known.graph.layout
                     past = described[0].past(described[1], layout)
+                self.leaf_owners[id(node.variable)].past = past
                 native = self.dispatcher.native
                 # One for each: a pass of another thread may come through some of them only.
                 for scopes in (fresh,) if len(fresh) == 1 else [(scope,) for scope in fresh]:
@@ -935,14 +950,19 @@ class Claimer:
         return hooks if whole else hooks.of_scopes(set(scopes))
 
     def _owned(
-        self, node: Any, handle: OpHandle, iteration: int
+        self, node: Any, known: KnownGradients, iteration: int, number: int
     ) -> tuple[dict[Any, Any], Sequence[Any]]:
-        """The marks on a leaf's accumulation, and the scopes in which it begins to belong to this
-        operator: it does to the first operator of the iteration that used the leaf."""
+        """The marks on a leaf's accumulation, and the scopes in which it begins to belong to an
+        operator: it does to the first operator of the iteration that used the leaf.
+
+        Args:
+            known: what is known of the operator's gradients.
+            number: of the leaf among those that it owns.
+        """
         # A leaf has one accumulation node as long as some graph uses it: the marks on it keep
         # a second operator, or a second graph, from hooking it again.
         metadata = node.metadata
-        marks = metadata.get(_MARK)
+        marks, handle = metadata.get(_MARK), known.handle
         fresh: Sequence[Any] = handle.scopes
         if marks is None:
             marks = metadata[_MARK] = {}
@@ -961,16 +981,33 @@ class Claimer:
             ran = None if owner is None else self.iterations.get(owner)
             if ran is not None and type(ran) is not int:
                 if ran.mark(node):  # type: ignore[union-attr]
-                    return self._owned(node, handle, iteration)
+                    return self._owned(node, known, iteration, number)
                 ran = ran.iteration  # type: ignore[union-attr]
-            if owner is not None and ran == iteration:
-                # The owner ran in this iteration. It left no mark, since its backward operators
-                # need no hooks.
-                return marks, ()
-            self._set_owner(leaf, op_id)
+            if found is not None and owner is not None and ran == iteration:
+                return self._claim_for_owner(found, node, iteration), ()
+            self._set_owner(leaf, known, number)
+        elif found is not None and found.known is not known:
+            found.known, found.number, found.is_idle = known, number, False
         for scope in fresh:
             marks[scope] = None
         return marks, fresh
+
+    def _claim_for_owner(self, owner: _Owner, node: Any, iteration: int) -> dict[Any, Any]:
+        """The marks on an accumulation whose owner ran in this iteration, and left none.
+
+        Its backward operators need no hooks; or the graph that it has made is gone, as that of a
+        norm that is printed, and the accumulation with it: this is another one.
+        """
+        if not owner.is_idle:
+            hooks = owner.known.hooks.get(f"{owner.op_id}/grad/AccumulateGrad:{owner.number}")
+            if hooks is None or not hooks.is_idle:
+                known, past = owner.known, owner.past
+                self._claim_leaves([node], known, past, iteration, [], owner.number)
+            else:
+                owner.is_idle = True
+        marks: Any = node.metadata[_MARK]
+        found: dict[Any, Any] = marks if type(marks) is dict else marks.marks()
+        return found
 
     def owner_of(self, leaf: torch.Tensor) -> str | None:
         """The operator that a leaf's accumulation belongs to."""
@@ -978,10 +1015,10 @@ class Claimer:
         known = self.leaf_owners.get(id(leaf))
         return known.op_id if known is not None and known() is leaf else None
 
-    def _set_owner(self, leaf: torch.Tensor, op_id: str) -> None:
+    def _set_owner(self, leaf: torch.Tensor, known: KnownGradients, number: int) -> None:
         self.owner_changes += 1
         _CLAIMERS.add(self)
-        self.leaf_owners[id(leaf)] = _owner(leaf, self.leaf_owners, op_id)
+        self.leaf_owners[id(leaf)] = _owner(leaf, self.leaf_owners, known, number)
 
     def _claim_all(
         self,
