@@ -489,6 +489,25 @@ def test_one_backward_of_two_forwards() -> None:
             assert accumulated == ["/exp:0/grad/AccumulateGrad:0"]
 
 
+@pytest.mark.parametrize("steps", [1, 6])
+def test_accumulation_outlives_the_graph_of_its_owner(steps: int) -> None:
+    """Where the graph of the first operator that used a leaf is gone, as that of a norm which is
+    printed, the accumulation executes in another graph, and is seen all the same."""
+    layer = nn.Linear(3, 2)
+    counter = Counter()
+    with applied(counter):
+        for _ in range(steps):
+            counter.backward_ids.clear()
+            layer.weight.norm().item()
+            (layer(torch.rand(2, 3)) + layer.weight.sum()).sum().backward()
+    owners = sorted(i for i in counter.backward_ids if "AccumulateGrad" in i)
+    assert owners == [
+        "/linalg_vector_norm:0/grad/AccumulateGrad:0",
+        "Linear/linear:0/grad/AccumulateGrad:0",
+    ]
+    assert counter.backward_ops["AccumulateGrad"] == 2 * steps
+
+
 def test_owner_of_an_accumulation_follows_the_branch() -> None:
     """Where the first consumer changes between iterations, so does the owner."""
     w = torch.rand(3, requires_grad=True)

@@ -669,8 +669,14 @@ is_owner(PyObject *known, PyObject *node, PyObject *iteration)
             found = 1;
         }
         else if (owner != NULL) {
+            /* Where there is something to do, the owner's graph is gone with what it has marked. */
             PyObject *ran = PyDict_GetItemWithError(iterations, owner);
-            found = ran != NULL && PyObject_RichCompareBool(ran, iteration, Py_EQ) == 1 ? 0 : -1;
+            PyObject *is_idle = PyObject_GetAttr(reference, names.is_idle);
+            found = ran != NULL && is_idle == Py_True
+                            && PyObject_RichCompareBool(ran, iteration, Py_EQ) == 1
+                        ? 0
+                        : -1;
+            Py_XDECREF(is_idle);
         }
         Py_XDECREF(owner);
     }

@@ -47,7 +47,7 @@ static struct {
 static struct {
     PyObject *cache, *enabled, *held, *settled, *quiet, *dict, *grad_fn, *next_functions, *sequence,
         *register_prehook, *register_hook, *before, *after, *base, *metadata, *variable, *mark,
-        *op_id, *append, *scopes, *statistics, *seconds,
+        *op_id, *is_idle, *append, *scopes, *statistics, *seconds,
         *expect, *shape, *registrar, *dict_ref;
 } names;
 
@@ -76,6 +76,7 @@ make_names(void)
         {&names.variable, "variable"},
         {&names.mark, "amanda"},
         {&names.op_id, "op_id"},
+        {&names.is_idle, "is_idle"},
         {&names.append, "append"},
         {&names.scopes, "scopes"},
         {&names.statistics, "statistics"},
