@@ -328,3 +328,74 @@ def test_errors_of_operators_are_those_of_vanilla(name: str, tool: Callable[[], 
     with amanda.apply(tool()):
         found = [raised() for _ in range(3)]
     assert found == [expected] * 3
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "no tensors": lambda: tf.raw_ops.ConcatV2(values=[], axis=0),
+    "nothing to add": lambda: tf.raw_ops.AddN(inputs=[]),
+    "nothing to pack": lambda: tf.raw_ops.Pack(values=[]),
+    "no handle": lambda: tf.raw_ops.AssignAddVariableOp(resource=A, value=A),
+    "other type": lambda: tf.raw_ops.StringLower(input=A),
+    "variable and tensor": lambda: tf.raw_ops.BiasAdd(
+        value=tf.Variable(tf.ones((2, 3))), bias=tf.constant([True])
+    ),
+    "axis": lambda: tf.raw_ops.ConcatV2(values=[A, A], axis=1.0),
+    "dtype": lambda: tf.raw_ops.ArgMax(input=A, dimension=0, output_type=-1),
+    "shape": lambda: tf.raw_ops.ImmutableConst(
+        dtype=tf.float32, shape=[-1], memory_region_name="x"
+    ),
+    "no list": lambda: tf.raw_ops.AddN(inputs=1),
+    "array": lambda: tf.raw_ops.Pack(values=np.ones((2, 2))),
+    "nested list": lambda: tf.raw_ops.Relu(features=[[1.0], [2.0, 3.0]]),
+    "None": lambda: tf.raw_ops.Relu(features=None),
+    "text": lambda: tf.raw_ops.AddV2(x=A, y="text"),
+    "no such argument": lambda: tf.raw_ops.Relu(features=A, axis=1),
+}
+"""Calls that TensorFlow refuses before an operator runs, or for what it makes of the arguments."""
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [lambda: Identity(nothing), lambda: Identity(copies), lambda: amanda.tools.load("count")()],
+)
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_call_that_tensorflow_refuses_raises_the_error_of_vanilla(
+    name: str, tool: Callable[[], Any]
+) -> None:
+    """A call that TensorFlow refuses has the error of a vanilla call, of whichever class it is."""
+
+    def raised() -> tuple[type, str]:
+        amanda.new_iteration()
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            REFUSED[name]()
+        return type(caught.value), str(caught.value)
+
+    expected = raised()
+    with amanda.apply(tool()):
+        found = [raised() for _ in range(3)]
+    assert found == [expected] * 3
+
+
+@pytest.mark.parametrize("returned", [nothing, same, copies])
+def test_numbers_beside_variables(returned: Callable[..., Any]) -> None:
+    """A number beside a variable has the variable's type, whichever comes first; any sequence is
+    taken for a list; and variables are read and have their gradients."""
+    variable, whole = tf.Variable([1.0, -2.0]), tf.Variable([3, 4])
+
+    def program() -> Any:
+        with tf.GradientTape() as tape:
+            y = tf.maximum(0, variable) * tf.raw_ops.Mul(x=2, y=variable)
+            z = tf.math.floormod(7, whole)
+            joined = tf.raw_ops.ConcatV2(values=[variable, [1, 2], variable], axis=0)
+            rows = tf.raw_ops.AddN(inputs=A), tf.raw_ops.Pack(values=range(3))
+        return y, z, joined, rows, tape.gradient([y, joined], variable)
+
+    expected = bits(program())
+    tool = Identity(returned)
+    with apply(tool):
+        assert bits(program()) == expected
+        amanda.new_iteration()
+        assert bits(program()) == expected
+    with amanda.apply(tool := amanda.tools.load("count")()) as scope:
+        assert bits(program()) == expected
+    assert not any("convert" in what for what in scope.statistics.not_seen)

@@ -7,12 +7,13 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
+import attrs
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
@@ -384,11 +385,102 @@ def takes_fast_path(op_type: str, args: Sequence[Any]) -> bool:
     declared = () if op_def is None else op_def.input_arg
     for arg, value in zip(declared, args, strict=False):
         if arg.number_attr or arg.type_list_attr:
-            if type(value) not in (list, tuple) or not FAST.issuperset(map(type, value)):
+            if type(value) in (list, tuple):
+                if not FAST.issuperset(map(type, value)):
+                    return False
+            elif not (is_sequence(value) or isinstance(value, np.ndarray)):
                 return False
         elif type(value) not in FAST:
             return False
     return True
+
+
+@attrs.frozen
+class Declared:
+    """What the slow path checks and converts of an operator's arguments.
+
+    Attributes:
+        fixed: the dtypes, by position, of the inputs whose dtype is the same in all calls.
+        lists: the positions of the inputs that are lists of tensors.
+        attributes: names of those that are dtypes or shapes and do not follow from the inputs.
+        is_any: whether there are any of these.
+    """
+
+    fixed: dict[int, int]
+    lists: frozenset[int]
+    attributes: frozenset[str]
+    is_any: bool
+
+
+class _Declared(dict[str, Declared]):
+    """By operator type."""
+
+    def __missing__(self, op_type: str) -> Declared:
+        op_def = op_def_of(op_type)
+        inputs = () if op_def is None else op_def.input_arg
+        fixed = {i: arg.type for i, arg in enumerate(inputs) if arg.type}
+        lists = frozenset(
+            i for i, arg in enumerate(inputs) if arg.number_attr or arg.type_list_attr
+        )
+        given = {arg.type_attr for arg in inputs}
+        declared = () if op_def is None else op_def.attr
+        attributes = {attr.name for attr in declared if attr.type in ("type", "shape")} - given
+        is_any = bool(fixed or lists or attributes)
+        return self.setdefault(op_type, Declared(fixed, lists, frozenset(attributes), is_any))
+
+
+DECLARED = _Declared()
+"""What the slow path checks and converts, by operator type."""
+
+TENSORS_ONLY = frozenset({ops.EagerTensor})
+
+
+def needs_no_conversion(op_type: str, args: Sequence[Any]) -> bool:
+    """Whether the slow path passes arguments on as they are: tensors of the types that it expects,
+    and attributes that it does not have to convert."""
+    declared, count = DECLARED[op_type], INPUT_COUNTS[op_type]
+    for position, value in enumerate(args[:count]):
+        is_list = position in declared.lists
+        if is_list and not (isinstance(value, (list, tuple)) and value):
+            return False
+        tensors = value if is_list else (value,)
+        if not TENSORS_ONLY.issuperset(map(type, tensors)):
+            return False
+        dtype = declared.fixed.get(position)
+        if dtype and any(tensor._datatype_enum() != dtype for tensor in tensors):
+            return False
+    return not declared.attributes or all(
+        name not in declared.attributes or type(value) is tf.DType
+        for name, value in zip(args[count::2], args[count + 1 :: 2], strict=False)
+    )
+
+
+_SLOW_PATH = "_eager_fallback"
+
+
+def slow_path_of(frame: FrameType) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+    """What one of TensorFlow's generated functions calls if the fast path does not take its
+    arguments (2.16 to 2.21), and the arguments that it calls it with; None for other functions.
+
+    Args:
+        frame: the function, which is calling the fast path.
+    """
+    function = frame.f_globals.get(frame.f_code.co_name + _SLOW_PATH)
+    if not isinstance(function, FunctionType):
+        return None
+    code, values = function.__code__, frame.f_locals
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    arguments = {name: values["_ctx" if name == "ctx" else name] for name in names}
+    return function, arguments
+
+
+def is_sequence(value: Any) -> bool:
+    """Whether the fast path takes a value for a list of tensors that the slow path refuses.
+
+    Its items are not looked at: an iteration over a tensor runs operators.
+    """
+    unlike = (list, tuple, str, bytes, dict, np.ndarray)
+    return hasattr(type(value), "__getitem__") and not isinstance(value, unlike)
 
 
 NO_VARIABLES = frozenset({ops.EagerTensor, tf.DType, str, bytes, bool, int, float, type(None)})

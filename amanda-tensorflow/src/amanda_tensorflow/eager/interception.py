@@ -14,6 +14,7 @@ The patched slow path then has their inputs and attributes in one form, whatever
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 import weakref
@@ -55,7 +56,12 @@ _FOREIGN = (
     "backward operators whose forward ran outside of the scope, was itself a backward "
     "operator, or is hidden in a function"
 )
+_NOT_CONVERTED = "operators whose inputs only TensorFlow's runtime can convert"
+_RESOURCE = tf.resource.as_datatype_enum
 _now = time.perf_counter_ns
+
+Way = Callable[[Any, str, Any, tuple[Any, ...]], Any]
+"""Runs an operator: it is given the arguments of the fast path."""
 _NO_TENSORS = "operators called with inputs that are no tensors"
 
 
@@ -90,15 +96,66 @@ class Interception:
         if self._hook is not None:
             _internals.EXECUTE.execute = found if current is self._hook else current
 
-    def _fallback(self, op_name: str, args: Sequence[Any]) -> BaseException:
-        """The exception that makes an operator take the slow path, with our patch in place."""
+    def _fallback(self, op_name: str, args: Sequence[Any]) -> Way:
+        """The way of an operator that has to take the slow path.
+
+        Raises:
+            FallbackException: makes it take the slow path, with our patch in place.
+        """
         if _internals.EXECUTE.execute is not self._hook:
             self._patch_again()
         tracker = LOCAL.tracker
         if tracker is not None and _internals.takes_fast_path(op_name, args):
             tracker.fallen.add(op_name)
-        error: BaseException = _internals.FallbackException(op_name)
-        return error
+            if not _internals.needs_no_conversion(op_name, args):
+                return self._converted
+        raise _internals.FallbackException(op_name)
+
+    def _converted(self, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]) -> Any:
+        """Run an operator on the slow path, which may not convert arguments as the fast path does.
+
+        It refuses some that the fast path takes, as an integer beside a variable, and what neither
+        takes it refuses by another error.
+        """
+        tracker, frame = LOCAL.tracker, inspect.currentframe()
+        while frame is not None and frame.f_globals is globals():
+            frame = frame.f_back
+        call = None if frame is None else _internals.slow_path_of(frame)
+        if tracker is None or call is None:
+            raise _internals.FallbackException(op_name)
+        function, arguments = call
+        self._read_variables(op_name, args, arguments)
+        failed: list[Exception] = []
+        try:
+            return function(**arguments)
+        except Exception as error:
+            if op_name not in tracker.fallen:
+                if not _is_of_stateless(error, op_name):
+                    raise
+                failed.append(error)
+        tracker.fallen.discard(op_name)
+        # An operator without state may run twice: the error is that of the fast path, if it is one.
+        result = self._vanilla.fast_path(ctx, op_name, name, *args)
+        if failed:
+            raise failed.pop()
+        self._dispatcher.not_seen(_NOT_CONVERTED)
+        return result
+
+    def _read_variables(self, op_name: str, args: Sequence[Any], arguments: dict[str, Any]) -> None:
+        """Read the variables among the arguments of the slow path, in the order of the fast path.
+
+        With tensors in their place the slow path finds the types that the fast path finds.
+        """
+        declared, names = _internals.DECLARED[op_name], list(arguments)
+        for position, value in enumerate(args[: _internals.INPUT_COUNTS[op_name]]):
+            name = next((name for name in names if arguments[name] is value), None)
+            if name is None or declared.fixed.get(position) == _RESOURCE:
+                continue
+            names.remove(name)
+            if position not in declared.lists:
+                arguments[name] = _internals.value_of(value)
+            elif isinstance(value, (list, tuple)) or _internals.is_sequence(value):
+                arguments[name] = [_internals.value_of(item) for item in value]
 
     def _patch_again(self) -> None:
         """Patch the slow path that TensorFlow has set: ``op_callbacks`` switches between two."""
@@ -179,7 +236,7 @@ class Interception:
             # A tool's code runs vanilla, whichever driver has called it.
             if state.paused or (tracker.stale and not tracker.refresh()):
                 if tracker.marking is not None and not no_tape_records():
-                    raise self._fallback(op_name, args)
+                    return self._fallback(op_name, args)
                 return uncounted
             try:
                 cells = tracker.cells
@@ -192,7 +249,7 @@ class Interception:
             if type(entry) is SlowPath:
                 if entry.may_pass:
                     return passed(tracker, cells, entry.plan, op_name, args)
-                raise slow(tracker, op_name, args)
+                return slow(tracker, op_name, args)
             # Attributes follow the inputs; most operators have one or two of these.
             inputs = inputs_of[op_name]
             if inputs == 1:
@@ -218,7 +275,7 @@ class Interception:
                 if claim is None or tracker.passes <= claim.passes or tracker.local.op_callbacks:
                     if timed is None:
                         return look
-                    raise self._fallback(op_name, args)
+                    return self._fallback(op_name, args)
                 marked = claim.marked
             reads = True if op_name in READING and not tracker.depth else None
             if marked or timed or reads:
@@ -227,18 +284,20 @@ class Interception:
 
         return way_of
 
-    def _slow(self, tracker: Tracker, op_name: str, args: tuple[Any, ...]) -> BaseException:
-        """The exception that makes an operator whose entry tells so take the slow path."""
+    def _slow(self, tracker: Tracker, op_name: str, args: tuple[Any, ...]) -> Way:
+        """The way of an operator whose entry tells that it takes the slow path.
+
+        Raises:
+            FallbackException: makes it take the slow path.
+        """
+        # As _fallback() does it, without its calls, where tensors are all that is given.
+        given = map(type, args[: _internals.INPUT_COUNTS[op_name]])
+        if _internals.DECLARED[op_name].is_any or not _internals.TENSORS_ONLY.issuperset(given):
+            return self._fallback(op_name, args)
         if _internals.EXECUTE.execute is not self._hook:
             self._patch_again()
-        # As takes_fast_path() tells, without a call where no argument is a list.
-        given = args[: _internals.INPUT_COUNTS[op_name]]
-        if _internals.FAST.issuperset(map(type, given)) or _internals.takes_fast_path(
-            op_name, given
-        ):
-            tracker.fallen.add(op_name)
-        error: BaseException = _internals.FallbackException(op_name)
-        return error
+        tracker.fallen.add(op_name)
+        raise _internals.FallbackException(op_name)
 
     def _with_variables(
         self,
@@ -260,7 +319,7 @@ class Interception:
             readings = self._readings(cells, args, may_be_inlined=True)
             marked = self._marked(tracker, entry.plan)
             if readings is None or marked is None:
-                raise self._fallback(op_name, args)
+                return self._fallback(op_name, args)
             plain, values = _internals.NO_VARIABLES, list(args)
             for position, value in enumerate(args):
                 if type(value) not in plain:
@@ -272,7 +331,7 @@ class Interception:
         # variables: other code that begins an iteration may have the same id.
         plan = plan_of(entry)
         if plan is UNKNOWN or plan.has_actions or op_name in READING:
-            raise self._fallback(op_name, args)
+            return self._fallback(op_name, args)
         keep(cell, cell[0], SlowPath(plan, may_pass=True))
         return self._passed(tracker, cells, plan, op_name, args)
 
@@ -320,10 +379,10 @@ class Interception:
         """
         readings = self._readings(cells, args, may_be_inlined=False)
         if readings is None:
-            raise self._fallback(op_name, args)
+            return self._fallback(op_name, args)
         marked = self._marked(tracker, plan)
         if marked is None:
-            raise self._fallback(op_name, args)
+            return self._fallback(op_name, args)
         return tracker, cells[op_name], marked, None, readings, args
 
     def _readings(
@@ -386,7 +445,7 @@ class Interception:
         assert tracker is not None  # the way was found by it
         if tracker.run is not None:
             if not tracker.run.is_vanilla(op_name):
-                raise self._fallback(op_name, args)
+                return self._fallback(op_name, args)(ctx, op_name, name, args)
             cell = tracker.run.cell(op_name)
             return self._counted(cell, ctx, op_name, name, args)
         if tracker.depth:
@@ -407,7 +466,7 @@ class Interception:
             or (plan.has_actions and not plan.is_blind)
             or (plan.claims and not _internals.no_tape_records())
         ):
-            raise self._fallback(op_name, args)
+            return self._fallback(op_name, args)(ctx, op_name, name, args)
         self._start(tracker, plan, cell)
         result = self._counted(cell, ctx, op_name, name, args)
         tracker.ids.started.discard((id(cell), cell[0] - 1))
@@ -593,3 +652,9 @@ class Interception:
         if is_recorded:
             tracker.note_recorded(outputs)
         return outputs
+
+
+def _is_of_stateless(error: Exception, op_name: str) -> bool:
+    """Whether an error is of TensorFlow's runtime, about an operator that has no state."""
+    op_def = _internals.op_def_of(op_name)
+    return isinstance(error, tf.errors.OpError) and op_def is not None and not op_def.is_stateful
