@@ -777,3 +777,46 @@ def test_a_run_that_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tf1.Session().run(y).tolist() == [1.0, 0.0]
     assert not tool.forward
     assert scope.statistics.not_seen == {"graphs that cannot be copied": 1}
+
+
+def mapped(h: Any) -> Any:
+    return tf.map_fn(tf.sin, h)
+
+
+def branched(h: Any) -> Any:
+    return tf.cond(tf.reduce_sum(h) > 0.0, lambda: tf.sin(h) * h, lambda: tf.exp(h))
+
+
+def looped(h: Any) -> Any:
+    return tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.sin(h) * h), (0, h))[1]
+
+
+def called(h: Any) -> Any:
+    return tf.function(lambda h: tf.sin(h) * tf.exp(h))(h)
+
+
+@pytest.mark.parametrize("body", [mapped, branched, looped, called])
+def test_a_gradient_is_fetched_after_what_it_is_of(body: Callable[[Any], Any]) -> None:
+    """A run may fetch the gradient of a loop, branch or call that earlier runs have executed."""
+
+    def program() -> list[Any]:
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x = tf1.placeholder(tf.float32, [2, 3])
+            w = tf1.get_variable("w", [3, 3], initializer=tf.initializers.ones(), use_resource=True)
+            y = body(x @ w)
+            loss = tf.reduce_sum(y * y)
+            found = tf1.gradients(loss, [x, w])
+            step = tf1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+            session.run(tf1.global_variables_initializer())
+            feed = {x: np.arange(6, dtype=np.float32).reshape(2, 3) / 10}
+            fetched = [y, found, step, loss, step, w]
+            return [session.run(each, feed) for each in fetched]
+
+    expected = program()
+    with amanda.apply(tool := Identity()):
+        found = program()
+    support.assert_same_bits(
+        [v for v in tf.nest.flatten(found) if v is not None],
+        [v for v in tf.nest.flatten(expected) if v is not None],
+    )
+    assert tool.calls > 0

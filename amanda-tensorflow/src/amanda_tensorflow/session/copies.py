@@ -35,6 +35,7 @@ from amanda_tensorflow.graphs.replay import Replay
 from amanda_tensorflow.graphs.running_vanilla import NotInstrumentableError, falling_back
 from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.graphs.topological_order import ordered
+from amanda_tensorflow.operators.types import CALLS, CONTROL_FLOW
 from amanda_tensorflow.session.random_ops import can_be_shared, draws_from
 from amanda_tensorflow.session.run_kinds import RunKind, kind_of
 from amanda_tensorflow.session.runs import Key, SessionRun, is_handle
@@ -105,6 +106,7 @@ class SessionCopies:
         self._variables: ShadowVariables | None = None
         self._here: set[str] = set()
         self._size = 0
+        self._running: dict[str, tuple[Any, int]] = {}
         # A thread that detaches the driver and one whose scope ends may close it at once: both
         # return when the variables are back. No code of tools runs under it.
         self._moving = threading.RLock()
@@ -304,10 +306,7 @@ class SessionCopies:
     def _run(self, run: SessionRun, options: Any, metadata: Any) -> Any:
         """Execute a run that is in terms of the shadow."""
         if self._session is None:
-            self._session = _internals.shadow_session(
-                self.graph, _internals.session_config(self._user)
-            )
-            self._variables = ShadowVariables(self._session)
+            self._begin()
         self._enter()
         # The run may draw from nodes that preparing it has added to the user's graph.
         _internals.extend_graph(self._user)
@@ -325,12 +324,24 @@ class SessionCopies:
             self._user, run.fetches, run.targets, run.feeds, options, metadata
         )
 
+    def _begin(self) -> None:
+        """Make the session that runs the shadow."""
+        config = _internals.session_config(self._user)
+        self._session = _internals.shadow_session(self.graph, config)
+        self._variables = ShadowVariables(self._session)
+        self._running = {}
+
     def _enter(self) -> None:
         """Give the runtime what the shadow has got since the last run, and copy the variables
         among it from the user's session."""
         if len(self.graph.get_operations()) == self._size:
             return
         with self._growing:
+            if any(len(op.outputs) != count for op, count in self._running.values()):
+                # The gradient of a loop, branch or call that a run has added reads more of its
+                # outputs than it had, which the runtime refuses for an operator that it has.
+                self.leave()
+                self._begin()
             variables, operations = self._variables, self.graph.get_operations()
             assert variables is not None
             new = [n for n in variables_in(operations[self._size :]) if n not in self._here]
@@ -339,6 +350,9 @@ class SessionCopies:
             if new:
                 variables.write(self._vanilla.read(new))
                 self._here.update(new)
+            for op in operations[self._size :]:
+                if op.type in CALLS or op.type in CONTROL_FLOW:
+                    self._running[op.name] = op, len(op.outputs)
             # What was added for the variables makes none.
             self._size = len(self.graph.get_operations())
 
