@@ -324,3 +324,46 @@ def test_a_replacement_that_reads_a_variable() -> None:
         pytest.raises(amanda.errors.CapabilityError, match=r"<lambda>.*ReadVariableOp.*traceable"),
     ):
         step(x)
+
+
+def folded(x: Any) -> Any:
+    """A loop over the rows of a tensor, which TensorFlow makes a list of."""
+    return tf.foldl(lambda sum, row: sum * row, x)
+
+
+def array(x: Any) -> Any:
+    rows = tf.TensorArray(tf.float32, 3).unstack(x)
+    return rows.read(0) * rows.read(2)
+
+
+@pytest.mark.parametrize("is_inside", [True, False], ids=["tape inside", "tape outside"])
+@pytest.mark.parametrize("kind", ["TensorListGetItem", "TensorListFromTensor"])
+@pytest.mark.parametrize("body", [folded, array])
+def test_a_replacement_that_takes_or_makes_a_list(
+    body: Callable[..., Any], kind: str, is_inside: bool
+) -> None:
+    """The gradient passes a traceable one in a graph; one in Python is an error, and no gradient
+    is left out silently."""
+    x = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+
+    def gradient() -> Any:
+        function = body if is_inside else tf.function(body)
+
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = function(x)
+            return tape.gradient(y, x)
+
+        return (tf.function(step) if is_inside else step)(x)
+
+    again = lambda *tensors, function: function(*tensors)  # noqa: E731
+    traced = amanda.traceable(lambda *tensors, function: function(*tensors))
+    expected = gradient()
+    with amanda.apply(Replaced(kind, traced)):
+        support.assert_same_bits([gradient()], [expected])
+    with (
+        amanda.apply(Replaced(kind, again)),
+        pytest.raises(amanda.errors.CapabilityError, match=rf"<lambda>.*{kind}.*list.*traceable"),
+    ):
+        gradient()

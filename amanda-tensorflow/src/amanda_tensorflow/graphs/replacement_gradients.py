@@ -22,7 +22,7 @@ from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.sites import ForwardState
 from amanda_tensorflow.graphs.vjp import differentiate
-from amanda_tensorflow.operators.types import is_differentiable
+from amanda_tensorflow.operators.types import has_gradient
 
 REPLACED = "AmandaReplacedOp"
 """Name under which the gradient function is registered."""
@@ -67,7 +67,7 @@ def leave(
     """
     assert state.replaced is not None
     given, outputs = state.replaced
-    positions = tuple(i for i, tensor in enumerate(given) if is_differentiable(tensor))
+    positions = tuple(i for i, tensor in enumerate(given) if has_gradient(tensor))
     scopes = tuple(weakref.ref(scope) for scope in building.scopes)
     with building.graph.gradient_override_map({"IdentityN": REPLACED}):
         node = _internals.identity_n([*outputs, *(given[i] for i in positions), *captured])

@@ -45,7 +45,7 @@ def _differentiated(op: Any, *gradients: Any) -> list[Any]:
     """The gradient of a node that calls Python: a node that runs it again under a tape."""
     node = _internals.registered_routine(op.get_attr("token"))
     if isinstance(node, ReplacementRoutine):
-        node.refuse_variables(op.inputs)
+        node.refuse_state(op.inputs, op.outputs)
     wanted = [is_differentiable(t) for t in op.inputs]
     known = [
         tf.zeros_like(output) if gradient is None else gradient
@@ -416,18 +416,25 @@ class ReplacementRoutine(RunTimeRoutine):
         outputs = replaced_outputs(result, action, len(self._wanted), is_tensor)
         return [_cast(output, kind) for output, kind in zip(outputs, self._types, strict=True)]
 
-    def refuse_variables(self, inputs: Sequence[Any]) -> None:
-        """Refuse to differentiate a replacement that reads a variable.
+    def refuse_state(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Refuse to differentiate a replacement that reads a variable, or takes or makes a list.
 
         Raises:
-            CapabilityError: an input is one.
+            CapabilityError: an input is a variable, or one of `inputs` and `outputs` a list.
         """
         if any(tensor.dtype == tf.resource for tensor in inputs):
-            raise CapabilityError(
-                f"{self._action.routine} replaces op {self._action.op_id}, which reads a variable, "
-                "by Python, and the gradient of a variable does not pass Python in a graph; mark "
-                "the replacement @amanda.traceable, or replace the op that uses the value"
-            )
+            what, way = "reads a variable", "replace the op that uses the value"
+            gradient = "a variable"
+        elif any(tensor.dtype == tf.variant for tensor in [*inputs, *outputs]):
+            what, way = "takes or makes a list of tensors", "leave the op as it is"
+            gradient = "a list"
+        else:
+            return
+        raise CapabilityError(
+            f"{self._action.routine} replaces op {self._action.op_id}, which {what}, by Python, "
+            f"and the gradient of {gradient} does not pass Python in a graph; mark the replacement "
+            f"@amanda.traceable, or {way}"
+        )
 
     def _or_zeros(self, gradient: Any, shape: Any, index: int) -> Any:
         """A gradient as a tensor; zeros of this shape for None.

@@ -89,6 +89,12 @@ def is_differentiable(tensor: Any) -> bool:
     return tensor is not None and bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
+def has_gradient(tensor: Any) -> bool:
+    """Whether gradients are computed for a tensor: numbers, or a list of tensors, whose gradient is
+    another list."""
+    return is_differentiable(tensor) or (tensor is not None and bool(tensor.dtype == tf.variant))
+
+
 @functools.cache
 def runs_functions(kind: str) -> bool:
     """Whether operators of this type run functions that cannot be instrumented."""
