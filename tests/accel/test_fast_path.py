@@ -157,7 +157,7 @@ def fast_path(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "timer": Timer,
         "log": Log,
         "variable": Variable,
-        "array": array.array,
+        "numbers": array.array("q", [1, 2, 3]),
         "local": LOCAL,
         "read": READ,
         "reading": frozenset({"Identity", "ReadVariableOp"}),

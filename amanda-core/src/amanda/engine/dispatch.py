@@ -298,10 +298,17 @@ class Dispatcher:
             )
         return outputs
 
-    def call(self, action: Action, selected: Sequence[Any]) -> Any:
-        """Call a routine, isolated from AD unless it is differentiable."""
+    def call(
+        self, action: Action, selected: Sequence[Any], function: Callable[..., Any] | None = None
+    ) -> Any:
+        """Call a routine, isolated from AD unless it is differentiable.
+
+        Args:
+            function: what is called in its place, with its keywords.
+        """
         context = self.driver.routine(action, selected, not action.differentiable)
-        return self._in_tool_code(context, action.func, selected, action.kwargs, action)
+        called = action.func if function is None else function
+        return self._in_tool_code(context, called, selected, action.kwargs, action)
 
     def _in_tool_code(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-VERSION = 1
+VERSION = 2
 """Of what the extension offers amanda-tensorflow; the two have to agree."""
 
 

@@ -18,7 +18,7 @@
  * beyond that, and of TensorFlow nothing but what configure() is given. What TensorFlow knows of a
  * thread is asked at each operator: two functions in C++ are called for it instead of their bindings,
  * which take longer than all the rest, where configure_native() is given them and finds that they
- * tell the same.
+ * tell the same. So is the one that runs operators.
  *
  * Whatever is needed after TensorFlow has run an operator is held by strong references: other Python
  * code may have run meanwhile, which has ended the scope. Everything is under the GIL, there is no
@@ -50,7 +50,7 @@ static struct {
     PyTypeObject *counter, *timer, *log;   /* of amanda.inline */
     PyTypeObject *variable;                /* tf.Variable's class */
     PyTypeObject *values, *source;         /* VariableValues, Source */
-    PyTypeObject *array;                   /* array.array */
+    PyObject *numbers;         /* array.array("q", [1, 2, 3]) */
     PyObject *local;           /* LOCAL: its attribute `tracker` is the current thread's */
     PyObject *read;            /* READ: the entry of an operator that reads a variable */
     PyObject *reading;         /* types of operators whose output may be a variable's value */
@@ -132,15 +132,48 @@ number_in(PyObject *object, Py_ssize_t offset)
     return number_of(field(object, offset));
 }
 
+/* Add to a number that nothing but a slot refers to, so that none has to be made: 1, or 0 where one
+   has. */
+static int
+add_in_place(PyObject *number, long long amount)
+{
+#if PY_VERSION_HEX < 0x030C0000
+    Py_ssize_t digits = PyLong_CheckExact(number) ? Py_SIZE(number) : 0;
+    if ((digits == 1 || digits == 2) && Py_REFCNT(number) == 1 && amount >= 0
+        && amount >> 2 * PyLong_SHIFT == 0) {
+        digit *digits_of = ((PyLongObject *)number)->ob_digit;
+        uint64_t sum = (uint64_t)amount + digits_of[0];
+        if (digits == 2) {
+            sum += (uint64_t)digits_of[1] << PyLong_SHIFT;
+        }
+        if (sum >> digits * PyLong_SHIFT == 0) {
+            digits_of[0] = (digit)(sum & PyLong_MASK);
+            if (digits == 2) {
+                digits_of[1] = (digit)(sum >> PyLong_SHIFT);
+            }
+            return 1;
+        }
+    }
+#else
+    (void)number, (void)amount;
+#endif
+    return 0;
+}
+
 /* Add to a number that a slot holds. */
 static int
 add_to(PyObject *object, Py_ssize_t offset, long long number)
 {
-    PyObject *before = field(object, offset), *added = PyLong_FromLongLong(number), *sum = NULL;
+    PyObject *before = field(object, offset), *sum = NULL;
     if (before == NULL) {
         PyErr_Format(PyExc_AttributeError, "%s has lost a number", Py_TYPE(object)->tp_name);
+        return -1;
     }
-    else if (added != NULL) {
+    if (add_in_place(before, number)) {
+        return 0;
+    }
+    PyObject *added = PyLong_FromLongLong(number);
+    if (added != NULL) {
         sum = PyNumber_Add(before, added);
     }
     Py_XDECREF(added);
@@ -215,6 +248,8 @@ static struct {
     PyObject *context;            /* its argument */
     PyObject *local;              /* the object that stands for it in Python */
     PyObject *(*is_empty)(void);  /* no_tape_records */
+    PyObject *(*execute)(PyObject *); /* what `binding` calls with its arguments */
+    PyObject *binding;            /* TFE_Py_FastPathExecute */
     /* Where the values of attributes lie in the data; see find_values(). */
     Py_ssize_t scope_name, op_callbacks, is_eager;
 } native;
@@ -408,6 +443,65 @@ read_nanoseconds(void)
     return (long long)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/* An array.array("q"), to whose end C adds where there is room. */
+typedef struct {
+    PyObject_VAR_HEAD
+    int64_t *items;
+    Py_ssize_t room;
+    const void *description;
+    PyObject *references;
+    Py_ssize_t exports;
+} Numbers;
+
+static PyTypeObject *numbers_type; /* NULL where they are laid out otherwise */
+static const void *numbers_description;
+
+/* Find out from a sample, which has the numbers 1, 2 and 3, whether arrays are laid out like that. */
+static void
+configure_numbers(PyObject *sample)
+{
+    Numbers *numbers = (Numbers *)sample;
+    Py_buffer view;
+    numbers_type = NULL;
+    if (Py_TYPE(sample)->tp_basicsize != sizeof(Numbers) || Py_TYPE(sample)->tp_itemsize != 0
+        || Py_SIZE(sample) != 3 || numbers->exports != 0
+        || PyObject_GetBuffer(sample, &view, PyBUF_SIMPLE) < 0) {
+        PyErr_Clear();
+        return;
+    }
+    int is_same = view.buf == numbers->items && view.len == 3 * sizeof(int64_t)
+                  && numbers->exports == 1 && numbers->room >= 3 && numbers->references == NULL;
+    for (int i = 0; is_same && i < 3; i++) {
+        is_same = numbers->items[i] == i + 1;
+    }
+    PyBuffer_Release(&view);
+    if (is_same && numbers->exports == 0) {
+        numbers_type = Py_TYPE(sample);
+        numbers_description = numbers->description;
+    }
+}
+
+/* Numbers for which room is made at once: an array that grows by its own methods does so each time by
+   a sixteenth. */
+#define ROOM 4096
+
+static int
+make_room(PyObject *numbers)
+{
+    PyObject *zeros = PyBytes_FromStringAndSize(NULL, ROOM * sizeof(int64_t)), *none = NULL;
+    if (zeros != NULL) {
+        memset(PyBytes_AS_STRING(zeros), 0, ROOM * sizeof(int64_t));
+        none = PyObject_CallMethodOneArg(numbers, names.frombytes, zeros);
+        Py_DECREF(zeros);
+    }
+    if (none == NULL) {
+        return -1;
+    }
+    Py_DECREF(none);
+    Py_SET_SIZE((PyVarObject *)numbers, Py_SIZE(numbers) - ROOM);
+    return 0;
+}
+
 /* Write an execution into the numbers of a log. */
 static int
 write_numbers(PyObject *log, PyObject *timer, PyObject *tracker, long long start, long long end)
@@ -419,21 +513,27 @@ write_numbers(PyObject *log, PyObject *timer, PyObject *tracker, long long start
         PyErr_SetString(PyExc_TypeError, "a timer or its log has lost its numbers");
         return -1;
     }
-    Py_INCREF(numbers);
-    if (Py_IS_TYPE(numbers, driver.array)) {
-        const int64_t items[] = {number, start, end, native};
-        PyObject *bytes = PyBytes_FromStringAndSize((const char *)items, sizeof items);
-        none = bytes == NULL ? NULL : PyObject_CallMethodOneArg(numbers, names.frombytes, bytes);
-        Py_XDECREF(bytes);
-    }
-    else {
+    Numbers *all = (Numbers *)numbers;
+    if (numbers_type == NULL || !Py_IS_TYPE(numbers, numbers_type)
+        || all->description != numbers_description || all->exports != 0) {
         PyObject *items = Py_BuildValue("(nLLn)", number, start, end, native);
+        Py_INCREF(numbers);
         none = items == NULL ? NULL : PyObject_CallMethodOneArg(numbers, names.extend, items);
+        Py_DECREF(numbers);
         Py_XDECREF(items);
+        Py_XDECREF(none);
+        return none == NULL ? -1 : 0;
     }
-    Py_DECREF(numbers);
-    Py_XDECREF(none);
-    return none == NULL ? -1 : 0;
+    if (all->room - Py_SIZE(numbers) < 4 && make_room(numbers) < 0) {
+        return -1;
+    }
+    int64_t *items = all->items + Py_SIZE(numbers);
+    items[0] = number;
+    items[1] = start;
+    items[2] = end;
+    items[3] = native;
+    Py_SET_SIZE((PyVarObject *)numbers, Py_SIZE(numbers) + 4);
+    return 0;
 }
 
 /* A function in the place of one of TensorFlow's. */
@@ -760,11 +860,32 @@ decide(Way *way, PyObject *const *args, Py_ssize_t length)
 
 /* ---- an operator ----------------------------------------------------------------------------- */
 
+/* Run an operator by the function in C++ itself. */
+static PyObject *
+run_native(PyObject *const *args, Py_ssize_t length, PyObject *marked)
+{
+    Py_ssize_t all = length + (marked == NULL ? 0 : 2);
+    PyObject *given = PyTuple_New(all);
+    if (given == NULL) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < all; i++) {
+        PyObject *item = i < length ? args[i] : PyTuple_GET_ITEM(marked, i - length);
+        PyTuple_SET_ITEM(given, i, Py_NewRef(item));
+    }
+    PyObject *result = native.execute(given);
+    Py_DECREF(given);
+    return result;
+}
+
 /* Run an operator vanilla, with the attribute that marks it, if it has one: the runtime ignores
    attributes that the operator does not declare. */
 static PyObject *
 run_marked(PyObject *vanilla, PyObject *const *args, Py_ssize_t length, PyObject *marked)
 {
+    if (native.execute != NULL && vanilla == native.binding) {
+        return run_native(args, length, marked);
+    }
     if (marked == NULL) {
         return PyObject_Vectorcall(vanilla, args, (size_t)length, NULL);
     }
@@ -951,7 +1072,7 @@ call_fast_path(PyObject *callable, PyObject *const *args, size_t nargsf, PyObjec
         result = PyObject_Vectorcall(self->python, args, nargsf, NULL);
         break;
     case VANILLA:
-        result = PyObject_Vectorcall(self->vanilla, args, nargsf, NULL);
+        result = run_marked(self->vanilla, args, length, NULL);
         break;
     case KNOWN:
         if (way.readings != NULL && way.entry != NULL) {
@@ -1424,7 +1545,7 @@ configure(PyObject *Py_UNUSED(module), PyObject *objects)
         {"variable", &driver.variable, &PyType_Type},
         {"values", &driver.values, &PyType_Type},
         {"source", &driver.source, &PyType_Type},
-        {"array", &driver.array, &PyType_Type},
+        {"numbers", &driver.numbers, NULL},
         {"local", &driver.local, NULL},
         {"read", &driver.read, NULL},
         {"reading", &driver.reading, &PyFrozenSet_Type},
@@ -1452,35 +1573,75 @@ configure(PyObject *Py_UNUSED(module), PyObject *objects)
         Py_CLEAR(driver.tracker);
         return NULL;
     }
+    configure_numbers(driver.numbers);
     Py_RETURN_NONE;
 }
 
 PyDoc_STRVAR(configure_native_doc,
-"configure_native(data, is_empty, context, local)\n\nName functions in C++ that are called instead of "
-"their bindings, after configure().\n\n"
+"configure_native(data, is_empty, context, local, execute, binding)\n\nName functions in C++ that are "
+"called instead of their bindings, after configure().\n\n"
 "Attributes of `local` are set to other values meanwhile, and put back.\n\n"
-"Args:\n    data, is_empty: addresses, of what gives what a context knows of the current thread, and\n"
-"        of what says whether no tape records.\n"
-"    context: TensorFlow's.\n    local: the object that stands for what it knows of a thread.\n\n"
+"Args:\n    data, is_empty, execute: addresses, of what gives what a context knows of the current\n"
+"        thread, of what says whether no tape records, and of what runs operators.\n"
+"    context: TensorFlow's.\n    local: the object that stands for what it knows of a thread.\n"
+"    binding: TFE_Py_FastPathExecute.\n\n"
 "Returns:\n    Whether they tell the same as their bindings; they are not called if not.");
+
+/* Whether both functions that run operators refuse a call without arguments by the same error; -1 with
+   another one. */
+static int
+refuse_alike(void)
+{
+    PyObject *none = PyTuple_New(0), *said[2] = {NULL, NULL};
+    for (int i = 0; none != NULL && i < 2; i++) {
+        PyObject *result = i == 0 ? PyObject_Call(native.binding, none, NULL) : native.execute(none);
+        PyObject *error = NULL;
+        if (result == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
+#if PY_VERSION_HEX >= 0x030C0000
+            error = PyErr_GetRaisedException();
+#else
+            PyObject *type, *trace;
+            PyErr_Fetch(&type, &error, &trace);
+            PyErr_NormalizeException(&type, &error, &trace);
+            Py_XDECREF(type);
+            Py_XDECREF(trace);
+#endif
+        }
+        said[i] = error == NULL ? NULL : PyObject_Repr(error);
+        Py_XDECREF(error);
+        Py_XDECREF(result);
+        if (said[i] == NULL) {
+            break;
+        }
+    }
+    int is_same = said[1] == NULL ? (PyErr_Occurred() ? -1 : 0)
+                                  : PyObject_RichCompareBool(said[0], said[1], Py_EQ);
+    Py_XDECREF(none);
+    Py_XDECREF(said[0]);
+    Py_XDECREF(said[1]);
+    return is_same;
+}
 
 static PyObject *
 configure_native(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    unsigned long long data, is_empty;
-    PyObject *context, *local;
-    if (!PyArg_ParseTuple(args, "KKOO", &data, &is_empty, &context, &local)) {
+    unsigned long long data, is_empty, execute;
+    PyObject *context, *local, *binding;
+    if (!PyArg_ParseTuple(args, "KKOOKO", &data, &is_empty, &context, &local, &execute, &binding)) {
         return NULL;
     }
     native.is_empty = NULL;
     int wanted = no_tape_records();
     Py_XSETREF(native.context, Py_NewRef(context));
     Py_XSETREF(native.local, Py_NewRef(local));
+    Py_XSETREF(native.binding, Py_NewRef(binding));
     native.data = (char *(*)(PyObject *))(uintptr_t)data;
     native.is_empty = (PyObject * (*)(void))(uintptr_t)is_empty;
-    if (wanted < 0 || no_tape_records() != wanted || !find_values()) {
+    native.execute = (PyObject * (*)(PyObject *))(uintptr_t)execute;
+    if (wanted < 0 || no_tape_records() != wanted || !find_values() || refuse_alike() != 1) {
         native.data = NULL;
         native.is_empty = NULL;
+        native.execute = NULL;
         return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
     }
     Py_RETURN_TRUE;

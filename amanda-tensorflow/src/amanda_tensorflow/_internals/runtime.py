@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import BuiltinFunctionType, FrameType, FunctionType
 from typing import Any
 
 import attrs
@@ -121,9 +121,34 @@ def local_data() -> Any:
     return context.context()._thread_local_data
 
 
-def native_functions() -> tuple[int, int] | None:
-    """Addresses of two functions in C++: what a context knows of a thread, as :func:`local_data`
-    tells it, and :data:`no_tape_records`; None if they are not found.
+@attrs.frozen
+class NativeFunctions:
+    """Addresses of functions in C++.
+
+    Attributes:
+        data: what a context knows of a thread, as :func:`local_data` tells it.
+        is_empty: :data:`no_tape_records`.
+        execute: what `binding` calls with its arguments, in a tuple.
+        binding: ``TFE_Py_FastPathExecute``.
+    """
+
+    data: int
+    is_empty: int
+    execute: int
+    binding: Any
+
+
+_FAST_PATH: Any = pywrap_tfe.TFE_Py_FastPathExecute
+_NATIVE = (
+    "_ZN10tensorflow30GetEagerContextThreadLocalDataEP7_object",
+    "_Z21TFE_Py_TapeSetIsEmptyv",
+    "_Z24TFE_Py_FastPathExecute_CP7_object",
+)
+
+
+def native_functions() -> NativeFunctions | None:
+    """Functions that the accelerator calls without their bindings; None if they are not found, or
+    others had replaced what runs operators before this package was imported.
 
     The library that has them is named otherwise in 2.16 and in 2.21; bindings add a third of a
     microsecond to each call.
@@ -133,13 +158,12 @@ def native_functions() -> tuple[int, int] | None:
         try:
             # One that is loaded already.
             library = ctypes.CDLL(str(folder / name), os.RTLD_NOLOAD | os.RTLD_LAZY)
-            data = library["_ZN10tensorflow30GetEagerContextThreadLocalDataEP7_object"]
-            is_empty = library["_Z21TFE_Py_TapeSetIsEmptyv"]
+            found = [ctypes.cast(library[symbol], ctypes.c_void_p).value for symbol in _NATIVE]
         except (OSError, AttributeError):
             continue
-        addresses = [ctypes.cast(found, ctypes.c_void_p).value for found in (data, is_empty)]
-        if all(addresses):
-            return addresses[0] or 0, addresses[1] or 0
+        data, is_empty, execute = (address or 0 for address in found)
+        if data and is_empty and execute and isinstance(_FAST_PATH, BuiltinFunctionType):
+            return NativeFunctions(data, is_empty, execute, _FAST_PATH)
     return None
 
 

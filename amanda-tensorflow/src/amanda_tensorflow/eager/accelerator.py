@@ -33,7 +33,7 @@ from amanda_tensorflow.gradient_map.recording import MARK
 from amanda_tensorflow.plugin import TensorFlowEagerDriver
 
 EXTENSION = Extension(
-    "amanda-tensorflow", "amanda_tensorflow_accel", interface=1, newest_python=(3, 13)
+    "amanda-tensorflow", "amanda_tensorflow_accel", interface=2, newest_python=(3, 13)
 )
 
 # -- whether it is used -------------------------------------------------------
@@ -88,7 +88,7 @@ def configure() -> str:
                 "timer": Timer,
                 "log": Log,
                 "variable": _internals.VARIABLE,
-                "array": array.array,
+                "numbers": array.array("q", [1, 2, 3]),
                 "local": LOCAL,
                 "read": READ,
                 "reading": READING,
@@ -116,10 +116,15 @@ def configure_native() -> str:
 
     Without them the accelerator works, too.
     """
-    addresses = _internals.native_functions()
-    if addresses is not None:
+    found = _internals.native_functions()
+    if found is not None:
         extension().configure_native(
-            *addresses, _internals.context_of_process(), _internals.local_data()
+            found.data,
+            found.is_empty,
+            _internals.context_of_process(),
+            _internals.local_data(),
+            found.execute,
+            found.binding,
         )
     return ""
 

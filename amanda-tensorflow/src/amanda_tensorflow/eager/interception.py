@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
 import tensorflow as tf
 
 from amanda.engine.dispatch import Dispatcher
@@ -427,7 +426,7 @@ class Interception:
             log = timer.log
             if log is not None and log.due is not None and end >= log.due:
                 # The log belongs to a tool, whose code runs when it is due.
-                self._dispatcher.call(attrs.evolve(action, func=timer.add), (start, end))
+                self._dispatcher.call(action, (start, end), timer.add)
                 continue
             # As `add` does it, without its frame.
             timer.executions += 1
