@@ -4,7 +4,7 @@ An extension is a distribution of its own, so that the driver's stays pure Pytho
 ``VERSION`` and a function ``load()``; the driver describes what it needs of it, and does without
 where there is a reason against it::
 
-    EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=9, newest_python=(3, 14))
+    EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=10, newest_python=(3, 14))
     reason = EXTENSION.refusal(LoadedDriver.untested_version())
     native = None if reason else EXTENSION.load()
 
