@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import gc
 import itertools
 import json
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 import amanda
+from amanda.interface.tool import NOTED
 from amanda.tools.reporting import ReportingTool, StepFigures
 from amanda_tools._timelines.timeline import Collections
 from amanda_tools.count import CountTool
@@ -219,6 +221,63 @@ def test_steps_told_at_once_have_the_figures_of_those_told_apart(training: bool)
     for result in results:
         assert result["summary"].pop("step_seconds") > 0
     assert results[0] == results[1]
+
+
+class CountAndPoints(CountTool):
+    """``count`` with a further routine at the begin of steps, so that it is told of each point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_inst_for_iteration(lambda point: None)
+
+
+class CountAndMore(CountTool):
+    """``count`` with a figure of its own."""
+
+    asked = 0
+
+    def running_figures(self) -> dict[str, float]:
+        self.asked += 1
+        return {**super().running_figures(), "asked": self.asked}
+
+
+def test_steps_that_are_noted_have_the_figures_of_those_told_apart() -> None:
+    """A tool that only reads its numbers at the end of a step, outside of tools' code, has the same
+    figures as one that is told, whenever it is asked for them."""
+    cell, asked = nn.LSTMCell(4, 4), []
+
+    def loop(tool: CountTool) -> None:
+        with torch.no_grad():
+            for number in range(NOTED * 2 + 5):
+                state, _ = cell(torch.ones(2, 4))
+                if number in (1, 5, NOTED - 1, NOTED + 7):
+                    state.relu()
+                    asked.append((tool.steps, [*tool.figures_of_steps()], tool.op_rows()))
+
+    figures = []
+    for tool in (CountTool(), CountAndPoints()):
+        applied(tool, functools.partial(loop, tool))
+        result = tool.result()
+        every = tool.figures_of_steps().items()
+        rows = {n: {**row, "seconds": row["seconds"] > 0} for n, row in every}
+        figures.append((result, rows, [*asked]))
+        asked.clear()
+    assert figures[0] == figures[1]
+    assert len(figures[0][1]) == NOTED * 2 + 5
+
+
+def test_a_tool_with_figures_of_its_own_is_told_of_each_step() -> None:
+    """Of a class whose figures follow from more than its numbers, steps are not just noted."""
+    assert (CountTool().noting() is None, CountAndMore().noting() is None) == (False, True)
+    tool, model = CountAndMore(), nn.Linear(4, 4)
+
+    def loop() -> None:
+        with torch.no_grad():
+            for _ in range(5):
+                model(torch.ones(2, 4))
+
+    applied(tool, loop)
+    assert [row["asked"] for row in tool.figures_of_steps().values()] == [1] * 5
 
 
 def test_steps_told_at_once_follow_one_another() -> None:

@@ -49,6 +49,9 @@ class LiveScope(Protocol):
         reference: a weak reference to it.
         idle_forwards: the count of registrations up to which it is known that no tool has routines
             at the begin and the end of forward passes; -1 if that is not known.
+        noting, noting_of: what notes that an iteration follows another one, with its tool, as
+            :meth:`amanda.Tool.follow_iterations` has named it; and the count of registrations up to
+            which it is in the place of all that the tools have between iterations, or -1.
     """
 
     alive: bool
@@ -57,6 +60,8 @@ class LiveScope(Protocol):
     cache: Any
     tools: tuple[Any, ...]
     followers: Sequence[Any]
+    noting: Sequence[tuple[Any, Callable[..., Any]]]
+    noting_of: int
     op_filter: Any
     drivers: list[Any]
     statistics: Any

@@ -195,11 +195,22 @@ class CountTool(PrintingTool[CountOptions]):
 
     def running_figures(self) -> dict[str, float]:
         """Executions so far, forward and backward."""
-        # For each step: a generator would cost frames for each operator, an attrgetter five times
-        # as much as a comprehension.
-        self._counts = counts = [counter.count for counter in self._every]
-        backward = sum(itertools.compress(counts, self._is_backward))
-        return {"forward": sum(counts) - backward, "backward": backward}
+        self._counts = self.sums()
+        return self.figures_from(self._counts)[0]
+
+    def sums(self) -> list[int]:
+        """Executions so far of each operator."""
+        # A generator would cost frames for each operator, an attrgetter five times as much as a
+        # comprehension.
+        return [counter.count for counter in self._every]
+
+    def figures_from(
+        self, sums: Sequence[float]
+    ) -> tuple[dict[str, float], dict[str, Sequence[float]]]:
+        """Executions forward and backward, and those of each operator."""
+        backward = sum(itertools.compress(sums, self._is_backward))
+        figures = {"forward": sum(sums) - backward, "backward": backward}
+        return figures, {"executions": sums}
 
     def _grouped(
         self, part: Iterable[CountedOp], key: Callable[[OpDescription], str]

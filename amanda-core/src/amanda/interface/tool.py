@@ -18,6 +18,9 @@ Analysis = Callable[["OpContext"], Any]
 PointRoutine = Callable[[PointContext], Any]
 FollowRoutine = Callable[[int, float, float], Any]
 
+NOTED = 64
+"""Of so many iterations at least one is told in tools' code."""
+
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -125,7 +128,7 @@ class Tool:
         """
         self._add_routine(Point.ITERATION_END if end else Point.ITERATION_BEGIN, routine)
 
-    def follow_iterations(self, routine: FollowRoutine) -> None:
+    def follow_iterations(self, routine: FollowRoutine, note: FollowRoutine | None = None) -> None:
         """Name a routine that does at once what those at the end and at the begin of iterations do.
 
         It is called in their place where the one directly follows the other, unless the tool, or
@@ -135,10 +138,12 @@ class Tool:
         Args:
             routine: called with the number of the iteration that has ended, and with when it began
                 and ended.
+            note: called in its place, with the same, where all tools of the scope have one; but of
+                :data:`NOTED` iterations `routine` is called at one. It is not isolated from the
+                program: it may read and write numbers, and use neither tensors nor locks.
         """
-        own = getattr(routine, "__self__", None) is self
-        func = routine.__func__ if own else routine  # type: ignore[attr-defined]
-        vars(self)["_following"] = own, func
+        vars(self)["_following"] = self._bindable(routine)
+        vars(self)["_noting"] = (False, None) if note is None else self._bindable(note)
         REGISTERED.count += 1
         invalidate()
 
@@ -152,11 +157,21 @@ class Tool:
         routine: FollowRoutine = func.__get__(self) if own else func
         return routine
 
+    def noting(self) -> FollowRoutine | None:
+        """The second routine named by :meth:`follow_iterations`; None without one."""
+        own, func = vars(self).get("_noting", (False, None))
+        note: FollowRoutine | None = func.__get__(self) if own else func
+        return note
+
+    def _bindable(self, routine: Callable[..., Any]) -> tuple[bool, Any]:
+        # Without the tool, which would be a cycle.
+        own = getattr(routine, "__self__", None) is self
+        return own, routine.__func__ if own else routine  # type: ignore[attr-defined]
+
     def _add_routine(self, point: Point, routine: PointRoutine) -> None:
         if not callable(routine):
             raise TypeError(f"{type(self).__name__}: {point.value} needs a function: {routine!r}")
-        own = getattr(routine, "__self__", None) is self
-        entry = (own, routine.__func__ if own else routine)  # type: ignore[attr-defined]
+        entry = self._bindable(routine)
         known = vars(self).setdefault("_point_routines", {})
         known[point] = (*known.get(point, ()), entry)
         REGISTERED.count += 1

@@ -117,6 +117,8 @@ class Scope:
         self._following: Sequence[tuple[Tool, Callable[..., Any]]] | None = None
         self._following_of = -1
         self.idle_forwards = -1
+        self.noting: Sequence[tuple[Tool, Callable[..., Any]]] = ()
+        self.noting_of = -1
 
     # -- for the dispatcher -----------------------------------------
 
@@ -173,6 +175,9 @@ class Scope:
             forwards = Point.FORWARD_BEGIN, Point.FORWARD_END
             is_idle = not any(tool.has_routines_at(*forwards) for tool in self.tools)
             self.idle_forwards = registered if is_idle else -1
+            notes = [(tool, note) for tool in told if (note := tool.noting()) is not None]
+            can_note = self._following is not None and is_idle and len(notes) == len(told)
+            self.noting, self.noting_of = notes, registered if can_note else -1
             self._following_of = registered
         return self._following
 

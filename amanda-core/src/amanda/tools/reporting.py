@@ -21,6 +21,7 @@ constructor, and uses ``result()``, ``print_summary()``, ``write_files()``, ``ta
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import inspect
 import itertools
@@ -37,6 +38,7 @@ from amanda.interface.specs import PHASES
 from amanda.interface.tool import Tool
 from amanda.results import Chart, Table
 from amanda.signatures import signature_of
+from amanda.state import tool_locked
 from amanda.text import printable
 
 OptionsT = TypeVar("OptionsT")
@@ -108,7 +110,9 @@ class ReportingTool(Tool, Generic[OptionsT]):
                 raise
             raise type(error)(f"{self.name}: {error.args[0]}") from None
         _check_effects(self.name, self.options, options)
-        self._step_figures = StepFigures()
+        self._steps_noted: collections.deque[tuple[int, float, float, Sequence[float]]]
+        self._steps_noted = collections.deque()
+        self._figures_of_steps = StepFigures()
         self._noted_figures: Mapping[str, float] = {}
         self._noted_counts = _NO_COUNTS
         # Most tools have none: asking them for nothing would cost calls for each step.
@@ -116,7 +120,27 @@ class ReportingTool(Tool, Generic[OptionsT]):
         self._has_momentary = type(self).momentary_figures is not ReportingTool.momentary_figures
         self.add_inst_for_iteration(self._begin_step)
         self.add_inst_for_iteration(self._end_step, end=True)
-        self.follow_iterations(self._note_end)
+        can_note = not self._has_momentary and _have_one_owner(type(self), _OF_COUNTS)
+        self.follow_iterations(self._note_end, self._note_counts if can_note else None)
+
+    @property
+    def _step_figures(self) -> StepFigures:
+        """With what was noted of steps before."""
+        if self._steps_noted:
+            tool_locked(self._work_off)
+        return self._figures_of_steps
+
+    def _work_off(self) -> None:
+        noted, figures_of_steps = self._steps_noted, self._figures_of_steps
+        while noted:
+            number, begin, end, sums = noted.popleft()
+            figures, counts = self.figures_from(sums)
+            figures_of_steps.end(number, figures, _NO_FIGURES, counts, end, begin)
+            figures_of_steps.begin(number + 1, figures, counts)
+
+    def _note_counts(self, number: int, begin: float, end: float) -> None:
+        # What follows from them waits until someone asks: steps may be small.
+        self._steps_noted.append((number, begin, end, self.sums()))
 
     @property
     def steps(self) -> int:
@@ -179,6 +203,21 @@ class ReportingTool(Tool, Generic[OptionsT]):
         Python per operator.
         """
         return {}
+
+    def sums(self) -> Sequence[float]:
+        """The numbers so far that :meth:`running_figures` and :meth:`op_counts` are found from.
+
+        A tool that defines these two may define this one and :meth:`figures_from` as well. It then
+        only reads its numbers at the end of most steps, outside of tools' code: without tensors and
+        locks.
+        """
+        raise NotImplementedError
+
+    def figures_from(
+        self, sums: Sequence[float]
+    ) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
+        """What :meth:`running_figures` and :meth:`op_counts` were when :meth:`sums` gave `sums`."""
+        raise NotImplementedError
 
     def op_counts_of_step(self) -> Mapping[str, Sequence[float]]:
         """What the last step that has ended added to :meth:`op_counts`; empty before one."""
@@ -255,6 +294,15 @@ class ReportingTool(Tool, Generic[OptionsT]):
             The paths of the files written.
         """
         return ()
+
+
+_OF_COUNTS = "sums", "figures_from", "running_figures", "op_counts"
+
+
+def _have_one_owner(cls: type[ReportingTool[Any]], names: Sequence[str]) -> bool:
+    """Whether one class, which is not the base class, defines all these methods."""
+    owners = {next(one for one in cls.__mro__ if name in vars(one)) for name in names}
+    return len(owners) == 1 and ReportingTool not in owners
 
 
 _STEPS_KEPT = 64
