@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -562,10 +562,12 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_what_siblings_have_in_common_is_refused_for_all_of_them(attempts: list[str]) -> None:
     """Of modules of one class with the same operators, two are tried if these two are refused."""
+    # Other tests have X require gradients, with which the first of the six has another form.
+    x = torch.rand(3, 4)
     model = nn.Sequential(Stops(nn.Sequential(*[Stops(Body()) for _ in range(6)])))
     with applied(Counter()) as scope:
         for _ in range(32):
-            infer(model, X[0])
+            infer(model, x)
     assert [*scope.statistics.modules.values()].count("captured") == 6
     assert attempts.count("Body") == 6
     # For each class and form: the outermost, the one in it, what that calls, and the six.
@@ -574,13 +576,13 @@ def test_what_siblings_have_in_common_is_refused_for_all_of_them(attempts: list[
 
 def test_attempts_end_where_nothing_can_be_captured(attempts: list[str]) -> None:
     """However deep a model is, there is a bound to what is tried; then the gate has its modules."""
-    model: nn.Module = Body()
+    model, x = cast(nn.Module, Body()), torch.rand(3, 4)
     for _ in range(10):
         model = Stops(model)
     for _ in range(2):
         with applied(Counter()) as scope:
             for _ in range(40):
-                infer(model, X[0])
+                infer(model, x)
             interceptor = LOCAL.interceptor
             assert interceptor is not None
             (outermost,) = interceptor.root.children.values()
@@ -590,7 +592,7 @@ def test_attempts_end_where_nothing_can_be_captured(attempts: list[str]) -> None
     assert scope.statistics.modules == {"Stops": "as they are (Dynamo: Data-dependent branching)"}
 
 
-class OnlyInTraining(nn.Module):
+class InEvaluation(nn.Module):
     """Dynamo takes its forward in evaluation, and not in training."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -601,14 +603,14 @@ class OnlyInTraining(nn.Module):
 
 def test_a_form_of_call_that_is_refused_is_not_tried_for_ever(attempts: list[str]) -> None:
     """Captured calls of another form between them do not lead to further attempts."""
-    model, number = OnlyInTraining(), 0
+    model, x = InEvaluation(), torch.rand(3, 4)
     with applied(Counter()):
         for number in range(40):
-            infer(model.train(number % 2 == 0), X[0])
+            infer(model.train(number % 2 == 0), x)
     assert len(attempts) == REFUSALS_ALIKE + 1
     with applied(Counter()) as scope:
-        infer(model.eval(), X[0])
-    assert scope.statistics.modules == {"OnlyInTraining": "captured"}
+        infer(model.eval(), x)
+    assert scope.statistics.modules == {"InEvaluation": "captured"}
 
 
 # -- what changes between calls ------------------------------------------------
