@@ -367,3 +367,31 @@ def test_a_replacement_that_takes_or_makes_a_list(
         pytest.raises(amanda.errors.CapabilityError, match=rf"<lambda>.*{kind}.*list.*traceable"),
     ):
         gradient()
+
+
+@pytest.mark.parametrize("is_inside", [True, False], ids=["tape inside", "tape outside"])
+def test_a_gradient_in_slices_passes_replacements_and_differentiable_routines(
+    is_inside: bool,
+) -> None:
+    """The gradient that an operator gets from one that gathers rows is none of zeros."""
+    x = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    gathered = lambda x: tf.gather(tf.sin(x), [0, 0, 1])  # noqa: E731
+
+    def gradient() -> Any:
+        function = gathered if is_inside else tf.function(gathered)
+
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = function(x)
+            return tape.gradient(y, x)
+
+        return (tf.function(step) if is_inside else step)(x)
+
+    expected = gradient()
+    again = lambda x, function: function(x)  # noqa: E731
+    same = amanda.Tool()
+    same.add_inst_for_op(lambda context: context.insert_after_op(lambda *tensors: tensors))
+    for tool in (Replaced("Sin", again), Replaced("Sin", amanda.traceable(again)), same):
+        with amanda.apply(tool), amanda.ad_enabled():
+            support.assert_same_bits([gradient()], [expected])

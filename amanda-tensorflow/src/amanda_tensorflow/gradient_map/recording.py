@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
+import tensorflow as tf
 
 from amanda.patching import PatchSet
 from amanda_tensorflow import _internals
@@ -56,12 +57,15 @@ class GradientCall:
         grad_outputs: the gradients that the function received; None where there is none.
         grad_inputs: the gradients that it returned, one per input.
         ops: names of the operators that it made, in order.
+        slices: the gradients that the function received as an IndexedSlices, by position: its
+            values, indices and dense shape.
     """
 
     forward: ForwardOp
     grad_outputs: tuple[TensorName | None, ...]
     grad_inputs: tuple[TensorName | None, ...]
     ops: tuple[str, ...]
+    slices: dict[int, tuple[TensorName | None, ...]] = attrs.field(factory=dict)
 
 
 @attrs.define(eq=False)
@@ -364,7 +368,13 @@ def _noted(forward: ForwardOp, call: Callable[[Sequence[Any]], Any], out_grads: 
     log = _LOGS.get(graph)
     if log is None:
         log = _LOGS[graph] = GradientLog()
-    log.add(GradientCall(forward, _names(out_grads, graph), _names(grad_inputs, graph), made))
+    slices = {
+        position: _names((gradient.values, gradient.indices, gradient.dense_shape), graph)
+        for position, gradient in enumerate(out_grads)
+        if isinstance(gradient, tf.IndexedSlices)
+    }
+    names = _names(out_grads, graph), _names(grad_inputs, graph)
+    log.add(GradientCall(forward, *names, made, slices))
     return result
 
 

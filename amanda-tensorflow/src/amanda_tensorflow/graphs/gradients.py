@@ -518,12 +518,25 @@ class GraphGradients:
         """Change the gradients that a call receives."""
         gradients = [self._given(site, call, i) for i in range(len(call.grad_outputs))]
         with tf.name_scope(f"amanda/{call.forward.name}/grad_outputs/"):
+            if view.state is not None and view.state.replaced is not None:
+                # Else the operators of the call read the parts, and know no other gradient.
+                for position, names in call.slices.items():
+                    gradients[position] = self._dense(site, names)
             for segment in reversed(view.state.after if view.state else ()):
                 gradients = through(segment, gradients)
             for action in view.plan.before_backward if view.plan else ():
                 gradients = self._dispatcher.run(action, gradients)
             gradients = self._building.awaited(gradients)
         return GradientWork(gradients)
+
+    def _dense(self, site: Site, names: Sequence[TensorName | None]) -> Any:
+        """A gradient that the vanilla call receives as an IndexedSlices.
+
+        Args:
+            names: of its values, indices and dense shape.
+        """
+        parts = [None if name is None else self.final(site, site.tensor(name)) for name in names]
+        return tf.convert_to_tensor(tf.IndexedSlices(*parts))
 
     def _finished(self, site: Site, call: GradientCall, work: GradientWork) -> Tensors:
         """Change the gradients that a call returns. Returns them by position."""

@@ -92,6 +92,9 @@ def _replaced(op: Any, *gradients: Any) -> list[Any]:
         template[position] = tensor
     building.template = building.likes = template
     with found.dispatcher.build(building):
+        if plan and (plan.before_backward or plan.replace_backward):
+            # Routines get tensors; the gradient of an operator that gathers rows is none.
+            known = [None if g is None else tf.convert_to_tensor(g) for g in known]
         for action in plan.before_backward if plan else ():
             known = found.dispatcher.run(action, known)
         if plan and plan.replace_backward is not None:
@@ -104,6 +107,8 @@ def _replaced(op: Any, *gradients: Any) -> list[Any]:
             of_captured = own[len(inputs) :]
             for position, gradient in zip(found.positions, own, strict=False):
                 result[position] = gradient
+        if plan and plan.after_backward:
+            result = [None if g is None else tf.convert_to_tensor(g) for g in result]
         for action in plan.after_backward if plan else ():
             result = found.dispatcher.run(action, result)
     own_inputs = [result[position] for position in found.positions]

@@ -47,8 +47,9 @@ def _differentiated(op: Any, *gradients: Any) -> list[Any]:
     if isinstance(node, ReplacementRoutine):
         node.refuse_state(op.inputs, op.outputs)
     wanted = [is_differentiable(t) for t in op.inputs]
+    # The gradient of an operator that gathers rows is an IndexedSlices.
     known = [
-        tf.zeros_like(output) if gradient is None else gradient
+        tf.zeros_like(output) if gradient is None else tf.convert_to_tensor(gradient)
         for output, gradient in zip(op.outputs, gradients, strict=True)
     ]
     product = VectorJacobianProduct(node, len(op.inputs), wanted)

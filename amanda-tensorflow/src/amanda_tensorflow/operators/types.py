@@ -90,9 +90,9 @@ def is_differentiable(tensor: Any) -> bool:
 
 
 def has_gradient(tensor: Any) -> bool:
-    """Whether gradients are computed for a tensor: numbers, or a list of tensors, whose gradient is
-    another list."""
-    return is_differentiable(tensor) or (tensor is not None and bool(tensor.dtype == tf.variant))
+    """Whether gradients are computed for a tensor: of numbers, of a list of tensors, whose gradient
+    is another list, and of the handle of a variable, whose gradient is that of its value."""
+    return is_differentiable(tensor) or (tensor is not None and tensor.dtype in UNROUTABLE)
 
 
 @functools.cache
