@@ -7,6 +7,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -16,9 +18,13 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 import amanda
+import amanda_tools
+import amanda_torch
 from amanda import inline
-from amanda.errors import CoverageWarning
+from amanda.errors import CoverageWarning, InPlaceWarning
+from amanda.state import STATE, TOOL_LOCK
 from amanda_torch.plugin import COMPILER_VARIABLE, TorchGraphDriver
+from tests.counting import called
 from tests.torch.support import Watcher, applied, fingerprint
 
 pytestmark = pytest.mark.filterwarnings(
@@ -26,6 +32,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*script_method:DeprecationWarning",
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
 )
+
+OURS = tuple(str(Path(package.__file__).parent) for package in (amanda, amanda_torch, amanda_tools))
 
 SHIFT = 0.125
 
@@ -866,3 +874,126 @@ def test_what_a_tool_keeps_from_the_compiler_is_left_to_it_in_the_next_scope() -
             ways.append([*scope.statistics.compiled.values()])
     assert ways[0] == ["operator by operator"]
     assert [way[:3] for way in ways[1]] == ["by "]
+
+
+def steady(tool: amanda.Tool, run: Callable[[], Any], calls: int = 8) -> list[CodeType]:
+    """The functions of ours in a call of a compiled function under a tool, when all is known."""
+    with applied(tool):
+        for _ in range(calls):
+            run()
+        # Dynamo asks for code of whatever is called in a compiled function: of the profiler, too.
+        with called(OURS):
+            run()
+        with called(OURS) as codes:
+            run()
+    return codes
+
+
+class Chain(nn.Module):
+    """So many operators in as many modules, with tensors of one shape."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Tanh() for _ in range(count)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(x)
+        return found
+
+
+@pytest.mark.parametrize("name", ["count", "flops"])
+def test_a_step_costs_as_many_functions_however_many_operators(name: str) -> None:
+    """What a run of compiled code adds to counters and sums costs no function of ours for an
+    operator: it is known of the graph."""
+    costs = []
+    for count in (2, 20):
+        torch.compiler.reset()
+        model = nn.Sequential(
+            *[layer for _ in range(count) for layer in (nn.Linear(4, 4), nn.Tanh())]
+        )
+        compiled = torch.compile(model, backend="aot_eager")
+        with torch.no_grad():
+            codes = steady(amanda.tools.load(name)(), lambda: compiled(X))  # noqa: B023
+        costs.append(len(codes))
+    assert costs[0] == costs[1]
+
+
+def test_deferrable_routines_enter_the_code_of_tools_once_in_a_run() -> None:
+    """Routines that are called when compiled code has run cost a function of ours each, which is
+    their own, and not what goes around the routines of an operator."""
+    tool = Shapes()
+    compiled = torch.compile(Chain(20), backend="aot_eager")
+    with torch.no_grad():
+        codes = steady(tool, lambda: compiled(X))
+    names = [code.co_name for code in codes]
+    assert names.count("run_deferred") == 1
+    assert not {"run_all", "run_together", "_until_result"} & {*names}
+
+
+class Returning(amanda.Tool):
+    """A deferrable routine at each operator, one of which breaks its promise."""
+
+    def __init__(self, broken: Callable[..., Any]) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.is_broken = False
+        self.broken = broken
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        context.insert_after_op(self.note, op_id=context.get_op_id())
+
+    @amanda.deferrable
+    def note(self, tensor: Any, op_id: str) -> Any:
+        self.seen.append(op_id)
+        return self.broken(tensor) if self.is_broken and op_id.endswith(".2/tanh:0") else None
+
+
+def _raise(_: Any) -> None:
+    raise ValueError("broken")
+
+
+def _write(tensor: Any) -> None:
+    tensor.zero_()
+
+
+def test_a_deferrable_routine_that_raises_ends_the_run_and_leaves_nothing() -> None:
+    """An error of a routine that is called when the code has run names it, those after it are not
+    called, and neither the lock of tools nor the thread's state is left changed."""
+    tool = Returning(_raise)
+    compiled = torch.compile(Chain(4), backend="aot_eager")
+    x = X.clone().requires_grad_()
+    with applied(tool):
+        for _ in range(3):
+            compiled(x)
+        known = [*dict.fromkeys(tool.seen)]
+        tool.seen.clear()
+        tool.is_broken = True
+        with pytest.raises(ValueError, match="broken") as caught:
+            compiled(x)
+        assert any("Returning.note" in text for text in caught.value.__notes__)
+        assert tool.seen == known[:3]
+        assert torch.is_grad_enabled()
+        assert not STATE.paused
+        assert not TOOL_LOCK.is_owned()
+        tool.is_broken = False
+        tool.seen.clear()
+        compiled(x).sum().backward()
+        assert tool.seen[:4] == known
+
+
+def test_a_deferrable_routine_that_writes_is_warned_of() -> None:
+    """A tensor that a deferrable routine writes into is one without values, and a warning names the
+    routine each time; the others are called all the same."""
+    tool = Returning(_write)
+    compiled = torch.compile(Chain(4), backend="aot_eager")
+    with torch.no_grad(), applied(tool):
+        for _ in range(3):
+            wanted = compiled(X)
+        tool.is_broken = True
+        for _ in range(2):
+            tool.seen.clear()
+            with pytest.warns(InPlaceWarning, match="Returning.note.*layers.2/tanh"):
+                found = compiled(X)
+            assert len(tool.seen) == 4
+    assert torch.equal(found, wanted)
