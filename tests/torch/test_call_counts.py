@@ -22,6 +22,7 @@ from torch import nn
 import amanda
 import amanda_tools
 import amanda_torch
+from amanda.interface.tool import NOTED
 from amanda_torch.eager.gate import reason_unusable
 from tests.counting import called
 from tests.torch.support import Counter, ForwardCounter, applied
@@ -264,7 +265,8 @@ IS_GATED = os.environ.get("AMANDA_TORCH_INTERCEPTOR", "auto") != "mode" and not 
 def test_a_cell_in_a_loop(training: bool, bound: int) -> None:
     """A module that is called in a loop of the program, so that each call is an iteration, runs
     through few functions however many operators were met."""
-    cell, count = nn.LSTMCell(4, 4), 20
+    # What is done once in so many iterations is among them.
+    cell, count = nn.LSTMCell(4, 4), NOTED
 
     def loop() -> None:
         state = (X, X)
