@@ -21,8 +21,8 @@
  * tell the same. So is the one that runs operators.
  *
  * Whatever is needed after TensorFlow has run an operator is held by strong references: other Python
- * code may have run meanwhile, which has ended the scope. Everything is under the GIL, there is no
- * other lock, and nothing is kept from one call to the next.
+ * code may have run meanwhile, which has ended the scope. Everything is under the GIL, and there is no
+ * other lock. From one call to the next nothing is kept but where something was found, for speed alone.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -78,7 +78,7 @@ static struct {
 } at;
 
 static struct {
-    PyObject *tracker, *paused, *enabled, *held, *scopes, *scope_name, *op_callbacks, *is_eager;
+    PyObject *tracker, *switches[4], *scope_name, *op_callbacks, *is_eager, *dict;
     PyObject *read_variable, *dtype, *identity, *note, *note_owner, *leave, *frombytes, *extend;
 } names;
 
@@ -118,6 +118,15 @@ number_of(PyObject *object)
     if (object == NULL || !PyLong_CheckExact(object)) {
         return -1;
     }
+#if PY_VERSION_HEX >= 0x030C0000
+    if (PyUnstable_Long_IsCompact((PyLongObject *)object)) {
+        return PyUnstable_Long_CompactValue((PyLongObject *)object);
+    }
+#else
+    if (Py_SIZE(object) == 0 || Py_SIZE(object) == 1) {
+        return Py_SIZE(object) == 0 ? 0 : (Py_ssize_t)((PyLongObject *)object)->ob_digit[0];
+    }
+#endif
     Py_ssize_t number = PyLong_AsSsize_t(object);
     if (number < 0) {
         PyErr_Clear();
@@ -200,26 +209,204 @@ is_alive(PyObject *reference, PyObject *object)
 #endif
 }
 
-/* Whether a switch of the thread is on, by the dict of its state; -1 if that is not known. */
-static int
-is_on(PyObject *tracker, PyObject *name)
+/* ---- what is found again --------------------------------------------------------------------- */
+
+/* Each change of a dict gives it another number, which no other dict has had, in versions of CPython
+   before 3.12. There, a key of it stands for the same value as long as it has the same number; in later
+   versions dicts are asked each time. */
+#if PY_VERSION_HEX < 0x030C0000
+static uint64_t
+version_of(PyObject *dict)
 {
-    PyObject *thread = field(tracker, at.tracker_thread), *value = NULL;
-    if (thread != NULL && PyDict_CheckExact(thread)) {
-        value = PyDict_GetItemWithError(thread, name);
+    return ((PyDictObject *)dict)->ma_version_tag;
+}
+#else
+static uint64_t
+version_of(PyObject *Py_UNUSED(dict))
+{
+    return 0;
+}
+#endif
+
+static int
+is_version(PyObject *dict, uint64_t version)
+{
+    return version != 0 && version == version_of(dict);
+}
+
+typedef enum { PAUSED, ENABLED, HELD, SCOPES, SWITCHES } Switch;
+
+/* Of the current thread. */
+static __thread struct {
+    uint64_t id;            /* of its state in Python, from 1 on */
+    uint64_t configuration; /* the configure() after which the rest was found */
+    PyObject *dict;         /* of driver.local: it lives as long as that state and driver.local */
+    uint64_t version;       /* of it, where `tracker` was found */
+    PyObject *tracker;      /* borrowed from it */
+    char *data;             /* what TensorFlow's context knows of the thread; see native_data() */
+    uint64_t state;         /* the version of core's state where these were found; -1: not yet */
+    signed char switches[SWITCHES];
+} here;
+
+/* How often configure() and configure_native() were called. */
+static uint64_t configuration;
+
+/* Forget what was found in another thread, or before. */
+static void
+come_here(void)
+{
+    uint64_t id = PyThreadState_GetID(PyThreadState_Get());
+    if (here.id != id || here.configuration != configuration) {
+        memset(&here, 0, sizeof here);
+        here.id = id;
+        here.configuration = configuration;
     }
-    int is_true = value == NULL ? -1 : PyObject_IsTrue(value);
-    if (is_true < 0) {
-        PyErr_Clear();
+}
+
+/* The dict (borrowed) of what driver.local has in this thread; NULL with an error. */
+static PyObject *
+local_dict(void)
+{
+    come_here();
+    if (here.dict == NULL) {
+        PyObject *dict = PyObject_GetAttr(driver.local, names.dict);
+        if (dict != NULL && !PyDict_CheckExact(dict)) {
+            PyErr_SetString(PyExc_TypeError, "what threads have of their own is in no dict");
+            Py_CLEAR(dict);
+        }
+        here.dict = dict;
+        Py_XDECREF(dict);
     }
-    return is_true;
+    return here.dict;
 }
 
 /* The current thread's tracker (a new reference), None if there is none; NULL with an error. */
 static PyObject *
 current_tracker(void)
 {
-    return PyObject_GetAttr(driver.local, names.tracker);
+    PyObject *dict = local_dict();
+    if (dict == NULL) {
+        return NULL;
+    }
+    if (!is_version(dict, here.version)) {
+        here.tracker = PyDict_GetItemWithError(dict, names.tracker);
+        if (here.tracker == NULL) {
+            here.version = 0;
+            return PyErr_Occurred() ? NULL : PyObject_GetAttr(driver.local, names.tracker);
+        }
+        here.version = version_of(dict);
+    }
+    return Py_NewRef(here.tracker);
+}
+
+/* Whether a switch of the thread is on, by the dict of its state; -1 if that is not known. */
+static int
+is_on(PyObject *tracker, Switch which)
+{
+    PyObject *thread = field(tracker, at.tracker_thread);
+    if (thread == NULL || !PyDict_CheckExact(thread)) {
+        return -1;
+    }
+    if (!is_version(thread, here.state)) {
+        memset(here.switches, -1, sizeof here.switches);
+        here.state = version_of(thread);
+    }
+    else if (here.switches[which] >= 0) {
+        return here.switches[which];
+    }
+    PyObject *value = PyDict_GetItemWithError(thread, names.switches[which]);
+    int is_true = value == NULL ? -1 : PyObject_IsTrue(value);
+    if (is_true < 0) {
+        PyErr_Clear();
+    }
+    /* What others can change is asked each time. */
+    else if (PyLong_CheckExact(value) || PyBool_Check(value) || PyTuple_CheckExact(value)) {
+        here.switches[which] = (signed char)is_true;
+    }
+    return is_true;
+}
+
+/* An iteration mostly does what the one before it did, in the same order. So what an operator has found
+   is looked at first when it is expected again: between two operators TensorFlow runs more code, and reads
+   more memory, than the processor's caches hold, and each function that is not called here need not be
+   fetched anew. These steps are those of one thread at a time. */
+#define STEPS 2048
+typedef struct {
+    PyObject *scope, *kind;             /* the keys by which was found what follows; held */
+    int is_reading;                     /* whether its output may be the value of a variable */
+    PyObject *cells, *cell;             /* borrowed from dicts of these versions */
+    uint64_t scopes_version, cells_version;
+    PyObject *handle, *result;          /* of a variable that was read, and its value; compared only */
+    PyObject *known, *source;           /* borrowed from dicts of these versions */
+    uint64_t known_version, handles_version;
+} Step;
+
+static struct {
+    Step steps[STEPS + 1]; /* the last one is for other threads */
+    const void *thread;    /* whose steps they are: its tracker, compared only */
+    int next;              /* the step that is expected */
+    int strangers;         /* operators of other threads since its last one */
+} course;
+
+/* After so many operators of other threads the steps become theirs. */
+#define STRANGERS 4096
+
+static void
+forget_steps(void)
+{
+    for (int i = 0; i <= STEPS; i++) {
+        Step *step = &course.steps[i];
+        Py_CLEAR(step->scope);
+        Py_CLEAR(step->kind);
+        *step = (Step){NULL};
+    }
+}
+
+/* The step of an operator, by those before it. */
+static Step *
+expected_step(PyObject *tracker)
+{
+    if (course.thread != tracker) {
+        if (course.thread != NULL && ++course.strangers < STRANGERS) {
+            return &course.steps[STEPS];
+        }
+        course.thread = tracker;
+        course.next = 0;
+    }
+    course.strangers = 0;
+    return &course.steps[course.next];
+}
+
+/* What a step has found: a cell, and the way to it. */
+typedef struct {
+    PyObject *all, *scope;  /* the cells by name scope, and that; NULL where it made no difference */
+    PyObject *cells, *kind; /* the cells by type, and that */
+    PyObject *cell;
+} Place;
+
+/* Let a step begin: note what it has found. Where its first operator comes again, an iteration ends. */
+static Step *
+begin_step(Step *step, const Place *place, int is_first)
+{
+    if (step != &course.steps[STEPS]) {
+        if (is_first && step->cell != place->cell && course.steps[0].cell == place->cell) {
+            step = &course.steps[0];
+        }
+        course.next = (int)(step - course.steps + 1) % STEPS;
+    }
+    step->cell = place->cell;
+    step->cells = place->cells;
+    step->scopes_version = place->scope == NULL ? 0 : version_of(place->all);
+    step->cells_version = version_of(place->cells);
+    if (step->scope != place->scope) {
+        Py_XINCREF(place->scope);
+        Py_XSETREF(step->scope, place->scope);
+    }
+    if (step->kind != place->kind) {
+        Py_XSETREF(step->kind, Py_NewRef(place->kind));
+        step->is_reading = PySet_Contains(driver.reading, place->kind) == 1;
+    }
+    return step;
 }
 
 /* Runs code between a failed call and the way back to Python. */
@@ -254,12 +441,19 @@ static struct {
     Py_ssize_t scope_name, op_callbacks, is_eager;
 } native;
 
-/* What the context knows of the current thread, where it lies; NULL if attributes have to be asked. */
+/* What the context knows of the current thread, where it lies; NULL if attributes have to be asked. It
+   stays there as long as the thread and native.local live. */
 static char *
 native_data(PyObject *tracker)
 {
-    int is_known = native.data != NULL && field(tracker, at.tracker_local) == native.local;
-    return is_known ? native.data(native.context) : NULL;
+    if (native.data == NULL || field(tracker, at.tracker_local) != native.local) {
+        return NULL;
+    }
+    come_here();
+    if (here.data == NULL) {
+        here.data = native.data(native.context);
+    }
+    return here.data;
 }
 
 /* An attribute (a new reference) of what the context knows of the current thread. */
@@ -375,33 +569,49 @@ find_values(void)
 
 /* A cell is a list: a count, and an entry for each operator (amanda_tensorflow.eager.plan_cache). */
 
+/* The count of a cell; -1 if it has none. */
+static Py_ssize_t
+count_of(PyObject *cell)
+{
+    int is_cell = cell != NULL && PyList_CheckExact(cell) && PyList_GET_SIZE(cell) > 0;
+    return is_cell ? number_of(PyList_GET_ITEM(cell, 0)) : -1;
+}
+
 /* The entry (borrowed) of an operator of a cell: the next one, or one of those that follow; NULL if
    there is none. */
 static PyObject *
 entry_of(PyObject *cell, Py_ssize_t further)
 {
-    if (cell == NULL || !PyList_CheckExact(cell) || PyList_GET_SIZE(cell) == 0) {
+    Py_ssize_t number = count_of(cell);
+    if (number < 0 || number + further >= PyList_GET_SIZE(cell) - 1) {
         return NULL;
     }
-    Py_ssize_t number = number_of(PyList_GET_ITEM(cell, 0));
-    Py_ssize_t last = PyList_GET_SIZE(cell) - 1;
-    return number < 0 || number + further >= last ? NULL
-                                                  : PyList_GET_ITEM(cell, number + further + 1);
+    return PyList_GET_ITEM(cell, number + further + 1);
 }
+
+#define SMALL_NUMBERS 128
+static PyObject *small_numbers[SMALL_NUMBERS]; /* 0 and so on */
 
 /* Set the count of a cell. */
 static int
 set_count(PyObject *cell, Py_ssize_t number)
 {
-    PyObject *count = PyLong_FromSsize_t(number);
-    return count == NULL ? -1 : PyList_SetItem(cell, 0, count);
+    PyObject *count = number < SMALL_NUMBERS ? Py_NewRef(small_numbers[number])
+                                             : PyLong_FromSsize_t(number);
+    if (count == NULL) {
+        return -1;
+    }
+    PyObject *before = PyList_GET_ITEM(cell, 0);
+    PyList_SET_ITEM(cell, 0, count);
+    Py_XDECREF(before);
+    return 0;
 }
 
 /* Count operators that have run. */
 static int
 count(PyObject *cell, Py_ssize_t executions)
 {
-    Py_ssize_t number = PyList_GET_SIZE(cell) == 0 ? -1 : number_of(PyList_GET_ITEM(cell, 0));
+    Py_ssize_t number = count_of(cell);
     if (number < 0) {
         PyErr_SetString(PyExc_RuntimeError, "a cell has lost its count");
         return -1;
@@ -409,27 +619,50 @@ count(PyObject *cell, Py_ssize_t executions)
     return set_count(cell, number + executions);
 }
 
-/* The cells (borrowed) of the operators that run now, by type; NULL if Python has to look them up. */
-static PyObject *
-current_cells(PyObject *tracker)
+/* Find the cells (borrowed) of the operators that run now, by type; 0 if Python has to look them up. */
+static int
+find_cells(PyObject *tracker, const Step *step, Place *place)
 {
-    PyObject *all = field(tracker, at.tracker_cells), *cells = NULL;
+    PyObject *all = field(tracker, at.tracker_cells);
     if (all == NULL) {
-        return NULL;
+        return 0;
     }
     if (Py_IS_TYPE(all, driver.any_scope)) {
-        cells = field(all, at.scope_cells);
+        place->cells = field(all, at.scope_cells);
     }
     else if (PyDict_Check(all)) {
         /* The name scope is asked for only where it makes a difference. */
-        PyObject *scope = local_value(tracker, names.scope_name, native.scope_name);
-        if (scope != NULL && PyUnicode_CheckExact(scope)) {
-            cells = PyDict_GetItemWithError(all, scope);
+        place->all = all;
+        place->scope = local_value(tracker, names.scope_name, native.scope_name);
+        if (place->scope == NULL || !PyUnicode_CheckExact(place->scope)) {
+            PyErr_Clear();
+            return 0;
         }
-        Py_XDECREF(scope);
+        if (step->scope == place->scope && is_version(all, step->scopes_version)) {
+            place->cells = step->cells;
+            return 1;
+        }
+        place->cells = PyDict_GetItemWithError(all, place->scope);
         PyErr_Clear();
     }
-    return cells != NULL && PyDict_Check(cells) ? cells : NULL;
+    return place->cells != NULL && PyDict_Check(place->cells);
+}
+
+/* Find the cell (borrowed) of the operators of this type that run now; 0 if Python has to. The name scope
+   is a new reference. */
+static int
+find_cell(PyObject *tracker, const Step *step, Place *place)
+{
+    if (!find_cells(tracker, step, place)) {
+        return 0;
+    }
+    if (step->kind == place->kind && is_version(place->cells, step->cells_version)) {
+        place->cell = step->cell;
+        return 1;
+    }
+    place->cell = PyDict_GetItemWithError(place->cells, place->kind);
+    PyErr_Clear();
+    return place->cell != NULL;
 }
 
 /* ---- counters and timers --------------------------------------------------------------------- */
@@ -638,6 +871,7 @@ typedef struct {
     PyObject *readings;  /* the cell that counts readings of variables that are its inputs */
     Py_ssize_t variables; /* how many these are */
     int is_noted;        /* its output may be the value of a variable */
+    Step *step;
 } Way;
 
 static void
@@ -655,7 +889,7 @@ clear_way(Way *way)
 static Decision
 is_listening(PyObject *tracker)
 {
-    int paused = is_on(tracker, names.paused), stale = truth(tracker, at.tracker_stale);
+    int paused = is_on(tracker, PAUSED), stale = truth(tracker, at.tracker_stale);
     if (paused == 0 && stale == 0) {
         return KNOWN;
     }
@@ -720,7 +954,7 @@ variables_among(PyObject *const *values, Py_ssize_t length)
 
 /* Find the attribute that marks an execution, if its plan needs one. */
 static Decision
-find_mark(PyObject *tracker, PyObject *plan, PyObject **marked)
+find_mark(Way *way, PyObject *plan)
 {
     int claims = plan != NULL && Py_IS_TYPE(plan, driver.plan) ? truth(plan, at.plan_claims) : -1;
     if (claims <= 0) {
@@ -734,11 +968,11 @@ find_mark(PyObject *tracker, PyObject *plan, PyObject **marked)
         PyObject *found = field(claim, at.claim_marked);
         Py_ssize_t passes = number_in(claim, at.claim_passes);
         if (found != NULL && PyTuple_CheckExact(found) && PyTuple_GET_SIZE(found) == 2
-            && passes >= 0 && number_in(tracker, at.tracker_passes) > passes) {
-            int is_told = has_callbacks(tracker);
+            && passes >= 0 && number_in(way->tracker, at.tracker_passes) > passes) {
+            int is_told = has_callbacks(way->tracker);
             decision = is_told < 0 ? FAILED : is_told ? ASK : KNOWN;
             if (decision == KNOWN) {
-                *marked = Py_NewRef(found);
+                way->marked = Py_NewRef(found);
             }
         }
     }
@@ -781,7 +1015,7 @@ is_in_handler(void)
 
 /* The decision on an operator of which an entry is kept. */
 static Decision
-decide_by_entry(Way *way, PyObject *cells, PyObject *op_name, Py_ssize_t variables)
+decide_by_entry(Way *way, PyObject *cells, Py_ssize_t variables)
 {
     PyObject *entry = entry_of(way->cell, 0);
     if (entry == NULL) {
@@ -796,19 +1030,15 @@ decide_by_entry(Way *way, PyObject *cells, PyObject *op_name, Py_ssize_t variabl
             || !find_readings(way, cells, variables, 0)) {
             return ASK;
         }
-        return find_mark(way->tracker, field(entry, at.slow_plan), &way->marked);
+        return find_mark(way, field(entry, at.slow_plan));
     }
-    int is_reading = PySet_Contains(driver.reading, op_name);
-    if (is_reading < 0) {
-        return FAILED;
-    }
-    way->is_noted = is_reading && truth(way->tracker, at.tracker_depth) == 0;
+    way->is_noted = way->step->is_reading && truth(way->tracker, at.tracker_depth) == 0;
     if (Py_IS_TYPE(entry, driver.inlined)) {
         if (variables == 0 ? is_in_handler() : !find_readings(way, cells, variables, 1)) {
             return ASK;
         }
         way->entry = Py_NewRef(entry);
-        return find_mark(way->tracker, field(entry, at.inlined_plan), &way->marked);
+        return find_mark(way, field(entry, at.inlined_plan));
     }
     if (variables != 0) {
         return ASK;
@@ -817,7 +1047,7 @@ decide_by_entry(Way *way, PyObject *cells, PyObject *op_name, Py_ssize_t variabl
         return KNOWN;
     }
     if (Py_IS_TYPE(entry, driver.plan) && truth(entry, at.plan_is_claim) == 1) {
-        return find_mark(way->tracker, entry, &way->marked);
+        return find_mark(way, entry);
     }
     return ASK;
 }
@@ -841,20 +1071,19 @@ decide(Way *way, PyObject *const *args, Py_ssize_t length)
     if (decision != KNOWN) {
         return decision;
     }
-    PyObject *cells = current_cells(way->tracker);
-    PyObject *cell = cells == NULL ? NULL : PyDict_GetItemWithError(cells, args[1]);
-    if (cell == NULL) {
-        PyErr_Clear();
+    Step *step = expected_step(way->tracker);
+    Place place = {.kind = args[1]};
+    if (!find_cell(way->tracker, step, &place)) {
+        Py_XDECREF(place.scope);
         return ASK;
     }
-    way->cell = Py_NewRef(cell);
+    way->cell = Py_NewRef(place.cell);
+    Py_INCREF(place.cells);
+    way->step = begin_step(step, &place, count_of(place.cell) == 0);
     Py_ssize_t variables = variables_among(args + LEADING, length - LEADING);
-    if (variables < 0) {
-        return ASK;
-    }
-    Py_INCREF(cells);
-    decision = decide_by_entry(way, cells, args[1], variables);
-    Py_DECREF(cells);
+    decision = variables < 0 ? ASK : decide_by_entry(way, place.cells, variables);
+    Py_DECREF(place.cells);
+    Py_XDECREF(place.scope);
     return decision;
 }
 
@@ -896,32 +1125,72 @@ run_marked(PyObject *vanilla, PyObject *const *args, Py_ssize_t length, PyObject
     return PyObject_Vectorcall(vanilla, all, (size_t)length + 2, NULL);
 }
 
+/* What the values of a variable are noted with (borrowed); NULL if the variable is new, or with an
+   error. */
+static PyObject *
+source_of(PyObject *handles, PyObject *handle, Step *step)
+{
+    PyObject *source;
+    if (step->handle == handle && is_version(handles, step->handles_version)) {
+        source = step->source;
+    }
+    else {
+        PyObject *key = PyLong_FromVoidPtr(handle);
+        source = key == NULL ? NULL : PyDict_GetItemWithError(handles, key);
+        Py_XDECREF(key);
+        if (source == NULL || !Py_IS_TYPE(source, driver.source)) {
+            return NULL;
+        }
+        step->handle = handle;
+        step->source = source;
+        step->handles_version = version_of(handles);
+    }
+    return is_alive(field(source, at.source_handle), handle) ? source : NULL;
+}
+
 /* Note the value of a variable as VariableValues.note() does; 0 where that has to be called, since
    the variable is new, or those that have died are to be dropped; -1 with an error. */
 static int
-note_value(PyObject *values, PyObject *handle, PyObject *result)
+note_value(PyObject *values, PyObject *handle, PyObject *result, Step *step)
 {
     PyObject *known = field(values, at.values_known), *handles = field(values, at.values_handles);
     if (known == NULL || handles == NULL || !PyDict_CheckExact(known) || !PyDict_CheckExact(handles)
         || PyDict_GET_SIZE(known) + PyDict_GET_SIZE(handles) >= number_in(values, at.values_most)) {
         return 0;
     }
-    PyObject *key = PyLong_FromVoidPtr(handle);
-    PyObject *source = key == NULL ? NULL : PyDict_GetItemWithError(handles, key);
-    Py_XDECREF(key);
-    if (source == NULL || !Py_IS_TYPE(source, driver.source)
-        || !is_alive(field(source, at.source_handle), handle)) {
+    PyObject *source = source_of(handles, handle, step);
+    if (source == NULL) {
         return PyErr_Occurred() ? -1 : 0;
     }
     Py_INCREF(known);
     Py_INCREF(source);
-    PyObject *weak = PyWeakref_NewRef(result, NULL);
-    PyObject *pair = weak == NULL ? NULL : PyTuple_Pack(2, weak, source);
-    key = pair == NULL ? NULL : PyLong_FromVoidPtr(result);
-    int done = key == NULL || PyDict_SetItem(known, key, pair) < 0 ? -1 : 1;
-    Py_XDECREF(key);
+    PyObject *weak = PyWeakref_NewRef(result, NULL), *pair = NULL;
+    int done = weak == NULL ? -1 : 1;
+    if (weak != NULL && step->result == result && is_version(known, step->known_version)) {
+        /* The value of an earlier iteration lay there. */
+        pair = Py_NewRef(step->known);
+        PyList_SetItem(pair, 0, weak);
+        PyList_SetItem(pair, 1, Py_NewRef(source));
+    }
+    else if (weak != NULL) {
+        PyObject *key = PyLong_FromVoidPtr(result);
+        pair = PyList_New(2);
+        if (pair == NULL) {
+            Py_DECREF(weak);
+        }
+        else {
+            PyList_SET_ITEM(pair, 0, weak);
+            PyList_SET_ITEM(pair, 1, Py_NewRef(source));
+        }
+        if (key == NULL || pair == NULL || PyDict_SetItem(known, key, pair) < 0) {
+            done = -1;
+        }
+        Py_XDECREF(key);
+        step->result = done < 0 ? NULL : result;
+        step->known = pair;
+        step->known_version = version_of(known);
+    }
     Py_XDECREF(pair);
-    Py_XDECREF(weak);
     Py_DECREF(source);
     Py_DECREF(known);
     return done;
@@ -931,8 +1200,10 @@ note_value(PyObject *values, PyObject *handle, PyObject *result)
 static int
 note(Function *self, Way *way, PyObject *const *args, Py_ssize_t length, PyObject *result)
 {
-    if (length > LEADING && PyUnicode_Compare(args[1], names.read_variable) == 0) {
-        int is_noted = note_value(self->values, args[LEADING], result);
+    int is_reading = args[1] == names.read_variable
+                     || PyUnicode_Compare(args[1], names.read_variable) == 0;
+    if (length > LEADING && is_reading) {
+        int is_noted = note_value(self->values, args[LEADING], result, way->step);
         if (is_noted != 0) {
             return is_noted < 0 ? -1 : 0;
         }
@@ -1005,11 +1276,12 @@ static PyObject *
 read_variable(Function *self, Way *way, PyObject *context, PyObject *variable)
 {
     PyObject *entry = entry_of(way->readings, 0), *result = NULL;
-    Way reading = {.tracker = Py_NewRef(way->tracker), .cell = Py_NewRef(way->readings)};
+    Way reading = {
+        .tracker = Py_NewRef(way->tracker), .cell = Py_NewRef(way->readings), .step = way->step};
     Decision decision = ASK;
     if (entry != NULL && Py_IS_TYPE(entry, driver.inlined)) {
         reading.entry = Py_NewRef(entry);
-        decision = find_mark(way->tracker, field(entry, at.inlined_plan), &reading.marked);
+        decision = find_mark(&reading, field(entry, at.inlined_plan));
     }
     if (decision == ASK) {
         result = PyObject_CallFunctionObjArgs(self->value_of, way->tracker, way->readings, context,
@@ -1143,9 +1415,9 @@ find_run(PyObject *tracker, PyObject *mark)
     Py_ssize_t generation = number_in(tracker, at.tracker_generation);
     if (truth(mark, at.mark_shared) != 1 || truth(tracker, at.tracker_muted) != 0
         || truth(tracker, at.tracker_outdated) != 0 || generation < 0
-        || number_in(mark, at.mark_generation) != generation || is_on(tracker, names.paused) != 0
-        || is_on(tracker, names.enabled) != 1 || is_on(tracker, names.held) != 0
-        || is_on(tracker, names.scopes) != 1 || sums == NULL || !PyDict_CheckExact(sums)
+        || number_in(mark, at.mark_generation) != generation || is_on(tracker, PAUSED) != 0
+        || is_on(tracker, ENABLED) != 1 || is_on(tracker, HELD) != 0
+        || is_on(tracker, SCOPES) != 1 || sums == NULL || !PyDict_CheckExact(sums)
         || PyDict_GET_SIZE(sums) != 0 || is_eager(tracker) != 1) {
         return NULL;
     }
@@ -1558,6 +1830,8 @@ configure(PyObject *Py_UNUSED(module), PyObject *objects)
         {"tracker", &driver.tracker, &PyType_Type},
     };
     Py_CLEAR(driver.tracker);
+    configuration++;
+    forget_steps();
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         PyObject *found = taken(objects, all[i].name, all[i].type);
         if (found == NULL) {
@@ -1630,6 +1904,7 @@ configure_native(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "KKOOKO", &data, &is_empty, &context, &local, &execute, &binding)) {
         return NULL;
     }
+    configuration++;
     native.is_empty = NULL;
     int wanted = no_tape_records();
     Py_XSETREF(native.context, Py_NewRef(context));
@@ -1656,6 +1931,18 @@ static PyMethodDef methods[] = {
 };
 
 static int
+make_numbers(void)
+{
+    for (int i = 0; i < SMALL_NUMBERS; i++) {
+        small_numbers[i] = PyLong_FromLong(i);
+        if (small_numbers[i] == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
 make_names(void)
 {
     struct {
@@ -1663,10 +1950,11 @@ make_names(void)
         const char *text;
     } all[] = {
         {&names.tracker, "tracker"},
-        {&names.paused, "paused"},
-        {&names.enabled, "enabled"},
-        {&names.held, "held"},
-        {&names.scopes, "scopes"},
+        {&names.dict, "__dict__"},
+        {&names.switches[PAUSED], "paused"},
+        {&names.switches[ENABLED], "enabled"},
+        {&names.switches[HELD], "held"},
+        {&names.switches[SCOPES], "scopes"},
         {&names.scope_name, "scope_name"},
         {&names.op_callbacks, "op_callbacks"},
         {&names.is_eager, "is_eager"},
@@ -1696,7 +1984,7 @@ fast_path_exec(PyObject *Py_UNUSED(module))
         PyErr_SetString(PyExc_ImportError, "the fast path works in the main interpreter only");
         return -1;
     }
-    return make_names() < 0 ? -1 : PyType_Ready(&Function_Type);
+    return make_names() < 0 || make_numbers() < 0 ? -1 : PyType_Ready(&Function_Type);
 }
 
 static PyModuleDef_Slot fast_path_slots[] = {

@@ -85,7 +85,8 @@ class VariableValues:
     It has slots, which the extension of amanda-tensorflow-accel reads and writes.
 
     Attributes:
-        known: by ``id`` of a tensor, a weak reference to it, and its variable.
+        known: by ``id`` of a tensor, a weak reference to it, and its variable (a :class:`Source`), in
+            a list: the extension puts another tensor's there that has the same ``id``.
         handles: by ``id`` of a variable's handle, what its readings are noted with.
         most: as many of both may be there before those that have died are dropped.
     """
@@ -95,7 +96,7 @@ class VariableValues:
     def __init__(self) -> None:
         # An entry whose tensor has died stays until there are many of them, because to be told of
         # each death would cost more than all the rest.
-        self.known: dict[int, tuple[weakref.ref[Any], Source]] = {}
+        self.known: dict[int, list[Any]] = {}
         self.handles: dict[int, Source] = {}
         self.most = _FEW
 
@@ -117,7 +118,7 @@ class VariableValues:
                 step = step_of(kind, origin, result, lambda: np.asarray(inputs[1]).tolist())
             if step is not None:
                 found = attrs.evolve(found, steps=(*found.steps, step))
-        self.known[id(result)] = weakref.ref(result), found
+        self.known[id(result)] = [weakref.ref(result), found]
         if len(self.known) + len(self.handles) > self.most:
             self._drop_dead()
 
@@ -134,11 +135,11 @@ class VariableValues:
     def _drop_dead(self) -> None:
         """Forget the tensors and variables that have died."""
         # Other threads note tensors meanwhile: copy() is one step, and what they put in place of an
-        # entry that had died is put back.
+        # entry that had died, or into it, is put back.
         for key, known in self.known.copy().items():
             if known[0]() is None:
                 newer = self.known.pop(key, known)
-                if newer is not known:
+                if newer[0]() is not None:
                     self.known.setdefault(key, newer)
         for key, source in self.handles.copy().items():
             if source.handle() is None:
