@@ -731,3 +731,54 @@ except ImportError as error:
     code = f"import _xxsubinterpreters as all; all.run_string(all.create(), {loading!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("refused:"), done
+
+
+def test_what_was_found_is_found_anew(thread: Thread) -> None:
+    """Where cells, name scopes or threads' trackers have changed, those of now are counted."""
+    thread.tracker.cells = {"a/": {"Add": [0, None, None]}, "b/": {"Add": [0, None, None]}}
+    for scope in "a/", "b/", "a/":
+        thread.local.scope_name = scope
+        thread.op("Add", 1.0)
+    assert [cells["Add"][0] for cells in thread.tracker.cells.values()] == [2, 1]
+    thread.tracker.cells["a/"] = {"Add": [0, None]}
+    thread.op("Add", 1.0)
+    thread.tracker.cells["a/"]["Add"] = [0, None]
+    thread.op("Add", 1.0)
+    assert thread.tracker.cells["a/"]["Add"][0] == 1
+    LOCAL.tracker = None
+    thread.op("Add", 1.0)
+    assert thread.tracker.cells["a/"]["Add"][0] == 1
+
+
+def test_switches_are_found_anew(thread: Thread) -> None:
+    """A switch that has been looked at is looked at again after it has changed."""
+    thread.cells["Add"] = [0, *[None] * 9]
+    for paused in 0, 1, 0:
+        thread.tracker.thread["paused"] = paused
+        thread.op("Add", 1.0)
+    assert thread.cells["Add"][0] == 2
+
+
+def test_a_number_that_others_have_stays(thread: Thread) -> None:
+    """A count that was read before an operator runs is the same afterwards."""
+    counter = Counter(count=int("1000"))
+    thread.cells["Add"] = [0, *[Inlined(plan=PLAIN, counters=[counter], timers=[])] * 5]
+    thread.op("Add", 1.0)
+    before = counter.count
+    thread.op("Add", 1.0)
+    assert (before, counter.count) == (1001, 1002)
+
+
+def test_numbers_grow(thread: Thread) -> None:
+    """A log gets each execution, as often as room has to be made in it and while others look."""
+    log = Log(numbers=array.array("q"))
+    timer = Timer(log=log, number=7, executions=0, nanoseconds=0)
+    told = Inlined(plan=PLAIN, counters=[], timers=[(timer, "action")])
+    thread.cells["Add"] = [0, *[told] * 3000]
+    for _ in range(2500):
+        thread.op("Add", 1.0)
+    assert list(log.numbers[::4]) == [7] * 2500
+    assert sum(log.numbers[2::4]) - sum(log.numbers[1::4]) == timer.nanoseconds
+    with memoryview(log.numbers), pytest.raises(BufferError):
+        thread.op("Add", 1.0)
+    assert len(log.numbers) == 4 * 2500

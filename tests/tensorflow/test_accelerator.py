@@ -275,3 +275,20 @@ def test_nothing_is_kept_of_steps_and_scopes(
         growth.append(statistics.median(differences))
     # Fifty steps have run between two figures.
     assert growth[1] - growth[0] < 50
+
+
+@needs_accelerator
+def test_errors_are_those_of_the_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that is run without TensorFlow's binding raises what it raises with it."""
+    found = []
+    for asked in "off", "auto":
+        monkeypatch.setenv(VARIABLE, asked)
+        with applied(Watcher()):
+            for value in [2, 3], [2, 2], [2, 2], [2, 3]:
+                try:
+                    found.append(tf.matmul(tf.ones([2, 2]), tf.ones(value)).shape.as_list())
+                    tf.raw_ops.AddN(inputs=value[0])
+                except (tf.errors.OpError, TypeError) as error:
+                    found.append((type(error), str(error)))
+                amanda.new_iteration()
+    assert found[: len(found) // 2] == found[len(found) // 2 :]

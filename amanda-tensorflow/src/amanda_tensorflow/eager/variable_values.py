@@ -85,8 +85,8 @@ class VariableValues:
     It has slots, which the extension of amanda-tensorflow-accel reads and writes.
 
     Attributes:
-        known: by ``id`` of a tensor, a weak reference to it, and its variable (a :class:`Source`), in
-            a list: the extension puts another tensor's there that has the same ``id``.
+        known: by ``id`` of a tensor, a list of a weak reference to it and its :class:`Source`; the
+            extension replaces them when a later tensor has the same ``id``.
         handles: by ``id`` of a variable's handle, what its readings are noted with.
         most: as many of both may be there before those that have died are dropped.
     """
