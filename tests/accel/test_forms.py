@@ -1486,7 +1486,7 @@ def test_hooks_are_freed(inlining: Any) -> None:
 
 
 class Owner(weakref.ref[Tensor]):
-    __slots__ = ("op_id",)
+    __slots__ = ("is_idle", "op_id")
 
     def __new__(cls, leaf: Tensor, op_id: str) -> Owner:
         return super().__new__(cls, leaf)
@@ -1494,6 +1494,7 @@ class Owner(weakref.ref[Tensor]):
     def __init__(self, leaf: Tensor, op_id: str) -> None:
         super().__init__(leaf)
         self.op_id = op_id
+        self.is_idle = False
 
 
 class Claimed:
@@ -1624,8 +1625,11 @@ def test_what_is_not_known_is_claimed_by_python(inlining: Any) -> None:
     op.mode.thread["cache"] = False  # type: ignore[assignment]
     assert refused()
     op.mode.thread["cache"] = True  # type: ignore[assignment]
-    # The other operator has run in this iteration: the leaf is its.
+    # The other operator has run in this iteration: the leaf is its. Where it has something to do
+    # there, its graph is gone with its mark.
     op.known.iterations["other"] = 3  # type: ignore[attr-defined]
+    assert refused()
+    owner.is_idle = True
     assert op.claim()
     assert op.leaf.hooks == []
     assert len(op.entry.hooks) == 1
