@@ -14,11 +14,13 @@
  *                        driver whose backward operators run, where nothing else is to be done.
  *
  * The driver's objects are Python's, with __slots__, which are read where they lie: configure() finds
- * out where, and refuses classes that have no such slots. Of CPython only the public interface is used
- * beyond that, and of TensorFlow nothing but what configure() is given. What TensorFlow knows of a
- * thread is asked at each operator: two functions in C++ are called for it instead of their bindings,
- * which take longer than all the rest, where configure_native() is given them and finds that they
- * tell the same. So is the one that runs operators.
+ * out where, and refuses classes that have no such slots. Arrays are written into where a sample shows
+ * how they are laid out; in CPython 3.11 numbers are added to in place, and versions of dicts are
+ * read. Else only CPython's public interface is used, and of TensorFlow nothing but what configure()
+ * is given. What TensorFlow knows of a thread is asked at each operator: two functions in C++ are
+ * called for it instead of their bindings, which take longer than all the rest, where
+ * configure_native() is given them and finds that they tell the same. So is the one that runs
+ * operators.
  *
  * Whatever is needed after TensorFlow has run an operator is held by strong references: other Python
  * code may have run meanwhile, which has ended the scope. Everything is under the GIL, and there is no
