@@ -347,7 +347,8 @@ class RoutineDispatcher(Dispatcher):
         """
         if not actions:
             return values
-        together = self.runs_together()
+        # runs_together(), inlined: this runs at every point with routines.
+        together = len(_unpaused) == 1 and _internals.is_plain() and not _reading.is_on
         if together:
             for action in actions:
                 together = together and not action.differentiable
