@@ -86,7 +86,9 @@ class KnownGradients:
             of its backward operators has run.
     """
 
-    __slots__ = ("asked", "form", "graph", "handle", "hooks", "is_new", "natives", "other")
+    __slots__ = (
+        *("__weakref__", "asked", "form", "graph", "handle", "hooks", "is_new", "natives", "other"),
+    )
 
     def __init__(self, handle: OpHandle) -> None:
         self.is_new = False
@@ -366,6 +368,14 @@ class Past(list[Any]):
             self._handle = OpHandle(bare.op_id, scopes, inputs, outputs, model=bare.model)
         return self._handle
 
+    def bare(self) -> Past:
+        """The same without a handle, which holds the operator's records."""
+        count = self._inputs + self._outputs
+        copy = Past((), (), self[count:])
+        copy[:0] = self[:count]
+        copy._inputs, copy._outputs = self._inputs, self._outputs
+        return copy
+
     def _past(self) -> list[PastTensor | None]:
         count = self._inputs + self._outputs
         # Not a method, which would be a cycle. One whose tensor is gone says so.
@@ -493,7 +503,7 @@ class _Owner(weakref.ref[torch.Tensor]):
 
     Attributes:
         op_id: of the operator.
-        known: what is known of its gradients.
+        known: a reference to what is known of its gradients: the leaf may outlive its model.
         number: of the leaf among those that it owns.
         past: its tensors, as long as an analysis of the accumulation is pending.
         is_idle: whether it is known that nothing is to be done there. Read by the gate.
@@ -504,7 +514,7 @@ class _Owner(weakref.ref[torch.Tensor]):
     key: int
     owners: dict[int, _Owner]
     op_id: str
-    known: KnownGradients
+    known: weakref.ref[KnownGradients]
     number: int
     past: Past | None
     is_idle: bool
@@ -516,7 +526,8 @@ def _owner(
     # Not methods: they would be two functions more for each leaf.
     owner = _Owner(leaf, _forget_owner)
     owner.key, owner.owners, owner.op_id = id(leaf), owners, known.handle.op_id
-    owner.known, owner.number, owner.past, owner.is_idle = known, number, None, False
+    owner.known, owner.number = weakref.ref(known), number
+    owner.past, owner.is_idle = None, False
     return owner
 
 
@@ -854,7 +865,9 @@ class Claimer:
                 elif hooks is None and described is not None:
                     layout = None if known.graph is None else known.graph.layout
                     past = described[0].past(described[1], layout)
-                self.leaf_owners[id(node.variable)].past = past
+                # It may outlive the model, as the leaf may.
+                bare = None if past is None else past.bare()
+                self.leaf_owners[id(node.variable)].past = bare
                 native = self.dispatcher.native
                 # One for each: a pass of another thread may come through some of them only.
                 for scopes in (fresh,) if len(fresh) == 1 else [(scope,) for scope in fresh]:
@@ -986,8 +999,8 @@ class Claimer:
             if found is not None and owner is not None and ran == iteration:
                 return self._claim_for_owner(found, node, iteration), ()
             self._set_owner(leaf, known, number)
-        elif found is not None and found.known is not known:
-            found.known, found.number, found.is_idle = known, number, False
+        elif found is not None and found.known() is not known:
+            found.known, found.number, found.is_idle = weakref.ref(known), number, False
         for scope in fresh:
             marks[scope] = None
         return marks, fresh
@@ -998,11 +1011,11 @@ class Claimer:
         Its backward operators need no hooks; or the graph that it has made is gone, as that of a
         norm that is printed, and the accumulation with it: this is another one.
         """
-        if not owner.is_idle:
-            hooks = owner.known.hooks.get(f"{owner.op_id}/grad/AccumulateGrad:{owner.number}")
+        known = owner.known()
+        if known is not None and not owner.is_idle:
+            hooks = known.hooks.get(f"{owner.op_id}/grad/AccumulateGrad:{owner.number}")
             if hooks is None or not hooks.is_idle:
-                known, past = owner.known, owner.past
-                self._claim_leaves([node], known, past, iteration, [], owner.number)
+                self._claim_leaves([node], known, owner.past, iteration, [], owner.number)
             else:
                 owner.is_idle = True
         marks: Any = node.metadata[_MARK]
