@@ -481,8 +481,10 @@ def _methods_of(
     for cls in {*classes, *filter(None, others)}:
         found: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
-            found.update({} if base is nn.Module else vars(base))
+            found.update(vars(base))
         for name, value in found.items():
+            if value is vars(nn.Module).get(name):
+                continue
             method = value.__func__ if isinstance(value, classmethod) else value
             if isinstance(method, types.FunctionType) and method.__code__ in codes:
                 yield (cls, name), method
