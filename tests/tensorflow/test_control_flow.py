@@ -336,6 +336,19 @@ def array(x: Any) -> Any:
     return rows.read(0) * rows.read(2)
 
 
+def gradient_in_graph(body: Callable[..., Any], x: Any, is_inside: bool) -> Any:
+    """The gradient of a function that runs as a graph, by a tape inside or outside of that."""
+    function = body if is_inside else tf.function(body)
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return tape.gradient(y, x)
+
+    return (tf.function(step) if is_inside else step)(x)
+
+
 @pytest.mark.parametrize("is_inside", [True, False], ids=["tape inside", "tape outside"])
 @pytest.mark.parametrize("kind", ["TensorListGetItem", "TensorListFromTensor"])
 @pytest.mark.parametrize("body", [folded, array])
@@ -347,15 +360,7 @@ def test_a_replacement_that_takes_or_makes_a_list(
     x = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
 
     def gradient() -> Any:
-        function = body if is_inside else tf.function(body)
-
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = function(x)
-            return tape.gradient(y, x)
-
-        return (tf.function(step) if is_inside else step)(x)
+        return gradient_in_graph(body, x, is_inside)
 
     again = lambda *tensors, function: function(*tensors)  # noqa: E731
     traced = amanda.traceable(lambda *tensors, function: function(*tensors))
@@ -378,15 +383,7 @@ def test_a_gradient_in_slices_passes_replacements_and_differentiable_routines(
     gathered = lambda x: tf.gather(tf.sin(x), [0, 0, 1])  # noqa: E731
 
     def gradient() -> Any:
-        function = gathered if is_inside else tf.function(gathered)
-
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = function(x)
-            return tape.gradient(y, x)
-
-        return (tf.function(step) if is_inside else step)(x)
+        return gradient_in_graph(gathered, x, is_inside)
 
     expected = gradient()
     again = lambda x, function: function(x)  # noqa: E731
