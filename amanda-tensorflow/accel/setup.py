@@ -1,6 +1,7 @@
 """Builds the C extension, or does without: AMANDA_TENSORFLOW_ACCEL_BUILD=attempt|skip|require."""
 
 import os
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -8,9 +9,12 @@ mode = os.environ.get("AMANDA_TENSORFLOW_ACCEL_BUILD", "attempt")
 if mode not in ("attempt", "skip", "require"):
     raise SystemExit(f"AMANDA_TENSORFLOW_ACCEL_BUILD is {mode!r}, not attempt, skip or require")
 
+SOURCES = Path("src/amanda_tensorflow_accel")
+
 fast_path = Extension(
     "amanda_tensorflow_accel.fast_path",
-    ["src/amanda_tensorflow_accel/fast_path.c"],
+    [str(SOURCES / "fast_path.c")],
+    depends=sorted(map(str, SOURCES.glob("*.h"))),
     # TensorFlow's functions are called from here; its code is read anew at each operator.
     extra_compile_args=["-fexceptions", "-O2"],
     # Without a C compiler the package is installed nevertheless, and says why it cannot be used.

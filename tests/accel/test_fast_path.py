@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from tests.accel.conftest import compiled
+from tests.accel.conftest import GATE, compiled
 
 FAST_PATH = (
     Path(__file__).parents[2] / "amanda-tensorflow/accel/src/amanda_tensorflow_accel/fast_path.c"
@@ -249,6 +249,12 @@ def thread(fast_path: Any) -> Iterator[Thread]:
     yield found
     LOCAL.tracker = None
     fast_path.tape.is_empty = True
+
+
+def test_the_header_of_both_extensions_is_the_same() -> None:
+    """They are built apart, and neither may need the other."""
+    beside = [source.with_name("cpython.h").read_text() for source in (GATE, FAST_PATH)]
+    assert beside[0] == beside[1]
 
 
 def test_operators_without_actions_are_counted(thread: Thread) -> None:

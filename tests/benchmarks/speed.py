@@ -168,9 +168,10 @@ def _whole_steps(workload: str) -> Iterator[tuple[str, Program]]:
         import torchlens
 
         model, _ = WORKLOADS[workload].start()
-        # By keyword, torchlens (2.36) gives the only parameter of a forward a second value.
-        values = list(inputs.values())
-        yield "peer: torchlens.trace", Program(lambda: torchlens.trace(model, values), _unwrapped)
+        yield (
+            "peer: torchlens.trace",
+            Program(lambda: torchlens.trace(model, [], input_kwargs=dict(inputs)), _unwrapped),
+        )
     if importlib.util.find_spec("nnsight"):
         import nnsight
 

@@ -42,6 +42,8 @@
 #error "it reads slots of CPython's objects"
 #endif
 
+#include "cpython.h"
+
 /* ---- Python's objects ------------------------------------------------------------------------ */
 
 /* What the driver is made of; NULL before configure(). */
@@ -81,22 +83,8 @@ static struct {
 
 static struct {
     PyObject *tracker, *switches[4], *scope_name, *op_callbacks, *is_eager, *dict;
-    PyObject *read_variable, *dtype, *identity, *note, *note_owner, *leave, *frombytes, *extend;
+    PyObject *read_variable, *dtype, *identity, *note, *note_owner, *leave;
 } names;
-
-static PyObject *
-field(PyObject *object, Py_ssize_t offset)
-{
-    return *(PyObject **)((char *)object + offset);
-}
-
-static void
-set_field(PyObject *object, Py_ssize_t offset, PyObject *value)
-{
-    PyObject **place = (PyObject **)((char *)object + offset), *old = *place;
-    *place = Py_NewRef(value);
-    Py_XDECREF(old);
-}
 
 /* Whether what a slot holds is true; -1 if it holds nothing, or cannot tell: Python is asked then. */
 static int
@@ -115,21 +103,9 @@ truth(PyObject *object, Py_ssize_t offset)
 
 /* A number that is not negative; -1 if an object is none. */
 static Py_ssize_t
-number_of(PyObject *object)
+natural_of(PyObject *object)
 {
-    if (object == NULL || !PyLong_CheckExact(object)) {
-        return -1;
-    }
-#if PY_VERSION_HEX >= 0x030C0000
-    if (PyUnstable_Long_IsCompact((PyLongObject *)object)) {
-        return PyUnstable_Long_CompactValue((PyLongObject *)object);
-    }
-#else
-    if (Py_SIZE(object) == 0 || Py_SIZE(object) == 1) {
-        return Py_SIZE(object) == 0 ? 0 : (Py_ssize_t)((PyLongObject *)object)->ob_digit[0];
-    }
-#endif
-    Py_ssize_t number = PyLong_AsSsize_t(object);
+    Py_ssize_t number = object != NULL && PyLong_CheckExact(object) ? number_of(object) : -1;
     if (number < 0) {
         PyErr_Clear();
         return -1;
@@ -140,35 +116,7 @@ number_of(PyObject *object)
 static Py_ssize_t
 number_in(PyObject *object, Py_ssize_t offset)
 {
-    return number_of(field(object, offset));
-}
-
-/* Add to a number that nothing but a slot refers to, so that none has to be made: 1, or 0 where one
-   has. */
-static int
-add_in_place(PyObject *number, long long amount)
-{
-#if PY_VERSION_HEX < 0x030C0000
-    Py_ssize_t digits = PyLong_CheckExact(number) ? Py_SIZE(number) : 0;
-    if ((digits == 1 || digits == 2) && Py_REFCNT(number) == 1 && amount >= 0
-        && amount >> 2 * PyLong_SHIFT == 0) {
-        digit *digits_of = ((PyLongObject *)number)->ob_digit;
-        uint64_t sum = (uint64_t)amount + digits_of[0];
-        if (digits == 2) {
-            sum += (uint64_t)digits_of[1] << PyLong_SHIFT;
-        }
-        if (sum >> digits * PyLong_SHIFT == 0) {
-            digits_of[0] = (digit)(sum & PyLong_MASK);
-            if (digits == 2) {
-                digits_of[1] = (digit)(sum >> PyLong_SHIFT);
-            }
-            return 1;
-        }
-    }
-#else
-    (void)number, (void)amount;
-#endif
-    return 0;
+    return natural_of(field(object, offset));
 }
 
 /* Add to a number that a slot holds. */
@@ -180,7 +128,7 @@ add_to(PyObject *object, Py_ssize_t offset, long long number)
         PyErr_Format(PyExc_AttributeError, "%s has lost a number", Py_TYPE(object)->tp_name);
         return -1;
     }
-    if (add_in_place(before, number)) {
+    if (number >= 0 && add_in_place(before, (uint64_t)number)) {
         return 0;
     }
     PyObject *added = PyLong_FromLongLong(number);
@@ -194,21 +142,6 @@ add_to(PyObject *object, Py_ssize_t offset, long long number)
     set_field(object, offset, sum);
     Py_DECREF(sum);
     return 0;
-}
-
-static int
-is_alive(PyObject *reference, PyObject *object)
-{
-#if PY_VERSION_HEX >= 0x030D0000
-    PyObject *found = NULL;
-    int is_same = reference != NULL && PyWeakref_Check(reference)
-                  && PyWeakref_GetRef(reference, &found) == 1 && found == object;
-    Py_XDECREF(found);
-    return is_same;
-#else
-    return reference != NULL && PyWeakref_Check(reference)
-           && PyWeakref_GET_OBJECT(reference) == object;
-#endif
 }
 
 /* ---- what is found again --------------------------------------------------------------------- */
@@ -411,24 +344,6 @@ begin_step(Step *step, const Place *place, int is_first)
     return step;
 }
 
-/* Runs code between a failed call and the way back to Python. */
-#if PY_VERSION_HEX >= 0x030C0000
-#define KEEPING_ERROR(code)                           \
-    do {                                              \
-        PyObject *kept_ = PyErr_GetRaisedException(); \
-        code;                                         \
-        PyErr_SetRaisedException(kept_);              \
-    } while (0)
-#else
-#define KEEPING_ERROR(code)                    \
-    do {                                       \
-        PyObject *type_, *value_, *trace_;     \
-        PyErr_Fetch(&type_, &value_, &trace_); \
-        code;                                  \
-        PyErr_Restore(type_, value_, trace_);  \
-    } while (0)
-#endif
-
 /* ---- functions of TensorFlow's in C++ -------------------------------------------------------- */
 
 /* NULL where attributes and bindings are asked. */
@@ -576,7 +491,7 @@ static Py_ssize_t
 count_of(PyObject *cell)
 {
     int is_cell = cell != NULL && PyList_CheckExact(cell) && PyList_GET_SIZE(cell) > 0;
-    return is_cell ? number_of(PyList_GET_ITEM(cell, 0)) : -1;
+    return is_cell ? natural_of(PyList_GET_ITEM(cell, 0)) : -1;
 }
 
 /* The entry (borrowed) of an operator of a cell: the next one, or one of those that follow; NULL if
@@ -678,97 +593,21 @@ read_nanoseconds(void)
     return (long long)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* An array.array("q"), to whose end C adds where there is room. */
-typedef struct {
-    PyObject_VAR_HEAD
-    int64_t *items;
-    Py_ssize_t room;
-    const void *description;
-    PyObject *references;
-    Py_ssize_t exports;
-} Numbers;
-
-static PyTypeObject *numbers_type; /* NULL where they are laid out otherwise */
-static const void *numbers_description;
-
-/* Find out from a sample, which has the numbers 1, 2 and 3, whether arrays are laid out like that. */
-static void
-configure_numbers(PyObject *sample)
-{
-    Numbers *numbers = (Numbers *)sample;
-    Py_buffer view;
-    numbers_type = NULL;
-    if (Py_TYPE(sample)->tp_basicsize != sizeof(Numbers) || Py_TYPE(sample)->tp_itemsize != 0
-        || Py_SIZE(sample) != 3 || numbers->exports != 0
-        || PyObject_GetBuffer(sample, &view, PyBUF_SIMPLE) < 0) {
-        PyErr_Clear();
-        return;
-    }
-    int is_same = view.buf == numbers->items && view.len == 3 * sizeof(int64_t)
-                  && numbers->exports == 1 && numbers->room >= 3 && numbers->references == NULL;
-    for (int i = 0; is_same && i < 3; i++) {
-        is_same = numbers->items[i] == i + 1;
-    }
-    PyBuffer_Release(&view);
-    if (is_same && numbers->exports == 0) {
-        numbers_type = Py_TYPE(sample);
-        numbers_description = numbers->description;
-    }
-}
-
-/* Numbers for which room is made at once: an array that grows by its own methods does so each time by
-   a sixteenth. */
-#define ROOM 4096
-
-static int
-make_room(PyObject *numbers)
-{
-    PyObject *zeros = PyBytes_FromStringAndSize(NULL, ROOM * sizeof(int64_t)), *none = NULL;
-    if (zeros != NULL) {
-        memset(PyBytes_AS_STRING(zeros), 0, ROOM * sizeof(int64_t));
-        none = PyObject_CallMethodOneArg(numbers, names.frombytes, zeros);
-        Py_DECREF(zeros);
-    }
-    if (none == NULL) {
-        return -1;
-    }
-    Py_DECREF(none);
-    Py_SET_SIZE((PyVarObject *)numbers, Py_SIZE(numbers) - ROOM);
-    return 0;
-}
-
 /* Write an execution into the numbers of a log. */
 static int
 write_numbers(PyObject *log, PyObject *timer, PyObject *tracker, long long start, long long end)
 {
-    PyObject *numbers = field(log, at.log_numbers), *none;
+    PyObject *numbers = field(log, at.log_numbers);
     Py_ssize_t number = number_in(timer, at.timer_number);
     Py_ssize_t native = number_in(tracker, at.tracker_native);
     if (numbers == NULL || number < 0 || native < 0) {
         PyErr_SetString(PyExc_TypeError, "a timer or its log has lost its numbers");
         return -1;
     }
-    Numbers *all = (Numbers *)numbers;
-    if (numbers_type == NULL || !Py_IS_TYPE(numbers, numbers_type)
-        || all->description != numbers_description || all->exports != 0) {
-        PyObject *items = Py_BuildValue("(nLLn)", number, start, end, native);
-        Py_INCREF(numbers);
-        none = items == NULL ? NULL : PyObject_CallMethodOneArg(numbers, names.extend, items);
-        Py_DECREF(numbers);
-        Py_XDECREF(items);
-        Py_XDECREF(none);
-        return none == NULL ? -1 : 0;
-    }
-    if (all->room - Py_SIZE(numbers) < 4 && make_room(numbers) < 0) {
-        return -1;
-    }
-    int64_t *items = all->items + Py_SIZE(numbers);
-    items[0] = number;
-    items[1] = start;
-    items[2] = end;
-    items[3] = native;
-    Py_SET_SIZE((PyVarObject *)numbers, Py_SIZE(numbers) + 4);
-    return 0;
+    Py_INCREF(numbers);
+    int failed = extend_numbers(numbers, number, start, end, native);
+    Py_DECREF(numbers);
+    return failed;
 }
 
 /* A function in the place of one of TensorFlow's. */
@@ -1694,34 +1533,10 @@ make_gradient_function(PyObject *Py_UNUSED(module), PyObject *args)
     return new_function(call_gradient_function, vanilla, python);
 }
 
-/* Where a slot of a Python class lies in its instances; -1 with an error if there is none. */
-static Py_ssize_t
-slot_offset(PyTypeObject *type, const char *name)
-{
-    PyObject *found = PyObject_GetAttrString((PyObject *)type, name);
-    if (found == NULL) {
-        return -1;
-    }
-    Py_ssize_t offset = -1;
-    if (Py_IS_TYPE(found, &PyMemberDescr_Type)
-        && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX) {
-        offset = ((PyMemberDescrObject *)found)->d_member->offset;
-    }
-    else {
-        PyErr_Format(PyExc_TypeError, "%s.%s is no slot", type->tp_name, name);
-    }
-    Py_DECREF(found);
-    return offset;
-}
-
 static int
 find_slots(void)
 {
-    struct {
-        PyTypeObject *type;
-        const char *name;
-        Py_ssize_t *offset;
-    } slots[] = {
+    const Slot slots[] = {
         {driver.tracker, "thread", &at.tracker_thread},
         {driver.tracker, "local", &at.tracker_local},
         {driver.tracker, "cells", &at.tracker_cells},
@@ -1769,13 +1584,7 @@ find_slots(void)
         {driver.values, "most", &at.values_most},
         {driver.source, "handle", &at.source_handle},
     };
-    for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
-        *slots[i].offset = slot_offset(slots[i].type, slots[i].name);
-        if (*slots[i].offset < 0) {
-            return -1;
-        }
-    }
-    return 0;
+    return find_offsets(slots, sizeof slots / sizeof *slots);
 }
 
 PyDoc_STRVAR(configure_doc,
@@ -1966,8 +1775,6 @@ make_names(void)
         {&names.note, "note"},
         {&names.note_owner, "note_owner"},
         {&names.leave, "leave"},
-        {&names.frombytes, "frombytes"},
-        {&names.extend, "extend"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         *all[i].name = PyUnicode_InternFromString(all[i].text);

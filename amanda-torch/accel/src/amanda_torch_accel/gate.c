@@ -70,6 +70,7 @@
 
 /* One translation unit: what runs at an operator is inlined, and only of this file. Each part builds on
    those above it. */
+#include "cpython.h"
 #include "objects.h"
 #include "course.h"
 #include "modes.h"
@@ -462,34 +463,10 @@ gate_sites(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(argument))
     return list;
 }
 
-/* Where a slot of a Python class lies in its instances; -1 with an error if there is none. */
-static Py_ssize_t
-slot_offset(PyTypeObject *type, const char *name)
-{
-    PyObject *found = PyObject_GetAttrString((PyObject *)type, name);
-    if (found == NULL) {
-        return -1;
-    }
-    Py_ssize_t offset = -1;
-    if (Py_IS_TYPE(found, &PyMemberDescr_Type)
-        && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX) {
-        offset = ((PyMemberDescrObject *)found)->d_member->offset;
-    }
-    else {
-        PyErr_Format(PyExc_TypeError, "%s.%s is no slot", type->tp_name, name);
-    }
-    Py_DECREF(found);
-    return offset;
-}
-
 static int
 find_slots(void)
 {
-    struct {
-        PyTypeObject *type;
-        const char *name;
-        Py_ssize_t *offset;
-    } slots[] = {
+    const Slot slots[] = {
         {python.mode, "cells", &python.mode_cells},
         {python.mode, "frame", &python.mode_frame},
         {python.mode, "root", &python.mode_root},
@@ -526,13 +503,7 @@ find_slots(void)
         {python.known, "resumed_before", &python.known_resumed_before},
         {python.known, "resumed_after", &python.known_resumed_after},
     };
-    for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
-        *slots[i].offset = slot_offset(slots[i].type, slots[i].name);
-        if (*slots[i].offset < 0) {
-            return -1;
-        }
-    }
-    return 0;
+    return find_offsets(slots, sizeof slots / sizeof *slots);
 }
 
 /* Note a builtin that the gate calls with the flags that it expects. */
@@ -622,11 +593,7 @@ PyDoc_STRVAR(configure_inlined_doc,
 static int
 find_inlined_slots(void)
 {
-    struct {
-        PyObject *type;
-        const char *name;
-        Py_ssize_t *offset;
-    } slots[] = {
+    const Slot slots[] = {
         {inlined.counter, "count", &at.counter_count},
         {inlined.timer, "_started", &at.timer_started},
         {inlined.timer, "executions", &at.timer_executions},
@@ -671,17 +638,7 @@ find_inlined_slots(void)
         {inlined.action, "select", &at.action_select},
         {inlined.action, "kwargs", &at.action_kwargs},
     };
-    for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
-        if (!PyType_Check(slots[i].type)) {
-            PyErr_Format(PyExc_TypeError, "%R is no class", slots[i].type);
-            return -1;
-        }
-        *slots[i].offset = slot_offset((PyTypeObject *)slots[i].type, slots[i].name);
-        if (*slots[i].offset < 0) {
-            return -1;
-        }
-    }
-    return 0;
+    return find_offsets(slots, sizeof slots / sizeof *slots);
 }
 
 static PyObject *
@@ -731,7 +688,6 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         }
         return NULL;
     }
-    numbers_type = NULL;
     return PyBool_FromLong(configure_numbers(inlined.numbers));
 }
 

@@ -95,30 +95,6 @@ make_names(void)
     return 0;
 }
 
-/* Add to a number that nothing but a slot refers to, so that none has to be made: 1, or 0 where one has. */
-static int
-add_in_place(PyObject *number, uint64_t amount)
-{
-#if PY_VERSION_HEX < 0x030C0000
-    Py_ssize_t digits = PyLong_CheckExact(number) ? Py_SIZE(number) : 0;
-    if ((digits == 1 || digits == 2) && Py_REFCNT(number) == 1 && amount >> 2 * PyLong_SHIFT == 0) {
-        digit *digits_of = ((PyLongObject *)number)->ob_digit;
-        uint64_t sum =
-            amount + digits_of[0] + (digits == 1 ? 0 : (uint64_t)digits_of[1] << PyLong_SHIFT);
-        if (sum >> (digits * PyLong_SHIFT) == 0) {
-            digits_of[0] = (digit)(sum & PyLong_MASK);
-            if (digits == 2) {
-                digits_of[1] = (digit)(sum >> PyLong_SHIFT);
-            }
-            return 1;
-        }
-    }
-#else
-    (void)number, (void)amount;
-#endif
-    return 0;
-}
-
 /* Add to a number that an object has in a slot. */
 static int
 add_to(PyObject *object, Py_ssize_t offset, PyObject *number)
@@ -185,76 +161,6 @@ native_thread(void)
     return here->native;
 }
 
-/* An array.array("q"), to whose end C adds where there is room. How it is laid out is proven, see
-   configure_numbers(). */
-typedef struct {
-    PyObject_VAR_HEAD
-    int64_t *items;
-    Py_ssize_t room;
-    const void *description;
-    PyObject *references;
-    Py_ssize_t exports;
-} Numbers;
-
-static PyTypeObject *numbers_type; /* NULL where they are laid out otherwise */
-static const void *numbers_description;
-
-/* Whether a sample, which has the numbers 1, 2 and 3, is laid out like that. */
-static int
-configure_numbers(PyObject *sample)
-{
-    Numbers *numbers = (Numbers *)sample;
-    Py_buffer view;
-    if (Py_TYPE(sample)->tp_basicsize != sizeof(Numbers) || Py_TYPE(sample)->tp_itemsize != 0
-        || Py_SIZE(sample) != 3 || numbers->exports != 0) {
-        return 0;
-    }
-    if (PyObject_GetBuffer(sample, &view, PyBUF_SIMPLE) < 0) {
-        PyErr_Clear();
-        return 0;
-    }
-    int is_same = view.buf == numbers->items && view.len == 3 * sizeof(int64_t)
-                  && numbers->exports == 1 && numbers->room >= 3 && numbers->references == NULL;
-    for (int i = 0; is_same && i < 3; i++) {
-        is_same = numbers->items[i] == i + 1;
-    }
-    PyBuffer_Release(&view);
-    if (is_same && numbers->exports == 0) {
-        numbers_type = (PyTypeObject *)Py_NewRef(Py_TYPE(sample));
-        numbers_description = numbers->description;
-        return 1;
-    }
-    return 0;
-}
-
-/* Whether C may write to the numbers of a log. */
-static int
-are_numbers(PyObject *object)
-{
-    return numbers_type != NULL && Py_IS_TYPE(object, numbers_type)
-           && ((Numbers *)object)->description == numbers_description && ((Numbers *)object)->exports == 0;
-}
-
-/* Numbers for which room is made at once. */
-#define ROOM 4096
-
-/* Make room in an array that C may write to. By its own methods it grows by a sixteenth each time. */
-static int
-make_room(PyObject *numbers)
-{
-    static PyObject *zeros;
-    if (zeros == NULL && (zeros = PyBytes_FromStringAndSize(NULL, ROOM * sizeof(int64_t))) != NULL) {
-        memset(PyBytes_AS_STRING(zeros), 0, ROOM * sizeof(int64_t));
-    }
-    PyObject *none = zeros == NULL ? NULL : PyObject_CallMethod(numbers, "frombytes", "O", zeros);
-    if (none == NULL) {
-        return -1;
-    }
-    Py_DECREF(none);
-    Py_SET_SIZE((PyVarObject *)numbers, Py_SIZE(numbers) - ROOM);
-    return 0;
-}
-
 /* Add an execution to the numbers of a log: an array, or a list. */
 static int
 append_execution(PyObject *log, PyObject *number, long long start, long long end)
@@ -269,22 +175,7 @@ append_execution(PyObject *log, PyObject *number, long long start, long long end
         PyErr_SetString(PyExc_AttributeError, "a log has lost its numbers");
         return -1;
     }
-    if (!are_numbers(object)) {
-        PyObject *none = PyObject_CallMethod(object, "extend", "((nLLk))", timer, start, end, id);
-        Py_XDECREF(none);
-        return none == NULL ? -1 : 0;
-    }
-    Numbers *numbers = (Numbers *)object;
-    if (numbers->room - Py_SIZE(object) < 4 && make_room(object) < 0) {
-        return -1;
-    }
-    int64_t *items = numbers->items + Py_SIZE(object);
-    items[0] = timer;
-    items[1] = start;
-    items[2] = end;
-    items[3] = (int64_t)id;
-    Py_SET_SIZE((PyVarObject *)object, Py_SIZE(object) + 4);
-    return 0;
+    return extend_numbers(object, timer, start, end, (int64_t)id);
 }
 
 /* time.perf_counter_ns(), without the call where it is known what that reads; -1 with an error. */

@@ -1,4 +1,4 @@
-/* Part of gate.c: calls of operators, and Python's objects. */
+/* Part of gate.c: calls of operators, and the tracker's objects. */
 
 typedef enum {
     KEYWORDS,   /* a method that takes (self, args, kwargs) */
@@ -72,7 +72,7 @@ run_original(const Invocation *call)
     Py_UNREACHABLE();
 }
 
-/* ---- Python's objects ------------------------------------------------------------------------ */
+/* ---- the tracker's objects ------------------------------------------------------------------- */
 
 /* The objects of the tracker are Python's, with __slots__; these are the offsets of the slots. */
 static struct {
@@ -90,20 +90,6 @@ static struct {
 } python;
 
 static PyObject *zero, *one, *paused_name;
-
-static PyObject *
-field(PyObject *object, Py_ssize_t offset)
-{
-    return *(PyObject **)((char *)object + offset);
-}
-
-static void
-set_field(PyObject *object, Py_ssize_t offset, PyObject *value)
-{
-    PyObject **place = (PyObject **)((char *)object + offset), *old = *place;
-    *place = Py_NewRef(value);
-    Py_XDECREF(old);
-}
 
 /* Numbers that are counted with, without CPython's functions where they are small. */
 
@@ -128,53 +114,3 @@ new_number(Py_ssize_t number)
 {
     return number < SMALL_NUMBERS ? Py_NewRef(small_numbers[number]) : PyLong_FromSsize_t(number);
 }
-
-/* PyLong_AsSsize_t() */
-static inline Py_ssize_t
-number_of(PyObject *object)
-{
-#if PY_VERSION_HEX >= 0x030C0000
-    if (PyLong_CheckExact(object) && PyUnstable_Long_IsCompact((PyLongObject *)object)) {
-        return PyUnstable_Long_CompactValue((PyLongObject *)object);
-    }
-#else
-    Py_ssize_t digits = Py_SIZE(object);
-    if (PyLong_CheckExact(object) && digits >= -1 && digits <= 1) {
-        return digits == 0 ? 0 : digits * (Py_ssize_t)((PyLongObject *)object)->ob_digit[0];
-    }
-#endif
-    return PyLong_AsSsize_t(object);
-}
-
-static int
-is_alive(PyObject *reference, PyObject *object)
-{
-#if PY_VERSION_HEX >= 0x030D0000
-    PyObject *found = NULL;
-    int is_same = reference != NULL && PyWeakref_Check(reference)
-                  && PyWeakref_GetRef(reference, &found) == 1 && found == object;
-    Py_XDECREF(found);
-    return is_same;
-#else
-    return reference != NULL && PyWeakref_Check(reference)
-           && PyWeakref_GET_OBJECT(reference) == object;
-#endif
-}
-
-/* Runs code between a failed call and the way back to Python. */
-#if PY_VERSION_HEX >= 0x030C0000
-#define KEEPING_ERROR(code)                          \
-    do {                                             \
-        PyObject *kept_ = PyErr_GetRaisedException(); \
-        code;                                        \
-        PyErr_SetRaisedException(kept_);             \
-    } while (0)
-#else
-#define KEEPING_ERROR(code)                  \
-    do {                                     \
-        PyObject *type_, *value_, *trace_;   \
-        PyErr_Fetch(&type_, &value_, &trace_); \
-        code;                                \
-        PyErr_Restore(type_, value_, trace_); \
-    } while (0)
-#endif
