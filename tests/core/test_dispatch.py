@@ -373,3 +373,19 @@ def test_tensors_that_are_alike_share_a_description(
         return specs_of([types.SimpleNamespace(shape=shape(), dtype="float32", device="cpu")])
 
     assert (described() is described()) == is_shared
+
+
+def test_a_negative_position_counts_from_the_end_at_each_execution() -> None:
+    """outputs=[-1] is the last output also where an operator has others than when it was seen."""
+    seen: list[Any] = []
+
+    def analyse(context: OpContext) -> None:
+        if context.get_op().__name__ == "split":
+            context.insert_after_op(lambda t: seen.append(t.tolist()), outputs=[-1])
+
+    x = lb.tensor([[1.0], [2.0], [3.0], [4.0]])
+    with amanda.apply(tool(analyse, require_outputs=True)):
+        for sections in (2, 4, 1):
+            lb.split(x, sections)
+            amanda.new_iteration()
+    assert seen == [[[3.0], [4.0]], [[4.0]], x.tolist()]

@@ -364,3 +364,14 @@ def test_type_error_in_a_later_execution_of_a_counter() -> None:
 class Equals(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         return x == 2
+
+
+def test_a_negative_position_counts_from_the_end_at_each_execution() -> None:
+    """outputs=[-1] is the last output also where an operator has others than when it was seen."""
+    seen: list[Any] = []
+    tool = on("unbind", lambda c: c.insert_after_op(lambda t: seen.append(int(t)), outputs=[-1]))
+    with amanda.apply(tool):
+        for count in (2, 4, 1):
+            torch.unbind(torch.arange(count))
+            amanda.new_iteration()
+    assert seen == [1, 3, 0]

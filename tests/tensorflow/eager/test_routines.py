@@ -268,3 +268,17 @@ def test_readings_of_variables_are_not_noted_for_ever() -> None:
         values.note("ReadVariableOp", [variable.handle], result)
     assert values.noted <= 2100
     assert values.source_of(second[-1]) is not None
+
+
+def test_a_negative_position_counts_from_the_end_at_each_execution() -> None:
+    """outputs=[-1] is the last output also where an operator has others than when it was seen."""
+    seen: list[int] = []
+
+    def act(context: amanda.OpContext) -> None:
+        context.insert_after_op(lambda t: seen.append(int(t)), outputs=[-1])
+
+    with apply(Acting("IteratorGetNext", act)):
+        for count in (2, 4, 1):
+            next(iter(tf.data.Dataset.from_tensors(tuple(range(count)))))
+            amanda.new_iteration()
+    assert seen == [1, 3, 0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -98,7 +98,7 @@ class Action:
         kind: where the routine goes.
         tool: the tool whose analysis recorded it.
         func: the instrumentation routine.
-        select: positions passed to the routine; None for all of them.
+        select: positions passed to the routine, negative ones from the end; None for all.
         kwargs: further keyword arguments of the routine.
         differentiable: whether the routine takes part in AD.
         op_id: id of the (forward or backward) operator.
@@ -111,6 +111,12 @@ class Action:
     kwargs: Mapping[str, Any]
     differentiable: bool
     op_id: str
+
+    def positions(self, count: int) -> Sequence[int]:
+        """The positions that it selects of `count` tensors, counted from the first one."""
+        if self.select is None:
+            return range(count)
+        return [index + count if index < 0 else index for index in self.select]
 
     @property
     def routine(self) -> str:

@@ -502,7 +502,12 @@ class OpContext(dict[Any, Any]):
                 "are selected, one or a list of them"
             )
         names, count = self._selectable(kind)
-        return tuple(self._position(item, names, count, kind.selects) for item in items)
+        found = (self._position(item, names, count, kind.selects) for item in items)
+        # Counted from the end at each execution: an operator may have more tensors at another one.
+        return tuple(
+            item if isinstance(item, int) and item < 0 else position
+            for item, position in zip(items, found, strict=True)
+        )
 
     def _record(
         self, kind: ActionKind, func: Routine, selection: Selection, kwargs: dict[str, Any]

@@ -136,7 +136,7 @@ def densified(values: Sequence[Any], actions: Sequence[Action]) -> list[Any]:
     values = list(values)
     for index, value in enumerate(values):
         if isinstance(value, tf.IndexedSlices) and any(
-            action.select is None or index in action.select for action in actions
+            index in action.positions(len(values)) for action in actions
         ):
             with muted():
                 values[index] = tf.convert_to_tensor(value)

@@ -123,7 +123,8 @@ class DeferredCall:
         self._versions = _internals.versions_of(self.watched)
         self.function: Callable[[], Any] | None = None
         # Where the dispatcher has to say what is wrong, it runs the routine.
-        if max(action.select or (), default=-1) < len(tensors):
+        count = len(tensors)
+        if all(0 <= index < count for index in action.positions(count)):
             given = selected(action, self._tensors)
             self.function = functools.partial(action.func, *given, **action.kwargs)
 
