@@ -209,12 +209,30 @@ def function_attrs(function: Any) -> dict[str, Any]:
 
 
 def instrumented(function: Any, graph: Any, attributes: dict[str, Any]) -> Any:
-    """A concrete function of another graph with the signature of `function`, marked as a copy."""
+    """A concrete function of another graph with the signature of `function`, marked as a copy.
+
+    Its graph keeps the one that it is a copy of.
+    """
     copy = ConcreteFunction.from_func_graph(
         graph, function.function_type, attributes, shared_func_graph=False
     )
     copy._amanda_instrumented = True
+    graph._amanda_source = function._func_graph, function._garbage_collector
     return copy
+
+
+def keep_differentiated(functions: Any) -> None:
+    """Let the function that computes a gradient keep the graph that it differentiates.
+
+    TensorFlow dismantles the graph of a function that the program lets go of, also while a tape
+    still has the function of its gradient (2.16 to 2.21).
+
+    Args:
+        functions: what a tape records for a call, with the function of the gradient.
+    """
+    backward = functions._backward
+    if not hasattr(backward, "_amanda_differentiated"):
+        backward._amanda_differentiated = functions._func_graph, functions._func_graph_deleter
 
 
 def is_instrumented(function: Any) -> bool:

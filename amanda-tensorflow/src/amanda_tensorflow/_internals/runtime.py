@@ -56,6 +56,9 @@ FUNC_GRAPH = func_graph
 
 ConcreteFunction: Any = concrete_function.ConcreteFunction
 
+TapeGradientFunctions: Any = concrete_function._TapeGradientFunctions
+"""The functions that a tape records for a call of a concrete function."""
+
 AtomicFunction: Any = atomic_function.AtomicFunction
 
 EagerFunc: Any = script_ops.EagerFunc

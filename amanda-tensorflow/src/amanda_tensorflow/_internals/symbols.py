@@ -99,6 +99,7 @@ def _present(where: str, names: str, modes: Sequence[str]) -> list[Symbol]:
 _OP = "framework.ops:Operation"
 _GRAPH = "framework.ops:Graph"
 _CONCRETE = "eager.polymorphic_function.concrete_function:ConcreteFunction"
+_TAPE_FUNCTIONS = "eager.polymorphic_function.concrete_function:_TapeGradientFunctions"
 _ATOMIC = "eager.polymorphic_function.atomic_function:AtomicFunction"
 _BASE_SESSION = "client.session:BaseSession"
 
@@ -143,6 +144,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_imported("eager.polymorphic_function.tf_method_target", "TfMethodTarget"),
     *_imported("util.tf_decorator", "unwrap"),
     *_imported("eager.polymorphic_function.concrete_function", "ConcreteFunction"),
+    *_imported("eager.polymorphic_function.concrete_function", "_TapeGradientFunctions", _FUNCTION),
     *_imported("eager.core", "_FallbackException"),
     *_imported("eager.context", "context executing_eagerly eager_mode"),
     *_imported("ops.script_ops", "EagerFunc _py_funcs"),
@@ -228,12 +230,16 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_present(_ATOMIC, "graph function_type cached_definition", _FUNCTION),
     Symbol("framework.dtypes:DType", "_handle_data", modes=_FUNCTION),
     Symbol("ops.handle_data_util", "set_handle_data", "target_t handle_data", _FUNCTION),
-    *_present(_CONCRETE, "_func_graph _attrs _delayed_rewrite_functions", _FUNCTION),
+    *_present(
+        _CONCRETE, "_func_graph _attrs _delayed_rewrite_functions _garbage_collector", _FUNCTION
+    ),
     Symbol(
         "eager.polymorphic_function.concrete_function:_DelayedRewriteGradientFunctions",
         "_num_inference_outputs",
         modes=_FUNCTION,
     ),
+    Symbol(_TAPE_FUNCTIONS, "record", "self flat_outputs inference_args input_tangents", _FUNCTION),
+    *_present(_TAPE_FUNCTIONS, "_backward _func_graph _func_graph_deleter", _FUNCTION),
     # -- sessions
     Symbol(
         _BASE_SESSION,

@@ -77,6 +77,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         self._attached_at = _internals.uid()
         patches.wrap(_internals.ConcreteFunction, "_call_flat", self._calling)
         patches.wrap(_internals.AtomicFunction, "call_flat", _calling_in_tool_code)
+        patches.wrap(_internals.TapeGradientFunctions, "record", _recording_call)
 
     def _calling(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         """The patch of ``ConcreteFunction._call_flat``, which runs every concrete function."""
@@ -272,6 +273,17 @@ def _calling_in_tool_code(vanilla: Callable[..., Any]) -> Callable[..., Any]:
         return outputs
 
     return call_flat
+
+
+def _recording_call(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+    """The patch of ``_TapeGradientFunctions.record``: what is recorded of an eager call can be
+    instrumented as long as the tape has it, also where the program has let go of the function."""
+
+    def record(functions: Any, flat_outputs: Any, inference_args: Any, input_tangents: Any) -> None:
+        _internals.keep_differentiated(functions)
+        vanilla(functions, flat_outputs, inference_args, input_tangents)
+
+    return record
 
 
 def _told_run(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> GraphRun:

@@ -337,8 +337,7 @@ class Instrument:
             if not action.differentiable:
                 tensors = self.dispatcher.run(action, tensors)
                 continue
-            chosen = range(len(tensors)) if action.select is None else action.select
-            old = separate(tensors, chosen)
+            old = separate(tensors, action.positions(len(tensors)))
             tensors = self.dispatcher.run(action, old)
             changed = [i for i, t in enumerate(tensors) if t is not old[i]]
             segments.append(

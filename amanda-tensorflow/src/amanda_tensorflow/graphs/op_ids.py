@@ -119,6 +119,11 @@ class GraphIds:
         while root.graph() is graph and root.name in site.log.owners:
             root, depth = site.log.owners[root.name].forward, depth + 1
         if root.graph() is not graph:
-            return None
+            # A function that computes a gradient of another one, of which no copy was needed.
+            found = self.find(root, sites)
+            if found is None:
+                return None
+            source = site.named(forward.name)
+            return IdentifiedOp(found.op_id, found.key, found.depth + depth, site, source)
         source = site.named(root.name)
         return IdentifiedOp(site.op_id(source), site.key(source), depth, site, source)
