@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import subprocess
 import sys
@@ -34,6 +35,18 @@ class At(amanda.Tool):
     def look(self, context: amanda.OpContext) -> None:
         if context.get_op().type == self.kind:
             self.act(context)
+
+
+class Types(amanda.Tool):
+    """Lists the types of the backward operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.add_inst_for_op(self.look, backward=True)
+
+    def look(self, context: amanda.OpContext) -> None:
+        self.seen.append(context.get_backward_op().type)
 
 
 @pytest.mark.parametrize("placement", ["inside", "outside"])
@@ -96,6 +109,45 @@ def test_a_tape_across_the_scope() -> None:
         tape.watch(x)
         y = function(x)
     support.assert_same_bits(tape.gradient(y, x).numpy(), expected)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("make", [Watcher, Identity])
+def test_the_gradient_of_a_function_that_is_gone(order: int, make: Callable[[], Any]) -> None:
+    """The gradient of a function that the program has let go of is seen as that of any other."""
+    x = tf.constant(X)
+
+    def results(keeps: list[Any]) -> list[Any]:
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                function = tf.function(lambda x: tf.tanh(x) * x, autograph=False)
+                keeps.append(function)
+                y = function(x)
+                del function
+            gc.collect()
+            first = inner.gradient(y, x)
+        keeps.clear()
+        gc.collect()
+        found = [first] if order == 1 else [first, outer.gradient(first, x)]
+        return [tensor.numpy() for tensor in found]
+
+    class Forgets(list[Any]):
+        def append(self, item: Any) -> None:
+            """Keep nothing."""
+
+    seen = []
+    for keeps in [], Forgets():
+        tool = make()
+        backward = Types()
+        with amanda.apply(tool, backward) as scope:
+            found = results(keeps)
+        assert not scope.statistics.not_seen
+        seen.append((found, backward.seen))
+    support.assert_same_bits(seen[0][0], seen[1][0])
+    assert seen[0][1] == seen[1][1]
+    assert "Mul" in seen[0][1]
 
 
 # -- tracing ------------------------------------------------------------------------
@@ -387,6 +439,96 @@ def test_a_gradient_of_several_inputs_is_changed_alike(inside: bool) -> None:
     assert run(lambda *gradients: [gradient * 0.5 for gradient in gradients]) == [[0.5, 0.5]] * 2
     with pytest.raises(CapabilityError, match=r"inputs \[0, 1\] of op add.* one tensor"):
         run(lambda *gradients: [None, gradients[1] * 0.5])
+
+
+@pytest.mark.parametrize("way", ["eager", "function", "session"])
+@pytest.mark.parametrize(
+    ("routine", "factor"),
+    [
+        (lambda gradient: None, 1.0),
+        (lambda gradient: gradient, 1.0),
+        (lambda gradient: tf.identity(gradient), 1.0),
+        (lambda gradient: 2.0 * gradient, 2.0),
+        (amanda.traceable(lambda gradient: 2.0 * gradient), 2.0),
+    ],
+    ids=["nothing", "same", "copy", "changed", "traced"],
+)
+@pytest.mark.parametrize("point", ["before", "after"])
+def test_gradients_that_are_slices(way: str, routine: Any, factor: float, point: str) -> None:
+    """Routines get the gradient of gathered rows dense, and what they return takes its place."""
+    rows, indices = np.arange(12, dtype=np.float32).reshape(4, 3), [[0, 2], [2, 3]]
+    shapes: list[Any] = []
+
+    def act(context: amanda.OpContext) -> None:
+        def run(gradient: Any) -> Any:
+            shapes.append(gradient.shape.as_list())
+            return routine(gradient)
+
+        run.amanda_traceable = getattr(routine, "amanda_traceable", False)  # type: ignore[attr-defined]
+        if point == "before":
+            context.insert_before_backward_op(run)
+        else:
+            context.insert_after_backward_op(run, grad_inputs=[0])
+
+    def of_rows(table: Any) -> Any:
+        doubled = table * 2.0
+        loss = tf.reduce_sum(tf.gather(doubled, indices) ** 2)
+        return tf.convert_to_tensor(tf.gradients(loss, table)[0])
+
+    tool = At("Mul" if point == "before" else "GatherV2", act)
+    table = tf.constant(rows)
+    expected = 8 * np.asarray([rows[0], 0 * rows[1], 2 * rows[2], rows[3]]) * factor
+    if way == "session":
+        with tf.Graph().as_default() as graph:
+            fed = support.tf1.placeholder(tf.float32, [4, 3])
+            gradient = of_rows(fed)
+        with amanda.apply(tool), support.tf1.Session(graph=graph) as session:
+            found = session.run(gradient, {fed: rows})
+    elif way == "function":
+        with amanda.apply(tool):
+            found = tf.function(of_rows)(table).numpy()
+    else:
+        with amanda.apply(tool):
+            with tf.GradientTape() as tape:
+                tape.watch(table)
+                loss = tf.reduce_sum(tf.gather(table * 2.0, indices) ** 2)
+            found = tf.convert_to_tensor(tape.gradient(loss, table)).numpy()
+    support.assert_close(found, expected)
+    assert shapes
+    assert all(shape == [4, 3] for shape in shapes)
+
+
+def test_rows_that_no_slice_stands_for() -> None:
+    """A change of rows that were not gathered is an error that names the operator."""
+    tool = At("GatherV2", lambda c: c.insert_after_backward_op(lambda g: g + 1.0, grad_inputs=[0]))
+
+    @tf.function
+    def function(table: Any) -> Any:
+        gradient = tf.gradients(tf.reduce_sum(tf.gather(table, [0, 2])), table)[0]
+        return tf.convert_to_tensor(gradient)
+
+    with amanda.apply(tool), pytest.raises(CapabilityError, match="rows of the gradient.*GatherV2"):
+        function(tf.ones([4, 3]))
+
+
+def test_a_replaced_gather() -> None:
+    """The gradient of a replacement takes the place of slices, also where a row has several."""
+
+    def gradient(table: Any) -> Any:
+        loss = tf.reduce_sum(tf.gather(table, [0, 2, 2]) ** 2)
+        return tf.gradients(loss, table)[0].values
+
+    table, function = tf.reshape(tf.range(12.0), (4, 3)), tf.function(gradient)
+    before = function(table).numpy()
+
+    def act(context: amanda.OpContext) -> None:
+        own = context.get_function()
+        context.replace_op(amanda.traceable(lambda *inputs: 3.0 * own(*inputs)))
+
+    with amanda.apply(At("GatherV2", act)):
+        values = function(table).numpy()
+    by_row = [before[0], before[1] + before[2]]
+    support.assert_close([values[0], values[1] + values[2]], [9.0 * row for row in by_row])
 
 
 def test_a_gradient_of_several_operators_is_changed_alike() -> None:

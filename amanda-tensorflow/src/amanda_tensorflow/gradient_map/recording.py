@@ -30,6 +30,9 @@ from amanda_tensorflow import _internals
 TensorName = tuple[str, int]
 """A tensor of a graph: its operator's name and its index among the outputs."""
 
+Slices = Mapping[int, tuple[TensorName, TensorName, TensorName]]
+"""By position, the values, indices and dense shape of a gradient that is an IndexedSlices."""
+
 MARK = "_amanda"
 """The attribute that is added to records on tapes. Its value is a :class:`ForwardOp` in a graph,
 and the eager driver's mark in eager execution."""
@@ -54,18 +57,21 @@ class GradientCall:
 
     Attributes:
         forward: the operator that it differentiates, possibly of another graph.
-        grad_outputs: the gradients that the function received; None where there is none.
-        grad_inputs: the gradients that it returned, one per input.
+        grad_outputs: the gradients that the function received; None where there is none. Of an
+            IndexedSlices the values stand for it.
+        grad_inputs: the gradients that it returned, one per input, likewise.
         ops: names of the operators that it made, in order.
-        slices: the gradients that the function received as an IndexedSlices, by position: its
-            values, indices and dense shape.
+        output_slices: the gradients that the function received as an IndexedSlices, by position:
+            its values, indices and dense shape.
+        input_slices: those that it returned so.
     """
 
     forward: ForwardOp
     grad_outputs: tuple[TensorName | None, ...]
     grad_inputs: tuple[TensorName | None, ...]
     ops: tuple[str, ...]
-    slices: dict[int, tuple[TensorName | None, ...]] = attrs.field(factory=dict)
+    output_slices: Slices = attrs.field(factory=dict)
+    input_slices: Slices = attrs.field(factory=dict)
 
 
 @attrs.define(eq=False)
@@ -368,19 +374,29 @@ def _noted(forward: ForwardOp, call: Callable[[Sequence[Any]], Any], out_grads: 
     log = _LOGS.get(graph)
     if log is None:
         log = _LOGS[graph] = GradientLog()
-    slices = {
-        position: _names((gradient.values, gradient.indices, gradient.dense_shape), graph)
-        for position, gradient in enumerate(out_grads)
-        if isinstance(gradient, tf.IndexedSlices)
-    }
-    names = _names(out_grads, graph), _names(grad_inputs, graph)
-    log.add(GradientCall(forward, *names, made, slices))
+    received, returned = _slices(out_grads, graph), _slices(grad_inputs, graph)
+    names = _names(out_grads, received, graph), _names(grad_inputs, returned, graph)
+    log.add(GradientCall(forward, *names, made, received, returned))
     return result
 
 
-def _names(tensors: Iterable[Any], graph: Any) -> tuple[TensorName | None, ...]:
-    """The names of tensors of `graph`; None for other values."""
-    return tuple(tensor_name(tensor) if _is_in(tensor, graph) else None for tensor in tensors)
+def _slices(gradients: Iterable[Any], graph: Any) -> Slices:
+    """The gradients that are slices of known shape in `graph`, by position."""
+    found = {}
+    for position, gradient in enumerate(gradients):
+        if isinstance(gradient, tf.IndexedSlices):
+            values, indices, shape = gradient.values, gradient.indices, gradient.dense_shape
+            if all(_is_in(part, graph) for part in (values, indices, shape)):
+                found[position] = tensor_name(values), tensor_name(indices), tensor_name(shape)
+    return found
+
+
+def _names(tensors: Iterable[Any], slices: Slices, graph: Any) -> tuple[TensorName | None, ...]:
+    """The names of tensors of `graph`, and of the values of slices; None for others."""
+    return tuple(
+        slices[i][0] if i in slices else tensor_name(tensor) if _is_in(tensor, graph) else None
+        for i, tensor in enumerate(tensors)
+    )
 
 
 def _is_in(tensor: Any, graph: Any) -> bool:

@@ -37,6 +37,7 @@ from amanda_tensorflow.graphs.op_ids import GraphIds
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCaptures
 from amanda_tensorflow.graphs.shared_gradients import shared_gradient
 from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Site
+from amanda_tensorflow.graphs.sliced_gradients import SlicedGradients, indexing_ops
 from amanda_tensorflow.graphs.variable_values import ReadVariable, value_of
 from amanda_tensorflow.graphs.vjp import product, through
 from amanda_tensorflow.operators.description import input_names
@@ -247,7 +248,9 @@ class GraphGradients:
             return False
         there = site.site_of(call.forward.graph())
         state = None if there is None else there.states.get(call.forward.name)
-        return state is not None and state.replaced is not None
+        if state is None or state.replaced is None:
+            return False
+        return op.name not in indexing_ops(site, call)
 
     # -- the forward operators --------------------------------------------
 
@@ -508,35 +511,40 @@ class GraphGradients:
         return work
 
     def of_outputs(self, site: Site, call: GradientCall) -> Tensors:
-        """The gradients of the outputs of a call's forward operator, after the changes."""
+        """The gradients of the outputs of a call's forward operator, after the changes; dense."""
         work = self._work(site, call)
-        if work is not None:
-            return work.outputs
-        return [self._given(site, call, i) for i in range(len(call.grad_outputs))]
+        if work is None:
+            found = [self._given(site, call, i) for i in range(len(call.grad_outputs))]
+        else:
+            found = list(work.outputs)
+            if self._is_replaced(site, call):
+                return found
+        return SlicedGradients(site, call.output_slices, found).made_dense()
+
+    def _is_replaced(self, site: Site, call: GradientCall) -> bool:
+        """Whether the gradient of a call's forward operator is derived anew."""
+        view = self.view(site, call)
+        return view is not None and view.state is not None and view.state.replaced is not None
 
     def _begun(self, site: Site, call: GradientCall, view: ForwardView) -> GradientWork:
         """Change the gradients that a call receives."""
         gradients = [self._given(site, call, i) for i in range(len(call.grad_outputs))]
+        actions = view.plan.before_backward if view.plan else ()
+        segments = view.state.after if view.state else ()
+        replaces = view.plan is not None and view.plan.replace_backward is not None
         with tf.name_scope(f"amanda/{call.forward.name}/grad_outputs/"):
-            if view.state is not None and view.state.replaced is not None:
-                # Else the operators of the call read the parts, and know no other gradient.
-                for position, names in call.slices.items():
-                    gradients[position] = self._dense(site, names)
-            for segment in reversed(view.state.after if view.state else ()):
+            slices = SlicedGradients(site, call.output_slices, gradients)
+            is_whole = bool(segments) or replaces or self._is_replaced(site, call)
+            gradients = slices.made_dense(None if is_whole else actions)
+            for segment in reversed(segments):
                 gradients = through(segment, gradients)
-            for action in view.plan.before_backward if view.plan else ():
+            for action in actions:
                 gradients = self._dispatcher.run(action, gradients)
+            if not self._is_replaced(site, call):
+                # The operators of the call read the parts, and know no other gradient.
+                gradients = slices.put_back(gradients, self._building, call)
             gradients = self._building.awaited(gradients)
         return GradientWork(gradients)
-
-    def _dense(self, site: Site, names: Sequence[TensorName | None]) -> Any:
-        """A gradient that the vanilla call receives as an IndexedSlices.
-
-        Args:
-            names: of its values, indices and dense shape.
-        """
-        parts = [None if name is None else self.final(site, site.tensor(name)) for name in names]
-        return tf.convert_to_tensor(tf.IndexedSlices(*parts))
 
     def _finished(self, site: Site, call: GradientCall, work: GradientWork) -> Tensors:
         """Change the gradients that a call returns. Returns them by position."""
@@ -545,30 +553,37 @@ class GraphGradients:
         wanted = [self._is_wanted(site, name) for name in call.grad_inputs]
         plan, state = view.plan, view.state
         replaced = state.replaced if state is not None else None
+        replace = plan.replace_backward if plan is not None else None
         # Where the operator was replaced, its own gradient is not in the copy.
         of = replaced[0] if replaced is not None else None
         gradients = [
             None if not is_wanted else self._raw(site, call, i) if of is None else of[i]
             for i, is_wanted in enumerate(wanted)
         ]
+        actions = plan.after_backward if plan else ()
         with tf.name_scope(f"amanda/{call.forward.name}/grad_inputs/"):
-            if plan is not None and plan.replace_backward is not None:
+            slices = SlicedGradients(site, call.input_slices, gradients, of is not None)
+            is_whole = replace is not None or state is not None and bool(state.before)
+            gradients = slices.made_dense(None if is_whole else actions)
+            if replace is not None:
                 building = self._building
                 building.template = building.likes = gradients
+                outputs = SlicedGradients(site, call.output_slices, work.outputs, of is not None)
                 gradients = replaced_gradients(
-                    self._dispatcher, plan.replace_backward, work.outputs, gradients
+                    self._dispatcher, replace, outputs.made_dense(), gradients
                 )
             elif replaced is not None:
                 before = len(self._building.graph.get_operations())
                 gradients = product(*replaced, work.outputs, wanted)
                 gradients = self.captures.added(site, call, replaced[0], gradients)
                 self._rewrite_branches(before)
-            for action in plan.after_backward if plan else ():
+                gradients = slices.as_tensors(gradients)
+            for action in actions:
                 gradients = self._dispatcher.run(action, gradients)
             gradients = self._building.awaited(gradients)
             for segment in reversed(state.before if state else ()):
                 gradients = through(segment, gradients)
-        return gradients
+            return slices.put_back(gradients, self._building, call)
 
     def _is_wanted(self, site: Site, name: TensorName | None) -> bool:
         """Whether a gradient is read. Others are not derived: TensorFlow would prune them, too."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from amanda_tensorflow.gradient_map.recording import (
     GradientCall,
+    Slices,
     TensorName,
     tensor_name,
 )
@@ -56,6 +57,7 @@ def _wishes(site: Site, op: Any) -> Iterator[Any]:
         if call.forward.graph() is graph:
             yield site.named(call.forward.name)
         yield from _operators(site, call.grad_outputs)
+        yield from _indexing(site, call.output_slices)
     for tensor in op.inputs:
         for producer in site.producers.get(tensor_name(tensor), ()):
             if producer is call:
@@ -69,6 +71,8 @@ def _call_needs(site: Site, call: GradientCall) -> Iterator[Any]:
         yield site.named(call.forward.name)
     yield from _operators(site, call.grad_outputs)
     yield from _operators(site, call.grad_inputs)
+    yield from _indexing(site, call.output_slices)
+    yield from _indexing(site, call.input_slices)
 
 
 def _operators(site: Site, names: Sequence[TensorName | None]) -> Iterator[Any]:
@@ -76,6 +80,12 @@ def _operators(site: Site, names: Sequence[TensorName | None]) -> Iterator[Any]:
     for name in names:
         if name is not None:
             yield site.named(name[0])
+
+
+def _indexing(site: Site, slices: Slices) -> Iterator[Any]:
+    """The operators that make the indices and shapes of slices."""
+    for _, *parts in slices.values():
+        yield from _operators(site, parts)
 
 
 def _sorted(roots: Sequence[Any], before: Any, done: Mapping[str, Any]) -> list[Any]:

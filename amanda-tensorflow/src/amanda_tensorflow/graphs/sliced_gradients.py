@@ -1,0 +1,169 @@
+"""Gradients that are an ``IndexedSlices`` in a graph, as routines see and change them.
+
+The gradient of an operator that gathers rows holds the gradients of these rows only. Routines get
+it dense, as in eager mode. What they return takes the place of its values, since the operators that
+read the gradient read its parts::
+
+    slices = SlicedGradients(site, call.input_slices, gradients)
+    gradients = slices.made_dense(actions)
+    ...                                     # run the actions
+    gradients = slices.put_back(gradients, building, call)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from amanda.errors import CapabilityError
+from amanda.interface.action import Action
+from amanda_tensorflow.gradient_map.recording import GradientCall, Slices, TensorName
+from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.run_time_routines import PASSING, PythonNode
+from amanda_tensorflow.graphs.sites import Site
+
+Tensors = list[Any]
+
+
+def indexing_ops(site: Site, call: GradientCall) -> set[str]:
+    """The operators of a gradient call that make the indices and shapes of slices it returns."""
+    own = set(call.ops)
+    found: set[str] = set()
+    waiting = [name for _, *parts in call.input_slices.values() for name, _ in parts]
+    while waiting:
+        name = waiting.pop()
+        if name in own and name not in found:
+            found.add(name)
+            waiting += [tensor.op.name for tensor in site.named(name).inputs]
+    return found
+
+
+class SlicedGradients:
+    """The gradients that a gradient call receives, or those that it returns.
+
+    Args:
+        site: where the call is.
+        slices: those that are slices, by position.
+        gradients: all of them; of slices the values. None where there is none.
+        is_dense: whether the slices are given dense.
+    """
+
+    def __init__(
+        self, site: Site, slices: Slices, gradients: Sequence[Any], is_dense: bool = False
+    ) -> None:
+        self._site = site
+        self._slices = {i: parts for i, parts in slices.items() if gradients[i] is not None}
+        self._gradients = list(gradients)
+        self._is_dense = is_dense
+        self._dense: dict[int, Any] = {}
+
+    def made_dense(self, actions: Sequence[Action] | None = None) -> Tensors:
+        """All gradients, with dense tensors in place of slices.
+
+        Args:
+            actions: of slices that none of these selects the values stay; None to make all dense.
+        """
+        result = list(self._gradients)
+        for position, parts in self._slices.items():
+            chosen = actions is None or any(
+                position in action.positions(len(result)) for action in actions
+            )
+            if self._is_dense:
+                self._dense[position] = None
+            elif chosen:
+                values, (indices, shape) = result[position], self._indexing(parts)
+                dense = tf.math.unsorted_segment_sum(values, indices, shape[0])
+                self._dense[position] = result[position] = dense
+        return result
+
+    def as_tensors(self, gradients: Sequence[Any]) -> Tensors:
+        """Gradients that were derived anew, as tensors where the graph has slices."""
+        result = list(gradients)
+        for position in self._slices:
+            result[position] = tf.convert_to_tensor(result[position])
+        return result
+
+    def put_back(self, gradients: Sequence[Any], building: Building, call: GradientCall) -> Tensors:
+        """Gradients after routines, with the values of slices in place of dense tensors.
+
+        Args:
+            call: the gradient call.
+        """
+        result = list(gradients)
+        for position, dense in self._dense.items():
+            new = result[position]
+            if new is dense:
+                result[position] = self._gradients[position]
+            elif new is not None:
+                indices, _ = self._indexing(self._slices[position])
+                building.is_changed = building.has_python = True
+                node = _Values(call.forward.name)
+                if dense is None:
+                    result[position] = node.inserted([_of_first(new, indices), indices, new])
+                else:
+                    old = self._gradients[position]
+                    result[position] = node.inserted([old, indices, new, dense])
+        return result
+
+    def _indexing(self, parts: Sequence[TensorName]) -> Tensors:
+        """Indices and shape of slices, in the copy."""
+        tensors = self._site.tensors
+        return [tensors.get(id(self._site.tensor(name))) for name in parts[1:]]
+
+
+def _of_first(gradient: Any, indices: Any) -> Any:
+    """The values of slices whose sum is a gradient: the first of a row has it, further ones 0."""
+    numbers = tf.range(tf.size(indices))
+    first = tf.math.unsorted_segment_min(numbers, indices, tf.shape(gradient)[0])
+    is_first = tf.cast(tf.equal(tf.gather(first, indices), numbers), gradient.dtype)
+    of_rows = tf.gather(gradient, indices)
+    ones = tf.ones([tf.rank(of_rows) - 1], tf.int32)
+    return of_rows * tf.reshape(is_first, tf.concat([[-1], ones], 0))
+
+
+class _Values(PythonNode):
+    """The values of slices whose sum is a dense gradient.
+
+    Where the gradient is as it was, the values are, too. Else the first slice of a row gets the
+    gradient of that row, and further ones of the same row zeros.
+
+    Args:
+        name: of the forward operator.
+    """
+
+    passes_to: Sequence[int] = (0,)
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def inserted(self, inputs: Sequence[Any]) -> Any:
+        """Add the node; returns the values.
+
+        Args:
+            inputs: the values that there were, the indices, the dense gradient, and the one that
+                these values stood for. Without the latter the values are only checked.
+        """
+        [values] = self.insert(inputs, [inputs[0].dtype], [inputs[0].shape], PASSING)
+        return values
+
+    def compute(self, values: Sequence[Any]) -> list[Any]:
+        slices, at, new, *dense = (value.numpy() for value in values)
+        old = dense[0] if dense else np.zeros_like(new)
+        is_same = (new == old) | ((new != new) & (old != old))
+        others = np.ones(len(new), bool)
+        others[at] = False
+        if not is_same[others].all():
+            raise CapabilityError(
+                f"a routine changes rows of the gradient of op {self._name} that no slice of it "
+                "stands for: the graph holds the rows that were gathered only; leave the others 0"
+            )
+        if not dense or is_same.all():
+            return [values[0]]
+        rows, first = np.unique(at, return_index=True)
+        result = np.zeros_like(slices)
+        result[first] = new[rows]
+        return [tf.constant(np.where(is_same[at], slices, result))]
