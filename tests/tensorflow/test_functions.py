@@ -71,6 +71,19 @@ def test_substitution_in_a_loop(placement: str, routine: str) -> None:
     support.assert_close(actual, expected)
 
 
+def test_a_call_with_too_few_tensors() -> None:
+    """A call that the function refuses is refused in the same words under a tool."""
+    spec = tf.TensorArraySpec([2], tf.float32, dynamic_size=True)
+    function = tf.function(lambda array: array.stack(), input_signature=[spec])
+    array = tf.TensorArray(tf.float32, 2, dynamic_size=True, element_shape=[2])
+    texts = []
+    for tool in None, Watcher():
+        with nullcontext() if tool is None else amanda.apply(tool), pytest.raises(ValueError) as e:
+            function(array)
+        texts.append(str(e.value))
+    assert texts[0] == texts[1]
+
+
 # -- the ways to differentiate ----------------------------------------------------
 
 
@@ -507,7 +520,7 @@ def test_rows_that_no_slice_stands_for() -> None:
         gradient = tf.gradients(tf.reduce_sum(tf.gather(table, [0, 2])), table)[0]
         return tf.convert_to_tensor(gradient)
 
-    with amanda.apply(tool), pytest.raises(CapabilityError, match="rows of the gradient.*GatherV2"):
+    with amanda.apply(tool), pytest.raises(CapabilityError, match=r"rows of the gradient.*GatherV2"):
         function(tf.ones([4, 3]))
 
 

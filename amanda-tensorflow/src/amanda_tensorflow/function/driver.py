@@ -90,7 +90,11 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 return vanilla(function, tensor_inputs, captured_inputs)
             copy = find(function, scopes)
             if copy is None:
-                if _internals.is_instrumented(function):
+                given = len(tensor_inputs) + len(captured_inputs)
+                if _internals.is_instrumented(function) or given != len(
+                    _internals.graph_of(function).inputs
+                ):
+                    # A wrong call is the function's own to refuse.
                     return vanilla(function, tensor_inputs, captured_inputs)
                 copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
             ready, executions = copy.payload, copy.executions

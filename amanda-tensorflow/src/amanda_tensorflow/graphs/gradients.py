@@ -563,7 +563,7 @@ class GraphGradients:
         actions = plan.after_backward if plan else ()
         with tf.name_scope(f"amanda/{call.forward.name}/grad_inputs/"):
             slices = SlicedGradients(site, call.input_slices, gradients, of is not None)
-            is_whole = replace is not None or state is not None and bool(state.before)
+            is_whole = replace is not None or (state is not None and bool(state.before))
             gradients = slices.made_dense(None if is_whole else actions)
             if replace is not None:
                 building = self._building
