@@ -37,7 +37,7 @@ def write_json(path: Path, data: Any) -> None:
         OSError: the file cannot be written; an earlier one is as it was.
     """
     with replaced(path) as file:
-        json.dump(plain_data(data), file, indent=1, default=str, allow_nan=False)
+        json.dump(plain_data(data), file, indent=1, allow_nan=False)
 
 
 @contextlib.contextmanager
@@ -112,14 +112,15 @@ def _put_in_place(partial: Path, path: Path) -> Iterator[None]:
 
 
 def plain_data(value: Any) -> Any:
-    """Convert containers to dictionaries and lists, and infinities and NaN to text, for JSON."""
+    """Convert a value to types that JSON has: containers to dictionaries and lists, and infinities,
+    NaN and whatever else there is to text."""
     if isinstance(value, Mapping):
         return {str(key): plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain_data(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
 @contextlib.contextmanager

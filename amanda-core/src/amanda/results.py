@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import attrs
+
+from amanda.errors import described
+
+Kind = Literal["bar", "hist", "line", "points", "spans"]
+"""The kinds of charts."""
 
 MAX_ROWS = 20
 """The number of rows of a table that a summary prints; files have all rows."""
@@ -20,12 +25,25 @@ class Table:
         columns: the headings. A column of numbers is aligned to the right.
         rows: the rows, each with one value per column.
         limit: the rows that a summary prints; None for all.
+
+    Raises:
+        ValueError: a row has more or fewer values than there are columns.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
     limit: int | None = MAX_ROWS
+
+    def __attrs_post_init__(self) -> None:
+        # Where it is made, a mistake is its tool's; where it is drawn, it would spoil others.
+        count = len(self.columns)
+        for row in self.rows:
+            if len(row) != count:
+                raise ValueError(
+                    f"table {self.title!r} has {count} columns, and a row of {len(row)} values: "
+                    f"{described(row)}"
+                )
 
     def head(self) -> tuple[Sequence[Sequence[Any]], str]:
         """The first rows, and a line with the number of further rows or ""."""
@@ -52,10 +70,15 @@ class Chart:
             a page lets the reader pick it.
         run: values in the form of ``values`` where those are of one step: the sums over the whole
             run, which the reader of a page can pick. Empty for none.
+        starts: where each of the ``"spans"`` begins; its value is how long it is.
+
+    Raises:
+        ValueError: there is no such kind, or a series has more or fewer values than there are
+            labels.
     """
 
     title: str
-    kind: Literal["bar", "hist", "line", "points", "spans"]
+    kind: Kind
     labels: Sequence[Any]
     values: Mapping[str, Sequence[float | None]]
     names: Sequence[str] = ()
@@ -65,6 +88,21 @@ class Chart:
     modules: bool = False
     run: Mapping[str, Sequence[float | None]] = attrs.field(factory=dict)
     starts: Sequence[float] = ()
+
+    def __attrs_post_init__(self) -> None:
+        kinds = get_args(Kind)
+        if self.kind not in kinds:
+            raise ValueError(
+                f"chart {self.title!r}: kind={self.kind!r} is not one of {', '.join(kinds)}"
+            )
+        series = [*self.values.items(), *self.run.items()]
+        series += [("starts", self.starts)] if self.kind == "spans" else []
+        for name, values in series:
+            if len(values) != len(self.labels):
+                raise ValueError(
+                    f"chart {self.title!r} has {len(self.labels)} labels, and {len(values)} "
+                    f"values of {name!r}"
+                )
 
 
 @attrs.frozen(kw_only=True)

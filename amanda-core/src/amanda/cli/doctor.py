@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import platform
@@ -17,6 +18,7 @@ from amanda.cli.list_installed import driver_lines
 from amanda.cli.parser import CommandParser
 from amanda.interface.driver import INTERFACE_VERSION, Driver
 from amanda.registry import distributions, drivers, other_frameworks, plugins, proofs
+from amanda.registry.hookspecs import PROJECT
 from amanda.scope.apply import apply
 from amanda.state import FAILED
 from amanda.text import printable
@@ -47,6 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     with warnings.catch_warnings():
         # Each warning about a plugin or a driver is a line of the lists below.
         warnings.simplefilter("ignore")
+        with contextlib.redirect_stdout(sys.stderr):  # what plugins print
+            plugins.registry()
         for title, part in _PARTS:
             print(title)
             for line in part(problems):
@@ -85,11 +89,25 @@ def _plugin_lines(problems: list[str]) -> Iterator[str]:
         if record.error and not plugins.is_disabled(record):
             problems.append(f"plugin {record.title} is not loaded: {record.error}")
     problems += plugins.registry().mistakes
+    problems += distributions.misplaced_groups(PROJECT)
+    problems += _imported_frameworks()
     if not plugins.registry().records:
         yield "none is installed; try: pip install amanda-torch amanda-tools"
     headers, failures = plugins.report_headers()
     yield from headers
     problems += failures
+
+
+def _imported_frameworks() -> Iterator[str]:
+    """A line for each plugin that has imported a framework when it was loaded."""
+    classes = [cls for cls, _ in drivers.registered_drivers()]
+    frameworks = {*plugins.KNOWN_FRAMEWORKS, *(cls.framework for cls in classes)}
+    for record in plugins.registry().records:
+        if imported := sorted(frameworks & record.imported):
+            yield (
+                f"plugin {record.title} imports {' and '.join(imported)} when it is loaded, for "
+                "every command and program; import it where a tool or driver of it is used"
+            )
 
 
 def _driver_lines(problems: list[str]) -> Iterable[str]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import re
+import sys
 import textwrap
 import warnings
 from collections.abc import Sequence
 
 from amanda.cli import docstrings, tool_options
 from amanda.cli.parser import CommandParser
-from amanda.cli.results import complain
+from amanda.cli.results import complain, described_warning
 from amanda.errors import AmandaError
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, plugins
@@ -34,7 +36,9 @@ def main(command: str, arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     problem: AmandaError | None = None
     lines: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
+    # What plugins print as they are loaded is no part of the list.
+    silent = contextlib.redirect_stdout(sys.stderr)
+    with warnings.catch_warnings(record=True) as caught, silent:
         warnings.simplefilter("always")
         try:
             if command == "drivers":
@@ -47,7 +51,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
         except AmandaError as error:
             problem = error
     for warning in caught:
-        complain(f"warning: {warning.message}")
+        if line := described_warning(warning):
+            complain(f"warning: {line}")
     if problem is not None:
         complain(f"error: {problem}")
         return 2
@@ -85,7 +90,7 @@ def describe(name: str) -> list[str]:
     cls = load(name)
     entry = plugins.find_tool(name)
     assert entry is not None
-    text = _prose(vars(cls).get("__doc__"))
+    text = _prose(_docstring(cls))
     lines = [f"{entry.name}  ({entry.distribution} {entry.version})", "", *text.splitlines()]
     known, takes_any = tool_options.options_of(cls)
     lines += ["", "options:" if known or takes_any else "It has no options."]
@@ -165,5 +170,11 @@ _COLUMNS = ("name", "framework", "mode", "priority", "distribution", "used, or w
 
 def _first_line(cls: type[Tool]) -> str:
     """The first line of a tool's own docstring, not of an inherited one."""
-    text = inspect.cleandoc(vars(cls).get("__doc__") or "")
+    text = inspect.cleandoc(_docstring(cls))
     return text.partition("\n")[0]
+
+
+def _docstring(cls: type[Tool]) -> str:
+    """A class's own docstring; "" if that is none, or no text."""
+    found = vars(cls).get("__doc__")
+    return found if isinstance(found, str) else ""

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from amanda.errors import AmandaError
+from amanda.errors import AmandaError, described
 from amanda.files import plain_data, replaced
 from amanda.interface.tool import Tool
 from amanda.registry import distributions, drivers, plugins
@@ -69,6 +69,8 @@ def write_page(path: Path, report: RunReport) -> None:
     text = None if renderer is None else renderer(report=report)
     if text is None:
         raise PageError(_no_renderer())
+    if not isinstance(text, str):
+        raise PageError(f"amanda_render_report() gave {described(text)}, not the text of a page")
     with replaced(path) as file:
         file.write(text)
 
@@ -95,10 +97,12 @@ class Collector:
         """The tool's section of a page in `folder`."""
         tables = self._ask("tables", Table)
         nothing = self.result is None and not tables
+        # In one list: a function that gives a single value is tried as those that give several.
+        result = self._try("result", lambda: [plain_data(self.result)])
         return ToolReport(
             name=self.name,
             about=_first_sentence(type(self.tool)),
-            result=plain_data(self.result),
+            result=result[0] if result else None,
             tables=tables,
             charts=self._ask("charts", Chart),
             text=self._print_summary() if nothing else "",
@@ -111,7 +115,11 @@ class Collector:
             give = getattr(self.tool, name, None)
             return give() if callable(give) else ()
 
-        return [item for item in self._try(name, asked) if isinstance(item, kind)]
+        found = self._try(name, asked)
+        wrong = [item for item in found if not isinstance(item, kind)]
+        if wrong:
+            self.lost.append(f"{name}: {described(wrong[0])} is no {kind.__name__}")
+        return [item for item in found if isinstance(item, kind)]
 
     def _print_summary(self) -> str:
         """The printed summary of a tool that has neither a result nor tables."""
@@ -155,5 +163,5 @@ def namespaces(results: Iterable[Any]) -> str:
 
 
 def _first_sentence(cls: type) -> str:
-    text = (cls.__doc__ or "").strip().partition("\n\n")[0]
+    text = str(cls.__doc__ or "").strip().partition("\n\n")[0]
     return " ".join(text.split())

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import attrs
 
 from amanda.cli import pages
-from amanda.errors import AmandaWarning
+from amanda.errors import AmandaWarning, described
 from amanda.files import write_json
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, other_frameworks, plugins
@@ -39,6 +39,28 @@ def complain(message: str) -> None:
         print(text, file=sys.__stderr__ or sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):
         return
+
+
+def described_error(error: BaseException) -> str:
+    """An exception in one line, with what Amanda has noted about it."""
+    parts = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+    return "; ".join(part.removeprefix("amanda: ") for part in parts)
+
+
+_UNSHOWN = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+
+
+def described_warning(warning: warnings.WarningMessage) -> str:
+    """A warning in one line; "" for one that is for the authors of a package, as in Python.
+
+    One that is not Amanda's comes from a plugin or a tool: the line says where from.
+    """
+    if issubclass(warning.category, AmandaWarning):
+        return str(warning.message)
+    if issubclass(warning.category, _UNSHOWN):
+        return ""
+    kind = warning.category.__name__
+    return f"{warning.message} ({kind} of {warning.filename}:{warning.lineno})"
 
 
 @attrs.frozen
@@ -168,9 +190,8 @@ class Report:
 
     def _write_files(self, collected: pages.Collector, tool: Tool, folder: Path) -> None:
         if write := _method(tool, "write_files"):
-            self._note_files(
-                collected, *(write(folder, f"{collected.name}{self.rank.suffix}") or ())
-            )
+            answer = write(folder, f"{collected.name}{self.rank.suffix}")
+            self._note_files(collected, *_paths(answer))
 
     def _note_files(self, collected: pages.Collector, *paths: Path) -> None:
         collected.files += paths
@@ -348,7 +369,23 @@ def uncovered_frameworks() -> dict[str, int]:
     }
 
 
+def _paths(answer: Any) -> list[Path]:
+    """The files that ``write_files()`` of a tool says to have written, one or several.
+
+    Raises:
+        TypeError: something else than paths.
+    """
+    given = [answer] if isinstance(answer, (str, os.PathLike)) else answer
+    try:
+        return [Path(path) for path in given or ()]
+    except TypeError:
+        raise TypeError(
+            f"write_files() returned {described(answer)}; it returns the paths of its files"
+        ) from None
+
+
 def _plain_summary(title: str, result: Any) -> str:
     summary = result.get("summary", result) if isinstance(result, Mapping) else {"result": result}
-    rows = [(key, value) for key, value in summary.items()]
-    return plain_text(Table(title, ("figure", "value"), rows))
+    if not isinstance(summary, Mapping):
+        summary = {"summary": summary}
+    return plain_text(Table(title, ("figure", "value"), list(summary.items())))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import collections
+import contextlib
 import os
 import shlex
 import signal
@@ -13,7 +13,7 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,11 +29,20 @@ from amanda.cli import (
     tracebacks,
 )
 from amanda.cli.parser import WRONG_USAGE, CommandParser
-from amanda.cli.results import NamedTool, Rank, Report, complain, describe_missing_driver
+from amanda.cli.results import (
+    NamedTool,
+    Rank,
+    Report,
+    complain,
+    describe_missing_driver,
+    described_error,
+    described_warning,
+)
 from amanda.errors import AmandaError, FileError, UnknownNameError
 from amanda.interface.driver import Driver
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, other_frameworks
+from amanda.registry.plugins import BROKEN
 from amanda.scope.apply import apply
 from amanda.state import LIVE_SCOPES, LiveScope
 from amanda.tools import available, load
@@ -200,17 +209,24 @@ def main(arguments: Sequence[str]) -> int:
         return WRONG_USAGE
     caught: list[warnings.WarningMessage] = []
     problem: Exception | None = None
+    out = sys.stdout
+    # What plugins and tools print as they are loaded is no output of the program.
+    silent = contextlib.redirect_stdout(sys.stderr)
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, silent:
             warnings.simplefilter("always")
             run = _prepare(given, ours, words)
-            run.describe(arguments)
+        run.report.out = out
+        run.describe(arguments)
     except (program.ProgramError, UsageError, AmandaError) as error:
         problem = error
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        for note in getattr(error, "__notes__", ()):
+            complain(note)
         endings.by_signal(signal.SIGINT)
     for warning in caught:
-        complain(f"warning: {warning.message}")
+        if line := described_warning(warning):
+            complain(f"warning: {line}")
     if problem is not None:
         complain(f"error: {problem}")
         return problem.status if isinstance(problem, program.ProgramError) else WRONG_USAGE
@@ -305,19 +321,33 @@ def create_tools(texts: Sequence[str]) -> list[NamedTool]:
         AmandaError: a tool's package is broken.
     """
     made: list[NamedTool] = []
-    times: collections.Counter[str] = collections.Counter()
     try:
-        for spec in grammar.parse(texts):
+        specs = grammar.parse(texts)
+        names = _names_in_run(specs)
+        for spec, name in zip(specs, names, strict=True):
             cls = _load(spec)
             arguments = tool_options.convert(cls, spec)
-            # Files are named after the short name, without the distribution.
-            name = spec.name.rpartition("/")[2]
-            times[name] += 1
-            again = f"-{times[name]}" if times[name] > 1 else ""
-            made.append(NamedTool(name + again, _create_tool(spec.name, cls, arguments)))
+            made.append(NamedTool(name, _create_tool(spec.name, cls, arguments)))
     except (grammar.GrammarError, tool_options.OptionError) as error:
         raise UsageError(f"{error}; see: amanda tools") from error
     return made
+
+
+def _names_in_run(specs: Sequence[grammar.ToolSpec]) -> list[str]:
+    """A name for each tool, which no other one has: files are named after it.
+
+    It is the short name, without the distribution, and a number from the second one on.
+    """
+    short = [spec.name.rpartition("/")[2] for spec in specs]
+    names: list[str] = []
+    for name in short:
+        number, found = 1, name
+        # A package may call a tool count-2.
+        while found in names or (number > 1 and found in short):
+            number += 1
+            found = f"{name}-{number}"
+        names.append(found)
+    return names
 
 
 def _load(spec: grammar.ToolSpec) -> type[Tool]:
@@ -352,6 +382,12 @@ def _create_tool(name: str, cls: type[Tool], arguments: dict[str, Any]) -> Tool:
     except (TypeError, ValueError, OSError) as error:
         text = str(error).removeprefix(f"tool {name}: ")
         raise UsageError(f"tool {name}: {text}; see: amanda tools") from error
+    except BROKEN as error:
+        if tracebacks.are_full():
+            raise
+        raise UsageError(
+            f"tool {name} cannot be made: {described_error(error)} ({tracebacks.HOW_TO_SEE_ALL})"
+        ) from error
 
 
 def check_folder(folder: Path | None) -> None:
@@ -390,6 +426,9 @@ class Run:
         self._started = 0.0
         self._asked: Sequence[str] = ()
         self._is_found = True
+        self._is_interrupted = False
+        # Its first entry is the folder of `amanda`, whose place the program's folder takes.
+        self._path = sys.path[:] if getattr(sys.flags, "safe_path", False) else sys.path[1:]
         self._is_finishing = False
         self._terminated = 0
 
@@ -402,7 +441,7 @@ class Run:
         self._asked = drivers or ()
         tools = (named.tool for named in self.report.tools)
         self._scope = apply(*tools, drivers=drivers, op_filter=self.report.op_filter or None)
-        self._scope.__enter__()
+        _apply(self._scope)
         self._opened = LIVE_SCOPES[-1]
         # A tool may keep its data in temporary files, which weakref.finalize removes at exit. Its
         # exit function is registered with the first finalizer: here, so that it runs after
@@ -451,13 +490,14 @@ class Run:
         # The type only: str() of the exception may run code of the program.
         self._note_end(f"by {type(failure).__name__}")
         if tracebacks.is_refusal(failure, modules):
-            complain(f"error: {failure} (AMANDA_TRACEBACK=full shows where)")
+            complain(f"error: {failure} ({tracebacks.HOW_TO_SEE_ALL})")
             return self._check_drivers(WRONG_USAGE)
         # Not in the except clause, which would be the context of an exception in the excepthook.
         tracebacks.show(failure, modules)
         if isinstance(failure, KeyboardInterrupt):
             # Python is to end by the signal, without a second traceback.
             sys.excepthook = _print_nothing
+            self._is_interrupted = True
             self._check_drivers(1)
             raise failure
         return self._check_drivers(1)
@@ -493,16 +533,30 @@ class Run:
             self._terminated = signal.SIGINT
         if self._terminated:
             endings.by_signal(self._terminated)
+        if self._is_interrupted:
+            endings.remember_interrupt()
 
     def _deliver(self, seconds: float) -> None:
         if self.progress is not None:
             self.progress.stop()
+        with self._own_imports():
+            try:
+                self._scope.__exit__(None, None, None)
+            except BROKEN as error:
+                complain(f"the scope did not end properly: {described_error(error)}")
+            if self._is_found:
+                self.report.deliver(self._scope.statistics, seconds)
+
+    @contextlib.contextmanager
+    def _own_imports(self) -> Iterator[None]:
+        """Within it modules are looked for where they were before the program began, and then where
+        the program looks for them: it may have a file that is called as a module of ours."""
+        theirs = sys.path
+        sys.path = [*self._path, *(entry for entry in theirs if entry not in self._path)]
         try:
-            self._scope.__exit__(None, None, None)
-        except Exception as error:
-            complain(f"the scope did not end properly: {type(error).__name__}: {error}")
-        if self._is_found:
-            self.report.deliver(self._scope.statistics, seconds)
+            yield
+        finally:
+            sys.path = theirs
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         """Deliver the results, then end by the signal, as the program would have."""
@@ -515,6 +569,24 @@ class Run:
             self.report.has_failed = True
             self._finish()
         endings.by_signal(number)
+
+
+def _apply(scope: apply) -> None:
+    """Begin the scope of a run.
+
+    Raises:
+        UsageError: code of a tool or driver has failed, which is no refusal.
+    """
+    try:
+        scope.__enter__()
+    except AmandaError:
+        raise
+    except BROKEN as error:
+        if tracebacks.are_full():
+            raise
+        raise UsageError(
+            f"the tools cannot be applied: {described_error(error)} ({tracebacks.HOW_TO_SEE_ALL})"
+        ) from error
 
 
 def _on_terminate(handler: Any) -> None:

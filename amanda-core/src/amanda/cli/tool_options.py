@@ -183,13 +183,14 @@ def _convert(annotation: Any, text: str) -> Any:
             items = [_convert(_item(kind), item) for item in grammar.split_list(text)]
             origin = typing.get_origin(kind) or kind
             return origin(items) if origin in (list, set, frozenset) else tuple(items)
-    errors = []
+    errors: list[Exception] = []
     for kind in sorted(kinds, key=_rank):
         try:
             if str in kinds and kind in (int, float):
                 return _parse_number(kind, grammar.unescape(text))
             return _convert_scalar(kind, grammar.unescape(text))
-        except (ValueError, TypeError, KeyError) as error:
+        except Exception as error:
+            # A type may be any function of a text, and raise what it likes.
             errors.append(error)
     raise ValueError(text) from errors[0]
 

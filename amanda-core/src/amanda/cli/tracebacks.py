@@ -13,6 +13,14 @@ from amanda.registry import drivers
 
 _REFUSALS = (CapabilityError, FileError)
 
+HOW_TO_SEE_ALL = "AMANDA_TRACEBACK=full shows where"
+"""What a line says that stands in the place of a traceback."""
+
+
+def are_full() -> bool:
+    """Whether all frames are to be shown, also where one line says what a user needs."""
+    return os.environ.get("AMANDA_TRACEBACK") == "full"
+
 
 def hide_in_threads(tools: Collection[str] = ()) -> None:
     """Have uncaught exceptions of threads shown likewise, unless the program has a hook of its own.
@@ -21,7 +29,7 @@ def hide_in_threads(tools: Collection[str] = ()) -> None:
         tools: names of the modules of the applied tools, whose frames are always shown.
     """
     vanilla = threading.excepthook
-    if vanilla is not threading.__excepthook__ or os.environ.get("AMANDA_TRACEBACK") == "full":
+    if vanilla is not threading.__excepthook__ or are_full():
         return
 
     def excepthook(args: threading.ExceptHookArgs) -> None:
@@ -49,7 +57,7 @@ def is_refusal(error: BaseException, tools: Collection[str]) -> bool:
     traceback = error.__traceback__
     while traceback is not None:
         if _module(traceback) in tools:
-            return os.environ.get("AMANDA_TRACEBACK") != "full"
+            return not are_full()
         traceback = traceback.tb_next
     return False
 
@@ -64,7 +72,7 @@ def show(error: BaseException, tools: Collection[str] = ()) -> None:
         error: the exception.
         tools: names of the modules of the applied tools, whose frames are always shown.
     """
-    if os.environ.get("AMANDA_TRACEBACK") != "full":
+    if not are_full():
         hide_frames(error, tools)
     try:
         sys.excepthook(type(error), error, error.__traceback__)

@@ -14,6 +14,7 @@ place of the standard library's (its ``disable_stdlib_finder()``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,6 +55,29 @@ def _readable_entry_points(group: str) -> tuple[list[metadata.EntryPoint], list[
                 f"{type(error).__name__}: {error}"
             )
     return [point for found in points.values() for point in found], unreadable
+
+
+def misplaced_groups(group: str) -> list[str]:
+    """A message for each distribution with entry points in a group that was meant to be `group`.
+
+    Such as ``amanda.tools`` in the place of ``amanda``: nobody reads it.
+    """
+    similar = re.compile(rf"{group}s|{group}[._-](tools?|drivers?|plugins?|hooks?|rules?)")
+    found: list[str] = []
+    for distribution in metadata.distributions():
+        name, version = origin(distribution)
+        try:
+            groups = sorted({point.group for point in distribution.entry_points})
+        except Exception:
+            # It is told of where its entry points are looked for.
+            continue
+        found += [
+            f"{name} {version} has entry points in the group {other!r}, which nobody reads; the "
+            f"group is {group!r}"
+            for other in groups
+            if similar.fullmatch(other)
+        ]
+    return found
 
 
 def origin(distribution: Any) -> tuple[str, str]:

@@ -58,8 +58,8 @@ def amanda_report_header() -> str:  # type: ignore[empty-body]
 def amanda_render_report(report: RunReport) -> str | None:
     """Draw the page of a run for ``amanda run --html``, as the text of an HTML file.
 
-    Called once, when the run has ended. The plugin that was registered last is called first; the
-    first one that does not return None draws the page. Import what drawing needs in the hook.
+    Called once, when the run has ended. The first plugin that does not return None draws the page;
+    amanda-tools, which always draws one, is asked last. Import what drawing needs in the hook.
 
     Args:
         report: the contents of the page.

@@ -16,6 +16,7 @@ import functools
 import inspect
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -62,6 +63,7 @@ class PluginRecord:
         drivers: the driver classes that it registers.
         tools: the tools that it registers, short name to ``module:Class``.
         rules: the mapping rules that it registers, namespace prefix to rules.
+        imported: the top-level modules that came with it.
     """
 
     name: str
@@ -72,6 +74,7 @@ class PluginRecord:
     drivers: tuple[type[Driver], ...] = ()
     tools: dict[str, str] = attrs.field(factory=dict)
     rules: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
+    imported: frozenset[str] = frozenset()
 
     @property
     def title(self) -> str:
@@ -131,12 +134,24 @@ class Registry:
             if disabled & {record.name, record.distribution}:
                 record.error = _DISABLED
                 continue
-            try:
-                record.plugin = point.load()
-                self._register(record)
-            except BROKEN as error:
-                self._failed(record, error)
+            self._load(record, point.load)
         self._check_variables(disabled)
+
+    def _load(self, record: PluginRecord, load: Callable[[], Any]) -> None:
+        known = set(sys.modules)
+        try:
+            record.plugin = load()
+            self._register(record)
+        except BROKEN as error:
+            self._failed(record, error)
+        except KeyboardInterrupt as error:
+            # It may have taken long: the user is told what has.
+            error.add_note(
+                f"interrupted while plugin {record.title} was loaded; "
+                f"AMANDA_DISABLE_PLUGINS={record.distribution} leaves it out"
+            )
+            raise
+        record.imported = frozenset(n for n in set(sys.modules) - known if "." not in n)
 
     def _check_variables(self, disabled: set[str]) -> None:
         known = {name for record in self.records for name in (record.name, record.distribution)}
@@ -156,8 +171,14 @@ class Registry:
             warnings.warn(message, PluginWarning, stacklevel=4)
 
     def _register(self, record: PluginRecord) -> None:
+        mistakes = len(self.mistakes)
         self._check_hooks(record)
+        if self.manager.is_registered(record.plugin):
+            first = str(self.manager.get_name(record.plugin)).partition(":")[2]
+            raise ValueError(f"it names what the entry point {first!r} names already")
         self.manager.register(record.plugin, name=f"{record.distribution}:{record.name}")
+        if not self.manager.get_hookcallers(record.plugin) and len(self.mistakes) == mistakes:
+            self._warn([f"plugin {record.title}: {_no_plugin(record.plugin)}"])
         self.manager.check_pending()
         # Checked here, so that a malformed answer is no error in the middle of a run.
         record.drivers = _check_drivers(self.call(record, "amanda_register_drivers"))
@@ -222,6 +243,16 @@ def _looks_like_hook(plugin: Any, name: str) -> bool:
     is_function = inspect.isroutine(value) or isinstance(value, (staticmethod, classmethod))
     likeness = difflib.get_close_matches(name, HOOKS, cutoff=_LIKE_A_HOOK)
     return is_function and (name.startswith("amanda_register_") or bool(likeness))
+
+
+def _no_plugin(plugin: Any) -> str:
+    """What is wrong with an entry point that names something without any hook."""
+    kind = "module" if inspect.ismodule(plugin) else "class" if inspect.isclass(plugin) else ""
+    what = f"the {kind} {plugin.__name__}" if kind else described(plugin)
+    return (
+        f"the entry point names {what}, which has no hook, so that nothing of it is used; name a "
+        f"module with functions marked with @amanda.hookimpl, such as {HOOKS[1]}()"
+    )
 
 
 def _unmarked(name: str) -> str:

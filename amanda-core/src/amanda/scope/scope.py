@@ -226,7 +226,7 @@ class Scope:
     def _begin_tools(self, attached: Sequence[Driver]) -> None:
         self._told = list(self.tools)
         for tool in self.tools:
-            _vanilla_call(tool.enter_scope, tuple(attached))
+            _vanilla_call(tool, "enter_scope", tuple(attached))
 
     def _attach(self, classes: Sequence[type[Driver]]) -> list[Driver]:
         """Attach these drivers where they are not attached; returns the ones newly in use."""
@@ -397,8 +397,8 @@ class Scope:
             return
         tool = self._told.pop() if again else self._told[-1]
         try:
-            _vanilla_call(tool.exit_scope)
-        except Exception:
+            _vanilla_call(tool, "exit_scope")
+        except BROKEN:
             if not again:
                 self._told.pop()
             raise
@@ -445,17 +445,19 @@ def run_all(steps: Sequence[Callable[[], None]]) -> None:
         raise first
 
 
-def _vanilla_call(function: Callable[..., None], *args: Any) -> None:
-    """Call code of a tool: its framework calls are vanilla."""
+def _vanilla_call(tool: Tool, method: str, *args: Any) -> None:
+    """Call a method of a tool: its framework calls are vanilla."""
     thread = vars(STATE)
     outer = thread["paused"]
     try:
         thread["paused"] = outer + 1
         invalidate()
-        function(*args)
+        getattr(tool, method)(*args)
         thread["paused"] = outer
         invalidate()
-    except BaseException:
+    except BaseException as error:
         thread["paused"] = outer
         invalidate()
+        if isinstance(error, BROKEN):
+            error.add_note(f"amanda: raised in {type(tool).__name__}.{method}")
         raise

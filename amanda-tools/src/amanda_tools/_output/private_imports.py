@@ -30,7 +30,8 @@ def with_private_import(package: str, function: Callable[[], None]) -> None:
     """Call a function that imports and uses `package`; afterwards it is as if it had not been.
 
     The state of ``random`` comes back, and so does ``sys.modules``. Where the program itself has
-    imported the package, its modules are used.
+    imported the package, its modules are used; not a module of one file, which is the program's own
+    and has the package's name by chance.
     """
     _LOCK.hold(_call, package, function)
 
@@ -38,21 +39,33 @@ def with_private_import(package: str, function: Callable[[], None]) -> None:
 def _call(package: str, function: Callable[[], None]) -> None:
     # Taken before anything is changed, and what is put back may be put back twice: an interrupt
     # may come at any line.
-    state, is_programs = random.getstate(), package in sys.modules
+    state, theirs = random.getstate(), sys.modules.get(package)
     ours = _KEPT.setdefault(package, {})
+    is_programs = hasattr(theirs, "__path__")
     try:
         if not is_programs:
+            sys.modules.pop(package, None)
             sys.modules.update(ours)
         function()
-        _restore(package, ours, state, is_programs)
+        _restore(package, ours, state, is_programs, theirs)
     except BaseException:
-        _restore(package, ours, state, is_programs)
+        _restore(package, ours, state, is_programs, theirs)
         raise
 
 
-def _restore(package: str, ours: dict[str, ModuleType], state: Any, is_programs: bool) -> None:
+def _restore(
+    package: str,
+    ours: dict[str, ModuleType],
+    state: Any,
+    is_programs: bool,
+    theirs: ModuleType | None,
+) -> None:
     random.setstate(state)
-    if not is_programs:
-        for name in [n for n in sys.modules if f"{n}.".startswith(f"{package}.")]:
+    if is_programs:
+        return
+    for name in [n for n in sys.modules if f"{n}.".startswith(f"{package}.")]:
+        if sys.modules[name] is not theirs:
             ours[name] = sys.modules[name]
-            del sys.modules[name]
+        del sys.modules[name]
+    if theirs is not None:
+        sys.modules[package] = theirs
