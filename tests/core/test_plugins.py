@@ -462,5 +462,6 @@ def test_mapping_rules_of_all_plugins(install: Install) -> None:
 
 def test_report_headers(install: Install) -> None:
     """Each plugin may report one line."""
-    install(FakeEntryPoint("one", plugin(header="one is fine")), FakeEntryPoint("two", plugin()))
+    silent = plugin(tools={})
+    install(FakeEntryPoint("one", plugin(header="one is fine")), FakeEntryPoint("two", silent))
     assert plugins.report_headers() == (["one is fine"], [])

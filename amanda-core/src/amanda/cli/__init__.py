@@ -27,6 +27,14 @@ amanda COMMAND --help describes a command; amanda --version prints the version."
 
 _COMMANDS = ("run", "merge", "tools", "drivers", "doctor")
 
+_OTHER_WORDS = {
+    **dict.fromkeys(("list", "ls", "show", "plugins"), "tools or drivers"),
+    **dict.fromkeys(("check", "diagnose", "info", "status"), "doctor"),
+    **dict.fromkeys(("exec", "start", "launch"), "run"),
+    **dict.fromkeys(("report", "html", "page"), "run --html"),
+}
+"""What other programs call a command, and what it is called here."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
@@ -35,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after ``amanda``; None for those of ``sys.argv``.
 
     Returns:
-        The exit status; 1 if nobody reads the output any more (``amanda tools | head -1``).
+        The exit status; 1 if nobody reads the output any more (``amanda tools | head -1``), or if
+        it cannot be written.
     """
     command, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if command in ("help", "--help", "-h") and rest[:1] and rest[0] in _COMMANDS:
@@ -49,13 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reconfigure(errors="backslashreplace")
     try:
         status = _run_command(command, rest)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
+        # None where the command was started without a standard output.
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except KeyboardInterrupt as error:
         from amanda.cli import endings
 
-        endings.by_signal(signal.SIGINT)
-    except BrokenPipeError:
-        # Else Python reports a second BrokenPipeError when it closes the stream.
+        endings.by_signal(signal.SIGINT, error)
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            print(f"amanda: error: {error}", file=sys.stderr)
+        # Else Python reports a second error when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status
@@ -98,6 +111,8 @@ def _hint(command: str) -> str:
         return f"; it is a tool: amanda run -t {command} -- script.py"
     if os.path.exists(command):
         return f"; to run a program: amanda run {command}"
+    if command in _OTHER_WORDS:
+        return f"; did you mean {_OTHER_WORDS[command]}?"
     if command.startswith("python"):
         return "; to run a program: amanda run script.py"
     meant = close_matches(command, _COMMANDS) or ";"

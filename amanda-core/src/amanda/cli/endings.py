@@ -1,15 +1,99 @@
-"""Ends this process by a signal: ``by_signal(signal.SIGINT)`` after Ctrl-C, as Python does."""
+"""How this process ends: by a signal, as Python does after Ctrl-C, or without its exit functions.
+
+``by_signal(signal.SIGINT)`` ends it; ``watch(function)`` has a function called before the program
+ends it by ``os._exit`` or replaces it by another one, so that no exit function runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from amanda.cli.results import complain
+
+ENDING = tuple(number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)))
+"""Signals that end a program which does not handle them, so that its results can be given before.
+SIGHUP comes where the terminal is closed; Windows has none."""
 
 
-def by_signal(number: int) -> None:
-    """End this process by a signal, whatever handler it has; what is printed is not lost."""
+def watch(leaving: Callable[[str], None]) -> None:
+    """Have `leaving` called before ``os._exit`` ends this process, or a function of ``os`` replaces
+    it by another program.
+
+    It is called in the main thread only, and not in forked children: another thread may end the
+    process because the main one hangs, with locks that `leaving` would wait for.
+
+    Args:
+        leaving: is told how the program ends. What it raises is told on stderr, and ends nothing.
+    """
+    process = os.getpid()
+
+    def leave(how: str) -> None:
+        if os.getpid() != process:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            complain(f"the results are lost: a thread has ended the program by {how}")
+            return
+        try:
+            leaving(how)
+        except Exception as error:
+            complain(f"the results are lost: {type(error).__name__}: {error}")
+
+    def ending(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(vanilla)
+        def _exit(*args: Any, **kwargs: Any) -> Any:
+            leave("os._exit()")
+            return vanilla(*args, **kwargs)
+
+        return _exit
+
+    def replacing(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(vanilla)
+        def execute(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if _is_program(path):
+                leave(f"os.{vanilla.__name__}()")
+            return vanilla(path, *args, **kwargs)
+
+        return execute
+
+    _replace("_exit", ending)
+    # The other functions of this family, such as os.execvp(), call these two.
+    for name in ("execv", "execve"):
+        _replace(name, replacing)
+
+
+def _is_program(path: Any) -> bool:
+    """Whether a path or descriptor is a program; where it is none, the call fails and this one goes
+    on."""
+    try:
+        return isinstance(path, int) or os.access(path, os.X_OK)
+    except (TypeError, ValueError):
+        return False
+
+
+def _replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    vanilla = getattr(os, name)
+    wrapped = wrap(vanilla)
+    # In the module that os takes it from, too: it is pickled by that name.
+    for module in (os, sys.modules[vanilla.__module__]):
+        setattr(module, name, wrapped)
+
+
+def by_signal(number: int, error: BaseException | None = None) -> None:
+    """End this process by a signal, whatever handler it has; what is printed is not lost.
+
+    Args:
+        number: the signal.
+        error: the exception that it has raised; what is noted about it is told.
+    """
+    for note in getattr(error, "__notes__", ()):
+        complain(note)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

@@ -100,7 +100,9 @@ def describe(name: str) -> list[str]:
         lines.append("  any other option")
     lines += ["", "files, in the folder of -o:", *_files(cls, entry.name)]
     if "amanda run" not in text:
-        lines += ["", "example:", f"  amanda run -t {entry.name} -o out -- train.py"]
+        needed = ",".join(f"{o.name}=..." for o in known.values() if o.is_required)
+        tool = f"{entry.name}:{needed}" if needed else entry.name
+        lines += ["", "example:", f"  amanda run -t {tool} -o out -- train.py"]
     return lines
 
 

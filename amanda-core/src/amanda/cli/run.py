@@ -221,9 +221,7 @@ def main(arguments: Sequence[str]) -> int:
     except (program.ProgramError, UsageError, AmandaError) as error:
         problem = error
     except KeyboardInterrupt as error:
-        for note in getattr(error, "__notes__", ()):
-            complain(note)
-        endings.by_signal(signal.SIGINT)
+        endings.by_signal(signal.SIGINT, error)
     for warning in caught:
         if line := described_warning(warning):
             complain(f"warning: {line}")
@@ -405,6 +403,8 @@ def check_folder(folder: Path | None) -> None:
     except (OSError, ValueError) as error:
         # ValueError: the name holds a null character, as it can in a notebook.
         reason = getattr(error, "strerror", None) or error
+        if isinstance(error, FileExistsError):
+            reason = "something of that name is there, which is no folder"
         raise UsageError(f"cannot write to the output folder {folder}: {reason}") from error
 
 
@@ -433,7 +433,7 @@ class Run:
         self._terminated = 0
 
     def begin(self, drivers: Sequence[str] | None) -> None:
-        """Apply the tools, and have the results delivered at exit and at SIGTERM.
+        """Apply the tools, and have the results delivered however the program ends.
 
         Raises:
             AmandaError: the tools cannot be applied.
@@ -451,6 +451,7 @@ class Run:
         # when the program's threads have ended and its exit functions have run.
         atexit.register(self._finish)
         _on_terminate(self._terminate)
+        endings.watch(self._leave)
 
     def describe(self, arguments: Sequence[str]) -> None:
         """Note the command line and the time, for the page."""
@@ -558,6 +559,19 @@ class Run:
         finally:
             sys.path = theirs
 
+    def _leave(self, how: str) -> None:
+        """Deliver the results before the program ends without its exit functions."""
+        if self._is_finishing:
+            return
+        self._note_end(f"by {how}")
+        self.report.has_failed = True
+        self._finish()
+        if "exec" in how:
+            complain(
+                f"the program replaces itself by another one ({how}), which runs without amanda: "
+                "the results are those of the first; amanda run has to be a part of its command"
+            )
+
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         """Deliver the results, then end by the signal, as the program would have."""
         if os.getpid() == self._process:
@@ -591,9 +605,10 @@ def _apply(scope: apply) -> None:
 
 def _on_terminate(handler: Any) -> None:
     try:
-        # A launcher that ignores or handles SIGTERM keeps its handler.
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, handler)
+        for number in endings.ENDING:
+            # A launcher that ignores or handles it (nohup) keeps its handler.
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, handler)
     except ValueError:
         # Handlers are set in the main thread only; here somebody else calls main().
         return
