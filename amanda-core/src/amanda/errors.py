@@ -54,6 +54,14 @@ class CapabilityError(AmandaError):
     """A driver lacks a capability that a tool needs."""
 
 
+class UnsupportedProgramError(AmandaError, ValueError):
+    """A tool cannot work on this program, or not with these options.
+
+    It is a ValueError as well, as that of an option that cannot be right for any program.
+    ``amanda run`` ends with the message alone, without a traceback.
+    """
+
+
 class NoDriverError(AmandaError):
     """No usable driver is installed for the frameworks of this process."""
 

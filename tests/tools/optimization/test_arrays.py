@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from amanda.errors import UnsupportedProgramError
 from amanda_tools._values.tensors import Arithmetic, arithmetic_of
 
 
@@ -100,5 +101,5 @@ def test_integers_are_not_floating(framework: str) -> None:
 
 
 def test_other_arrays_are_refused_by_name() -> None:
-    with pytest.raises(TypeError, match=r"cannot compute with builtins\.list"):
+    with pytest.raises(UnsupportedProgramError, match=r"cannot compute with builtins\.list"):
         arithmetic_of([1.0])

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Collection, Iterator
 from types import TracebackType
 
-from amanda.errors import AmandaError, CapabilityError, FileError
+from amanda.errors import AmandaError, CapabilityError, FileError, UnsupportedProgramError
 from amanda.registry import drivers
 
-_REFUSALS = (CapabilityError, FileError)
+_REFUSALS = (CapabilityError, FileError, UnsupportedProgramError)
 
 HOW_TO_SEE_ALL = "AMANDA_TRACEBACK=full shows where"
 """What a line says that stands in the place of a traceback."""

@@ -13,7 +13,7 @@ import numpy as np
 
 import amanda
 from amanda import OpContext
-from amanda.errors import AmandaError, AmandaWarning
+from amanda.errors import AmandaError, AmandaWarning, UnsupportedProgramError
 from amanda.files import plain_data
 from amanda.results import Table
 from amanda.tools.description import OpDescription, describe
@@ -111,7 +111,7 @@ class InjectTool(PrintingTool[InjectOptions]):
         try:
             # No positions: this only asks whether the element type is supported.
             arithmetic_of(tensor).bits(tensor, np.zeros(0, int))
-        except TypeError as error:
+        except (TypeError, UnsupportedProgramError) as error:
             self._targets.skip(self._ops[op_id], str(error))
             return False
         return size_of(tensor) > 0

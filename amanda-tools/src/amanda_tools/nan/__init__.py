@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -87,7 +88,8 @@ class NanTool(PrintingTool[NanOptions]):
         self._watches: dict[str, OpWatch] = {}
         self._sources: dict[str, str] = {}
         # The operator that runs is the last entry.
-        self.recent: collections.deque[str] = collections.deque(maxlen=self.options.history + 1)
+        most = min(self.options.history + 1, sys.maxsize)
+        self.recent: collections.deque[str] = collections.deque(maxlen=most)
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
         if self.options.backward:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 import numpy as np
 
+from amanda.errors import UnsupportedProgramError
 from amanda_tools._values.tensors import Array
 from amanda_tools.path import weighted_sums as _weighted_sums  # noqa: F401 - registers rules
 from amanda_tools.path.effective_paths import Mask, OpPath, Path
@@ -40,7 +41,7 @@ class Start:
         """Begin at the predicted class of each input, or at its label.
 
         Raises:
-            ValueError: axis or labels do not fit.
+            UnsupportedProgramError: axis or labels do not fit.
         """
         position = output.real_outputs()[0]
         scores = output.outputs[position]
@@ -48,7 +49,7 @@ class Start:
         name = output.op.about.id
         shape = scores.shape if scores.ndim > 1 else (1, *scores.shape)
         if not -len(shape) < axis < len(shape) or axis == 0:
-            raise ValueError(
+            raise UnsupportedProgramError(
                 f"tool path: axis={axis} is no axis of classes of op {name}, whose output has the "
                 f"shape {scores.shape} with the batch in front"
             )
@@ -58,7 +59,7 @@ class Start:
             given = np.asarray(labels)
             fits = given.shape == best.shape and given.dtype.kind in "iu"
             if not fits or (given < 0).any() or (given >= ordered.shape[-1]).any():
-                raise ValueError(
+                raise UnsupportedProgramError(
                     f"tool path: labels must be {best.shape} whole numbers below "
                     f"{ordered.shape[-1]} for op {name}, got the shape {given.shape}: "
                     f"{given!r:.80}"

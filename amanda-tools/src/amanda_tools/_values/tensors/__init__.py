@@ -23,6 +23,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from amanda.errors import UnsupportedProgramError
+
 Array = np.ndarray[Any, Any]
 
 
@@ -272,15 +274,15 @@ def arithmetic_of(tensor: Any) -> Arithmetic:
     """Return the arithmetic of the framework that a tensor belongs to.
 
     Raises:
-        TypeError: there is none for this type.
+        UnsupportedProgramError: there is none for this type.
     """
     reader = reader_of(tensor)
     if isinstance(reader, Arithmetic):
         return reader
     kind = type(tensor)
-    raise TypeError(
-        f"the optimization tools cannot compute with {kind.__module__}.{kind.__qualname__}; "
-        "they know the tensors of torch and tensorflow"
+    raise UnsupportedProgramError(
+        f"prune, quantize and other tools that compute new values cannot compute with "
+        f"{kind.__module__}.{kind.__qualname__}; they know the tensors of torch and tensorflow"
     )
 
 

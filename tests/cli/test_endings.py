@@ -1,0 +1,167 @@
+"""Programs that end in unusual ways, or whose world is unusual, keep their results."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+
+Script = Callable[..., Path]
+
+OPERATORS = "import minigrad as mg\na = mg.Tensor(2)\nmg.add(a, a)\nprint('program', flush=True)\n"
+
+ASYNC = """
+import asyncio, os, signal
+
+async def main():
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(9)
+
+asyncio.run(main())
+"""
+
+ENDINGS = {
+    "exit without exit functions": ("import os\nos._exit(4)", 4),
+    "another program in its place": (
+        "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'exit(5)'])",
+        5,
+    ),
+    "another program by its name": (
+        (
+            "import os, sys\nos.environ['PATH'] = os.path.dirname(sys.executable)\n"
+            "os.execlp('python', 'python', '-c', 'exit(6)')"
+        ),
+        6,
+    ),
+    "hangup": ("import os, signal\nos.kill(os.getpid(), signal.SIGHUP)", -signal.SIGHUP),
+    "interrupt": ("raise KeyboardInterrupt", -signal.SIGINT),
+    "interrupt of a coroutine": (ASYNC, -signal.SIGINT),
+    "pool whose worker exits": (
+        (
+            "import os\nfrom concurrent.futures import ProcessPoolExecutor as Pool\n"
+            "from concurrent.futures.process import BrokenProcessPool\n"
+            "try:\n    Pool(1).submit(os._exit, 3).result()\nexcept BrokenProcessPool:\n    exit(7)"
+        ),
+        7,
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_results_are_kept_and_the_status_is_the_program_s(
+    ending: str, python: Command, amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """However the program ends, with operators and with tables that are printed."""
+    text, status = ENDINGS[ending]
+    path = str(script(OPERATORS + text))
+    assert python(path).returncode == status
+    run = amanda("run", "-t", "count", "-o", "out", path)
+    assert run.returncode == status
+    assert run.stdout.startswith("program\ncount: 1 forward executions")
+    assert run.stdout.splitlines()[-1].startswith("amanda: 1 ops seen")
+    assert (tmp_path / "out" / "count.json").exists()
+    says_exec = "replaces itself by another one (os.execv" in run.stderr
+    assert says_exec == ("another program" in ending)
+
+
+def test_a_program_goes_on_where_no_other_one_takes_its_place(
+    amanda: Command, script: Script
+) -> None:
+    """A call that fails ends nothing: what runs after it is seen."""
+    text = "import os\ntry:\n    os.execv('/no/such', ['x'])\nexcept OSError:\n    mg.add(a, a)\n"
+    run = amanda("run", "-t", "count", str(script(OPERATORS + text)))
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "count: 2 forward executions" in run.stdout
+
+
+def test_a_thread_that_ends_the_process_waits_for_nothing(amanda: Command, script: Script) -> None:
+    """It may do so because the others hang: one line says that results are lost."""
+    text = "import os, threading\nthreading.Thread(target=os._exit, args=(4,)).start()\n"
+    run = amanda("run", "-t", "count", str(script(f"{OPERATORS}{text}import time\ntime.sleep(9)")))
+    assert (run.returncode, run.stdout) == (4, "program\n")
+    assert run.stderr == (
+        "amanda: the results are lost: a thread has ended the program by os._exit()\n"
+    )
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_files_of_the_program_are_no_modules_of_ours(
+    is_imported: bool, amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """A file beside the program may have the name of a package that tools use."""
+    for name in ("rich", "jinja2", "safetensors"):
+        script(f"print('mine: {name}')", f"{name}.py")
+    imports = "import rich\n" if is_imported else ""
+    path = str(script(imports + OPERATORS + "import atexit, sys\natexit.register(print, len)\n"))
+    run = amanda("run", "-t", "count,dump", "-o", "out", "--html", path)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.count("mine") == is_imported
+    assert "│ add" in run.stdout
+    names = {"count.json", "dump.json", "report.html", "dump-00000.safetensors", "dump.index.json"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == names
+
+
+def test_a_program_may_empty_the_path_of_its_imports(amanda: Command, script: Script) -> None:
+    """The results are given as the command found its modules."""
+    run = amanda("run", "-t", "count", str(script(OPERATORS + "import sys\nsys.path.clear()\n")))
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "│ add" in run.stdout
+
+
+# -- commands without a program ----------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["tools", "drivers", "doctor"])
+def test_an_output_that_cannot_be_written_is_one_line(
+    command: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """No traceback where it is full, and none where there is no standard output."""
+    words = f"{sys.executable} -m amanda {command}"
+    few = {**environment, "AMANDA_DISABLE_PLUGINS": "amanda-torch,amanda-tensorflow"}
+    for redirection, status, said in (
+        (">&-", 0, ""),
+        ("> /dev/full", 1, "amanda: error: [Errno 28] No space left on device\n"),
+    ):
+        done = subprocess.run(
+            f"{words} {redirection}",
+            shell=True,
+            cwd=tmp_path,
+            env=few,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (status, said)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("list", "tools or drivers"),
+        ("check", "doctor"),
+        ("launch", "run"),
+        ("report", "run --html"),
+    ],
+)
+def test_a_command_of_other_programs_is_answered_with_ours(
+    word: str, meant: str, amanda: Command
+) -> None:
+    """Where a close match of its letters would say something else."""
+    run = amanda(word)
+    assert run.returncode == 2
+    assert run.stderr == f"amanda: error: there is no command {word!r}; did you mean {meant}?\n"
+
+
+def test_a_file_is_no_output_folder(amanda: Command, script: Script) -> None:
+    """The message says so, and not only that it exists."""
+    path = str(script(OPERATORS))
+    run = amanda("run", "-t", "count", "-o", path, path)
+    assert run.returncode == 2
+    said = f"cannot write to the output folder {path}: something of that name is there, which is no"
+    assert said in run.stderr

@@ -1,0 +1,310 @@
+"""Packages of others that print, fail or hang harm neither the run nor the program's output."""
+
+from __future__ import annotations
+
+import signal
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command, install, other_package
+
+OPERATORS = "import minigrad as mg\na = mg.Tensor(2)\nmg.add(a, a)\nprint('program')\n"
+
+PLUGIN = """
+from amanda import hookimpl
+
+@hookimpl
+def amanda_register_tools():
+    return {"odd": "other_tools:Odd"}
+"""
+
+TOOL = "import amanda\n\nclass Odd(amanda.Tool):\n    'Is odd.'\n"
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    """A program with one operator."""
+    (tmp_path / "program.py").write_text(OPERATORS)
+    return "program.py"
+
+
+def odd(folder: Path, body: str, before: str = "", plugin: str = PLUGIN) -> str:
+    """A folder for ``PYTHONPATH`` with the tool ``odd`` of another package.
+
+    Args:
+        folder: where it is made.
+        body: of the class of the tool.
+        before: what the module of the tool begins with.
+        plugin: the module of the plugin.
+    """
+    return str(other_package(folder, before + TOOL + textwrap.indent(body, "    "), plugin))
+
+
+# -- what they print ------------------------------------------------------------
+
+
+def test_what_plugins_print_is_no_output_of_the_program(
+    amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """It goes to stderr, where a plugin or a tool is loaded, and is no part of a list either."""
+    site = odd(tmp_path, "", "print('tool')\n", f"print('plugin')\n{PLUGIN}")
+    run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
+    assert run.stdout.startswith("program\namanda: 1 ops seen")
+    assert run.stderr == "plugin\ntool\n"
+    listed = amanda("tools", PYTHONPATH=site)
+    assert (listed.stdout.count("plugin\n"), listed.stdout.count("tool\n")) == (0, 0)
+    assert listed.stderr.split() == ["plugin", "tool"]
+    disabled = "amanda-torch,amanda-tensorflow"
+    doctor = amanda("doctor", PYTHONPATH=site, AMANDA_DISABLE_PLUGINS=disabled)
+    assert (doctor.returncode, doctor.stderr) == (0, "plugin\n")
+
+
+def test_warnings_of_plugins_say_where_they_are_from(
+    amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """Those for the authors of a package are not shown, as Python does not."""
+    warn = "import warnings\nwarnings.warn('mine')\nwarnings.warn('old', DeprecationWarning)\n"
+    site = odd(tmp_path, "", plugin=warn + PLUGIN)
+    run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
+    assert run.stderr == (
+        f"amanda: warning: mine (UserWarning of {tmp_path}/site/other_plugin.py:2)\n"
+    )
+
+
+# -- entry points -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "named"),
+    [("other = other_tools:Odd", "the class Odd"), ("other = other_tools", "the module other_too")],
+)
+def test_an_entry_point_without_any_hook_is_named(
+    entry_point: str, named: str, amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """Whoever names the tool itself there learns what has to be named."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "other_tools.py").write_text(TOOL)
+    install(site, "amanda-other", entry_point)
+    run = amanda("run", "-t", "odd", program, PYTHONPATH=str(site))
+    assert run.returncode == 2
+    said = f"amanda: warning: plugin other (amanda-other 1.0): the entry point names {named}"
+    assert run.stderr.startswith(said)
+    assert "functions marked with @amanda.hookimpl, such as amanda_register_tools()" in run.stderr
+
+
+def test_doctor_finds_entry_points_that_nobody_reads(amanda: Command, tmp_path: Path) -> None:
+    """A group that is nearly called as ours is a problem; any other one is not."""
+    site = Path(odd(tmp_path, ""))
+    points = "[amanda.tools]\nodd = other_plugin\n[amanda_video]\nplayer = other_plugin\n"
+    (site / "amanda_other-1.0.dist-info" / "entry_points.txt").write_text(points)
+    disabled = "amanda-torch,amanda-tensorflow"
+    doctor = amanda("doctor", PYTHONPATH=str(site), AMANDA_DISABLE_PLUGINS=disabled)
+    assert doctor.returncode == 1
+    assert doctor.stdout.endswith(
+        "1 problem\n  amanda-other 1.0 has entry points in the group 'amanda.tools', which nobody "
+        "reads; the group is 'amanda'\n"
+    )
+
+
+def test_doctor_finds_plugins_that_import_a_framework(amanda: Command, tmp_path: Path) -> None:
+    """It would be imported for every command and program."""
+    site = odd(tmp_path, "", plugin=f"import minigrad\n{PLUGIN}")
+    disabled = "amanda-torch,amanda-tensorflow"
+    doctor = amanda("doctor", PYTHONPATH=site, AMANDA_DISABLE_PLUGINS=disabled)
+    assert doctor.returncode == 1
+    said = "plugin other (amanda-other 1.0) imports minigrad when it is loaded, for every command"
+    assert said in doctor.stdout
+
+
+def test_an_interrupt_names_the_plugin_that_is_loaded(
+    amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """It may have taken long: the user learns which one, and how to do without it."""
+    interrupt = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    site = odd(tmp_path, "", plugin=interrupt + PLUGIN)
+    for words in (["run", "-t", "odd", program], ["tools"]):
+        run = amanda(*words, PYTHONPATH=site)
+        assert (run.returncode, run.stdout) == (-signal.SIGINT, "")
+        assert run.stderr == (
+            "amanda: interrupted while plugin other (amanda-other 1.0) was loaded; "
+            "AMANDA_DISABLE_PLUGINS=amanda-other leaves it out\n"
+        )
+
+
+# -- tools that cannot be made or applied -----------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error", ["RuntimeError('no')", "ImportError('no')", "KeyError('no')", "SystemExit('no')"]
+)
+def test_a_constructor_that_fails_is_one_line(
+    error: str, amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """It names the tool and ends with status 2; all frames are shown on demand."""
+    site = odd(tmp_path, f"def __init__(self):\n    raise {error}\n")
+    run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
+    kind = error.partition("(")[0]
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith(f"amanda: error: tool odd cannot be made: {kind}: ")
+    assert run.stderr.endswith(" (AMANDA_TRACEBACK=full shows where)\n")
+    assert run.stderr.count("\n") == 1
+
+
+def test_a_tool_that_fails_where_the_scope_begins_is_one_line(
+    amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """It names the tool; with all frames it is a traceback."""
+    site = odd(tmp_path, "def enter_scope(self, drivers):\n    raise RuntimeError('no')\n")
+    run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == (
+        "amanda: error: the tools cannot be applied: RuntimeError: no; raised in Odd.enter_scope "
+        "(AMANDA_TRACEBACK=full shows where)\n"
+    )
+    run = amanda("run", "-t", "odd", program, PYTHONPATH=site, AMANDA_TRACEBACK="full")
+    assert (run.returncode, run.stderr.startswith("Traceback")) == (1, True)
+
+
+def test_a_type_of_an_option_may_raise_what_it_likes(
+    amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """The value has not the form of the option then."""
+    body = "def __init__(self, size: decimal.Decimal):\n    pass\n"
+    site = odd(tmp_path, body, "import decimal\n")
+    run = amanda("run", "-t", "odd:size=x", program, PYTHONPATH=site)
+    assert run.returncode == 2
+    assert "error: option size=x of tool odd is not of the form size=decimal" in run.stderr
+
+
+def test_the_example_of_a_tool_gives_the_options_that_it_needs(
+    amanda: Command, tmp_path: Path
+) -> None:
+    """What is printed can be run, once the value is filled in."""
+    site = odd(tmp_path, "def __init__(self, size: int, more: int = 1):\n    pass\n")
+    described = amanda("tools", "odd", PYTHONPATH=site).stdout
+    assert "  amanda run -t odd:size=... -o out -- train.py\n" in described
+
+
+# -- tools that fail at the end ---------------------------------------------------
+
+
+@pytest.mark.parametrize("error", ["RuntimeError", "SystemExit"])
+def test_a_tool_that_fails_where_the_scope_ends_loses_no_results(
+    error: str, amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """An exit in the place of an error is one."""
+    site = odd(tmp_path, f"def exit_scope(self):\n    raise {error}('no')\n")
+    run = amanda("run", "-t", "odd,count", "-o", "out", program, PYTHONPATH=site)
+    assert run.returncode == 0
+    said = f"amanda: the scope did not end properly: {error}: no; raised in Odd.exit_scope\n"
+    assert run.stderr == said
+    assert (tmp_path / "out" / "count.json").exists()
+    assert "count: 1 forward executions" in run.stdout
+
+
+@pytest.mark.parametrize("answer", ["path", "str(path)", "[str(path)]", "iter([path])"])
+def test_files_of_a_tool_may_be_named_in_any_form(
+    answer: str, amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """One path, several, or texts: all are listed, and linked on the page."""
+    body = f"""
+def write_files(self, folder, stem):
+    path = folder / f"{{stem}}.txt"
+    path.write_text("odd")
+    return {answer}
+"""
+    site = odd(tmp_path, body)
+    run = amanda("run", "-t", "odd,count", "-o", "out", "--html", program, PYTHONPATH=site)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "amanda: wrote odd.txt, count.json, report.html in" in run.stdout
+    assert "odd.txt" in (tmp_path / "out" / "report.html").read_text()
+
+
+MALFORMED = {
+    "def write_files(self, folder, stem):\n    return [3]": (
+        "write_files() returned a list of 1 (int); it returns the paths of its files"
+    ),
+    "def tables(self):\n    return [Table('t', ('a', 'b'), [(1,)])]": (
+        "table 't' has 2 columns, and a row of 1 values: a tuple of 1 (int)"
+    ),
+    "def charts(self):\n    return [Chart(title='c', kind='pie', labels=[], values={})]": (
+        "chart 'c': kind='pie' is not one of bar, hist, line, points, spans"
+    ),
+    "def charts(self):\n    return [Chart(title='c', kind='bar', labels=[1], values={'s': []})]": (
+        "chart 'c' has 1 labels, and 0 values of 's'"
+    ),
+    "def charts(self):\n    return [3]": "charts: int 3 is no Chart",
+    "def result(self):\n    return {'summary': {'x': Mute()}}": "ValueError: mute",
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED)
+def test_what_a_tool_gives_in_a_wrong_form_is_lost_alone(
+    body: str, amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """The page, its other parts and the other tools are there, and the loss is told on the page."""
+    before = (
+        "from amanda.results import Chart, Table\n"
+        "class Mute:\n    def __str__(self):\n        raise ValueError('mute')\n"
+        "    __repr__ = __str__\n"
+    )
+    site = odd(tmp_path, body, before)
+    run = amanda("run", "-t", "odd,count", "-o", "out", "--html", program, PYTHONPATH=site)
+    assert run.returncode == 0
+    assert "count: 1 forward executions" in run.stdout
+    assert "report.html in" in run.stdout
+    page = (tmp_path / "out" / "report.html").read_text()
+    said = MALFORMED[body].replace("'", "&#39;")
+    assert said in page or MALFORMED[body] in page
+
+
+def test_a_summary_of_any_form_is_printed(amanda: Command, program: str, tmp_path: Path) -> None:
+    """One that is no dictionary is one figure."""
+    site = odd(tmp_path, "def result(self):\n    return {'summary': [1, 2]}\n")
+    run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "summary  [1, 2]" in run.stdout
+
+
+def test_no_two_tools_of_a_run_have_one_name(amanda: Command, program: str, tmp_path: Path) -> None:
+    """A tool that is called like the second one of another name takes no file of it."""
+    plugin = PLUGIN.replace('"odd"', '"count-2"')
+    site = odd(tmp_path, "def result(self):\n    return {'summary': {'odd': 1}}\n", plugin=plugin)
+    run = amanda("run", "-t", "count,count,count-2", "-o", "out", program, PYTHONPATH=site)
+    assert run.returncode == 0
+    assert "wrote count.json, count-3.json, count-2.json in" in run.stdout
+    assert '"odd": 1' in (tmp_path / "out" / "count-2.json").read_text()
+
+
+def test_the_page_of_another_package_goes_before_ours(
+    amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """In whatever order the plugins are found; one that gives no text is named."""
+    draw = "\n@hookimpl\ndef amanda_render_report(report):\n    return {!r}\n"
+    site = Path(odd(tmp_path, "", plugin=PLUGIN + draw.format("theirs")))
+    amanda("run", "-t", "odd", "--html", program, PYTHONPATH=str(site))
+    assert (tmp_path / "amanda-report.html").read_text() == "theirs"
+    (site / "other_plugin.py").write_text(PLUGIN + draw.format(3))
+    run = amanda("run", "-t", "odd", "--html", program, PYTHONPATH=str(site))
+    said = "the page is lost: PageError: amanda_render_report() gave int 3, not the text of a page"
+    assert said in run.stderr
+
+
+# -- frameworks of others -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("tool", ["prune", "quantize"])
+def test_a_tool_refuses_a_framework_that_it_cannot_compute_with(
+    tool: str, amanda: Command, tmp_path: Path
+) -> None:
+    """In one line, and with status 2."""
+    (tmp_path / "program.py").write_text(
+        "import minigrad as mg\nmg.linear(mg.Tensor([[1.0]]), mg.Parameter([[1.0]]))\n"
+    )
+    run = amanda("run", "-t", tool, "program.py")
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+    assert "cannot compute with minigrad.Tensor; they know the tensors of torch" in run.stderr
