@@ -1028,11 +1028,13 @@ class AtBothEnds(Counter):
         return y * 0.5 if self.calls > 10 else None
 
 
+@pytest.mark.parametrize("sizes", [[3] * 9, [3] * 5 + [5, 4] * 4], ids=["one", "several"])
 @pytest.mark.parametrize("step", [train, infer])
 def test_routines_in_the_code_of_a_graph_get_and_give_what_they_do_elsewhere(
-    step: Step, written: list[bool]
+    step: Step, sizes: list[int], written: list[bool]
 ) -> None:
-    """Routines that are called by the graph's code get the same, and what they return counts."""
+    """Routines that are called by the graph's code get the same, and what they return counts, also
+    where sizes change from call to call."""
     found = []
     for interceptor in ("mode", "capture"):
         torch.manual_seed(5)
@@ -1040,10 +1042,45 @@ def test_routines_in_the_code_of_a_graph_get_and_give_what_they_do_elsewhere(
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(VARIABLE, interceptor)
             with applied(tool):
-                results = [fingerprint(step(net, x)) for x in some(*[3] * 9)]
+                results = [fingerprint(step(net, x)) for x in some(*sizes)]
         found.append((tool.ids, tool.backward_ids, tool.got, results))
     assert found[0] == found[1]
     assert written[-1] is False
+    assert True in written
+
+
+def test_the_sizes_of_one_model_say_nothing_about_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sizes are symbolic where a model is called with several, and not where two models differ."""
+    static: list[bool] = []
+    vanilla = DirectCode.__init__
+
+    def init(direct: DirectCode, *args: Any) -> None:
+        *_, is_static = args
+        static.append(is_static)
+        vanilla(direct, *args)
+
+    monkeypatch.setattr(DirectCode, "__init__", init)
+    way_of(Net(), infer, X)
+    way_of(Net(), infer, some(*[5] * CALLS))
+    assert static == [True, True]
+    way_of(Net(), infer, some(*[3] * CALLS, *[5] * CALLS))
+    assert static == [True, True, True, False]
+
+
+@pytest.mark.parametrize("step", [train, infer])
+def test_what_changes_with_sizes_is_found_anew_in_each_run(step: Step, written: list[bool]) -> None:
+    """Operators whose nodes or numbers of outputs depend on sizes have the results of the mode."""
+
+    def function(fc: nn.Module, x: torch.Tensor) -> Any:
+        y = fc(x).expand(len(x), 4).reshape(-1)[: 2 * len(x)].view(2, -1)
+        parts = torch.chunk(y, 3, dim=1)
+        scaled = nn.functional.interpolate(y[None], scale_factor=2.0)
+        return sum(part.sum() for part in parts) * scaled.mean() + torch.full((len(x),), 0.5).sum()
+
+    way = way_of(Lambda(function), step, some(*[3] * 5, *[7, 2, 5, 1, 8, 4] * 3))
+    assert way.startswith(("captured", "as they are"))
     assert True in written
 
 

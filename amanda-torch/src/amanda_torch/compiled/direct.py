@@ -24,7 +24,7 @@ from torch import nn
 from amanda.engine.dispatch import charge
 from amanda.engine.notes import note
 from amanda.engine.plan import ActionPlan
-from amanda.inline import is_counter
+from amanda.inline import is_counter, summed_by
 from amanda.interface.action import Action
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED
 from amanda_torch import _internals
@@ -83,15 +83,16 @@ class Known:
                 return False
         return True
 
-    def is_idle(self) -> bool:
+    def is_idle(self, is_static: bool) -> bool:
         """Whether nothing is to be done at its backward operators, in all executions.
 
         To be asked after a run of the graph: other graphs run operators of the same ids. Autograd
-        makes the same nodes each time, as Dynamo guards all that they depend on.
+        makes the same nodes each time, as Dynamo guards all that they depend on, unless sizes are
+        symbolic.
         """
         if not self.acts or not self.records:
             return True
-        if self.known is None:
+        if self.known is None or not is_static:
             return False
         name, gradients = self.known.name, self.known.gradients
         graph = gradients.graph
@@ -122,12 +123,14 @@ class Known:
         graph = None if self.known is None else self.known.gradients.graph
         return graph is not None and graph.hooks is not None
 
-    def is_direct(self) -> bool:
+    def is_direct(self, is_static: bool) -> bool:
         """Whether its routines can be written into the code."""
         known, operator = self.known, self.operator
         if known is None or operator is None or not known.plan.is_isolated:
             return False
         plan = known.plan
+        if not is_static and any(summed_by(action.func) for action in plan.after):
+            return False
         if plan.is_blind or plan.is_claim:
             return True
         layout = known.layout
@@ -146,10 +149,19 @@ class DirectCode:
         code: the graph.
         calls: what is known of its calls.
         interceptor: of the thread that runs it.
+        is_static: whether its sizes are the same in all runs. Where they are not, nothing that one
+            run shows of nodes and shapes says anything about another one.
     """
 
-    def __init__(self, code: GraphCode, calls: Sequence[Known], interceptor: Interceptor) -> None:
+    def __init__(
+        self,
+        code: GraphCode,
+        calls: Sequence[Known],
+        interceptor: Interceptor,
+        is_static: bool = True,
+    ) -> None:
         self._code = code
+        self._is_static = is_static
         self._calls = calls
         self._interceptor = interceptor
         self._dispatcher: RoutineDispatcher = interceptor.executor.claimer.dispatcher
@@ -159,7 +171,8 @@ class DirectCode:
         self._function: Callable[..., Any] | None = None
         self._leaves: list[tuple[int, bool]] = []
         self._owners: list[str] = []
-        self._trials = 0 if any(call.may_be_derived() for call in calls) else TRIALS
+        may_try = is_static and any(call.may_be_derived() for call in calls)
+        self._trials = 0 if may_try else TRIALS
         self._trial: Trial | None = None
         self._derived: DerivedGraph | None = None
         self._derived_function: Callable[..., Any] = _nothing
@@ -263,7 +276,11 @@ class DirectCode:
         may_write = all(call.only_watches() for call in calls) and not any(
             isinstance(x, torch.Tensor) and x.is_inference() for x in inputs
         )
-        form = [(call.is_idle(), may_write and call.acts and call.is_direct()) for call in calls]
+        is_static = self._is_static
+        form = [
+            (call.is_idle(is_static), may_write and call.acts and call.is_direct(is_static))
+            for call in calls
+        ]
         if form == self._form:
             return
         self._form = form

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import itertools
 import sys
 import threading
 import types
@@ -498,8 +499,13 @@ def _class_of(code: types.CodeType, module: types.ModuleType | None) -> type[Any
     return found if isinstance(found, type) else None
 
 
+_NUMBERS = itertools.count()
+
+
 def _own_function() -> types.FunctionType:
-    code = _forward.__code__.replace()
+    # Dynamo notes by file, line and name of a function which sizes it was called with, and makes
+    # sizes symbolic that have changed (2.13): those of one model say nothing about another one.
+    code = _forward.__code__.replace(co_name=f"forward_{next(_NUMBERS)}")
     return types.FunctionType(code, {"__name__": __name__, "__builtins__": builtins}, "forward")
 
 

@@ -236,11 +236,11 @@ class NoticingRun:
         callers = list(self._callers.items()) if acts else []
         run = self._code.function(functions)
         binding = Binding(run, self._base, self._generation, span, callers, self._passes)
-        if self._is_static and not any(step.enters or step.called for step in self.steps):
+        if not any(step.enters or step.called for step in self.steps):
             calls = [
                 step.known(function) for step, function in zip(self.steps, functions, strict=True)
             ]
-            binding.direct = DirectCode(self._code, calls, interceptor)
+            binding.direct = DirectCode(self._code, calls, interceptor, self._is_static)
         return binding
 
 
