@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import amanda
 from amanda.errors import CapabilityError, CoverageWarning
+from amanda_tensorflow.graphs import compiled_only
 from amanda_tensorflow.graphs.replay import Replay
 from tests.identity import Identity
 from tests.tensorflow import support
@@ -78,9 +79,10 @@ def test_a_call_with_too_few_tensors() -> None:
     array = tf.TensorArray(tf.float32, 2, dynamic_size=True, element_shape=[2])
     texts = []
     for tool in None, Watcher():
-        with nullcontext() if tool is None else amanda.apply(tool), pytest.raises(ValueError) as e:
+        scope = nullcontext() if tool is None else amanda.apply(tool)
+        with scope, pytest.raises(ValueError, match="arguments") as refusal:
             function(array)
-        texts.append(str(e.value))
+        texts.append(str(refusal.value))
     assert texts[0] == texts[1]
 
 
@@ -312,6 +314,36 @@ def test_xla(traceable: bool) -> None:
     support.assert_same_bits(function(x).numpy(), vanilla)
 
 
+@pytest.mark.parametrize("way", ["outside", "inside", "inference"])
+def test_what_only_xla_can_run(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function with an operator that the CPU refuses keeps XLA, which a warning says."""
+    # As it is without oneDNN.
+    monkeypatch.setattr(compiled_only, "_runs_first", lambda: False)
+    x = tf.reshape(tf.range(16.0), (1, 2, 2, 2, 2))
+    kernel = tf.ones([1, 1, 1, 2, 3])
+    convolution = tf.function(
+        lambda x, kernel: tf.nn.conv3d(x, kernel, [1] * 5, "VALID", data_format="NCDHW"),
+        jit_compile=True,
+    )
+
+    def gradients(x: Any, kernel: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([x, kernel])
+            loss = tf.reduce_sum(convolution(x * 2.0, kernel) ** 2)
+        return [loss, *tape.gradient(loss, [x, kernel])]
+
+    run: Callable[..., Any] = {
+        "outside": gradients,
+        "inside": tf.function(gradients),
+        "inference": lambda x, kernel: [convolution(x, kernel)],
+    }[way]
+    expected = [tensor.numpy() for tensor in run(x, kernel)]
+    with amanda.apply(Identity()) as scope, pytest.warns(CoverageWarning, match="by XLA only"):
+        found = [tensor.numpy() for tensor in run(x, kernel)]
+    support.assert_close(found, expected)
+    assert scope.statistics.not_seen["graphs that cannot be copied"]
+
+
 def test_a_failing_routine_in_a_nested_call() -> None:
     """An exception crosses calls and loops as itself."""
 
@@ -520,7 +552,10 @@ def test_rows_that_no_slice_stands_for() -> None:
         gradient = tf.gradients(tf.reduce_sum(tf.gather(table, [0, 2])), table)[0]
         return tf.convert_to_tensor(gradient)
 
-    with amanda.apply(tool), pytest.raises(CapabilityError, match=r"rows of the gradient.*GatherV2"):
+    with (
+        amanda.apply(tool),
+        pytest.raises(CapabilityError, match=r"rows of the gradient.*GatherV2"),
+    ):
         function(tf.ones([4, 3]))
 
 

@@ -20,6 +20,7 @@ from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.compiled_only import refuse_compiled_only
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.deferral import Deferral
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
@@ -181,6 +182,8 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         count = _internals.output_count(function)
         with falling_back(self.dispatcher, building, name) as made, instrument.building_copy():
             Replay(graph, instrument).function(site, count)
+            if building.has_python and _internals.is_compiled(_internals.function_attrs(function)):
+                refuse_compiled_only(source, building)
         instrument.warn(ids)
         payload = executions = None
         if made and building.is_changed:

@@ -28,11 +28,13 @@ import tensorflow as tf
 from amanda.errors import CapabilityError, CoverageWarning
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building, identity_after
+from amanda_tensorflow.graphs.compiled_only import refuse_compiled_only
 from amanda_tensorflow.graphs.executions import count_runs, counts_statically, moved
 from amanda_tensorflow.graphs.gradient_order import is_sum, note_loop, vanilla_order
 from amanda_tensorflow.graphs.instrument import DeferredInputs, Instrument, separate
 from amanda_tensorflow.graphs.marks import Marks
 from amanda_tensorflow.graphs.module_marks import ModuleMarks
+from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.shapes import with_shapes
 from amanda_tensorflow.graphs.sites import ForwardState, Site
 from amanda_tensorflow.graphs.topological_order import ordered
@@ -515,8 +517,17 @@ class Replay:
         building = branch.building
         is_differentiated = bool(site.calls_of(op.name))
         if building.has_python or (building.may_change and is_differentiated):
-            warn_about_xla(callee.graph.name)
-            return False
+            name = callee.graph.name
+            with falling_back(self._instrument.dispatcher, building, f"function {name}") as made:
+                refuse_compiled_only(callee.graph, building)
+            if made:
+                warn_about_xla(name)
+                return False
+            new = self.create(site, op, inputs)
+            note_loop(new, op)
+            _internals.differentiate_as(new, callee.graph, callee)
+            self._instrument.plain(site, op, new)
+            return True
 
         def changes(kind: str, attributes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
             attributes["f"] = _internals.renamed(attributes["f"], [branch.function.name])
