@@ -91,15 +91,14 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 return vanilla(function, tensor_inputs, captured_inputs)
             copy = find(function, scopes)
             if copy is None:
-                given = len(tensor_inputs) + len(captured_inputs)
-                if _internals.is_instrumented(function) or given != len(
-                    _internals.graph_of(function).inputs
-                ):
+                count = len(tensor_inputs) + len(captured_inputs)
+                wanted = len(_internals.graph_of(function).inputs)
+                if count != wanted or _internals.is_instrumented(function):
                     # A wrong call is the function's own to refuse.
                     return vanilla(function, tensor_inputs, captured_inputs)
                 copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
             ready, executions = copy.payload, copy.executions
-            count = None if executions is None else executions.add
+            add = None if executions is None else executions.add
             told = _told_run(points, scopes, copy) if copy.is_told else None
             try:
                 if ready is None:
@@ -119,9 +118,9 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                     told.end(False)
                 raise
             if told is not None:
-                told.end(True, count)
-            elif count is not None:
-                count()
+                told.end(True, add)
+            elif add is not None:
+                add()
             return result
 
         return call_flat
