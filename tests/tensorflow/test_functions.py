@@ -577,6 +577,9 @@ def test_a_replaced_gather() -> None:
         values = function(table).numpy()
     by_row = [before[0], before[1] + before[2]]
     support.assert_close([values[0], values[1] + values[2]], [9.0 * row for row in by_row])
+    with amanda.apply(At("GatherV2", act)):
+        values = function(tf.where(table == 7.0, np.inf, table)).numpy()
+    assert values[1:].sum(axis=0).tolist() == [9.0 * by_row[1][0], np.inf, 9.0 * by_row[1][2]]
 
 
 def test_a_gradient_of_several_operators_is_changed_alike() -> None:

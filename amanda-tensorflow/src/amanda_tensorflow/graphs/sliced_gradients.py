@@ -118,10 +118,12 @@ def _of_first(gradient: Any, indices: Any) -> Any:
     """The values of slices whose sum is a gradient: the first of a row has it, further ones 0."""
     numbers = tf.range(tf.size(indices))
     first = tf.math.unsorted_segment_min(numbers, indices, tf.shape(gradient)[0])
-    is_first = tf.cast(tf.equal(tf.gather(first, indices), numbers), gradient.dtype)
     of_rows = tf.gather(gradient, indices)
     ones = tf.ones([tf.rank(of_rows) - 1], tf.int32)
-    return of_rows * tf.reshape(is_first, tf.concat([[-1], ones], 0))
+    is_first = tf.equal(tf.gather(first, indices), numbers)
+    is_first = tf.reshape(is_first, tf.concat([[-1], ones], 0))
+    # A product with zeros would make NaN of infinity.
+    return tf.where(is_first, of_rows, tf.zeros_like(of_rows))
 
 
 class _Values(PythonNode):
