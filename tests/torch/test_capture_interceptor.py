@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import convert_frame
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -407,6 +408,52 @@ def test_a_module_stays_as_it_is_and_is_not_kept_alive() -> None:
         gc.collect()
         assert [reference() for reference in left] == [None] * len(left)
         assert len(_CAPTURED[False]) == known - 1
+
+
+def test_what_was_captured_is_gone_with_its_module() -> None:
+    """Dynamo keeps nothing of a module that is gone, or of one that has got another method."""
+
+    class Own(Body):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin() + super().forward(x)
+
+    net, x, left = Own(), torch.rand(3, 4), list[Any]()
+    with applied(Counter()) as scope:
+        for forward in (Own.forward, lambda self, x: Body.forward(self, x)):
+            Own.forward = forward  # type: ignore[method-assign]
+            for _ in range(CALLS):
+                infer(net, x)
+            captured = _CAPTURED[False][net]
+            assert captured.function.__code__ in convert_frame.input_codes
+            left.append(weakref.ref(captured))
+        del captured
+        gc.collect()
+        assert left[0]() is None
+        del net
+        gc.collect()
+        assert left[1]() is None
+    assert scope.statistics.modules == {"Own": "captured"}
+
+
+def test_refused_modules_keep_no_class_alive() -> None:
+    """What is known of refused modules goes with their class."""
+
+    class Refused(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    x = torch.rand(3, 4)
+    with applied(amanda.Tool()) as scope:
+        net = Refused()
+        for _ in range(CALLS):
+            infer(net, x)
+        left = weakref.ref(Refused)
+        del net, Refused
+        # Dynamo keeps the code that it has tried, until it is reset.
+        torch.compiler.reset()
+        gc.collect()
+        assert left() is None
+    assert "Data-dependent" in scope.statistics.modules["Refused"]
 
 
 def test_interceptors_are_switched_within_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,3 +237,16 @@ def test_transforms_are_noticed_without_their_stack() -> None:
     Doubled.note()
     assert [mine for mine, _ in Doubled.said] == [theirs for _, theirs in Doubled.said]
     assert {mine for mine, _ in Doubled.said} == {True, False}
+
+
+def test_control_flow_under_a_transform() -> None:
+    """``torch.cond`` under ``vmap`` gives what it gives without a tool: it is captured there, too."""
+
+    def absolute(x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t - 1, (x,))
+        return found
+
+    expected = fingerprint(torch.vmap(absolute)(X))
+    for make in (amanda.Tool, ForwardCounter):
+        with applied(make()):
+            assert fingerprint(torch.vmap(absolute)(X)) == expected

@@ -344,3 +344,39 @@ def test_what_threads_know_of_models_that_are_gone_is_forgotten() -> None:
             del model
             sizes.append(sum(map(len, (m for m in vars(claimer).values() if isinstance(m, dict)))))
     assert sizes[1:] == [sizes[1]] * 3
+
+
+@pytest.mark.parametrize("make", TOOLS)
+def test_graphs_of_gradients_leave_nothing(make: Callable[[], amanda.Tool]) -> None:
+    """The graph of a gradient that is differentiated dies with it: no hook holds what it has got."""
+
+    def run() -> None:
+        x = torch.rand(2, 4, requires_grad=True)
+        (gradient,) = torch.autograd.grad(x.sin().pow(3).sum(), x, create_graph=True)
+        torch.autograd.grad(gradient.sum(), x, create_graph=True)
+
+    with applied(make()):
+        run()
+        live = LiveTensors()
+        run()
+        assert not live.made_since()
+
+
+def test_hooks_on_input_gradients_keep_no_gradient() -> None:
+    """A kept graph holds no gradient of the pass that has run over it."""
+    x, held = torch.rand(3, requires_grad=True), list[weakref.ref[torch.Tensor]]()
+
+    def note(*gradients: Any) -> None:
+        held.extend(weakref.ref(g) for g in gradients if g is not None)
+
+    def analyse(context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(note)
+        context.insert_after_backward_op(note)
+
+    with applied(On(sin=analyse)):
+        y = x.sin() * 2
+        y.sum().backward(retain_graph=True)
+        x.grad = None
+        assert held
+        assert [reference() for reference in held] == [None] * len(held)
+    del y

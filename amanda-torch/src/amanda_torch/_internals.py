@@ -1287,6 +1287,7 @@ _COMPILER.extend(
         "torch._dynamo.variables.torch.tracing_state_functions",
         "torch._C._dynamo.eval_frame._FrameAction",
         "torch._C._dynamo.eval_frame._FrameExecStrategy",
+        "torch._C._dynamo.eval_frame.reset_code",
         "torch._C._dynamo.eval_frame.set_eval_frame",
         "torch._ops.HigherOrderOperator",
         "torch.utils._pytree.tree_map",
@@ -1618,6 +1619,16 @@ def call_captured(callback: Any, function: Callable[..., Any], *args: Any) -> An
         return function(*args)
     finally:
         eval_frame.set_eval_frame(before)
+
+
+def forget_captured(code: types.CodeType) -> None:
+    """Drop what Dynamo has captured of some code, which keeps the callback that it was captured by.
+
+    That is memory of C++: the garbage collector finds no cycle through it.
+    """
+    eval_frame = sys.modules.get("torch._C._dynamo.eval_frame")
+    if eval_frame is not None:
+        eval_frame.reset_code(code)
 
 
 class Uncompiled:

@@ -117,6 +117,8 @@ class Parameters:
                 is_found = isinstance(tensor, torch.nn.Parameter) or (
                     position in roles and context.get_value(position) is not None
                 )
+                # One of a lazy module has no size before the module's first call.
+                is_found = is_found and not torch.nn.parameter.is_lazy(tensor)
                 if is_found and not _is_of_metric(context, tensor):
                     found.append(self._parameter(tensor, context, position))
                 continue

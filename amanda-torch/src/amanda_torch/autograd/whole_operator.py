@@ -254,11 +254,13 @@ class InputGradients:
         Args:
             places: for each such output its position, and that of its gradient at the node.
         """
-        grad_outputs = self._grad_outputs
+        grad_outputs, whole = self._grad_outputs, self._whole
 
         def before(gradients: tuple[Any, ...]) -> None:
-            for index, number in places:
-                grad_outputs[index] = gradients[number]
+            # What no posthook takes out again would stay as long as the graph.
+            if whole.replaces():
+                for index, number in places:
+                    grad_outputs[index] = gradients[number]
 
         return before
 
@@ -266,7 +268,11 @@ class InputGradients:
         """Posthook: the gradients to pass on instead, None for the same."""
         if not self._whole.acts():
             return None
-        return _internals.without_modes(self._seen_by_no_mode, grad_inputs)
+        try:
+            return _internals.without_modes(self._seen_by_no_mode, grad_inputs)
+        finally:
+            # The graph of a gradient leads back to this hook's node, in a cycle of C++.
+            self._grad_outputs[:] = [None] * len(self._grad_outputs)
 
     def _seen_by_no_mode(self, grad_inputs: tuple[Any, ...]) -> Any:
         with _internals.no_dispatch_modes():
@@ -282,7 +288,6 @@ class InputGradients:
         if ActionKind.REPLACE_BACKWARD_OP in self._kinds:
             supplied = self._whole.replaced(list(self._grad_outputs), self._count)
             changed = changed if supplied is None else supplied
-            self._grad_outputs[:] = [None] * len(self._grad_outputs)
         if ActionKind.AFTER_BACKWARD_OP in self._kinds:
             changed = self._whole.after(changed)
         if changed is full:
@@ -358,8 +363,9 @@ def hook_input_edges(
     for index, output in enumerate(outputs):
         if output.grad_fn is not None:
             makers.setdefault(output.grad_fn, []).append((index, output.output_nr))
-    for maker, given in makers.items():
-        maker.register_prehook(hook.note(given))
+    if ActionKind.REPLACE_BACKWARD_OP in kinds:
+        for maker, given in makers.items():
+            maker.register_prehook(hook.note(given))
     node.register_hook(hook.after)
     return True
 

@@ -71,7 +71,10 @@ class Capture:
         self._say: Callable[[Any, str], None] | None = None
         self._convert = _internals.frame_converter(self._captured, marks=marks)
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
-        self._convert_as_is = _internals.frame_converter(_as_it_is)
+        # A graph that runs one operator, which is seen as it is called. Dynamo takes a frame under a
+        # transform for its own "eager" alone, and what `torch.cond` calls cannot run uncaptured.
+        as_it_is = _internals.lookup_compiler("eager")
+        self._convert_as_is = _internals.frame_converter(as_it_is)
         # What is left alone, and why: said again in each scope.
         self._left: Any = torch.utils.weak.WeakIdKeyDictionary()
         self._suspended: Suspended | None = None
@@ -157,11 +160,6 @@ class Capture:
 
     def _captured(self, module: fx.GraphModule, inputs: Sequence[Any]) -> CapturedGraph:
         return CapturedGraph(module, inputs, self._without_interceptor, self)
-
-
-def _as_it_is(module: fx.GraphModule, _: Sequence[Any]) -> Any:
-    """A compiler of graphs that run one operator, which is seen as it is called."""
-    return module.forward
 
 
 def _subject(frame: Any) -> Any:

@@ -269,18 +269,23 @@ _CALL = _Call()
 
 
 class Refusals:
-    """The refused attempts to capture modules, by what modules that are alike have in common."""
+    """The refused attempts to capture modules, by what modules that are alike have in common.
+
+    They live longer than the program's classes may, and hold none of them.
+    """
 
     def __init__(self) -> None:
-        self._reasons: dict[Any, list[str]] = {}
+        self._reasons: weakref.WeakKeyDictionary[type, dict[Any, list[str]]] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def note(self, kind: Any, reason: str) -> None:
-        """Note that a module of a kind was refused, and why."""
-        self._reasons.setdefault(kind, []).append(reason)
+    def note(self, cls: type[nn.Module], kind: Any, reason: str) -> None:
+        """Note that a module of a class and a kind was refused, and why."""
+        self._reasons.setdefault(cls, {}).setdefault(kind, []).append(reason)
 
-    def reason_against(self, kind: Any) -> str:
-        """Why one more module of a kind is not tried; "" if it is."""
-        reasons = self._reasons.get(kind, [])
+    def reason_against(self, cls: type[nn.Module], kind: Any) -> str:
+        """Why one more module of a class and a kind is not tried; "" if it is."""
+        reasons = self._reasons.get(cls, {}).get(kind, [])
         return reasons[-1] if len(reasons) >= REFUSALS_ALIKE else ""
 
 
@@ -345,7 +350,9 @@ class CapturedModule:
         self._captures = 0
         self._methods: dict[tuple[type[Any], str], Any] = {}
         self._codes: frozenset[types.CodeType] = frozenset()
-        self._module = weakref.ref(module)
+        code = self.function.__code__
+        # Not a method of this object, which the reference would keep.
+        self._module = weakref.ref(module, lambda _: _internals.forget_captured(code))
         self._expected: Operators = ()
         self._convert = _internals.frame_converter(self._backend, eager=True)
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
@@ -361,6 +368,10 @@ class CapturedModule:
             if found is not method and getattr(found, "__func__", None) is not method:
                 return True
         return False
+
+    def drop(self) -> None:
+        """Let go of what was captured; calls that are running go on."""
+        _internals.forget_captured(self.function.__code__)
 
     def form(
         self, interceptor: Interceptor, module: nn.Module, args: Any, kwargs: Any
@@ -398,13 +409,14 @@ class CapturedModule:
         if self.within.have_ended():
             self.reason = self.last_reason = self.within.reason
             return None
-        reason = _reason_against(module) or self.refusals.reason_against(kind)
+        cls = type(module)
+        reason = _reason_against(module) or self.refusals.reason_against(cls, kind)
         if reason:
             self.last_reason = reason
             return None
         found = self._capture(frame, args, expected)
         if found is None:
-            self.refusals.note(kind, self.last_reason)
+            self.refusals.note(cls, kind, self.last_reason)
             self.within.note_refused(self.last_reason)
             return None
         self.within.captured += 1
@@ -453,10 +465,17 @@ def _attempts_in(interceptor: Interceptor) -> Attempts:
 
 
 def _kind(module: nn.Module, form: Any, operators: Operators) -> Any:
-    """What modules have in common of which Dynamo takes all or none, as a rule."""
+    """What modules of a class have in common of which Dynamo takes all or none, as a rule."""
     own = (vars(inner).get("forward") for inner in module.modules())
-    forwards = frozenset(getattr(f, "__code__", type(f)) for f in own if f is not None)
-    return type(module), forwards, form, operators
+    forwards = frozenset(weakref.ref(getattr(f, "__code__", type(f))) for f in own if f is not None)
+    return forwards, _without_classes(form), operators
+
+
+def _without_classes(form: Any) -> Any:
+    """The form of a call with weak references in the place of classes."""
+    if isinstance(form, tuple):
+        return tuple(map(_without_classes, form))
+    return weakref.ref(form) if isinstance(form, type) else form
 
 
 def _reason_against(module: nn.Module) -> str:
@@ -604,6 +623,9 @@ _CAPTURED: tuple[Any, Any] = (
 def _captured(module: nn.Module) -> CapturedModule:
     by_module = _CAPTURED[torch.is_inference_mode_enabled()]
     found: CapturedModule | None = by_module.get(module)
-    if found is None or found.is_outdated():
+    if found is not None and found.is_outdated():
+        found.drop()
+        found = None
+    if found is None:
         found = by_module[module] = CapturedModule(module)
     return found

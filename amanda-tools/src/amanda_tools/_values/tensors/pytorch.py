@@ -25,6 +25,9 @@ _NUMPY_FLOATS = {
 _OWN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 """The classes whose tensors hold their numbers, and compute as PyTorch does."""
 
+_PACKED = torch.float4_e2m1fn_x2
+"""Its elements are two numbers each, which no kernel reads."""
+
 _transform = _internals.transform_check()
 _is_old_batch = _internals.old_batch_check()
 
@@ -35,6 +38,7 @@ def _holds_numbers(tensor: Any) -> bool:
         or tensor.is_nested
         or tensor.is_quantized
         or tensor.layout is not torch.strided
+        or tensor.dtype is _PACKED
         or _is_old_batch(tensor)
     )
 
@@ -58,6 +62,11 @@ def _plain(tensor: Any) -> Any:
         return None
     with _internals.no_overrides():
         return tensor.detach()
+
+
+def _widened(tensor: Any) -> Any:
+    """A tensor of floats as wide as kernels take them: of eight bits they take few (2.13)."""
+    return tensor.float() if tensor.dtype.itemsize == 1 else tensor
 
 
 def _is_distributed(tensor: Any) -> bool:
@@ -167,7 +176,7 @@ class TorchArithmetic(Arithmetic):
 
     @_reads(True)
     def is_finite(self, tensor: Any) -> bool:
-        return bool(torch.isfinite(tensor).all())
+        return bool(torch.isfinite(_widened(tensor)).all())
 
     def is_clean(self, tensor: Any) -> bool:
         if type(tensor) not in _OWN or _transform() is not None:
@@ -184,7 +193,7 @@ class TorchArithmetic(Arithmetic):
 
     @_reads(False)
     def has_nan(self, tensor: Any) -> bool:
-        return bool(torch.isnan(tensor).any())
+        return bool(torch.isnan(_widened(tensor)).any())
 
     def shape(self, tensor: Any) -> list[int]:
         # A nested tensor of the strided layout raises when it is asked for its shape, and that of
