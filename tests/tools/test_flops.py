@@ -271,3 +271,15 @@ def test_the_native_fast_paths_count_as_the_slow_ones(name: str) -> None:
     fast = counted(inference(model, **inputs))
     assert fast["flops"] == slow["flops"] > 0
     assert set(fast["by_type"]) != set(slow["by_type"])
+
+
+def test_parameters_of_lazy_modules_have_no_size_before_the_first_call() -> None:
+    """An operator on such a parameter raises the error that it raises without a tool."""
+
+    def run() -> None:
+        layer = nn.LazyLinear(3)
+        with pytest.raises(ValueError, match="uninitialized parameter"):
+            layer.weight.sum()
+        layer(torch.rand(2, 4))
+
+    assert counted(run)["params"] == 15

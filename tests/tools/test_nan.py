@@ -60,6 +60,12 @@ def first(run: Callable[[], Any], **options: Any) -> Any:
 # -- which operator ----------------------------------------------------------
 
 
+def test_a_product_in_eight_bits() -> None:
+    """Numbers of eight bits are looked at, for which PyTorch has few kernels."""
+    found = first(lambda: torch.full((3,), 1e9).to(torch.float8_e5m2))
+    assert found["op"] == "to"
+
+
 def test_the_planted_product_is_named_with_its_line() -> None:
     """The second multiplication overflows: it is named, with module path and line."""
     model = nn.Sequential(Planted(), nn.Linear(4, 1))
@@ -155,6 +161,8 @@ PASSED_ON: dict[str, Callable[[torch.Tensor], Any]] = {
     "maxima from below": lambda x: torch.maximum(x, torch.full_like(x, float("-inf"))),
     "integers": lambda x: (x * 1000).int() // 3,
     "complex": lambda x: torch.complex(x, x) * 2,
+    "eight bits": lambda x: x.to(torch.float8_e4m3fn).float(),
+    "four bits": lambda x: (x * 9).to(torch.uint8).view(torch.float4_e2m1fn_x2).view(torch.uint8),
 }
 
 

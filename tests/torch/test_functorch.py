@@ -240,7 +240,7 @@ def test_transforms_are_noticed_without_their_stack() -> None:
 
 
 def test_control_flow_under_a_transform() -> None:
-    """``torch.cond`` under ``vmap`` gives what it gives without a tool: it is captured there, too."""
+    """``torch.cond`` under ``vmap`` gives what it gives without a tool: it is captured."""
 
     def absolute(x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t - 1, (x,))

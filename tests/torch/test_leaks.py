@@ -348,7 +348,7 @@ def test_what_threads_know_of_models_that_are_gone_is_forgotten() -> None:
 
 @pytest.mark.parametrize("make", TOOLS)
 def test_graphs_of_gradients_leave_nothing(make: Callable[[], amanda.Tool]) -> None:
-    """The graph of a gradient that is differentiated dies with it: no hook holds what it has got."""
+    """The graph of a gradient that is differentiated dies with it: no hook holds it."""
 
     def run() -> None:
         x = torch.rand(2, 4, requires_grad=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -92,3 +93,44 @@ def test_stock_model_takes_backward_routines_everywhere(name: str) -> None:
     with applied(counter):
         models.loss(model(**inputs)).backward()
     assert counter.backward_ops["ConvolutionBackward0"] == 53
+
+
+@pytest.mark.parametrize("make", [*TRANSPARENT, Counter])
+def test_parameters_swap_what_they_hold(make: Callable[[], amanda.Tool]) -> None:
+    """A module may change the type of its parameters in place, which PyTorch refuses where there
+    are references to them, and their accumulations are seen afterwards as before."""
+
+    def run(is_swapped: bool) -> tuple[Any, amanda.Tool]:
+        torch.manual_seed(0)
+        net, tool, losses = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), make(), []
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        torch.__future__.set_swap_module_params_on_conversion(is_swapped)
+        try:
+            with applied(tool):
+                for dtype in (torch.float32, torch.float64, torch.float64):
+                    loss = net.to(dtype)(torch.ones(2, 3, dtype=dtype)).sum()
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    losses.append(loss.detach())
+                    del loss
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        return [fingerprint(losses), fingerprint([*net.parameters()])], tool
+
+    (expected, counted), (found, swapped) = run(False), run(True)
+    assert found == expected
+    if isinstance(swapped, Counter) and isinstance(counted, Counter):
+        assert swapped.backward_ops == counted.backward_ops
+        assert swapped.backward_ops["AccumulateGrad"] == 12
+
+
+def test_references_of_the_program_keep_parameters_from_swapping() -> None:
+    """PyTorch's error is raised as ever where the program refers weakly to a parameter."""
+    net = nn.Linear(2, 2)
+    reference = weakref.ref(net.weight)
+    with applied(Counter()):
+        net(torch.ones(1, 2))
+        with pytest.raises(RuntimeError, match="Cannot swap t1 because it has weakref"):
+            torch.utils.swap_tensors(net.weight, nn.Parameter(torch.ones(2, 2)))
+    assert reference() is net.weight

@@ -968,6 +968,12 @@ def has_global_hooks() -> bool:
     return False
 
 
+SWAPPING, SWAPPING_REFERENCES = torch.utils, "weakref"
+"""The module of ``swap_tensors``, by which modules change the type of parameters that are of a
+subclass, and where it asks whether there are weak references to one: it refuses those (2.13)."""
+
+_require(f"{SWAPPING.__name__}.{SWAPPING_REFERENCES}")
+
 CHECKPOINT = torch.utils.checkpoint
 CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
 if hasattr(CHECKPOINT, CHECKPOINT_GENERATOR + "_impl"):

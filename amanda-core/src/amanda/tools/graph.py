@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import attrs
 
 from amanda.errors import AmandaError, CapabilityError, TensorReleased
 from amanda.interface.context import OpContext
+from amanda.references import Reference
 from amanda.scope.switches import disabled
 from amanda.tools.description import OpDescription, describe
 
@@ -400,7 +400,7 @@ class Graph:
             del self._bound[reference.key]
 
 
-class _Reference(weakref.ref[Any]):
+class _Reference(Reference):
     """A weak reference with the ``id()`` of its tensor, which is still known when that is gone."""
 
     __slots__ = ("key",)

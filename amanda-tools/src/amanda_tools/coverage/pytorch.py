@@ -18,6 +18,7 @@ from torch import nn
 
 from amanda import OpContext
 from amanda.interface.points import Point, PointContext
+from amanda.references import Reference
 from amanda_tools._operators.saved_tensors import node_of
 from amanda_tools.coverage.peers import Peer
 
@@ -134,7 +135,7 @@ class ModuleHooks(Peer):
         backward = list(find_border_nodes(op_id, outputs, edges))
         # The innermost module's call; whether it shows the operator is known when it returns.
         self._calls[-1].ops.append(
-            Borders(op_id, [*map(weakref.ref, inputs)], [*map(weakref.ref, outputs)], backward)
+            Borders(op_id, [*map(Reference, inputs)], [*map(Reference, outputs)], backward)
         )
 
     def seen(self) -> frozenset[str]:

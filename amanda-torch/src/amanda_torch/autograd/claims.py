@@ -25,6 +25,7 @@ from torch import nn
 from amanda.engine.backward import OpHandle, PastTensor, backward_needs
 from amanda.engine.plan import ActionPlan
 from amanda.interface.calls import NamedOp
+from amanda.references import Reference
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.hooks import (
@@ -353,7 +354,7 @@ class Past(list[Any]):
         outputs: Sequence[Any],
         modules: Sequence[weakref.ref[nn.Module]],
     ) -> None:
-        super().__init__([None if t is None else weakref.ref(t) for t in (*inputs, *outputs)])
+        super().__init__([None if t is None else Reference(t) for t in (*inputs, *outputs)])
         self += modules
         self._inputs = len(inputs)
         self._outputs = len(outputs)
@@ -496,7 +497,7 @@ class Claim:
         return hooks
 
 
-class _Owner(weakref.ref[torch.Tensor]):
+class _Owner(Reference):
     """A reference to a leaf, and the operator whose its accumulation is.
 
     One object: with a callback of its own it would be six.

@@ -71,8 +71,8 @@ class Capture:
         self._say: Callable[[Any, str], None] | None = None
         self._convert = _internals.frame_converter(self._captured, marks=marks)
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
-        # A graph that runs one operator, which is seen as it is called. Dynamo takes a frame under a
-        # transform for its own "eager" alone, and what `torch.cond` calls cannot run uncaptured.
+        # Of a graph that runs one operator, seen as it is called. Under a transform Dynamo captures
+        # for this compiler alone, and what `torch.cond` calls cannot run uncaptured.
         as_it_is = _internals.lookup_compiler("eager")
         self._convert_as_is = _internals.frame_converter(as_it_is)
         # What is left alone, and why: said again in each scope.

@@ -17,7 +17,6 @@ know of them: see :mod:`amanda_torch.compiled.derived_leaves`.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ import torch
 from torch import nn
 
 from amanda.inline import Counter, ShapeSum, Timer
+from amanda.references import Reference
 from amanda.state import STATE, TOOL_LOCK
 from amanda_torch import _internals
 from amanda_torch.autograd import passes
@@ -145,7 +145,7 @@ class Trial:
         for variable in variables:
             if self.claimer.owner_of(variable) == known.handle.op_id:
                 key = id(variable)
-                self.leaves[key] = Leaf(weakref.ref(variable), self._indices[key], known, number)
+                self.leaves[key] = Leaf(Reference(variable), self._indices[key], known, number)
                 number += 1
         return True
 

@@ -22,6 +22,7 @@ import attrs
 import torch
 
 from amanda.inline import Counter, ShapeSum
+from amanda.references import Reference
 from amanda_torch.autograd import passes
 from amanda_torch.autograd.claims import Claimer, KnownGradients, is_marked, mark_of
 from amanda_torch.autograd.hooks import Accumulation, NodeHooks, note_reached
@@ -94,7 +95,7 @@ class Leaves:
         variables = [
             variable for leaf in leaves.values() if (variable := leaf.variable()) is not None
         ]
-        self._watched = [weakref.ref(variable, gone) for variable in variables]
+        self._watched = [Reference(variable, gone) for variable in variables]
         self._owner_changes = -1
         self._owners = dict.fromkeys((leaf.op_id for leaf in leaves.values()), self)
         self._last: weakref.ref[Any] | None = None

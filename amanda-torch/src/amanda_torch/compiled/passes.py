@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from amanda.interface.points import Point
+from amanda.references import Reference
 from amanda_torch.compiled.deferred import CalledModule
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.routines import RoutineDispatcher
@@ -117,7 +118,7 @@ class Passes:
         Of what the model returns, the graph does not tell it.
         """
         if isinstance(result, torch.Tensor):
-            self._computed.append(weakref.ref(result))
+            self._computed.append(Reference(result))
 
     def learn_outputs(self, outputs: Sequence[Any]) -> None:
         """Learn in the first run which outputs of the graph belong to forward passes."""

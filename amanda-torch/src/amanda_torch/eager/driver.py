@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ from torch import nn
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
+from amanda.references import is_own
 from amanda.registry.proofs import is_proving
 from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals
@@ -78,6 +80,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             self._checkpoints.patch(patches)
         if works(proofs.REENTRANT_CHECKPOINTS):
             self._checkpoints.patch_reentrant(patches)
+        # Only the program's own references keep PyTorch from swapping what parameters hold.
+        patches.wrap(_internals.SWAPPING, _internals.SWAPPING_REFERENCES, _without_own_references)
         asks = works(proofs.FAST_PATHS)
         called = self._called_modules if works(proofs.MODULE_CALLS) else None
         self._tracers.attach(called, asks, works(proofs.COMPILED), has_mode=not self._has_gate)
@@ -342,6 +346,18 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     points.backward_ends(told)
 
         return run_backward
+
+
+def _without_own_references(vanilla: Any) -> Any:
+    """The module ``weakref`` with a ``getweakrefs`` that leaves out Amanda's."""
+    found = types.ModuleType(vanilla.__name__)
+    vars(found).update(vars(vanilla))
+
+    def getweakrefs(value: Any) -> list[Any]:
+        return [one for one in vanilla.getweakrefs(value) if not is_own(one)]
+
+    vars(found)["getweakrefs"] = getweakrefs
+    return found
 
 
 def _forget(reference: weakref.ref[InterceptingDriver], label: str) -> None:

@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from amanda.interface.specs import Phase
+from amanda.references import Reference
 from amanda.state import Lock
 from amanda_torch import _internals
 from amanda_torch.eager.fused_modules import FUSED
@@ -630,13 +631,13 @@ class Tracker:
 
     def note_results(self, results: Sequence[Any]) -> None:
         """Note what an outermost module has returned."""
-        self.results = list(map(weakref.ref, results))
+        self.results = list(map(Reference, results))
 
     def note_outside(self, result: Any, phase: Phase) -> None:
         """Note what an operator outside of modules has computed without gradients."""
         if isinstance(result, torch.Tensor):
             noted = self._more_results if phase == "forward" else self._measured
-            noted.append(weakref.ref(result))
+            noted.append(Reference(result))
 
     def is_measured(self, tensors: Sequence[Any]) -> bool:
         """Whether one of these tensors was computed by an operator of another phase."""
