@@ -63,7 +63,7 @@ def first(run: Callable[[], Any], **options: Any) -> Any:
 def test_a_product_in_eight_bits() -> None:
     """Numbers of eight bits are looked at, for which PyTorch has few kernels."""
     found = first(lambda: torch.full((3,), 1e9).to(torch.float8_e5m2))
-    assert found["op"] == "to"
+    assert found["type"] == "to"
 
 
 def test_the_planted_product_is_named_with_its_line() -> None:
