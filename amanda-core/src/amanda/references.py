@@ -16,6 +16,18 @@ class Reference(weakref.ref[Any]):
     __slots__ = ()
 
 
+def reference_to(value: Any) -> Reference:
+    """The one reference of this class to an object: there may be very many objects.
+
+    Raises:
+        TypeError: the object takes no weak references.
+    """
+    for one in weakref.getweakrefs(value):
+        if type(one) is Reference:
+            return one
+    return Reference(value)
+
+
 def is_own(reference: Any) -> bool:
     """Whether a weak reference is Amanda's: it is of a class of Amanda's, or of its packages."""
     return type(reference).__module__.startswith(("amanda.", "amanda_"))

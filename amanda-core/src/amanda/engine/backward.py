@@ -17,7 +17,7 @@ from amanda.engine.plan import find_replacement
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, described
 from amanda.interface.action import Action, ActionKind, InstPoint
-from amanda.references import Reference
+from amanda.references import reference_to
 from amanda.state import STATE, LiveScope, tool_locked
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class PastTensor:
 
 def _reference(tensor: Any) -> Callable[[], Any]:
     try:
-        return Reference(tensor)
+        return reference_to(tensor)
     except TypeError:
         return _gone
 

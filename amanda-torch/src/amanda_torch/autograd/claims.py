@@ -25,7 +25,7 @@ from torch import nn
 from amanda.engine.backward import OpHandle, PastTensor, backward_needs
 from amanda.engine.plan import ActionPlan
 from amanda.interface.calls import NamedOp
-from amanda.references import Reference
+from amanda.references import Reference, reference_to
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.hooks import (
@@ -354,7 +354,11 @@ class Past(list[Any]):
         outputs: Sequence[Any],
         modules: Sequence[weakref.ref[nn.Module]],
     ) -> None:
-        super().__init__([None if t is None else Reference(t) for t in (*inputs, *outputs)])
+        # Not Amanda's own for all: only of parameters may the program swap what they hold.
+        super().__init__(
+            None if t is None else weakref.ref(t) if type(t) is torch.Tensor else reference_to(t)
+            for t in (*inputs, *outputs)
+        )
         self += modules
         self._inputs = len(inputs)
         self._outputs = len(outputs)

@@ -63,17 +63,17 @@ def substitute(old: Any, new: torch.Tensor, action: Action) -> torch.Tensor:
         passed: torch.Tensor = AmandaSubstituteInTransform.apply(old, new)
         return passed
     if not (torch.is_grad_enabled() and old.requires_grad and is_differentiable(new)):
-        return _of_class(new, new.detach()) if new.requires_grad else new
+        return of_class(new, new.detach()) if new.requires_grad else new
     value = new.detach()
     if _internals.shares_storage(old, new):
         # A later in-place operator on the result would change `old`, which autograd may have saved.
         value = value.clone()
-    value = _of_class(new, value)
+    value = of_class(new, value)
     result: torch.Tensor = _internals.apply_function(AmandaSubstitute, old, [value])
     return result
 
 
-def _of_class(new: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def of_class(new: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """`value`, which PyTorch has made of `new`, as one of a class that overrides operators, too:
     the overriding is off here, by which it would have become one."""
     cls = type(new)

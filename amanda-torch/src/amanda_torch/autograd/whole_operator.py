@@ -28,6 +28,7 @@ from amanda_torch.autograd.nodes import (
     node_name,
     set_alias,
 )
+from amanda_torch.autograd.substitution import of_class
 
 
 class WholeOperator(OperatorGradients):
@@ -162,7 +163,7 @@ def _gathered(
     results = _internals.apply_function(identity, selected, *tensors)
     values = list(values)
     for position, result in zip(positions, results, strict=True):
-        values[position] = result
+        values[position] = of_class(values[position], result)
     return values
 
 
