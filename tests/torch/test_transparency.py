@@ -95,7 +95,7 @@ def test_stock_model_takes_backward_routines_everywhere(name: str) -> None:
     assert counter.backward_ops["ConvolutionBackward0"] == 53
 
 
-@pytest.mark.parametrize("make", [*TRANSPARENT, Counter])
+@pytest.mark.parametrize("make", [*TRANSPARENT, Counter, amanda.tools.load("flops")])
 def test_parameters_swap_what_they_hold(make: Callable[[], amanda.Tool]) -> None:
     """A module may change the type of its parameters in place, which PyTorch refuses where there
     are references to them, and their accumulations are seen afterwards as before."""
