@@ -165,3 +165,50 @@ def test_a_file_is_no_output_folder(amanda: Command, script: Script) -> None:
     assert run.returncode == 2
     said = f"cannot write to the output folder {path}: something of that name is there, which is no"
     assert said in run.stderr
+
+
+@pytest.mark.parametrize("option", ["--ops", "--modules"])
+@pytest.mark.parametrize("text", ["", "+", ","])
+def test_a_selection_of_nothing_is_wrong_usage(
+    option: str, text: str, amanda: Command, script: Script
+) -> None:
+    """An unset variable of the shell selects nothing, and not all."""
+    run = amanda("run", "-t", "count", option, text, str(script(OPERATORS)))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert f"error: run: {option} needs a name or several, and got {text!r}; see: " in run.stderr
+
+
+def test_a_folder_in_the_place_of_a_result_is_said_before_the_program_starts(
+    amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """The run would lose the result at its end."""
+    (tmp_path / "out" / "count-2.json").mkdir(parents=True)
+    run = amanda("run", "-t", "count,count", "-o", "out", str(script(OPERATORS)))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "count-2.json is a folder, and a result goes there; remove it" in run.stderr
+
+
+def test_a_folder_that_the_program_removes_is_made_again(
+    amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """A program may clear its own output, and that of the tools with it."""
+    text = "import shutil\nshutil.rmtree('runs')\n"
+    path = str(script(OPERATORS + text))
+    run = amanda("run", "-t", "count,dump", "-o", "runs/out", "--html", path)
+    assert (run.returncode, run.stderr) == (0, "")
+    names = {file.name for file in (tmp_path / "runs" / "out").iterdir()}
+    assert {"count.json", "dump.json", "report.html"} <= names
+
+
+def test_merging_writes_nothing_where_no_plugin_draws_the_page(
+    amanda: Command, tmp_path: Path
+) -> None:
+    """The ranks have pages, and the merged results would have none."""
+    for rank in "01":
+        result = '{"tool": "x", "schema": 1, "summary": {}, "namespaces": [], "ops": []}'
+        (tmp_path / f"x-rank{rank}.json").write_text(result)
+        (tmp_path / f"report-rank{rank}.html").write_text("")
+    run = amanda("merge", ".", AMANDA_DISABLE_PLUGINS="amanda-tools")
+    assert run.returncode == 2
+    assert "no plugin draws pages (amanda-tools: disabled by AMANDA_DISABLE_PLUGINS" in run.stderr
+    assert not (tmp_path / "x.json").exists()

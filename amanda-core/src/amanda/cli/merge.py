@@ -100,10 +100,13 @@ def merge(folder: Path, left_out: list[str] | None = None) -> list[Path]:
         for name, contents in groups.items()
         if contents
     }
+    has_page = any(folder.glob("report-rank*.html"))
+    if has_page:
+        pages.check_page(pages.page_path(folder, ""))
     for name, content in merged.items():
         write_json(folder / name, content)
     written = [folder / name for name in merged]
-    if any(folder.glob("report-rank*.html")):
+    if has_page:
         written.append(pages.page_path(folder, ""))
         results = {n.removesuffix(".json"): c for n, c in merged.items() if _TIMELINE not in n}
         pages.write_page(written[-1], create_report(results))

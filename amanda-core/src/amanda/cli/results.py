@@ -149,6 +149,7 @@ class Report:
         # Framework calls of a tool that computes its result are not operators of the program.
         STATE.paused += 1
         try:
+            self._make_folders()
             for named in self.tools:
                 self._write(named)
             if self.page is not None:
@@ -161,6 +162,14 @@ class Report:
                         self.complain(f"warning: {option}")
         finally:
             STATE.paused -= 1
+
+    def _make_folders(self) -> None:
+        """Make the folders that the program has removed, as one does that clears its own output."""
+        for folder in (self.folder, self.page and self.page.parent):
+            if folder is not None:
+                # What cannot be made is told with the result that has no place then.
+                with contextlib.suppress(OSError):
+                    folder.mkdir(parents=True, exist_ok=True)
 
     def _write(self, named: NamedTool) -> None:
         if self.folder is None and self.page is None:

@@ -13,7 +13,7 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -118,14 +118,14 @@ def _add_selection(own: CommandParser) -> None:
     """Add the options that restrict all tools to some operators and executions."""
     own.add_argument(
         "--ops",
+        type=_some_names,
         metavar="A+B",
-        default="",
         help="tools see operators of these types only (default: all)",
     )
     own.add_argument(
         "--modules",
+        type=_some_names,
         metavar="A+B",
-        default="",
         help="and of modules whose paths have these patterns, such as 'layer1.*'",
     )
     own.add_argument(
@@ -177,6 +177,17 @@ class _Folder(argparse.Action):
                 self, f"is given twice ({known} and {values}); all results go to one folder"
             )
         setattr(namespace, self.dest, Path(values))
+
+
+def _some_names(text: str) -> str:
+    """A list of names, with one at least, which an unset variable of the shell has not.
+
+    Raises:
+        ArgumentTypeError: it is empty.
+    """
+    if grammar.split_names(text):
+        return text
+    raise argparse.ArgumentTypeError(f"needs a name or several, and got {text!r}")
 
 
 def _number_from(least: int) -> Callable[[str], int]:
@@ -303,6 +314,8 @@ def create_report(given: argparse.Namespace) -> Report:
     # Absolute: the program may change the current folder.
     folder = None if given.output is None else given.output.absolute()
     rank = Rank.of_environment()
+    if folder is not None:
+        _check_files(folder, (f"{named.name}{rank.suffix}.json" for named in tools))
     page = pages.page_path(folder, rank.suffix).absolute() if given.html else None
     if page is not None:
         pages.check_page(page)
@@ -367,7 +380,7 @@ def create_op_filter(given: argparse.Namespace) -> OpFilter:
     Raises:
         UsageError: a pattern is not of the kind that is known.
     """
-    ops, modules = (tuple(grammar.split_names(text)) for text in (given.ops, given.modules))
+    ops, modules = (tuple(grammar.split_names(text or "")) for text in (given.ops, given.modules))
     return OpFilter(ops, modules, given.every, given.skip)
 
 
@@ -406,6 +419,17 @@ def check_folder(folder: Path | None) -> None:
         if isinstance(error, FileExistsError):
             reason = "something of that name is there, which is no folder"
         raise UsageError(f"cannot write to the output folder {folder}: {reason}") from error
+
+
+def _check_files(folder: Path, names: Iterable[str]) -> None:
+    """Check that no folder has the name of a result: the run would lose it at its end.
+
+    Raises:
+        UsageError: one has.
+    """
+    for name in names:
+        if (folder / name).is_dir():
+            raise UsageError(f"{folder / name} is a folder, and a result goes there; remove it")
 
 
 class Run:
