@@ -233,8 +233,8 @@ MALFORMED = {
     "def charts(self):\n    return [Chart(title='c', kind='pie', labels=[], values={})]": (
         "chart 'c': kind='pie' is not one of bar, hist, line, points, spans"
     ),
-    "def charts(self):\n    return [Chart(title='c', kind='bar', labels=[1], values={'s': []})]": (
-        "chart 'c' has 1 labels, and 0 values of 's'"
+    "def charts(self):\n    return [Chart(title='c', kind='bar', labels=[], values={'s': [1]})]": (
+        "chart 'c' has 0 labels, and 1 values of 's'"
     ),
     "def charts(self):\n    return [3]": "charts: int 3 is no Chart",
     "def result(self):\n    return {'summary': {'x': Mute()}}": "ValueError: mute",

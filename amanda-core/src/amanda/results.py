@@ -73,7 +73,7 @@ class Chart:
         starts: where each of the ``"spans"`` begins; its value is how long it is.
 
     Raises:
-        ValueError: there is no such kind, or a series has more or fewer values than there are
+        ValueError: there is no such kind, or a series has values, but more or fewer than there are
             labels.
     """
 
@@ -98,7 +98,8 @@ class Chart:
         series = [*self.values.items(), *self.run.items()]
         series += [("starts", self.starts)] if self.kind == "spans" else []
         for name, values in series:
-            if len(values) != len(self.labels):
+            # Nothing at all is allowed: a tool need not look whether it has something.
+            if len(values) not in (0, len(self.labels)):
                 raise ValueError(
                     f"chart {self.title!r} has {len(self.labels)} labels, and {len(values)} "
                     f"values of {name!r}"

@@ -136,7 +136,9 @@ def sum_at_one_depth(chart: Chart) -> Chart:
             group[name] += value or 0.0
     order = sorted(sums, key=lambda label: -sum(sums[label].values()))
     values = {name: [sums[label][name] for label in order] for name in chart.values}
-    return attrs.evolve(chart, labels=order, values=values, names=(), modules=False, run={})
+    return attrs.evolve(
+        chart, labels=order, values=values, names=(), modules=False, run={}, starts=()
+    )
 
 
 def forward_types(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
