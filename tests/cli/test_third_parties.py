@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import textwrap
 from pathlib import Path
@@ -71,6 +72,22 @@ def test_warnings_of_plugins_say_where_they_are_from(
     assert run.stderr == (
         f"amanda: warning: mine (UserWarning of {tmp_path}/site/other_plugin.py:2)\n"
     )
+
+
+def test_a_plugin_changes_nothing_that_the_program_finds(amanda: Command, tmp_path: Path) -> None:
+    """The current folder and Python's random numbers are as without it, and the folder is told."""
+    (tmp_path / "program.py").write_text(
+        f"{OPERATORS}import os, random\nprint(os.getcwd(), random.random())\n"
+    )
+    change = "import os, random\nrandom.seed(3)\nos.chdir('/')\n"
+    site = odd(tmp_path, "", plugin=change + PLUGIN)
+    run = amanda("run", "-t", "odd,count", "-o", "out", "program.py", PYTHONPATH=site)
+    said = "plugin other (amanda-other 1.0) has changed the current folder: it is put back"
+    assert (run.returncode, run.stderr) == (0, f"amanda: warning: {said}\n")
+    folder, number = run.stdout.splitlines()[1].split()
+    assert folder == str(tmp_path)
+    assert float(number) != random.Random(3).random()
+    assert (tmp_path / "out" / "count.json").exists()
 
 
 # -- entry points -----------------------------------------------------------------

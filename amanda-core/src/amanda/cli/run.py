@@ -6,6 +6,7 @@ import argparse
 import atexit
 import contextlib
 import os
+import random
 import shlex
 import signal
 import sys
@@ -224,7 +225,7 @@ def main(arguments: Sequence[str]) -> int:
     # What plugins and tools print as they are loaded is no output of the program.
     silent = contextlib.redirect_stdout(sys.stderr)
     try:
-        with warnings.catch_warnings(record=True) as caught, silent:
+        with warnings.catch_warnings(record=True) as caught, silent, _random_kept():
             warnings.simplefilter("always")
             run = _prepare(given, ours, words)
         run.report.out = out
@@ -240,6 +241,16 @@ def main(arguments: Sequence[str]) -> int:
         complain(f"error: {problem}")
         return problem.status if isinstance(problem, program.ProgramError) else WRONG_USAGE
     return run.execute()
+
+
+@contextlib.contextmanager
+def _random_kept() -> Iterator[None]:
+    """Have the program draw the numbers that it draws without us: a plugin may draw some, too."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def _prepare(given: argparse.Namespace, ours: Sequence[str], words: Sequence[str]) -> Run:

@@ -138,7 +138,7 @@ class Registry:
         self._check_variables(disabled)
 
     def _load(self, record: PluginRecord, load: Callable[[], Any]) -> None:
-        known = set(sys.modules)
+        known, folder = set(sys.modules), _current_folder()
         try:
             record.plugin = load()
             self._register(record)
@@ -152,6 +152,10 @@ class Registry:
             )
             raise
         record.imported = frozenset(n for n in set(sys.modules) - known if "." not in n)
+        if folder and _current_folder() != folder:
+            # The names of the program's files are relative to it.
+            os.chdir(folder)
+            self._warn([f"plugin {record.title} has changed the current folder: it is put back"])
 
     def _check_variables(self, disabled: set[str]) -> None:
         known = {name for record in self.records for name in (record.name, record.distribution)}
@@ -232,6 +236,14 @@ class Registry:
     def loaded(self) -> Iterable[PluginRecord]:
         """The records of the plugins that are loaded."""
         return (record for record in self.records if record.plugin is not None)
+
+
+def _current_folder() -> str:
+    """The current folder; "" if it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def _looks_like_hook(plugin: Any, name: str) -> bool:
