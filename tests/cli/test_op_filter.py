@@ -232,3 +232,43 @@ def test_on_the_command_line(amanda: Command, script: Script, tmp_path: Path) ->
         assert wrong.returncode == 2
         assert f"{option.partition('=')[0]} takes a whole number from" in wrong.stderr
         assert wrong.stdout == ""
+
+
+def test_a_single_name_is_a_list_of_one() -> None:
+    """A text is no list of its characters, which would select nothing."""
+    assert OpFilter(ops="linear", modules="1.*") == OpFilter(ops=["linear"], modules=["1.*"])
+    assert counted(OpFilter(ops="linear")) == counted(OpFilter(ops=["linear"]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"ops": 3}, "takes names of operators and modules as texts, got 3"),
+        ({"modules": [len]}, "takes names of operators and modules as texts, got"),
+        ({"every": "2"}, "takes a whole number for every, got '2'"),
+        ({"skip": 1.5}, "takes a whole number for skip, got 1.5"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(wrong: dict[str, Any], said: str) -> None:
+    """What a filter takes, and what it got."""
+    with pytest.raises(TypeError, match=said):
+        OpFilter(**wrong)
+
+
+def test_a_scope_takes_no_other_filter() -> None:
+    """A dictionary of its arguments is none; the message has the right form."""
+    with pytest.raises(TypeError, match=r"must be an amanda\.tools\.op_filter\.OpFilter"):
+        amanda.apply(Tool(), op_filter={"ops": ["linear"]})  # type: ignore[arg-type]
+
+
+def test_a_list_of_tools_is_answered_with_the_right_form() -> None:
+    """Tools are arguments of their own."""
+    with pytest.raises(TypeError, match=r"pass several one by one, as \*tools"):
+        amanda.apply([Tool(), Tool()])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [None, 3, CountTool])
+def test_a_tool_is_loaded_by_its_name(name: Any) -> None:
+    """What is no text names none."""
+    with pytest.raises(TypeError, match="takes the name of a tool, got"):
+        amanda.tools.load(name)

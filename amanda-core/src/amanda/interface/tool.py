@@ -296,7 +296,9 @@ def check_tool(tool: Any, where: str) -> None:
         name = tool.__name__
         raise TypeError(f"{where} got the class {name}; pass an instance: {name}()")
     if not isinstance(tool, Tool):
-        raise TypeError(f"{where} needs amanda.Tool instances, got {tool!r}")
+        several = isinstance(tool, (list, tuple)) and all(isinstance(one, Tool) for one in tool)
+        hint = "; pass several one by one, as *tools" if tool and several else ""
+        raise TypeError(f"{where} needs amanda.Tool instances, got {tool!r}{hint}")
 
 
 def traceable(func: _F) -> _F:

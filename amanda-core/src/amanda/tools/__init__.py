@@ -44,10 +44,13 @@ def load(name: str) -> type[Tool]:
         name: the short name; ``<distribution>/<name>`` if several packages have a tool of it.
 
     Raises:
+        TypeError: `name` is no text.
         UnknownNameError: no installed package has a tool of this name; the message has close
             matches.
         PluginError: the package that registers the tool does not contain it.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"amanda.tools.load() takes the name of a tool, got {described(name)}")
     entry = plugins.find_tool(name)
     if entry is None:
         hint = "amanda tools lists them all"

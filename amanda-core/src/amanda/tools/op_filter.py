@@ -32,6 +32,27 @@ _REGEX = re.compile(r"[\^$|()+]|\.\*\.|\\")
 _NO_REGEX = "; in a pattern * is any text and ? any character: it is no regular expression"
 
 
+def _names(names: Any) -> tuple[str, ...]:
+    """Convert an argument to a tuple of names; a single name may be given as a string.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    found = (names,) if isinstance(names, str) else names
+    try:
+        found = tuple(found)
+    except TypeError:
+        found = (None,)
+    if not all(isinstance(name, str) for name in found):
+        raise TypeError(f"OpFilter takes names of operators and modules as texts, got {names!r}")
+    return found
+
+
+def _check_number(_: Any, field: Any, value: Any) -> None:
+    if not isinstance(value, int):
+        raise TypeError(f"OpFilter takes a whole number for {field.name}, got {value!r}")
+
+
 @attrs.frozen
 class OpFilter:
     """Restricts the tools of a scope to some operators and to some of their executions.
@@ -48,13 +69,14 @@ class OpFilter:
         skip: routines do not run at the first N executions of an operator.
 
     Raises:
+        TypeError: `ops` or `modules` are no names, or `every` or `skip` no whole number.
         ValueError: `every` is less than 1, or `skip` less than 0.
     """
 
-    ops: Sequence[str] = ()
-    modules: Sequence[str] = ()
-    every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    skip: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    ops: Sequence[str] = attrs.field(default=(), converter=_names)
+    modules: Sequence[str] = attrs.field(default=(), converter=_names)
+    every: int = attrs.field(default=1, validator=[_check_number, attrs.validators.ge(1)])
+    skip: int = attrs.field(default=0, validator=[_check_number, attrs.validators.ge(0)])
     _matched: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
     _met_ops: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
     _met_modules: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
