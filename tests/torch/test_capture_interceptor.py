@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ from amanda import inline
 from amanda.cli.results import last_line
 from amanda.errors import InPlaceWarning
 from amanda.state import STATE, TOOL_LOCK
+from amanda_torch import _internals
 from amanda_torch.compiled import modules
 from amanda_torch.compiled.binding import Binding
 from amanda_torch.compiled.code import GraphCode, NotCapturableError
@@ -1157,6 +1159,152 @@ def test_an_error_of_a_routine_in_the_code_of_a_graph_leaves_nothing_behind() ->
         assert not TOOL_LOCK.is_owned()
         assert net(X[0]).requires_grad
     assert "Failing.fail at op Net.first/linear:0" in "".join(raised.value.__notes__)
+
+
+def test_an_error_of_the_second_of_two_routines_names_that_one() -> None:
+    """Where routines run before and after an operator, an error names the one that raised it."""
+
+    class Failing(Counter):
+        def forward(self, context: amanda.OpContext) -> None:
+            context.insert_before_op(self.pass_by)
+            context.insert_after_op(self.fail)
+
+        def pass_by(self, *_: Any) -> None:
+            pass
+
+        def fail(self, *_: Any) -> None:
+            if self.armed:
+                raise ValueError("failed")
+
+    net, tool = Net(), Failing()
+    tool.armed = False
+    with applied(tool):
+        for x in X * 2:
+            net(x)
+        tool.armed = True
+        with pytest.raises(ValueError, match="failed") as raised:
+            net(X[0])
+    notes = "".join(raised.value.__notes__)
+    assert "Failing.fail at op Net.first/linear:0" in notes
+    assert "pass_by" not in notes
+
+
+class Checking(amanda.Tool):
+    """A check around each operator."""
+
+    def __init__(self, raises: bool = False) -> None:
+        super().__init__()
+        self.raises = raises
+        self.trail: deque[str] = deque()
+        self.asked = 0
+        self.found: list[Any] = []
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        """Insert the check."""
+        check = inline.Check(
+            self.is_finite,
+            functools.partial(self.note, context.get_op_id()),
+            overwrites=None,
+            trail=self.trail,
+            name=context.get_op_id(),
+        )
+        context.insert_before_op(check.before)
+        context.insert_after_op(check.after)
+
+    def is_finite(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is finite."""
+        self.asked += 1
+        assert not torch.is_grad_enabled()
+        assert STATE.paused
+        return bool(tensor.isfinite().all())
+
+    def note(self, op_id: str, inputs: Any, outputs: Any, was_finite: bool) -> None:
+        """Note an operator with an output that is not finite."""
+        self.found.append((op_id, fingerprint([*inputs, *outputs]), was_finite))
+        if self.raises:
+            raise ValueError("not finite")
+
+
+@pytest.mark.parametrize("step", [train, infer])
+def test_checks_in_the_code_of_a_graph_find_what_they_do_elsewhere(
+    step: Step, written: list[bool]
+) -> None:
+    """Each check leaves its trail, and finds the same operators with the same tensors; sums that
+    overflow are no finding."""
+    seen = []
+    inputs = [*X * 2, X[0] / 0, torch.full_like(X[0], 1e38), *X]
+    for interceptor in ("mode", "capture"):
+        torch.manual_seed(5)
+        net, tool = Net(), Checking()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(VARIABLE, interceptor)
+            with applied(tool):
+                results = [fingerprint(step(net, x)) for x in inputs]
+        seen.append(([*tool.trail], tool.found, results))
+    assert seen[0] == seen[1]
+    assert tool.found
+    assert written[-1]
+
+
+def test_a_check_in_the_code_of_a_graph_takes_no_function_where_all_is_finite() -> None:
+    """Finite outputs are found by the graph's own code, however many operators there are."""
+    calls = []
+    for layers in (4, 24):
+        model, tool = nn.Sequential(*[nn.Sigmoid() for _ in range(layers)]), Checking()
+        with torch.no_grad(), applied(tool):
+            for _ in range(12):
+                model(X[0])
+            asked = tool.asked
+            _, run = profiled(lambda: model(X[0]))
+        assert tool.asked == asked
+        calls.append(str(run))
+    assert calls[0] == calls[1]
+
+
+def test_a_check_in_the_code_of_a_graph_asks_its_tool_of_what_has_no_sum(
+    written: list[bool],
+) -> None:
+    """Tensors whose sum is no real number are looked at by the tool."""
+    model, tool = Lambda(lambda fc, x: torch.complex(fc(x), x).abs()), Checking()
+    with torch.no_grad(), applied(tool):
+        for x in X * 2:
+            model(x)
+        asked = tool.asked
+        model(X[0])
+    assert written[-1]
+    assert tool.asked == asked + 1
+    assert not tool.found
+
+
+def test_an_error_of_a_check_in_the_code_of_a_graph_leaves_nothing_behind() -> None:
+    """It names the operator; gradients are recorded, and tools run, as before."""
+    net, tool, infinite = Net(), Checking(raises=True), X[0] / 0
+    with applied(tool):
+        for x in X * 2:
+            net(x)
+        with pytest.raises(ValueError, match="not finite") as raised:
+            net(infinite)
+        assert torch.is_grad_enabled()
+        assert not STATE.paused
+        assert not TOOL_LOCK.is_owned()
+        assert net(X[0]).requires_grad
+    assert "at op Net.first/linear:0" in "".join(raised.value.__notes__)
+
+
+def test_a_captured_call_looks_at_no_variables_of_frames(
+    monkeypatch: pytest.MonkeyPatch, bound: list[Binding]
+) -> None:
+    """The module that a graph belongs to is known, and with it all of its modules."""
+    monkeypatch.setattr(_internals, "program_frame", lambda: pytest.fail("a frame is asked"))
+    nets = [Net(), Net()]
+    for net in nets:
+        tool = Counter()
+        with applied(tool):
+            for x in X:
+                net(x)
+        assert {op_id.partition("/")[0].partition("@")[0] for op_id in tool.ids} >= {"Net.first"}
+    assert len(bound) == len(nets) * (len(X) - CALLS_BEFORE - 1)
 
 
 def test_a_routine_in_the_code_of_a_graph_that_changes_a_tensor_is_warned_of() -> None:

@@ -231,6 +231,8 @@ class Collections:
             A record for each of them.
         """
         waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return np.zeros((0, 4), np.int64)
         found = np.array(
             [(_COLLECTION, start, end - start, thread) for start, end, thread in waiting], np.int64
         ).reshape(-1, 4)
@@ -363,22 +365,27 @@ class Timeline(Log):
         waiting = self.numbers
         count = len(waiting)
         # A copy: arrays that are looked into cannot grow, and other threads append meanwhile.
-        records = np.frombuffer(waiting[:count], np.int64).reshape(-1, 4)
+        taken = waiting[:count]
         # Only as many as were read.
         del waiting[:count]
+        records = np.frombuffer(taken, np.int64).reshape(-1, 4)
         is_span = records[:, 0] >= 0
-        records[is_span, 2] -= records[is_span, 1]
-        records = np.concatenate([records, self._collections.take_off(records)])
-        is_span = records[:, 0] >= 0
-        records[:, 1] -= self._began
+        # In place: copies of some rows cost more than all that is done with them.
+        np.subtract(records[:, 2], records[:, 1], out=records[:, 2], where=is_span)
+        pauses = self._collections.take_off(records)
+        for started in (records[:, 1], pauses[:, 1]):
+            started -= self._began
         self._sums.add(records[is_span, 0], records[is_span, 2])
         remaining = 0 if self._is_lost else self._limit - self._kept
-        # Memory samples among the kept spans stay as well.
-        kept = records[np.cumsum(is_span) <= remaining] if remaining else records[:0]
-        spans = int(is_span.sum())
+        spans = int(np.count_nonzero(is_span))
+        if 0 < remaining >= spans:
+            self._buffer.extend(taken)
+            self._buffer.frombytes(pauses.tobytes())
+        elif remaining:
+            # Memory samples among the kept spans stay as well.
+            self._buffer.frombytes(records[np.cumsum(is_span) <= remaining].tobytes())
         self._kept += min(spans, remaining)
         self._dropped += max(0, spans - remaining)
-        self._buffer.frombytes(kept.tobytes())
         if len(self._buffer) >= _BUFFERED:
             self._flush()
 
@@ -389,7 +396,7 @@ class Timeline(Log):
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="amanda-timeline-")  # noqa: SIM115
                 weakref.finalize(self, self._file.close)
-            self._file.write(self._buffer.tobytes())
+            self._file.write(self._buffer)
             # Without this a forked child would write its copy of the file object's buffer once
             # more.
             self._file.flush()

@@ -11,12 +11,14 @@ from it is done once, when the run has ended or raised::
 
 from __future__ import annotations
 
+import array
+import bisect
 import functools
 import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import attrs
@@ -245,20 +247,17 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
 class Deferred:
     """The counters, sums and timers of one graph.
 
-    Args:
-        native: the extension of the gate, which adds executions to timers; None without the gate.
-
     Attributes:
         names: the globals that the code uses.
     """
 
-    def __init__(self, native: Any = None) -> None:
-        self._native = native
+    def __init__(self) -> None:
         self._counters: list[Added] = []
         self._every: Additions | None = None
         self._has_sums = self._is_learned = False
         self._executions: list[_Execution] = []
         self._logs: list[Log] = []
+        self._sorted: _Executions | None = None
         self._times = 0
         self.names: dict[str, Any] = {
             "amanda_count": self._count,
@@ -368,7 +367,9 @@ class Deferred:
         return not self._is_learned
 
     def _timed(self) -> _TimedRun:
-        return _TimedRun(self._executions, self._logs, self._native)
+        if self._sorted is None:
+            self._sorted = _Executions(self._executions, self._logs)
+        return _TimedRun(self._sorted)
 
 
 Added = Counter | StaticSum | DeferredCall | DeferredPoint
@@ -398,14 +399,23 @@ class Additions:
     def add(self) -> None:
         """Add one run; with the lock of tools."""
         # In one function, without a call for each operator: a step may take half a millisecond.
+        # Most have counted as often as the one before: then all have one number, which is in the
+        # caches, and no new ones are made.
+        before, now = -1, 0
         for part in self._parts:
             for counter in part.counters:
-                counter.count += 1
-            for to, weight, is_unknown, shapes in part.sums:
-                to.last = shapes
-                to.executions += 1
+                if (count := counter.count) is not before:
+                    before, now = count, count + 1
+                counter.count = now
+            for to, weight, shapes in part.sums:
+                if to.last is not shapes:
+                    to.last = shapes
+                if (count := to.executions) is not before:
+                    before, now = count, count + 1
+                to.executions = now
                 to.amount += weight
-                to.unknown += is_unknown
+            for to in part.unknown:
+                to.unknown += 1
             for total, weight in part.totals:
                 total.count += weight
             if part.calls is not None:
@@ -415,11 +425,12 @@ class Additions:
 class _Part:
     """Counters and sums, and the routines that are called after these."""
 
-    __slots__ = ("calls", "counters", "sums", "totals")
+    __slots__ = ("calls", "counters", "sums", "totals", "unknown")
 
     def __init__(self) -> None:
         self.counters: list[Counter] = []
-        self.sums: list[tuple[ShapeSum, int, bool, Shapes]] = []
+        self.sums: list[tuple[ShapeSum, int, Shapes]] = []
+        self.unknown: list[ShapeSum] = []
         self.totals: list[tuple[Counter, int]] = []
         self.calls: _Calls | None = None
 
@@ -434,7 +445,9 @@ class _Part:
                 self.counters.append(one)
                 continue
             weight, shapes = one.known
-            self.sums.append((one.to, weight or 0, weight is None, shapes))
+            self.sums.append((one.to, weight or 0, shapes))
+            if weight is None:
+                self.unknown.append(one.to)
             if weight and one.to.total is not None:
                 totals[one.to.total] = totals.get(one.to.total, 0) + weight
         self.totals = [*totals.items()]
@@ -482,62 +495,124 @@ class _Calls:
                 call.warn_of_change()
 
 
+class _Executions:
+    """The executions that timers are told of in each run of a graph, in the order of their ends.
+
+    Args:
+        every: those of a whole run.
+        logs: those of its timers.
+
+    Attributes:
+        logs: see above.
+    """
+
+    def __init__(self, every: Sequence[_Execution], logs: Sequence[Log]) -> None:
+        self.logs = logs
+        self._timers = [timer for timer, _, _ in every]
+        self._starts = [start for _, start, _ in every]
+        self._ends = [end for _, _, end in every]
+        # By log, of which there is one as a rule: which executions are noted there.
+        self._of_log = [
+            (log, [n for n, t in enumerate(self._timers) if t.log is log]) for log in logs
+        ]
+        self._rows: dict[int, Sequence[tuple[Log, Sequence[int], array.array[int]]]] = {}
+
+    def ended(self, times: Sequence[int]) -> int:
+        """How many of them have ended where so much has been noted."""
+        return bisect.bisect_left(self._ends, len(times))
+
+    def place_of_end(self, number: int) -> int:
+        """Where the end of one of them is noted."""
+        return self._ends[number]
+
+    def add(self, times: Sequence[int], first: int, count: int) -> None:
+        """Add executions to their timers, and to the logs; with the lock of tools.
+
+        Args:
+            times: nanoseconds, by place.
+            first, count: of those that are added, the first one, and the one after the last.
+        """
+        timers, starts, ends = self._timers, self._starts, self._ends
+        if count - first < len(timers):
+            timers, starts, ends = timers[first:count], starts[first:count], ends[first:count]
+        begun = [times[place] for place in starts]
+        ended = [times[place] for place in ends]
+        # Most of the time is the way of objects to the caches: no tuple for each of them, and one
+        # number for all that have been executed as often as the one before.
+        before, now = -1, 0
+        for timer, start, end in zip(timers, begun, ended, strict=True):
+            if (executions := timer.executions) is not before:
+                before, now = executions, executions + 1
+            timer.executions = now
+            timer.nanoseconds += end - start
+        for log, numbers, rows in self._rows_of(threading.get_native_id()):
+            if len(numbers) == len(self._timers):
+                here, their_starts, their_ends = rows[4 * first : 4 * count], begun, ended
+            else:
+                low, high = (bisect.bisect_left(numbers, number) for number in (first, count))
+                here = rows[4 * low : 4 * high]
+                their_starts = [begun[number - first] for number in numbers[low:high]]
+                their_ends = [ended[number - first] for number in numbers[low:high]]
+            here[1::4] = array.array("q", their_starts)
+            here[2::4] = array.array("q", their_ends)
+            log.numbers.extend(here)
+
+    def _rows_of(self, native: int) -> Sequence[tuple[Log, Sequence[int], array.array[int]]]:
+        """For each log its executions, and what they write there but for start and end.
+
+        Args:
+            native: the native id of the thread.
+        """
+        found = self._rows.get(native)
+        if found is None:
+            found = [
+                (log, numbers, array.array("q", self._row(numbers, native)))
+                for log, numbers in self._of_log
+            ]
+            self._rows = {native: found}
+        return found
+
+    def _row(self, numbers: Sequence[int], native: int) -> Iterator[int]:
+        for number in numbers:
+            yield from (self._timers[number].number, 0, 0, native)
+
+
 class _TimedRun:
     """What the clock has said in one run.
 
     Args:
         executions: those of a whole run.
-        logs: those of its timers.
-        native: see :class:`Deferred`.
 
     Attributes:
         times: nanoseconds, in the order of the code.
     """
 
-    __slots__ = ("_executions", "_logs", "_native", "_taken", "times")
+    __slots__ = ("_executions", "_taken", "times")
 
-    def __init__(
-        self, executions: Sequence[_Execution], logs: Sequence[Log], native: Any = None
-    ) -> None:
+    def __init__(self, executions: _Executions) -> None:
         self._executions = executions
-        self._logs = logs
-        self._native = native
-        # In a list: an error of a log leaves what has been noted, and it is not noted again.
-        self._taken = [0]
+        self._taken = 0
         self.times: list[int] = []
 
     def due(self) -> int:
         """When the first log is due."""
         found = _NEVER
-        for log in self._logs:
+        for log in self._executions.logs:
             if log.due is not None and log.due < found:
                 found = log.due
         return found
 
     def flush(self) -> int:
         """Note the executions that have ended; when a log is due again."""
-        if self._native is not None:
-            self._native.add_executions(self._executions, self.times, self._taken)
-            return self.due()
-        taken = self._taken[0]
-        TOOL_LOCK.hold(self._note)
-        for timer, _, place in self._executions[taken : self._taken[0]]:
-            log, end = timer.log, self.times[place]
-            if log is not None and log.due is not None and end >= log.due:
-                look(log, end)
+        executions, times, first = self._executions, self.times, self._taken
+        count = executions.ended(times)
+        if count > first:
+            # Before: an error of a log leaves what has been noted, and it is not noted again.
+            self._taken = count
+            TOOL_LOCK.hold(executions.add, times, first, count)
+            # All of them are there when a log is looked at, which has not been due before the last.
+            last = times[executions.place_of_end(count - 1)]
+            for log in executions.logs:
+                if log.due is not None and last >= log.due:
+                    look(log, last)
         return self.due()
-
-    def _note(self) -> None:
-        """Add what has ended to the timers and their logs."""
-        times, native = self.times, threading.get_native_id()
-        count = len(times)
-        for timer, start_place, end_place in self._executions[self._taken[0] :]:
-            if end_place >= count:
-                return
-            self._taken[0] += 1
-            start, end = times[start_place], times[end_place]
-            timer.executions += 1
-            timer.nanoseconds += end - start
-            log = timer.log
-            if log is not None:
-                log.numbers.extend((timer.number, start, end, native))

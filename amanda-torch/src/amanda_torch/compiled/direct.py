@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -24,7 +25,7 @@ from torch import nn
 from amanda.engine.dispatch import charge
 from amanda.engine.notes import note
 from amanda.engine.plan import ActionPlan
-from amanda.inline import is_counter, summed_by
+from amanda.inline import Check, checked_by, is_counter, summed_by
 from amanda.interface.action import Action
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED
 from amanda_torch import _internals
@@ -38,6 +39,9 @@ from amanda_torch.eager.op_ids import Frame
 from amanda_torch.operators.calls import Place, item_at, tensors_of
 from amanda_torch.operators.names import is_in_place
 from amanda_torch.routines import RoutineDispatcher, selected, warn_of_change
+
+_OWN_CLASSES = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
+"""The classes of tensors whose numbers are what their own methods say."""
 
 RUNS = frozenset({1, 2, 3, 5, 9})
 """After how many runs the code is made anew, if more is known of the operators: their inputs are
@@ -322,9 +326,8 @@ class _Writer:
         self._interceptor = interceptor
         self._functions: list[Callable[..., Any]] = []
         self._blocks: dict[int, str] = {}
-        self._routines: dict[int, _Routines] = {}
-        self._calls: dict[int, Known] = {}
-        self._deferred = Deferred(dispatcher.native)
+        self._points: list[tuple[Known, Sequence[Action]]] = []
+        self._deferred = Deferred()
         self.names: dict[str, Any] = {
             "amanda_thread": vars(STATE),
             "amanda_acquire": TOOL_LOCK.acquire,
@@ -361,7 +364,7 @@ class _Writer:
         """What stands around the statements of the graph."""
         beginning, ending = self._deferred.beginning(), self._deferred.ending()
         handler: list[str] = []
-        if self._calls:
+        if self._points:
             beginning += ["amanda_at, amanda_seconds, amanda_began = -1, 0.0, 0.0"]
             ending += ["if amanda_seconds: amanda_charge(amanda_seconds)"]
             handler += ["except BaseException as amanda_error:", "    if amanda_at < 0: raise"]
@@ -383,7 +386,10 @@ class _Writer:
         values = [_expression(place, call.operator, statement) for place in call.operator.places]
         if is_deferrable(plan):
             return "\n".join(self._deferred.around(plan, lines, values, statement.target))
-        self._calls[number] = call
+        if (check := _check_of(plan)) is not None:
+            return "\n".join(
+                [*lines, *self._checked(number, call, statement.target, values, check)]
+            )
         if plan.after:
             one = [statement.target]
             lines += self._point(number, call, "after", plan.after, one)
@@ -405,18 +411,18 @@ class _Writer:
         self, number: int, call: Known, name: str, actions: Sequence[Action], values: Sequence[str]
     ) -> list[str]:
         """The statements that run the routines of one point, as the dispatcher runs them."""
+        place = self._place(call, actions)
         if _are_counters(actions):
-            lines = [f"amanda_at = {number}", "amanda_acquire()"]
+            lines = [place, "amanda_acquire()"]
             for index, action in enumerate(actions):
                 self.names[f"amanda_{name}_{number}_{index}"] = action.func
                 lines.append(f"amanda_{name}_{number}_{index}.count += 1")
             return [*lines, "amanda_release()", "amanda_at = -1"]
         routines = _Routines(actions)
-        self._routines[number] = routines
         self.names[f"amanda_run_{name}_{number}"] = routines.function
         given = routines.given(values)
         versions = " + ".join(f"{value}._version" for value in given if value != "None")
-        lines = [f"amanda_at = {number}", "amanda_thread['paused'] = 1"]
+        lines = [place, "amanda_thread['paused'] = 1"]
         lines += ["amanda_record(False)"] if call.records else []
         lines += [f"amanda_versions = {versions}"] if versions else []
         lines += [
@@ -435,6 +441,49 @@ class _Writer:
         lines += ["amanda_seconds += amanda_clock() - amanda_began", "amanda_release()"]
         lines += ["amanda_record(True)"] if call.records else []
         return [*lines, "amanda_thread['paused'] = 0", "amanda_at = -1"]
+
+    def _place(self, call: Known, actions: Sequence[Action]) -> str:
+        """The statement that says whose routines run from now on."""
+        self._points.append((call, actions))
+        return f"amanda_at = {len(self._points) - 1}"
+
+    def _checked(
+        self, number: int, call: Known, output: str, inputs: Sequence[str], check: Check
+    ) -> list[str]:
+        """The statements after an operator that find its output finite, as most are: then what is
+        left of the check is its trail. Of another output its routines are asked."""
+        known = call.known
+        assert known is not None
+        self.names.update({"amanda_is_finite": math.isfinite, "amanda_plain": _OWN_CLASSES})
+        self.names[f"amanda_ask_{number}"] = functools.partial(self._ask, known.plan, check)
+        lines = [self._place(call, known.plan.after)]
+        lines += ["amanda_record(False)"] if call.records else []
+        lines += [
+            "amanda_began = amanda_clock()",
+            "try:",
+            # The sum of finite numbers may overflow: only a finite sum is an answer.
+            f"    amanda_is_clean = {output}.__class__ in amanda_plain"
+            f" and amanda_is_finite({output}.sum().item())",
+            # There is no sum, or no real one: quantized, complex, on the meta device.
+            "except (RuntimeError, TypeError):",
+            "    amanda_is_clean = False",
+        ]
+        if check.trail is not None:
+            self.names[f"amanda_trail_{number}"] = functools.partial(check.trail.append, check.name)
+            lines += [
+                "if amanda_is_clean:",
+                "    amanda_acquire()",
+                f"    amanda_trail_{number}()",
+                "    amanda_release()",
+            ]
+        lines += ["amanda_seconds += amanda_clock() - amanda_began"]
+        lines += ["amanda_record(True)"] if call.records else []
+        given = "".join(f"{value}, " for value in inputs)
+        return [
+            *lines,
+            "amanda_at = -1",
+            f"if not amanda_is_clean: amanda_ask_{number}({output}, ({given}))",
+        ]
 
     def _operator(self, number: int, call: Known, statement: Statement, is_idle: bool) -> list[str]:
         """The statements that run an operator, without its routines."""
@@ -529,6 +578,11 @@ class _Writer:
         written = written_outputs(is_written, isinstance(operator.key, type), values, outputs)
         return with_outputs(known.plan, written, values, result, outputs, changed)
 
+    def _ask(self, plan: ActionPlan, check: Check, output: Any, inputs: Sequence[Any]) -> None:
+        """Run the second routine of a check, as if the first one had run."""
+        check.supply(inputs, is_new=True)
+        self._dispatcher.run_all(plan.after, [output])
+
     def _put(self, actions: Sequence[Action], found: Any, values: list[Any]) -> list[Any]:
         """The values after a routine has returned something, and those that follow it have run."""
         number, result = (found.number, found.result) if type(found) is _Found else (0, found)
@@ -541,7 +595,7 @@ class _Writer:
 
     def _failed(self, error: BaseException, at: int, began: float) -> NoReturn:
         """Undo what goes with a tool's code, as far as it was done, and raise the error."""
-        call, thread = self._calls[at], vars(STATE)
+        (call, actions), thread = self._points[at], vars(STATE)
         thread["paused"] = 0
         if call.records:
             _internals.set_grad_enabled(True)
@@ -550,9 +604,8 @@ class _Writer:
             TOOL_LOCK.release()
         known = call.known
         assert known is not None
-        routines = self._routines.get(at)
-        if routines is not None and len(routines.actions) == 1:
-            note(error, routines.actions[0].routine, known.op_id)
+        if len(actions) == 1:
+            note(error, actions[0].routine, known.op_id)
         raise unswallowed(error, known.name)
 
 
@@ -616,6 +669,19 @@ def _are_counters(actions: Sequence[Action]) -> bool:
         if not is_counter(action.func) or action.select != () or action.kwargs:
             return False
     return True
+
+
+def _check_of(plan: ActionPlan) -> Check | None:
+    """The check that is all that runs around an operator, where it does not look at inputs."""
+    if not len(plan.before) == len(plan.after) == 1:
+        return None
+    before, after = plan.before[0], plan.after[0]
+    first, check = checked_by(before.func), checked_by(after.func)
+    if check is None or first is not check or check.overwrites is not False:
+        return None
+    is_plain = all(one.select is None and not one.kwargs for one in (before, after))
+    is_pair = (before.func, after.func) == (check.before, check.after)
+    return check if is_plain and is_pair else None
 
 
 def _plain(site: Site, statement: Statement, marker: str) -> str:

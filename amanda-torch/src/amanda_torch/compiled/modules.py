@@ -532,6 +532,10 @@ def _forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return module.forward(*args, **kwargs)
 
 
+_MODULE = _forward.__code__.co_varnames[0]
+"""The variable of it that holds the module."""
+
+
 def _form(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return (type(value), value.dim(), value.dtype, value.requires_grad)
@@ -562,6 +566,9 @@ class ModuleGraph(CapturedGraph):
         super().__init__(graph, inputs, _no_context)
         # They are for compilers, which are not asked.
         self._inputs, self._context = (), None
+        if self._code.places.only_root("L", _MODULE):
+            # No other module runs this code.
+            self._root = weakref.ref(module)
         if any(node.op == "get_attr" for node in graph.graph.nodes):
             # Operators in place would write into them below.
             raise NotCapturableError("the graph holds tensors")
@@ -581,7 +588,7 @@ class ModuleGraph(CapturedGraph):
         """The operators that an interceptor will notice, found with tensors without values."""
         interceptor = Interceptor(NoTools(), Labels())  # type: ignore[arg-type]
         interceptor.stale = False
-        variables = types.SimpleNamespace(f_locals={"module": module}, f_globals={})
+        variables = types.SimpleNamespace(f_locals={_MODULE: module}, f_globals={})
         modules = self._code.places.find(self._code.places.roots(variables))  # type: ignore[arg-type]
         with torch.set_grad_enabled(torch.is_grad_enabled()), _internals.without_values(inputs):
             interceptor.enter_module(module)

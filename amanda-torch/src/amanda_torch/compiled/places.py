@@ -81,6 +81,19 @@ class Places:
                     self._made[module] = _stand_in(cls, number)
         self._roots = sorted({path[0] for path in self._paths.values() if path is not None})
 
+    @property
+    def has_roots(self) -> bool:
+        """Whether a module of the graph is found by a variable."""
+        return bool(self._roots)
+
+    def only_root(self, scope: str, name: str) -> bool:
+        """Whether all modules of the graph are found by one variable.
+
+        Args:
+            scope: "L" for a local variable, "G" for a global one.
+        """
+        return self._roots == [(scope, name)]
+
     def roots(self, frame: FrameType) -> list[Any]:
         """The objects that the expressions begin with.
 
