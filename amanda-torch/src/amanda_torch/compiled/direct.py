@@ -458,12 +458,12 @@ class _Writer:
         self.names[f"amanda_ask_{number}"] = functools.partial(self._ask, known.plan, check)
         lines = [self._place(call, known.plan.after)]
         lines += ["amanda_record(False)"] if call.records else []
+        # The sum of finite numbers may overflow: only a finite sum is an answer.
+        has_sum = f"{output}.__class__ in amanda_plain and amanda_is_finite({output}.sum().item())"
         lines += [
             "amanda_began = amanda_clock()",
             "try:",
-            # The sum of finite numbers may overflow: only a finite sum is an answer.
-            f"    amanda_is_clean = {output}.__class__ in amanda_plain"
-            f" and amanda_is_finite({output}.sum().item())",
+            f"    amanda_is_clean = {has_sum}",
             # There is no sum, or no real one: quantized, complex, on the meta device.
             "except (RuntimeError, TypeError):",
             "    amanda_is_clean = False",
