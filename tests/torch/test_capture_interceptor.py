@@ -1233,7 +1233,8 @@ def test_checks_in_the_code_of_a_graph_find_what_they_do_elsewhere(
     """Each check leaves its trail, and finds the same operators with the same tensors; sums that
     overflow are no finding."""
     seen = []
-    inputs = [*X * 2, X[0] / 0, torch.full_like(X[0], 1e38), *X]
+    given = some(*[3] * 12)
+    inputs = [*given, given[0] / 0, torch.full_like(given[0], 1e38), *given]
     for interceptor in ("mode", "capture"):
         torch.manual_seed(5)
         net, tool = Net(), Checking()
@@ -1279,7 +1280,7 @@ def test_a_check_in_the_code_of_a_graph_asks_its_tool_of_what_has_no_sum(
 
 def test_an_error_of_a_check_in_the_code_of_a_graph_leaves_nothing_behind() -> None:
     """It names the operator; gradients are recorded, and tools run, as before."""
-    net, tool, infinite = Net(), Checking(raises=True), X[0] / 0
+    net, tool, infinite = Net(), Checking(raises=True), some(3)[0] / 0
     with applied(tool):
         for x in X * 2:
             net(x)

@@ -23,6 +23,7 @@ import amanda_torch
 from amanda import inline
 from amanda.errors import CoverageWarning, InPlaceWarning
 from amanda.state import STATE, TOOL_LOCK
+from amanda_torch.compiled.deferred import Additions, Executions, StaticSum
 from amanda_torch.plugin import COMPILER_VARIABLE, TorchGraphDriver
 from tests.counting import called
 from tests.torch.support import Watcher, applied, fingerprint
@@ -916,6 +917,56 @@ def test_a_step_costs_as_many_functions_however_many_operators(name: str) -> Non
             codes = steady(amanda.tools.load(name)(), lambda: compiled(X))  # noqa: B023
         costs.append(len(codes))
     assert costs[0] == costs[1]
+
+
+def test_counters_and_sums_go_on_from_what_each_has_counted() -> None:
+    """A run adds one to each counter and sum, however many it has and whatever the program has set
+    it to; to one that is inserted twice it adds two."""
+    alike, other, big = inline.Counter(), inline.Counter(3), inline.Counter(10**20)
+    total = inline.Counter()
+    known = inline.ShapeSum(lambda _: 5, total)
+    unknown = inline.ShapeSum(lambda _: None, total)
+    late = inline.ShapeSum(lambda _: 2)
+    sums = [StaticSum.of(one, [X], [X]) for one in (known, unknown, late)]
+    late.add(7, ((), ()))
+    added = Additions([alike, inline.Counter(), other, alike, big, *sums, other])
+    for _ in range(300):
+        added.add()
+    other.count = 0
+    added.add()
+    assert (alike.count, other.count, big.count) == (602, 2, 10**20 + 301)
+    assert [one.executions for one in (known, unknown, late)] == [301, 301, 302]
+    assert [one.amount for one in (known, unknown, late)] == [1505, 0, 609]
+    assert [one.unknown for one in (known, unknown, late)] == [0, 301, 0]
+    assert total.count == 1505
+    assert known.last == late.last == ((X.shape,), (X.shape,))
+
+
+def test_timers_and_logs_are_told_of_a_run_in_parts() -> None:
+    """Of a run that is told of in parts each execution is added once, to its timer and its log."""
+    one, other = inline.Log(), inline.Log()
+    timers = [inline.Timer(one, 7), inline.Timer(), inline.Timer(other, 8), inline.Timer(one, 9)]
+    executions = Executions(
+        [(timer, 2 * n, 2 * n + 1) for n, timer in enumerate([*timers, timers[0]])], [one, other]
+    )
+    times = [10, 11, 20, 22, 30, 33, 40, 44, 50, 55]
+    native = threading.get_native_id()
+    for parts in ([5], [1, 3, 5], [0, 4, 5]):
+        first = 0
+        for count in parts:
+            assert executions.ended(times[: 2 * count]) == count
+            assert executions.ended(times[: 2 * count + 1]) == count
+            executions.add(times, first, count)
+            first = count
+        assert [*one.numbers] == [
+            *(7, 10, 11, native),
+            *(9, 40, 44, native),
+            *(7, 50, 55, native),
+        ]
+        assert [*other.numbers] == [8, 30, 33, native]
+        del one.numbers[:], other.numbers[:]
+    assert [timer.executions for timer in timers] == [6, 3, 3, 3]
+    assert [timer.nanoseconds for timer in timers] == [18, 6, 9, 12]
 
 
 def test_deferrable_routines_enter_the_code_of_tools_once_in_a_run() -> None:

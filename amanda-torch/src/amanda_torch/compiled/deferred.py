@@ -257,7 +257,7 @@ class Deferred:
         self._has_sums = self._is_learned = False
         self._executions: list[_Execution] = []
         self._logs: list[Log] = []
-        self._sorted: _Executions | None = None
+        self._sorted: Executions | None = None
         self._times = 0
         self.names: dict[str, Any] = {
             "amanda_count": self._count,
@@ -368,7 +368,7 @@ class Deferred:
 
     def _timed(self) -> _TimedRun:
         if self._sorted is None:
-            self._sorted = _Executions(self._executions, self._logs)
+            self._sorted = Executions(self._executions, self._logs)
         return _TimedRun(self._sorted)
 
 
@@ -495,7 +495,7 @@ class _Calls:
                 call.warn_of_change()
 
 
-class _Executions:
+class Executions:
     """The executions that timers are told of in each run of a graph, in the order of their ends.
 
     Args:
@@ -589,7 +589,7 @@ class _TimedRun:
 
     __slots__ = ("_executions", "_taken", "times")
 
-    def __init__(self, executions: _Executions) -> None:
+    def __init__(self, executions: Executions) -> None:
         self._executions = executions
         self._taken = 0
         self.times: list[int] = []
