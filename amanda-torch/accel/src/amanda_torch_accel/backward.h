@@ -978,46 +978,6 @@ claim_known(PyObject *mode, PyObject *known, PyObject *result, Py_ssize_t start)
     return done;
 }
 
-PyDoc_STRVAR(add_executions_doc,
-"add_executions(executions, times, taken)\n\nAdd what has ended to timers, and to their logs.\n\n"
-"Args:\n    executions: a list of tuples of a timer and the places of its start and its end.\n"
-"    times: a list of nanoseconds, by place; where the end is not there, no more are added.\n"
-"    taken: a list with the number of executions that have been added, which is increased.");
-
-static PyObject *
-gate_add_executions(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyObject *executions, *times, *taken, *timer;
-    Py_ssize_t start, end;
-    if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &executions, &PyList_Type, &times, &PyList_Type,
-                          &taken)) {
-        return NULL;
-    }
-    Py_ssize_t i = PyList_GET_SIZE(taken) == 1 ? PyLong_AsSsize_t(PyList_GET_ITEM(taken, 0)) : -1;
-    if (i < 0 || inlined.counter == NULL) {
-        PyErr_SetString(PyExc_ValueError, "add_executions() takes a list with one number");
-        return NULL;
-    }
-    int failed = 0;
-    for (; !failed && i < PyList_GET_SIZE(executions); i++) {
-        PyObject *one = PyList_GET_ITEM(executions, i);
-        if (!PyTuple_CheckExact(one)
-            || !PyArg_ParseTuple(one, "O!nn", inlined.timer, &timer, &start, &end)) {
-            return NULL;
-        }
-        if (end >= PyList_GET_SIZE(times)) {
-            break;
-        }
-        long long from = PyLong_AsLongLong(PyList_GET_ITEM(times, start));
-        long long to = PyLong_AsLongLong(PyList_GET_ITEM(times, end));
-        PyObject *next = PyErr_Occurred() ? NULL : PyLong_FromSsize_t(i + 1);
-        /* Before a log is looked at, which may raise. */
-        failed = next == NULL || PyList_SetItem(taken, 0, next) < 0
-                 || add_execution_of(timer, from, to) < 0;
-    }
-    return failed ? NULL : Py_NewRef(Py_None);
-}
-
 PyDoc_STRVAR(claim_doc, "claim(mode, known, result, start)\n\nClaim the backward operators of an "
 "operator that has run.\n\n"
 "Args:\n    known: a KnownOp.\n    result: of the operator.\n"

@@ -823,7 +823,6 @@ gate_module_call(PyObject *Py_UNUSED(module), PyObject *args)
 
 static PyMethodDef methods[] = {
     {"add", gate_add, METH_VARARGS, add_doc},
-    {"add_executions", gate_add_executions, METH_VARARGS, add_executions_doc},
     {"add_mapping", gate_add_mapping, METH_O, add_mapping_doc},
     {"attach", gate_attach, METH_VARARGS, attach_doc},
     {"can_time", gate_can_time, METH_VARARGS, can_time_doc},
