@@ -355,10 +355,11 @@ class Past(list[Any]):
         modules: Sequence[weakref.ref[nn.Module]],
     ) -> None:
         # Not Amanda's own for all: only of parameters may the program swap what they hold.
-        super().__init__(
+        references = [
             None if t is None else weakref.ref(t) if type(t) is torch.Tensor else reference_to(t)
             for t in (*inputs, *outputs)
-        )
+        ]
+        super().__init__(references)
         self += modules
         self._inputs = len(inputs)
         self._outputs = len(outputs)
