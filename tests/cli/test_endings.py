@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,15 @@ ENDINGS = {
 }
 
 
+@pytest.fixture
+def _hangups_end() -> Iterator[None]:
+    """Programs get SIGHUP as Python leaves it, also where nohup has started these tests."""
+    outer = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, outer)
+
+
+@pytest.mark.usefixtures("_hangups_end")
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_results_are_kept_and_the_status_is_the_program_s(
     ending: str, python: Command, amanda: Command, script: Script, tmp_path: Path
