@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -1133,6 +1134,18 @@ def test_what_changes_with_sizes_is_found_anew_in_each_run(step: Step, written: 
     assert True in written
 
 
+@contextmanager
+def armed(tool: Any, net: nn.Module) -> Iterator[None]:
+    """A scope of a tool whose routines do something from now on: they are in the code of `net`'s
+    graph by then."""
+    tool.armed = False
+    with applied(tool):
+        for x in X * 2:
+            net(x)
+        tool.armed = True
+        yield
+
+
 def test_an_error_of_a_routine_in_the_code_of_a_graph_leaves_nothing_behind() -> None:
     """The error names the routine and the operator; gradients are recorded as before."""
     net = Net()
@@ -1146,11 +1159,7 @@ def test_an_error_of_a_routine_in_the_code_of_a_graph_leaves_nothing_behind() ->
                 raise ValueError("failed")
 
     tool = Failing()
-    tool.armed = False
-    with applied(tool):
-        for x in X * 2:
-            net(x)
-        tool.armed = True
+    with armed(tool, net):
         with pytest.raises(ValueError, match="failed") as raised:
             net(X[0])
         tool.armed = False
@@ -1177,13 +1186,8 @@ def test_an_error_of_the_second_of_two_routines_names_that_one() -> None:
                 raise ValueError("failed")
 
     net, tool = Net(), Failing()
-    tool.armed = False
-    with applied(tool):
-        for x in X * 2:
-            net(x)
-        tool.armed = True
-        with pytest.raises(ValueError, match="failed") as raised:
-            net(X[0])
+    with armed(tool, net), pytest.raises(ValueError, match="failed") as raised:
+        net(X[0])
     notes = "".join(raised.value.__notes__)
     assert "Failing.fail at op Net.first/linear:0" in notes
     assert "pass_by" not in notes
@@ -1321,14 +1325,9 @@ def test_a_routine_in_the_code_of_a_graph_that_changes_a_tensor_is_warned_of() -
             if self.armed:
                 x.mul_(2)
 
-    tool = Writing()
-    tool.armed = False
-    with torch.no_grad(), applied(tool):
-        for x in X * 2:
-            net(x)
-        tool.armed = True
-        with pytest.warns(InPlaceWarning, match="changed a tensor of op .*/relu:0 in place"):
-            net(X[0])
+    warned = pytest.warns(InPlaceWarning, match="changed a tensor of op .*/relu:0 in place")
+    with torch.no_grad(), armed(Writing(), net), warned:
+        net(X[0])
 
 
 def test_an_operator_whose_input_becomes_a_leaf_has_that_leafs_accumulation(

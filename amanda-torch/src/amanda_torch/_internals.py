@@ -178,16 +178,17 @@ _with_overrides = _symbol("torch._C._EnableTorchFunction")
 _overrides_are_on = _symbol("torch._C._is_torch_function_enabled")
 _inherited = _symbol("torch._C._disabled_torch_function_impl")
 
-_NOT_OVERRIDING = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+"""The classes of tensors that override no operator."""
 
-PLAIN = _NOT_OVERRIDING | {type(None), bool, int, float, str}
+PLAIN = PLAIN_TENSORS | {type(None), bool, int, float, str}
 """Types of arguments and results that neither override operators nor hold what does."""
 
 
 def overrides(value: Any) -> bool:
     """Whether a value is, or holds, a tensor with a ``__torch_function__`` of its class's own."""
     cls = type(value)
-    if cls in _NOT_OVERRIDING:
+    if cls in PLAIN_TENSORS:
         return False
     if isinstance(value, torch.Tensor):
         return cls.__torch_function__ is not _inherited
@@ -212,7 +213,7 @@ def take_no_identity(values: Iterable[Any]) -> bool:
     strided layout PyTorch raises in every ``autograd.Function`` (2.13).
     """
     for value in values:
-        if type(value) in _NOT_OVERRIDING:
+        if type(value) in PLAIN_TENSORS:
             if value.is_nested and value.layout is torch.strided:
                 return True
         elif value is not None and (overrides(value) or is_strided_nested(value)):

@@ -40,9 +40,6 @@ from amanda_torch.operators.calls import Place, item_at, tensors_of
 from amanda_torch.operators.names import is_in_place
 from amanda_torch.routines import RoutineDispatcher, selected, warn_of_change
 
-_OWN_CLASSES = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
-"""The classes of tensors whose numbers are what their own methods say."""
-
 RUNS = frozenset({1, 2, 3, 5, 9})
 """After how many runs the code is made anew, if more is known of the operators: their inputs are
 described in the second execution, their backward operators are known after two or three passes."""
@@ -162,7 +159,7 @@ class DirectCode:
         code: GraphCode,
         calls: Sequence[Known],
         interceptor: Interceptor,
-        is_static: bool = True,
+        is_static: bool,
     ) -> None:
         self._code = code
         self._is_static = is_static
@@ -454,7 +451,9 @@ class _Writer:
         left of the check is its trail. Of another output its routines are asked."""
         known = call.known
         assert known is not None
-        self.names.update({"amanda_is_finite": math.isfinite, "amanda_plain": _OWN_CLASSES})
+        self.names.update(
+            {"amanda_is_finite": math.isfinite, "amanda_plain": _internals.PLAIN_TENSORS}
+        )
         self.names[f"amanda_ask_{number}"] = functools.partial(self._ask, known.plan, check)
         lines = [self._place(call, known.plan.after)]
         lines += ["amanda_record(False)"] if call.records else []

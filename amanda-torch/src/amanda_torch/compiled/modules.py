@@ -73,8 +73,6 @@ Note = Callable[[str, str], None]
 Operators = tuple[Any, ...]
 """The operators of a module call, by name and number, and those of the module calls in it."""
 
-_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
-
 
 class Modules:
     """Runs the outermost modules of a program as they are captured.
@@ -483,7 +481,7 @@ def _reason_against(module: nn.Module) -> str:
     if any(map(_internals.has_own_hooks, module.modules())):
         return "modules have hooks"
     tensors = (*module.parameters(), *module.buffers())
-    if not all(type(tensor) in _PLAIN for tensor in tensors):
+    if not all(type(tensor) in _internals.PLAIN_TENSORS for tensor in tensors):
         return "parameters or buffers are of a subclass of Tensor"
     return ""
 

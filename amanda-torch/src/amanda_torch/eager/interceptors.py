@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 _MANY = 10_000
 """Operators of one name outside of modules, in one iteration, at which a warning is given."""
 
-_OVERRIDING_NOTHING = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _UNKNOWN: Any = object()
 """Stands in a cell for an operator of which the plan has yet to be asked."""
 
@@ -316,7 +315,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         if _internals.caller_frame(2).f_code is _internals.PYTHON_EVENT:
             if not self._sees_composites:
                 return self.run_muted(func, args, kwargs)
-            if not _OVERRIDING_NOTHING.issuperset(types):
+            if not _internals.PLAIN_TENSORS.issuperset(types):
                 # A subclass overrides it: PyTorch asks that next, with our mode on.
                 return NotImplemented
             return self._descend(func, types, args, kwargs)

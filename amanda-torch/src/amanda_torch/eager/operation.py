@@ -77,7 +77,7 @@ _CONVOLUTIONS = {
 _IN_ORDER = frozenset({"lstm", "group_norm"})
 """Operators of several nodes whose first input gets its gradient first."""
 
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, type(None)})
+_TENSORS = _internals.PLAIN_TENSORS | {type(None)}
 """Types of inputs on which an operator is no other code of the program."""
 
 
