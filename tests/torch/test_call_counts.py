@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import gc
 import os
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
@@ -249,8 +250,9 @@ def test_a_new_operator_is_few_objects(model: Callable[[int], nn.Module], bound:
         return found
 
     made(1)
-    # What is kept of a model, or once in a process, is in both.
-    grown = made(2 * count) - made(count)
+    # What is kept of a model, or once in a process, is in both; an object of something else may
+    # come or go in one of them.
+    grown = statistics.median(made(2 * count) - made(count) for _ in range(5))
     assert grown <= bound * 2 * count
 
 
