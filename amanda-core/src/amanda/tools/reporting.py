@@ -131,12 +131,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         return self._figures_of_steps
 
     def _work_off(self) -> None:
-        noted, figures_of_steps = self._steps_noted, self._figures_of_steps
-        while noted:
-            number, begin, end, sums = noted.popleft()
-            figures, counts = self.figures_from(sums)
-            figures_of_steps.end(number, figures, _NO_FIGURES, counts, end, begin)
-            figures_of_steps.begin(number + 1, figures, counts)
+        self._figures_of_steps.follow(self._steps_noted, self.figures_from)
 
     def _note_counts(self, number: int, begin: float, end: float) -> None:
         # What follows from them waits until someone asks: steps may be small.
@@ -177,7 +172,10 @@ class ReportingTool(Tool, Generic[OptionsT]):
         """The :meth:`running_figures` and :meth:`momentary_figures` of single steps by number, with
         the ``seconds`` that each took where they are known; of the last 1000 steps that have
         ended."""
-        return self._step_figures.series
+        series = self._step_figures.series
+        if len(series) <= _STEPS_IN_SERIES:
+            return series
+        return dict(itertools.islice(series.items(), len(series) - _STEPS_IN_SERIES, None))
 
     def running_figures(self) -> Mapping[str, float]:
         """Figures of the run so far, of which results show the share of one step.
@@ -314,7 +312,8 @@ _STEPS_IN_SERIES = 1000
 """Steps whose figures are kept."""
 
 
-_Counts = Mapping[str, Sequence[float]]
+_Sums = Sequence[float]
+_Counts = Mapping[str, _Sums]
 
 _NO_COUNTS: _Counts = {}
 _NO_FIGURES: Mapping[str, float] = {}
@@ -326,7 +325,7 @@ class StepFigures:
     Attributes:
         count: steps that have ended.
         series: by the number of the step its figures, and its ``seconds`` where they are known; of
-            the last steps.
+            the last steps, 1000 or somewhat more.
         times: begin and end of the last step; None where they are unknown.
     """
 
@@ -361,9 +360,7 @@ class StepFigures:
                 count_begins.popitem()
         self._begun = number
         begins[number] = figures
-        if len(begins) > _STEPS_KEPT:
-            # One dictionary for all steps: a copy at each would cost as many items as it keeps.
-            del begins[next(iter(begins))]
+        _keep_last(begins, _STEPS_KEPT)
         if len(count_begins) > 1:
             # These are large. Only the first step may turn out to have gone on after what looked
             # like its end.
@@ -410,8 +407,45 @@ class StepFigures:
         series[number] = last = last.copy()
         if self.times is not None:
             last["seconds"] = self.times[1] - self.times[0]
-        if len(series) > _STEPS_IN_SERIES:
-            del series[next(iter(series))]
+        _keep_last(series, _STEPS_IN_SERIES)
+
+    def follow(
+        self,
+        noted: collections.deque[tuple[int, float, float, _Sums]],
+        figures_from: Callable[[_Sums], tuple[Mapping[str, float], _Counts]],
+    ) -> None:
+        """Do :meth:`end` of many steps, and :meth:`begin` of the step after each.
+
+        Args:
+            noted: of each step its number, begin, end and sums of operators, the oldest first;
+                empty afterwards.
+            figures_from: gives the figures and the sums by name.
+        """
+        begins, count_begins, series = self._begins, self._count_begins, self.series
+        while noted:
+            number, begun, ended, sums = noted.popleft()
+            figures, counts = figures_from(sums)
+            if not noted or number != self._begun or number != self.count:
+                self.end(number, figures, _NO_FIGURES, counts, ended, begun)
+                self.begin(number + 1, figures, counts)
+                continue
+            # All in one function, without what only the last one leaves: steps may be small.
+            before = begins[number]
+            step: dict[str, float] = {}
+            for name, value in figures.items():
+                step[name] = value - before.get(name, 0)
+            if step == self._last:
+                self._repeats, self.count = True, number + 1
+            else:
+                self._note_last(number, step)
+            series[number] = {**step, "seconds": ended - begun}
+            self._begun = number + 1
+            begins[number + 1] = figures
+            if len(count_begins) > 1:
+                count_begins.popitem()
+            count_begins[number + 1] = counts, None
+        _keep_last(begins, _STEPS_KEPT)
+        _keep_last(series, _STEPS_IN_SERIES)
 
     def _note_last(self, number: int, last: dict[str, float]) -> None:
         """Note the figures of the last step, and spread those of the step before it."""
@@ -455,6 +489,14 @@ class StepFigures:
             found["min"] = {name: low[name] for name in varying}
             found["max"] = {name: high[name] for name in varying}
         return found
+
+
+def _keep_last(items: dict[int, Any], most: int) -> None:
+    """Drop the first items when there are half as many again as `most`: to drop one at a time would
+    pass the places of those dropped before each time."""
+    if len(items) > most + most // 2:
+        for number in list(itertools.islice(items, len(items) - most)):
+            del items[number]
 
 
 def _spread(figures: Mapping[str, float], low: dict[str, float], high: dict[str, float]) -> None:
