@@ -12,6 +12,7 @@ A driver replaces attributes in ``attach()`` and puts them back in ``detach()``:
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -102,6 +103,27 @@ class PatchSet:
         self._set(noted, wrapper(vanilla))
         return vanilla
 
+    def wrap_code(
+        self, function: types.FunctionType, wrapper: Callable[[Callable[..., Any]], Any]
+    ) -> None:
+        """Let `function` run ``wrapper(vanilla)``, whoever holds it: its ``__code__`` is replaced.
+
+        For functions that programs bind by name (``from framework import add``) or keep as bound
+        methods, which a change of the attribute does not reach. A method gets its object as the
+        first argument; of a class method, pass ``vars(cls)[name].__func__``.
+
+        Args:
+            function: written in Python; builtins, and functions of C extensions, have no code.
+            wrapper: gets a function that does what `function` has done; returns what is called
+                with all arguments in its place.
+        """
+        code = function.__code__
+        vanilla = types.FunctionType(
+            code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        )
+        vanilla.__kwdefaults__ = function.__kwdefaults__
+        self.set(function, "__code__", _code_calling(wrapper(vanilla), code))
+
     def undo(self) -> None:
         """Put every attribute back, the last one first; harmless when called twice.
 
@@ -119,6 +141,24 @@ class PatchSet:
             self._replaced.pop()
         if failed is not None:
             raise failed
+
+
+def _code_calling(called: Callable[..., Any], instead_of: types.CodeType) -> types.CodeType:
+    """Code that hands its arguments on to `called`, for the function that has had `instead_of`."""
+
+    def stub(*args: Any, **kwargs: Any) -> Any:
+        function: Any = "called"
+        return function(*args, **kwargs)
+
+    code = stub.__code__
+    return code.replace(
+        # A constant, since the function's globals and free variables are the framework's.
+        co_consts=tuple(called if value == "called" else value for value in code.co_consts),
+        # As many as the function's cells; they are not used.
+        co_freevars=instead_of.co_freevars,
+        co_name=instead_of.co_name,
+        co_qualname=instead_of.co_qualname,
+    )
 
 
 @attrs.define(eq=False)

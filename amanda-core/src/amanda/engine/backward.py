@@ -36,13 +36,20 @@ class PastTensor:
     Args:
         tensor: the tensor.
         current_value: gives the value of a parameter, buffer or constant; None for others.
+        reference: gives a function that gives a tensor while it lives, without keeping it alive.
     """
 
-    __slots__ = ("_current_value", "_references")
+    __slots__ = ("_current_value", "_refer", "_references")
 
-    def __init__(self, tensor: Any, current_value: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        tensor: Any,
+        current_value: Callable[[Any], Any],
+        reference: Callable[[Any], Callable[[], Any]] = reference_to,
+    ) -> None:
         self._current_value = current_value
-        self._references = [_reference(tensor)]
+        self._refer = reference
+        self._references = [self._reference(tensor)]
 
     def __call__(self) -> Any:
         for reference in self._references:
@@ -53,19 +60,18 @@ class PastTensor:
 
     def add_stand_in(self, tensor: Any) -> None:
         """Note another tensor of the same value, which is handed on in the place of this one."""
-        self._references.append(_reference(tensor))
+        self._references.append(self._reference(tensor))
 
     def constant(self) -> Any:
         """The current value of a parameter, buffer or constant; None for other tensors."""
         tensor = self()
         return None if tensor is None else self._current_value(tensor)
 
-
-def _reference(tensor: Any) -> Callable[[], Any]:
-    try:
-        return reference_to(tensor)
-    except TypeError:
-        return _gone
+    def _reference(self, tensor: Any) -> Callable[[], Any]:
+        try:
+            return self._refer(tensor)
+        except TypeError:
+            return _gone
 
 
 def _gone() -> None:

@@ -48,6 +48,7 @@ from amanda.interface.calls import BackwardCall, BoundCall, NamedOp
 from amanda.interface.driver import Driver
 from amanda.interface.points import Point
 from amanda.interface.specs import Phase
+from amanda.references import reference_to
 
 Tensors = list[Any]
 """Flat tensors of an operator; None for an absent optional one."""
@@ -221,7 +222,8 @@ class OperatorRun:
         return outputs
 
     def _past(self, tensor: Any) -> PastTensor | None:
-        return None if tensor is None else PastTensor(tensor, self._driver.current_value)
+        driver = self._driver
+        return None if tensor is None else PastTensor(tensor, driver.current_value, driver.reference)
 
     # -- gradients --------------------------------------------------------
 
@@ -321,6 +323,18 @@ class EagerDriver(Driver):
     def shape_of(self, tensor: Any) -> Any:
         """The shape of a tensor, which a value in its place must have for its gradient to pass."""
         return getattr(tensor, "shape", None)
+
+    def reference(self, tensor: Any) -> Callable[[], Any]:
+        """A function that gives `tensor` while it lives, then None, and does not keep it alive.
+
+        Backward analyses read forward tensors by it. Overridden where tensors take no weak
+        references, but something does that lives as long, such as their buffer: it may give
+        another tensor on that.
+
+        Raises:
+            TypeError: there is no such function; the tensor counts as released.
+        """
+        return reference_to(tensor)
 
     def wants_gradient(self, tensor: Any) -> bool:
         """Whether operators on `tensor` are recorded for differentiation now."""

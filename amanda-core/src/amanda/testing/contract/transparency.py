@@ -161,10 +161,10 @@ class TransparencyTests(ContractTests):
     def test_an_abandoned_graph_dies(self) -> None:
         """The tensors of a forward pass that no backward pass follows die with its outputs."""
         self.needs_separate_backward()
-        alive: list[weakref.ref[Any]] = []
+        alive: list[Callable[[], Any]] = []
 
         def follow(*tensors: Any) -> None:
-            alive.extend(weakref.ref(t) for t in tensors if t is not None)
+            alive.extend(self.fw.reference(t) for t in tensors if t is not None)
 
         program = self.network()
         tool = self.probe(before=lambda c: c.insert_after_op(follow))
