@@ -173,3 +173,32 @@ def test_a_wrong_call_raises_the_operators_own_error() -> None:
     with amanda.apply(amanda.Tool()), pytest.raises(TypeError) as instrumented:
         lb.add()
     assert str(instrumented.value) == str(vanilla.value)
+
+
+class ReferringDriver(LoopbackDriver):
+    """Reads tensors again by a reference of its own, as if they took none that is weak."""
+
+    def reference(self, tensor: Tensor) -> Any:
+        values = tensor.tolist()
+        if values == [3.0, 3.0]:
+            raise TypeError("no reference to this one")
+        return lambda: lb.tensor(values)
+
+
+def test_a_driver_says_how_forward_tensors_are_referred_to() -> None:
+    """A backward analysis reads what the driver's reference gives; without one it is released."""
+    seen: list[Any] = []
+
+    def look(context: amanda.OpContext) -> None:
+        inputs = context.get_inputs()
+        seen.append(inputs[0].tolist())
+        with pytest.raises(amanda.errors.TensorReleased):
+            inputs[1]
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(look, backward=True)
+    x, factor = lb.tensor([1.0, 2.0], requires_grad=True), lb.tensor([3.0, 3.0])
+    with amanda.apply(tool, drivers=[ReferringDriver]):
+        lb.grad([lb.mul(x, factor)], [x])
+    assert seen
+    assert seen[0] == [1.0, 2.0]

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import amanda
+from amanda.testing import loopback as lb
 from amanda.tools.reporting import plain_text
 from tests.counting import called
 
@@ -495,3 +496,14 @@ def test_a_model_that_takes_nested_tensors_has_parameters_and_calls(
     if name == "summary":
         (row,) = tool.modules()
         assert (row["parameters"], row["calls"], row["output"]) == (15, 1, None)
+
+
+def test_modules_of_another_framework_are_said_to_be_unknown() -> None:
+    """A framework of a third party has modules too: that ours were called is not all to be said."""
+    tool = amanda.tools.load("summary")()
+    with amanda.apply(tool):
+        lb.Linear([[1.0, 2.0]])(lb.tensor([[1.0, 1.0]]))
+    (table,) = tool.tables()
+    assert table.title == (
+        "summary: no module was called of PyTorch, TensorFlow or Keras, only of loopback/1.0/eager"
+    )

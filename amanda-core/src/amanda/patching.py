@@ -119,7 +119,11 @@ class PatchSet:
         """
         code = function.__code__
         vanilla = types.FunctionType(
-            code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+            code,
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
         )
         vanilla.__kwdefaults__ = function.__kwdefaults__
         self.set(function, "__code__", _code_calling(wrapper(vanilla), code))

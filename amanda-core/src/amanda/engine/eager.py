@@ -223,7 +223,9 @@ class OperatorRun:
 
     def _past(self, tensor: Any) -> PastTensor | None:
         driver = self._driver
-        return None if tensor is None else PastTensor(tensor, driver.current_value, driver.reference)
+        return (
+            None if tensor is None else PastTensor(tensor, driver.current_value, driver.reference)
+        )
 
     # -- gradients --------------------------------------------------------
 

@@ -183,7 +183,9 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         """The tree of each model, down to the option ``depth``."""
         rows = self.modules()
         if not rows:
-            yield Table("summary: no module was called", (), ())
+            others = [n for n in self._namespaces if not n.startswith(("pytorch/", "tensorflow/"))]
+            which = f" of PyTorch, TensorFlow or Keras, only of {', '.join(sorted(others))}"
+            yield Table(f"summary: no module was called{which if others else ''}", (), ())
         for name, of in self.summary()["models"].items():
             own = [row for row in rows if row["model"] == name]
             frozen = of["parameters"] - of["trainable"]
