@@ -396,3 +396,39 @@ def test_replacement_of_operators_without_outputs_in_a_session() -> None:
         run(use_resource=True, traceable=False)
     with pytest.raises(CapabilityError, match="use_resource=True"):
         run(use_resource=False, traceable=True)
+
+
+class Passing(amanda.Tool):
+    """Hands all inputs and outputs on, by traceable routines that take part in differentiation."""
+
+    differentiable = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        context.insert_before_op(self.passed)
+        context.insert_after_op(self.passed)
+
+    @amanda.traceable
+    def passed(self, *tensors: Any) -> Any:
+        return tensors
+
+
+def test_slices_pass_traceable_routines_that_are_differentiated() -> None:
+    """A gradient that is an IndexedSlices stays one, with a tape outside of the function too."""
+    table = tf.Variable(tf.reshape(tf.range(12.0), (4, 3)))
+    gathered = tf.function(lambda ids: tf.gather(tf.convert_to_tensor(table), ids))
+
+    def gradient() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(gathered(tf.constant([1, 2, 1])) ** 2)
+        return tape.gradient(loss, table)
+
+    vanilla = gradient()
+    with amanda.apply(Passing()):
+        found = gradient()
+    assert isinstance(found, tf.IndexedSlices)
+    assert found.values.numpy().tolist() == vanilla.values.numpy().tolist()
+    assert found.indices.numpy().tolist() == [1, 2, 1]

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import amanda
 from amanda.interface.points import PointContext
+from amanda.tools.op_filter import OpFilter
 
 tf1 = tf.compat.v1
 X = np.ones((2, 4), np.float32)
@@ -418,3 +419,16 @@ def test_methods_in_a_name_scope_are_converted_as_they_would_be() -> None:
     x = tf.constant(X)
     for function in (tf.function(Methods()), tf.function(Methods().limited)):
         np.testing.assert_array_equal(function(x), 0 * X)
+
+
+def test_a_pattern_that_fits_nothing_is_told_the_layers_and_no_name_scopes() -> None:
+    """What optimizers and initializers have in place of a module is named after all that is one."""
+    model = keras.Sequential(
+        [keras.layers.Dense(2, name=name) for name in ("enc", "mid")], name="net"
+    )
+    model.compile("adam", "mse")
+    chosen = OpFilter(modules=["nobody.*"])
+    with amanda.apply(amanda.tools.load("count")(), op_filter=chosen):
+        model.fit(X, X[:, :2], verbose=0)
+    (line,) = chosen.unmatched()
+    assert line.partition("; ")[2] == "there are net/enc, net/mid, compile_loss/mse"

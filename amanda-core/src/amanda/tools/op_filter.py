@@ -12,7 +12,7 @@ import difflib
 import fnmatch
 import functools
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -78,8 +78,9 @@ class OpFilter:
     every: int = attrs.field(default=1, validator=[_check_number, attrs.validators.ge(1)])
     skip: int = attrs.field(default=0, validator=[_check_number, attrs.validators.ge(0)])
     _matched: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
-    _met_ops: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
-    _met_modules: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
+    # Whether an operator of a forward pass was met there; in the order of meeting.
+    _met_ops: dict[str, bool] = attrs.field(factory=dict, init=False, eq=False, repr=False)
+    _met_modules: dict[str, bool] = attrs.field(factory=dict, init=False, eq=False, repr=False)
 
     def __bool__(self) -> bool:
         return bool(self.ops or self.modules or self.every > 1 or self.skip)
@@ -96,8 +97,9 @@ class OpFilter:
         modules = [p for p in self.modules if fnmatch.fnmatchcase(op.module, p)]
         ops = [name for name in self.ops if name in forward or op.is_selected((name,))]
         self._matched.update(modules, ops)
-        self._met_ops.add(forward[0])
-        self._met_modules.add(op.module)
+        is_forward = context.get_phase() == "forward"
+        for met, name in ((self._met_ops, forward[0]), (self._met_modules, op.module)):
+            met[name] = is_forward or met.get(name, False)
         return bool(modules or not self.modules) and bool(ops or not self.ops)
 
     def restrict(self, action: Action) -> Action:
@@ -136,12 +138,17 @@ class OpFilter:
         ]
 
 
-def _met(name: str, met: Collection[str]) -> str:
-    """The names among which none was selected: those that are like it, or the first ones."""
-    known = sorted(one for one in met if one)
+def _met(name: str, met: Mapping[str, bool]) -> str:
+    """The names among which none was selected: those that are like it, or the first ones.
+
+    Where there are any, only those of forward passes: in a graph the operators of optimizers and
+    initializers have their name scope as a module.
+    """
+    every = [one for one in met if one]
+    known = [one for one in every if met[one]] or every
     if not known:
         return ""
-    alike = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    shown = known if len(known) <= 3 else alike or known[:3]
+    alike = [difflib.get_close_matches(name, names, n=3, cutoff=0.5) for names in (known, every)]
+    shown = known if len(known) <= 3 else alike[0] or alike[1] or known[:3]
     more = ", ..." if len(known) > len(shown) else ""
     return f"; there {'is' if len(known) == 1 else 'are'} {', '.join(shown)}{more}"
