@@ -1083,6 +1083,10 @@ COMPILER_CALLBACK = "_callback_from_stance"
 """The function of `COMPILER_MODULE` that Dynamo asks, at each call of a compiled function, for the
 compiler to use: None runs the function eagerly."""
 
+COMPILER_MODES = "utils.set_torch_function_mode_stack"
+"""The function in `COMPILER` by which captured code sets the function modes of its thread, where it
+has entered or left one, to those that were on when it was captured, and the changes."""
+
 COMPILER_CAPTURES = {"optimize": "guard_export_fn", "optimize_assert": "export"}
 """The functions of `COMPILER_MODULE` by which ``torch._dynamo.explain`` and ``export`` capture a
 function, with the keyword that tells their calls from those of ``torch.compile``."""
@@ -1335,8 +1339,24 @@ def _without_guards_of_ours(entries: Sequence[Any]) -> Sequence[bool]:
     ]
 
 
+class _Refused(set[type[Any]]):
+    """Stands for the classes of tensors that Dynamo does not look into, of which it asks for each
+    tensor of a subclass before it reads one: it is told of no answer, but of an error."""
+
+    def __init__(self, refuse: Callable[[type[Any]], Any]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def __contains__(self, cls: Any) -> bool:
+        self._refuse(cls)
+        return False
+
+
 def frame_converter(
-    backend: Callable[..., Any], eager: bool = False, marks: bool = False
+    backend: Callable[..., Any],
+    eager: bool = False,
+    marks: bool = False,
+    refuse: Callable[[type[Any]], Any] | None = None,
 ) -> Callable[..., Any]:
     """Dynamo's own callback for frames, which hands captured graphs to `backend`.
 
@@ -1345,6 +1365,8 @@ def frame_converter(
     Args:
         eager: capture code that nobody has compiled: as one graph or not at all, as it runs where
             it is not compiled, and with all guards.
+        refuse: called with the class of each tensor of a subclass that a frame uses, before
+            anything is read of it; an error of it ends the attempt.
     """
     from torch._dynamo import config, convert_frame, hooks
 
@@ -1359,6 +1381,8 @@ def frame_converter(
     # The program's wishes are for what it compiles; ours runs as it is where there is a limit.
     wishes = ("error_on_recompile", "fail_on_recompile_limit_hit")
     options.update((name, False) for name in wishes if hasattr(config, name))
+    if refuse is not None:
+        options["nontraceable_tensor_subclasses"] = _Refused(refuse)
 
     def converter(*args: Any) -> Any:
         with ExitStack() as stack:
@@ -1628,12 +1652,16 @@ def call_captured(callback: Any, function: Callable[..., Any], *args: Any) -> An
         eval_frame.set_eval_frame(before)
 
 
-def forget_captured(code: types.CodeType) -> None:
+def forget_captured(code: types.CodeType, loaded: dict[str, Any] = sys.modules) -> None:
     """Drop what Dynamo has captured of some code, which keeps the callback that it was captured by.
 
     That is memory of C++: the garbage collector finds no cycle through it.
+
+    Args:
+        code: the code.
+        loaded: the loaded modules; at the end of the process nothing else leads to them.
     """
-    eval_frame = sys.modules.get("torch._C._dynamo.eval_frame")
+    eval_frame = loaded.get("torch._C._dynamo.eval_frame")
     if eval_frame is not None:
         eval_frame.reset_code(code)
 

@@ -313,18 +313,28 @@ set_other(Site *site, int on)
 }
 
 static void
-set_hook(Builtin *builtin, PyCFunction hook, int on)
+set_method_hook(Builtin *builtin, PyCFunction hook, int on)
 {
-    if (Py_IS_TYPE(builtin->owner, &PyMethodDescr_Type)) {
-        PyMethodDescrObject *method = (PyMethodDescrObject *)builtin->owner;
-        builtin->own = *builtin->def;
-        builtin->own.ml_meth = hook;
-        if (method->d_method == (on ? builtin->def : &builtin->own)) {
-            method->d_method = on ? &builtin->own : builtin->def;
-        }
+    PyMethodDescrObject *method = (PyMethodDescrObject *)builtin->owner;
+    builtin->own = *builtin->def;
+    builtin->own.ml_meth = hook;
+    if (method->d_method == (on ? builtin->def : &builtin->own)) {
+        method->d_method = on ? &builtin->own : builtin->def;
     }
-    else if (builtin->def->ml_meth == (on ? builtin->original : hook)) {
-        builtin->def->ml_meth = on ? hook : builtin->original;
+}
+
+/* Not ml_meth, of which the hash is made: Dynamo keeps what it knows of functions by them. */
+static void
+set_function_hook(Builtin *builtin, vectorcallfunc hook, int on)
+{
+    PyCFunctionObject *function = (PyCFunctionObject *)builtin->owner;
+    if (function->vectorcall != (on ? builtin->vectorcall : hook)) {
+        return;
+    }
+    function->vectorcall = on ? hook : builtin->vectorcall;
+    if (builtin->flags == METH_O) {
+        /* A specialised instruction calls what has exactly this flag by its ml_meth. */
+        builtin->def->ml_flags = on ? METH_O | METH_COEXIST : METH_O;
     }
 }
 
@@ -340,14 +350,14 @@ set_all(int on)
     for (Py_ssize_t i = 0; i < other_count; i++) {
         set_other(&other_sites[i], on);
     }
-    set_hook(&stack.push, hook_push, on);
-    set_hook(&stack.pop, hook_pop, on);
-    set_hook(&stack.length, hook_length, on);
-    set_hook(&stack.at, (PyCFunction)(void (*)(void))hook_at, on);
-    set_hook(&stack.disable, hook_disable, on);
-    set_hook(&stack.enable, hook_enable, on);
-    set_hook(&stack.place, hook_place, on);
-    set_hook(&stack.replace, hook_replace, on);
+    set_function_hook(&stack.push, hook_push, on);
+    set_function_hook(&stack.pop, hook_pop, on);
+    set_function_hook(&stack.length, hook_length, on);
+    set_function_hook(&stack.at, hook_at, on);
+    set_method_hook(&stack.disable, hook_disable, on);
+    set_method_hook(&stack.enable, hook_enable, on);
+    set_method_hook(&stack.place, hook_place, on);
+    set_method_hook(&stack.replace, hook_replace, on);
     return set_mapping(on);
 }
 
@@ -437,7 +447,7 @@ append_hooks(PyObject *list)
         Builtin *hook = hooks[i];
         void *address = Py_IS_TYPE(hook->owner, &PyMethodDescr_Type)
                             ? (void *)&((PyMethodDescrObject *)hook->owner)->d_method
-                            : (void *)&hook->def->ml_meth;
+                            : (void *)&((PyCFunctionObject *)hook->owner)->vectorcall;
         if (append_row(list, hook->def->ml_name, hook->owner, address, Py_None) < 0) {
             return -1;
         }
@@ -506,17 +516,21 @@ find_slots(void)
     return find_offsets(slots, sizeof slots / sizeof *slots);
 }
 
-/* Note a builtin that the gate calls with the flags that it expects. */
+/* Note a builtin that the gate calls with the type and the flags that it expects. */
 static int
-find_builtin(Builtin *builtin, PyObject *object, int flags)
+find_builtin(Builtin *builtin, PyObject *object, PyTypeObject *type, int flags)
 {
     PyMethodDef *def = NULL;
     PyObject *self = NULL;
-    if (PyCFunction_CheckExact(object)) {
+    if (!Py_IS_TYPE(object, type)) {
+        /* Refused below. */
+    }
+    else if (PyCFunction_CheckExact(object)) {
         def = ((PyCFunctionObject *)object)->m_ml;
         self = PyCFunction_GET_SELF(object);
+        builtin->vectorcall = ((PyCFunctionObject *)object)->vectorcall;
     }
-    else if (Py_IS_TYPE(object, &PyMethodDescr_Type)) {
+    else if (type == &PyMethodDescr_Type) {
         def = ((PyMethodDescrObject *)object)->d_method;
     }
     if (def == NULL || (def->ml_flags & ~METH_COEXIST) != flags) {
@@ -527,6 +541,7 @@ find_builtin(Builtin *builtin, PyObject *object, int flags)
     builtin->self = self;
     builtin->def = def;
     builtin->original = def->ml_meth;
+    builtin->flags = def->ml_flags;
     return 0;
 }
 
@@ -558,16 +573,16 @@ gate_configure(PyObject *Py_UNUSED(module), PyObject *args)
                           &builtins[5], &builtins[6], &builtins[7], &builtins[8], &builtins[9])) {
         return NULL;
     }
-    if (find_builtin(&stack.push, builtins[0], METH_O) < 0
-        || find_builtin(&stack.pop, builtins[1], METH_NOARGS) < 0
-        || find_builtin(&stack.length, builtins[2], METH_NOARGS) < 0
-        || find_builtin(&stack.at, builtins[3], METH_VARARGS | METH_KEYWORDS) < 0
-        || find_builtin(&stack.is_disabled, builtins[4], METH_NOARGS) < 0
-        || find_builtin(&stack.disable, builtins[5], METH_NOARGS) < 0
-        || find_builtin(&stack.enable, builtins[6], METH_VARARGS) < 0
-        || find_builtin(&stack.place, builtins[7], METH_NOARGS) < 0
-        || find_builtin(&stack.replace, builtins[8], METH_VARARGS) < 0
-        || find_builtin(&stack.is_recording, builtins[9], METH_NOARGS) < 0) {
+    if (find_builtin(&stack.push, builtins[0], &PyCFunction_Type, METH_O) < 0
+        || find_builtin(&stack.pop, builtins[1], &PyCFunction_Type, METH_NOARGS) < 0
+        || find_builtin(&stack.length, builtins[2], &PyCFunction_Type, METH_NOARGS) < 0
+        || find_builtin(&stack.at, builtins[3], &PyCFunction_Type, METH_VARARGS | METH_KEYWORDS) < 0
+        || find_builtin(&stack.is_disabled, builtins[4], &PyCFunction_Type, METH_NOARGS) < 0
+        || find_builtin(&stack.disable, builtins[5], &PyMethodDescr_Type, METH_NOARGS) < 0
+        || find_builtin(&stack.enable, builtins[6], &PyMethodDescr_Type, METH_VARARGS) < 0
+        || find_builtin(&stack.place, builtins[7], &PyMethodDescr_Type, METH_NOARGS) < 0
+        || find_builtin(&stack.replace, builtins[8], &PyMethodDescr_Type, METH_VARARGS) < 0
+        || find_builtin(&stack.is_recording, builtins[9], &PyCFunction_Type, METH_NOARGS) < 0) {
         return NULL;
     }
     python.mode = mode;
@@ -740,7 +755,7 @@ gate_configure_native(PyObject *Py_UNUSED(module), PyObject *args)
         }
         return NULL;
     }
-    if (PyErr_Occurred() || find_builtin(&native.depth, depth, METH_NOARGS) < 0) {
+    if (PyErr_Occurred() || find_builtin(&native.depth, depth, &PyCFunction_Type, METH_NOARGS) < 0) {
         return NULL;
     }
     memcpy(native.keys, numbers, sizeof numbers);

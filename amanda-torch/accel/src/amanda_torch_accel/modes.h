@@ -6,6 +6,8 @@ typedef struct {
     PyMethodDef *def;
     PyCFunction original;
     PyMethodDef own; /* of a method: what its descriptor refers to instead, as `def` may be const */
+    vectorcallfunc vectorcall; /* of a function */
+    int flags;                 /* likewise: those of `def` */
 } Builtin;
 
 static struct {
@@ -180,9 +182,20 @@ settle(void)
     return failed ? -1 : 0;
 }
 
-static PyObject *
-hook_push(PyObject *Py_UNUSED(self), PyObject *mode)
+/* Whether a function is called with as many arguments as it takes, and no names. */
+static inline int
+is_call_of(Py_ssize_t count, size_t nargsf, PyObject *names)
 {
+    return PyVectorcall_NARGS(nargsf) == count && (names == NULL || PyTuple_GET_SIZE(names) == 0);
+}
+
+static PyObject *
+hook_push(PyObject *function, PyObject *const *values, size_t nargsf, PyObject *names)
+{
+    if (!is_call_of(1, nargsf, names)) {
+        return stack.push.vectorcall(function, values, nargsf, names);
+    }
+    PyObject *mode = values[0];
     if (is_ours(mode)) {
         return push_ours(mode) < 0 ? NULL : Py_NewRef(Py_None);
     }
@@ -193,8 +206,11 @@ hook_push(PyObject *Py_UNUSED(self), PyObject *mode)
 }
 
 static PyObject *
-hook_pop(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(argument))
+hook_pop(PyObject *function, PyObject *const *values, size_t nargsf, PyObject *names)
 {
+    if (!is_call_of(0, nargsf, names)) {
+        return stack.pop.vectorcall(function, values, nargsf, names);
+    }
     PyObject *mode = virtual_mode();
     if (mode != NULL) {
         Py_ssize_t length = length_around();
@@ -215,18 +231,42 @@ hook_pop(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(argument))
 }
 
 static PyObject *
-hook_length(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(argument))
+hook_length(PyObject *function, PyObject *const *values, size_t nargsf, PyObject *names)
 {
+    if (!is_call_of(0, nargsf, names)) {
+        return stack.length.vectorcall(function, values, nargsf, names);
+    }
     Py_ssize_t length = real_length();
     return length < 0 ? NULL : PyLong_FromSsize_t(length + (virtual_mode() != NULL));
 }
 
+static PyObject *keywords_of(PyObject *const *values, PyObject *names);
+
+/* The builtin takes a tuple and a dict, and has no vectorcall. */
 static PyObject *
-hook_at(PyObject *self, PyObject *args, PyObject *kwargs)
+call_at(PyObject *const *values, Py_ssize_t count, PyObject *names)
 {
-    Py_ssize_t index;
-    if (virtual_mode() != NULL && length_around() >= 0 && kwargs == NULL && PyTuple_GET_SIZE(args) == 1) {
-        index = PyLong_AsSsize_t(PyTuple_GET_ITEM(args, 0));
+    PyObject *args = PyTuple_New(count), *kwargs = NULL, *mode = NULL;
+    for (Py_ssize_t i = 0; args != NULL && i < count; i++) {
+        PyTuple_SET_ITEM(args, i, Py_NewRef(values[i]));
+    }
+    if (args != NULL && names != NULL && PyTuple_GET_SIZE(names) > 0) {
+        kwargs = keywords_of(values + count, names);
+    }
+    if (args != NULL && !PyErr_Occurred()) {
+        PyCFunction original = stack.at.original;
+        mode = ((PyCFunctionWithKeywords)(void (*)(void))original)(stack.at.self, args, kwargs);
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    return mode;
+}
+
+static PyObject *
+hook_at(PyObject *Py_UNUSED(function), PyObject *const *values, size_t nargsf, PyObject *names)
+{
+    if (virtual_mode() != NULL && length_around() >= 0 && is_call_of(1, nargsf, names)) {
+        Py_ssize_t index = PyLong_AsSsize_t(values[0]);
         if (index == thread.depth) {
             return Py_NewRef(thread.mode);
         }
@@ -235,7 +275,7 @@ hook_at(PyObject *self, PyObject *args, PyObject *kwargs)
         }
         PyErr_Clear();
     }
-    return ((PyCFunctionWithKeywords)(void (*)(void))stack.at.original)(self, args, kwargs);
+    return call_at(values, PyVectorcall_NARGS(nargsf), names);
 }
 
 /* Where a program turns modes off, what it calls is reported to none: PyTorch is to see ours. And

@@ -204,9 +204,10 @@ def _said_by_dynamo(explanation: str) -> str:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What Dynamo's compiler has raised: Dynamo wraps it."""
+    """What Dynamo's compiler, or code of ours that Dynamo asks, has raised: Dynamo wraps it."""
     found: BaseException = getattr(error, "inner_exception", error)
-    return found
+    asked = found.__context__
+    return asked if isinstance(asked, NotCapturableError) else found
 
 
 def reason_of(error: BaseException) -> str:

@@ -151,6 +151,9 @@ class Modules:
             result = _internals.call_captured(captured, captured.function, module, args, kwargs)
             missed, _CALL.missed = _CALL.missed, None
         if missed is not None:
+            if missed is _OTHER_TENSORS:
+                self._note(frame.path, f"as they are ({_WITH_OTHER_TENSORS})")
+                return result
             if missed is _FIRST:
                 if self.worth or _is_inner(interceptor, frame):
                     return result
@@ -224,6 +227,13 @@ def _number_of(operators: Sequence[Any]) -> int:
 
 _FIRST: Any = object()
 """Stands for the form of a call that is not looked at."""
+
+_OTHER_TENSORS: Any = object()
+"""Stands for the form of a call that is given tensors of a subclass, of which nothing is read."""
+
+_WITH_OTHER_TENSORS = "inputs are of a subclass of Tensor"
+
+_USES_OTHER_TENSORS = "they use tensors of a subclass of Tensor, or a __torch_function__"
 
 _NEW = "they are captured when they are called again in the same form"
 
@@ -349,10 +359,13 @@ class CapturedModule:
         self._methods: dict[tuple[type[Any], str], Any] = {}
         self._codes: frozenset[types.CodeType] = frozenset()
         code = self.function.__code__
-        # Not a method of this object, which the reference would keep.
-        self._module = weakref.ref(module, lambda _: _internals.forget_captured(code))
+        # Not a method of this object, which the reference would keep; and found now, since a
+        # module may outlive the globals of this one at the end of the process.
+        forget = _internals.forget_captured
+        self._module = weakref.ref(module, lambda _: forget(code))
         self._expected: Operators = ()
-        self._convert = _internals.frame_converter(self._backend, eager=True)
+        convert = _internals.frame_converter(self._backend, eager=True, refuse=_refuse_tensor)
+        self._convert = convert
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
 
     def is_outdated(self) -> bool:
@@ -371,10 +384,14 @@ class CapturedModule:
         """Let go of what was captured; calls that are running go on."""
         _internals.forget_captured(self.function.__code__)
 
-    def form(
-        self, interceptor: Interceptor, module: nn.Module, args: Any, kwargs: Any
-    ) -> tuple[Any, ...]:
-        """What calls with the same operators have in common, as a rule: no sizes and no values."""
+    def form(self, interceptor: Interceptor, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """What calls with the same operators have in common, as a rule: no sizes and no values.
+
+        That of calls with tensors of a subclass is ``_OTHER_TENSORS``: they are not captured. What
+        reads such a tensor, as Dynamo does to guard and to trace, may be code of the program.
+        """
+        if _holds_other_tensors((args, kwargs)):
+            return _OTHER_TENSORS
         interceptor.mute()
         try:
             return (module.training, torch.is_grad_enabled(), _form(args), _form(kwargs))
@@ -389,6 +406,9 @@ class CapturedModule:
             return _internals.not_captured(recursive=True)
         given = frame.f_locals
         form = self.form(interceptor, module, given["args"], given["kwargs"])
+        if form is _OTHER_TENSORS:
+            _CALL.missed = form
+            return _internals.not_captured(recursive=True)
         expected = self.seen.pop(form, None)
         if expected is not None:
             self.within = _attempts_in(interceptor)
@@ -450,6 +470,9 @@ class CapturedModule:
         module = self._module()
         assert module is not None
         self._codes = frozenset(_internals.traced_code())
+        if any(code.co_name == "__torch_function__" for code in self._codes):
+            # Dynamo does what it does without the nodes of autograd that PyTorch adds.
+            raise NotCapturableError(_USES_OTHER_TENSORS)
         return ModuleGraph(graph, inputs, module, self._expected)
 
 
@@ -532,6 +555,23 @@ def _forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 _MODULE = _forward.__code__.co_varnames[0]
 """The variable of it that holds the module."""
+
+
+def _holds_other_tensors(value: Any) -> bool:
+    """Whether a value is, or holds, a tensor of a subclass; nothing is read of it."""
+    if isinstance(value, torch.Tensor):
+        return type(value) not in _internals.PLAIN_TENSORS
+    if isinstance(value, dict):
+        value = dict.values(value)
+    elif not isinstance(value, (tuple, list)):
+        return False
+    return any(map(_holds_other_tensors, value))
+
+
+def _refuse_tensor(cls: type[Any]) -> None:
+    """Called before Dynamo looks at a tensor of a subclass, wherever a module has it from."""
+    if cls not in _internals.PLAIN_TENSORS:
+        raise NotCapturableError(_USES_OTHER_TENSORS)
 
 
 def _form(value: Any) -> Any:

@@ -93,6 +93,8 @@ class Tracers:
                 for name, keyword in _internals.COMPILER_CAPTURES.items()
             ),
         ]
+        # Not in its own module, from which Dynamo's others take it as they are imported.
+        entries[_internals.COMPILER] = [(_internals.COMPILER_MODES, _keeping_mode)]
         entries[_internals.PROFILER] = [(_internals.PROFILER_START, _with_vanilla_class)]
         if self._capture is not None:
             entries[_internals.COMPILER_MODULES] = [
@@ -286,6 +288,20 @@ def _with_vanilla_call(vanilla: Any) -> Any:
             del own["__call__"]
 
     return initialize
+
+
+def _keeping_mode(vanilla: Any) -> Any:
+    """Captured code that sets the function modes, of which it knows none of ours, leaves it on."""
+
+    @functools.wraps(vanilla)
+    def set_torch_function_mode_stack(stack: Sequence[Any]) -> None:
+        interceptor = LOCAL.interceptor
+        if interceptor is not None and interceptor.is_listening() and interceptor not in stack:
+            # It is captured where no other mode is on, and so lies below all that it enters.
+            stack = [interceptor, *stack]
+        vanilla(stack)
+
+    return set_torch_function_mode_stack
 
 
 def _with_vanilla_class(vanilla: Any) -> Any:
