@@ -1380,7 +1380,10 @@ def frame_converter(
     options: dict[str, Any] = {"specialize_float": True, **(_EAGER_CAPTURE if eager else {})}
     # The program's wishes are for what it compiles; ours runs as it is where there is a limit.
     wishes = ("error_on_recompile", "fail_on_recompile_limit_hit")
-    options.update((name, False) for name in wishes if hasattr(config, name))
+    # Two calls at each run, by which a profiler is told how long the code before a graph takes (2.13).
+    marks_of_profilers = ("record_runtime_overhead",)
+    names = (*wishes, *marks_of_profilers)
+    options.update((name, False) for name in names if hasattr(config, name))
     if refuse is not None:
         options["nontraceable_tensor_subclasses"] = _Refused(refuse)
 
@@ -1713,8 +1716,9 @@ operators that a ``__torch_function__`` of the program has called (2.13)."""
 
 
 def program_frame() -> Any:
-    """The frame of the program that runs a captured graph, asked for by what Dynamo calls."""
-    frame: Any = sys._getframe(2)
+    """The frame of the program that runs a captured graph, asked for by a method of what Dynamo
+    calls, which calls this."""
+    frame: Any = sys._getframe(3)
     while frame.f_globals.get("__name__") in _AROUND_GRAPHS:
         frame = frame.f_back
     return frame

@@ -3,7 +3,7 @@
 A place is a module call, and the position in an iteration that the counters of its operators say::
 
     for binding in bindings:
-        if binding.holds(interceptor, roots):
+        if binding.has_roots(roots) and binding.holds(interceptor):
             return binding.run(interceptor, inputs)
 """
 
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import attrs
 
+from amanda.references import Reference
 from amanda_torch.compiled.direct import DirectCode
 from amanda_torch.compiled.observers import Observer
 from amanda_torch.compiled.passes import Passes
@@ -123,7 +125,7 @@ class Binding:
     """
 
     __slots__ = (
-        *("_base", "_callers", "_generation", "_passes", "_roots", "_span"),
+        *("_base", "_callers", "_generation", "_parameter", "_passes", "_roots", "_span"),
         *("direct", "function", "observers", "waiting"),
     )
 
@@ -143,30 +145,50 @@ class Binding:
         self._span = span
         self._callers = callers
         self._roots: list[weakref.ref[Any]] = []
+        self._parameter: tuple[int, weakref.ref[Any]] | None = None
         self.direct: DirectCode | None = None
         self.waiting: Waiting | None = None
         self.observers: Sequence[Observer] = ()
 
-    def note_roots(self, roots: Sequence[Any]) -> bool:
-        """Note the objects by which the graph's modules are found; whether that can be done."""
+    def note_roots(self, roots: Sequence[Any], inputs: Sequence[Any]) -> bool:
+        """Note the objects by which the graph's modules are found; whether that can be done.
+
+        Args:
+            inputs: of the graph.
+        """
         try:
             self._roots = [weakref.ref(root) for root in roots]
         except TypeError:
             return False
+        base = self._base.module
+        if base is not None and len(roots) == 1 and roots[0] is base():
+            own = {id(parameter) for parameter in roots[0].parameters()}
+            found = ((n, value) for n, value in enumerate(inputs) if id(value) in own)
+            self._parameter = next(((n, Reference(value)) for n, value in found), None)
         return True
 
     def is_current(self, interceptor: Interceptor) -> bool:
         """Whether its plans hold."""
         return self._generation == interceptor.generation
 
-    def holds(self, interceptor: Interceptor, roots: Sequence[Any]) -> bool:
-        """Whether it can run the graph now."""
-        if self._generation != interceptor.generation:
+    def is_told_by(self, inputs: Sequence[Any]) -> bool:
+        """Whether these inputs tell that the modules are its own; if not, :meth:`has_roots` does.
+
+        To ask a frame for its variables takes microseconds. Where the module that is called is all
+        that they are found by, one of its parameters among the inputs tells it from others.
+        """
+        if self._parameter is None:
             return False
-        for reference, root in zip(self._roots, roots, strict=True):
-            if reference() is not root:
-                return False
-        return self._span.can_begin(interceptor)
+        number, reference = self._parameter
+        return reference() is inputs[number]
+
+    def has_roots(self, roots: Sequence[Any]) -> bool:
+        """Whether its modules are found by these objects."""
+        return all(map(is_, (reference() for reference in self._roots), roots))
+
+    def holds(self, interceptor: Interceptor) -> bool:
+        """Whether it can run the graph now, of which the modules are its own."""
+        return self._generation == interceptor.generation and self._span.can_begin(interceptor)
 
     def run(self, interceptor: Interceptor, inputs: Sequence[Any]) -> Any:
         """The outputs of the graph."""

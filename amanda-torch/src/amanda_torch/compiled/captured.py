@@ -122,20 +122,22 @@ class CapturedGraph:
         if interceptor.stale and not interceptor.refresh():
             return self._vanilla(*inputs)
         base = interceptor.frame
-        # To ask a frame for its variables takes microseconds.
-        roots: list[Any] = []
-        if self._root is not None:
-            roots = [self._root()]
-        elif self._code.places.has_roots:
-            roots = self._code.places.roots(_internals.program_frame())
+        roots: list[Any] | None = None
         bindings = base.captured.get(self, ())
         if is_alone:
             for binding in bindings:
-                if binding.holds(interceptor, roots):
+                if not binding.is_told_by(inputs):
+                    if roots is None:
+                        roots = self._roots()
+                    if not binding.has_roots(roots):
+                        continue
+                if binding.holds(interceptor):
                     result = binding.run(interceptor, inputs)
                     if binding.waiting is not None:
                         self._go_on(interceptor, binding, binding.waiting)
                     return result
+        if roots is None:
+            roots = self._roots()
         modules = self._code.places.find(roots)
         # Dynamo passes symbolic sizes as numbers.
         is_static = self._is_static and all(isinstance(each, torch.Tensor) for each in inputs)
@@ -164,11 +166,18 @@ class CapturedGraph:
             if self._unbound > _MOST_WAITED:
                 self._say(_NOT_SETTLED if is_alone else "another mode is on")
         self._note(interceptor, f"by {compiler}" if compiler else "operator by operator")
-        if binding is not None and binding.note_roots(roots):
+        if binding is not None and binding.note_roots(roots, inputs):
             # Kept with the module call, and dropped with it when the thread's scopes end.
             kept = [one for one in bindings if one.is_current(interceptor)]
             base.captured[self] = [binding, *kept[: _BINDINGS - 1]]
         return result
+
+    def _roots(self) -> list[Any]:
+        """The objects by which its modules are found; called by :meth:`__call__`."""
+        if self._root is not None:
+            return [self._root()]
+        places = self._code.places
+        return places.roots(_internals.program_frame()) if places.has_roots else []
 
     def _note(self, interceptor: Interceptor, way: str) -> None:
         interceptor.note_compiled(self._name, way)
