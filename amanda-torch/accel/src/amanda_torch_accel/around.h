@@ -573,14 +573,14 @@ ask_python(const Invocation *call, PyObject *mode, Thread *here)
 static APART PyObject *
 intercept(const Invocation *call)
 {
-    Thread *here = &thread;
+    Thread *here = this_thread();
     PyObject *mode = virtual_mode_of(here), *cell = NULL, *known = NULL, *result = NULL;
     Site *site = call->site;
     PyObject *operator = call->operator != NULL ? call->operator : site->operator;
     if (mode == NULL || (site->unreported >= SILENT && site->operator == NULL)) {
         return run_original(call);
     }
-    Answer answer = operator == NULL ? ASK : look_up(mode, operator, call, &cell, &known);
+    Answer answer = operator == NULL ? ASK : look_up(here, mode, operator, call, &cell, &known);
     if (answer == ASK) {
         return ask_python(call, mode, here);
     }

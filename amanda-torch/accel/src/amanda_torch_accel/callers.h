@@ -112,6 +112,7 @@ is_answered(const CalledHook *self, const Vector *consumed, int is_after)
     Py_ssize_t position = 0;
     int done = 0;
     begin_step(&thread, course.iteration);
+    begin_notes(self, NULL);
     note(self->dict);
     note(self);
     note(((PyDictObject *)self->dict)->ma_keys);

@@ -26,28 +26,33 @@ static Found found_items[FOUND_ITEMS];
 /* An iteration mostly does what the one before it did, in the same order, and between two operators PyTorch
    reads more memory than the processor's caches hold: what the gate looks at has to be fetched anew, and
    that costs more than all instructions of the gate. So it notes at each step, which is an operator or a
-   call of a module, what it has found and where it has looked. In the next iteration the processor is told
-   to fetch that one step before it is needed.
+   call of a module, what it has found and where it has looked; not where that is as in the iteration before.
+   In the next iteration the processor is told to fetch that one step before it is needed.
 
    The course that is kept is that of one thread at a time. It is there for speed alone: nothing is read at
    the addresses that are noted, since the objects may be gone, and what a step does not hold is looked up. */
-#define STEP_LINES 28
+#define STEP_LINES 26
+/* Those that are fetched without a look at how many there are: branches of which the processor cannot tell
+   where they go cost more. */
+#define FIRST_LINES 8
 typedef struct {
 #if HAS_VERSIONS
     Found found;
 #endif
+    const void *first, *second; /* what tells whether all is as it was; compared only */
     Py_ssize_t noted;
     uintptr_t lines[STEP_LINES];
 } Step;
 
 #define STEPS 8192
 #define STRANGERS 4096
-static struct {
-    Step steps[STEPS + 2]; /* the last but one is for steps that it does not hold */
+static ON_A_LINE struct {
     const void *thread, *iteration; /* whose steps they are; compared only */
     Py_ssize_t next, end; /* of steps: the number of the next one, and how many there have been */
     int strangers;        /* steps of other threads since its last one */
-    Step *step;           /* the one that is noted in */
+    Step *step;           /* the present one */
+    int notes;            /* whether it is noted in */
+    ON_A_LINE Step steps[STEPS + 2]; /* the last but one is for steps that it does not hold */
 } course = {.step = &course.steps[STEPS]};
 
 /* Have what lies there fetched in the next iteration before this step. */
@@ -56,15 +61,36 @@ note(const void *address)
 {
     Step *step = course.step;
     uintptr_t line = (uintptr_t)address & ~(uintptr_t)(LINE - 1);
+    if (!course.notes) {
+        return;
+    }
     if (step->noted < STEP_LINES && (step->noted == 0 || step->lines[step->noted - 1] != line)) {
         step->lines[step->noted++] = line;
     }
+}
+
+/* Note in the present step, unless it has found these two before; whether it has not. */
+static inline int
+begin_notes(const void *first, const void *second)
+{
+    Step *step = course.step;
+    if (LIKELY(step->first == first && step->second == second)) {
+        return 0;
+    }
+    step->first = first;
+    step->second = second;
+    step->noted = 0;
+    for (int i = 0; i < FIRST_LINES; i++) {
+        step->lines[i] = (uintptr_t)step;
+    }
+    return course.notes = 1;
 }
 
 /* A step begins, in an iteration of a thread. */
 static inline void
 begin_step(const void *thread, const void *iteration)
 {
+    course.notes = 0;
     if (course.thread != thread || course.iteration != iteration) {
         if (course.thread != thread && course.thread != NULL && ++course.strangers < STRANGERS) {
             course.step = &course.steps[STEPS];
@@ -82,12 +108,14 @@ begin_step(const void *thread, const void *iteration)
     if (++course.next > course.end) {
         course.end = course.next;
     }
-    for (Py_ssize_t i = 0; i < step[1].noted; i++) {
+    for (int i = 0; i < FIRST_LINES; i++) {
+        PREFETCH((const void *)step[1].lines[i]);
+    }
+    for (Py_ssize_t i = FIRST_LINES; i < step[1].noted; i++) {
         PREFETCH((const void *)step[1].lines[i]);
     }
     PREFETCH(&step[2]);
     PREFETCH((const char *)&step[2] + LINE);
-    step->noted = 0;
 }
 
 #if HAS_VERSIONS

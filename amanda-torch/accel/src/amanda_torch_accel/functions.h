@@ -79,13 +79,13 @@ restart(PyObject *dict, int is_children)
 
 /* Whether the state of a thread says that tools are not paused. */
 static int
-is_unpaused(PyObject *state)
+is_unpaused(Thread *here, PyObject *state)
 {
     if (state == NULL || !PyDict_CheckExact(state)) {
         return 0;
     }
 #if HAS_VERSIONS
-    if (thread.unpaused == version_of(state)) {
+    if (here->unpaused == version_of(state)) {
         return 1;
     }
 #endif
@@ -93,7 +93,9 @@ is_unpaused(PyObject *state)
         return 0;
     }
 #if HAS_VERSIONS
-    thread.unpaused = version_of(state);
+    here->unpaused = version_of(state);
+#else
+    (void)here;
 #endif
     return 1;
 }
@@ -116,25 +118,40 @@ child_of(PyObject *children, PyObject *module)
     return child;
 }
 
+/* Note where a call of a module was looked for. */
+static RARE void
+note_module(PyObject *children, PyObject *child, PyObject *frames, Py_ssize_t call)
+{
+    PyObject *frame = PyList_GET_ITEM(frames, call);
+    note(children);
+    note(child);
+    note((const char *)child + LINE);
+    note(field(child, python.child_ref));
+    note(frames);
+    note(&PyList_GET_ITEM(frames, call));
+    note(frame);
+    note((const char *)frame + LINE);
+}
+
 /* Tracker.enter_module() for a module that was called at this place before.
  *
  * Returns the frame to come back to (a strong reference); NULL if Python is to do it.
  */
 static PyObject *
-enter_module(PyObject *mode, PyObject *module)
+enter_module(Thread *here, PyObject *mode, PyObject *module)
 {
     PyObject *parent = field(mode, python.mode_frame);
     PyObject *state = field(mode, python.mode_thread);
     PyObject *generation = field(mode, python.mode_generation);
     if (parent == NULL || parent == field(mode, python.mode_root)
-        || !Py_IS_TYPE(parent, python.frame) || !is_unpaused(state)) {
+        || !Py_IS_TYPE(parent, python.frame) || !is_unpaused(here, state)) {
         return NULL;
     }
     PyObject *children = field(parent, python.frame_children), *child;
     if (children == NULL || !PyDict_CheckExact(children)) {
         return NULL;
     }
-    begin_step(&thread, field(mode, python.mode_iteration));
+    begin_step(here, field(mode, python.mode_iteration));
     child = child_of(children, module);
     if (child == NULL || !Py_IS_TYPE(child, python.child)
         || !is_alive(field(child, python.child_ref), module)
@@ -162,14 +179,9 @@ enter_module(PyObject *mode, PyObject *module)
         Py_XDECREF(number);
         return NULL;
     }
-    note(children);
-    note(child);
-    note((const char *)child + LINE);
-    note(field(child, python.child_ref));
-    note(frames);
-    note(&PyList_GET_ITEM(frames, call));
-    note(frame);
-    note((const char *)frame + LINE);
+    if (begin_notes(child, frame)) {
+        note_module(children, child, frames, call);
+    }
     Py_INCREF(parent);
     set_field(child, python.child_calls, number);
     Py_DECREF(number);
@@ -179,6 +191,20 @@ enter_module(PyObject *mode, PyObject *module)
     set_field(mode, python.mode_frame, frame);
     set_field(mode, python.mode_cells, cells);
     return parent;
+}
+
+/* Come back to a frame. */
+static inline void
+leave_module(PyObject *mode, PyObject *parent)
+{
+    PyObject *frame = field(mode, python.mode_frame), *cells = field(parent, python.frame_cells);
+    if (frame != parent && frame != NULL && cells != NULL) {
+        if (Py_IS_TYPE(frame, python.frame)) {
+            set_field(frame, python.frame_caller, Py_None);
+        }
+        set_field(mode, python.mode_frame, parent);
+        set_field(mode, python.mode_cells, cells);
+    }
 }
 
 /* PyTorch's ``nn.Module.__call__``, and how CPython calls a function. */
@@ -193,25 +219,22 @@ static vectorcallfunc call_python;
 static PyObject *
 through_module(PyObject *function, PyObject *const *values, size_t nargsf, PyObject *names)
 {
-    PyObject *mode = virtual_mode(), *parent = NULL;
+    Thread *here = this_thread();
+    PyObject *mode = virtual_mode_of(here), *parent = NULL;
     if (mode != NULL && PyVectorcall_NARGS(nargsf) > 0) {
-        parent = enter_module(mode, values[0]);
-        PyErr_Clear();
+        parent = enter_module(here, mode, values[0]);
     }
     if (parent == NULL) {
+        PyErr_Clear();
         return call_python(function, values, nargsf, names);
     }
     Py_INCREF(mode);
     PyObject *result = PyObject_Vectorcall(module_vanilla, values, nargsf, names);
-    PyObject *frame = field(mode, python.mode_frame), *cells = field(parent, python.frame_cells);
-    if (frame != parent && frame != NULL && cells != NULL) {
-        KEEPING_ERROR({
-            if (Py_IS_TYPE(frame, python.frame)) {
-                set_field(frame, python.frame_caller, Py_None);
-            }
-            set_field(mode, python.mode_frame, parent);
-            set_field(mode, python.mode_cells, cells);
-        });
+    if (LIKELY(result != NULL)) {
+        leave_module(mode, parent);
+    }
+    else {
+        KEEPING_ERROR(leave_module(mode, parent));
     }
     Py_DECREF(parent);
     Py_DECREF(mode);

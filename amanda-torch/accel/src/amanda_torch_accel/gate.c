@@ -46,20 +46,23 @@
 #error "the gate replaces parts of CPython's own objects"
 #endif
 
+/* The size of a line of the processor's caches. */
+#define LINE 64
+
 #if defined(_MSC_VER)
 #define THREAD_LOCAL __declspec(thread)
+#define ON_A_LINE __declspec(align(LINE))
 #define APART
 #define RARE
 #else
 #define THREAD_LOCAL _Thread_local
+#define ON_A_LINE __attribute__((aligned(LINE)))
 /* Between two operators PyTorch runs more code than the processor's first cache holds, so that each of them
-   reads the gate's anew: it costs as much as there are lines of it. What is not always run lies elsewhere. */
+   reads the gate's anew: it costs as much as there are lines of it. What is not always run lies elsewhere,
+   and what is read at each operator lies together. */
 #define APART __attribute__((noinline))
 #define RARE __attribute__((noinline, cold))
 #endif
-
-/* The size of a line of the processor's caches. */
-#define LINE 64
 
 /* Have the processor read a line of memory that is needed soon; any address will do. */
 #if defined(__GNUC__) || defined(__clang__)

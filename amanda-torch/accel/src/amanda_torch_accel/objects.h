@@ -74,18 +74,20 @@ run_original(const Invocation *call)
 
 /* ---- the tracker's objects ------------------------------------------------------------------- */
 
-/* The objects of the tracker are Python's, with __slots__; these are the offsets of the slots. */
-static struct {
-    PyTypeObject *mode, *frame, *child, *known;
-    Py_ssize_t mode_cells, mode_frame, mode_root, mode_generation, mode_stale, mode_thread,
-        mode_iteration;
+/* The objects of the tracker are Python's, with __slots__; these are the offsets of the slots. Those that are
+   read at each operator come first. */
+static ON_A_LINE struct {
+    PyTypeObject *known;
+    Py_ssize_t mode_cells, mode_stale, mode_iteration, known_claim, known_before, known_after;
+    PyObject *no_operator; /* the cell of functions that are no operators */
+    PyTypeObject *mode, *frame, *child;
+    Py_ssize_t mode_frame, mode_root, mode_generation, mode_thread;
     Py_ssize_t frame_cells, frame_names, frame_children, frame_generation, frame_caller;
     Py_ssize_t child_ref, child_transparent, child_fused, child_calls, child_frames;
-    Py_ssize_t known_run, known_claim, known_before, known_after, known_claims, known_gradients;
+    Py_ssize_t known_run, known_claims, known_gradients;
     Py_ssize_t known_claimed, known_checked, known_iterations, known_op_id, known_owners;
     Py_ssize_t known_name, known_layout, known_blind, known_around_before, known_around_after;
     Py_ssize_t known_resumed_before, known_resumed_after;
-    PyObject *no_operator; /* the cell of functions that are no operators */
     PyObject *is_report_of; /* Python function: (name of a builtin, what is reported) -> bool */
 } python;
 

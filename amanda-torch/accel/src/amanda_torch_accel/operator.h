@@ -126,6 +126,23 @@ cell_of(PyObject *cells, PyObject *operator, const Invocation *call)
     return cell;
 }
 
+/* Note where an operator was looked for. */
+static RARE void
+note_operator(PyObject *cells, PyObject *cell, Py_ssize_t count)
+{
+    PyObject *known = PyList_GET_ITEM(cell, count);
+    note(cells);
+    note(cell);
+    note(&PyList_GET_ITEM(cell, 0));
+    note(&PyList_GET_ITEM(cell, count));
+    note(known);
+    note((const char *)known + LINE);
+    if (Py_IS_TYPE(known, python.known)) {
+        note_routines(field(known, python.known_before));
+        note_routines(field(known, python.known_after));
+    }
+}
+
 /* What is known of the next execution of an operator; it is counted, unless there is to ask.
  *
  * This is Interceptor.__torch_function__() of amanda_torch.eager.interceptors as far as that needs
@@ -134,13 +151,14 @@ cell_of(PyObject *cells, PyObject *operator, const Invocation *call)
  * that acts.
  */
 static inline Answer
-look_up(PyObject *mode, PyObject *operator, const Invocation *call, PyObject **cell, PyObject **known)
+look_up(const Thread *here, PyObject *mode, PyObject *operator, const Invocation *call, PyObject **cell,
+        PyObject **known)
 {
     PyObject *cells = field(mode, python.mode_cells);
     if (field(mode, python.mode_stale) != Py_False || cells == NULL || !PyDict_CheckExact(cells)) {
         return ASK;
     }
-    begin_step(&thread, field(mode, python.mode_iteration));
+    begin_step(here, field(mode, python.mode_iteration));
     PyObject *found = cell_of(cells, operator, call);
     if (found == python.no_operator) {
         return found == NULL ? ASK : EMPTY;
@@ -155,15 +173,8 @@ look_up(PyObject *mode, PyObject *operator, const Invocation *call, PyObject **c
         return ASK;
     }
     PyObject *next = PyList_GET_ITEM(found, count);
-    note(cells);
-    note(found);
-    note(&PyList_GET_ITEM(found, 0));
-    note(&PyList_GET_ITEM(found, count));
-    note(next);
-    note((const char *)next + LINE);
-    if (Py_IS_TYPE(next, python.known)) {
-        note_routines(field(next, python.known_before));
-        note_routines(field(next, python.known_after));
+    if (begin_notes(found, next)) {
+        note_operator(cells, found, count);
     }
     Answer answer = is_empty(next)                        ? EMPTY
                     : !Py_IS_TYPE(next, python.known)     ? ASK

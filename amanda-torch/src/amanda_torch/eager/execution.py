@@ -77,7 +77,14 @@ _FORMS = 16
 _NO_COUNTERS: tuple[Sequence[inline.Counter], Sequence[inline.Counter]] = ((), ())
 
 
-class KnownOp:
+class _ReadByGate:
+    """The attributes that the gate reads at each operator: those of a base come first, and lie
+    together in memory."""
+
+    __slots__ = ("claims", "gradients", "inlined_after", "inlined_before", "is_claim", "run")
+
+
+class KnownOp(_ReadByGate):
     """Facts that a thread has learned about one operator, under one plan.
 
     Attributes:
@@ -109,14 +116,9 @@ class KnownOp:
         "around_before",
         "checked",
         "claimed",
-        "claims",
         "counters",
         "forms",
-        "gradients",
-        "inlined_after",
-        "inlined_before",
         "is_blind",
-        "is_claim",
         "iterations",
         "layout",
         "name",
@@ -125,7 +127,6 @@ class KnownOp:
         "plan",
         "resumed_after",
         "resumed_before",
-        "run",
     )
 
     def __init__(

@@ -145,7 +145,14 @@ def _forget(called: Any) -> None:
     called.forget()
 
 
-class Frame:
+class _ReadOfFrame:
+    """The attributes that the gate reads at each call of a module: those of a base come first, and
+    lie together in memory."""
+
+    __slots__ = ("caller", "cells", "children", "generation", "names")
+
+
+class Frame(_ReadOfFrame):
     """One module call, at its place in the calling modules; reused in every iteration.
 
     Attributes:
@@ -172,18 +179,13 @@ class Frame:
     __slots__ = (
         "__weakref__",
         "asides",
-        "caller",
         "captured",
-        "cells",
-        "children",
-        "generation",
         "is_checked",
         "is_left",
         "is_open",
         "is_wrapped",
         "model",
         "module",
-        "names",
         "path",
         "phase",
     )
@@ -333,7 +335,13 @@ class Labels:
         self._labels.clear()
 
 
-class Tracker:
+class _ReadOfTracker:
+    """The attributes that the gate reads at each operator, as of :class:`Frame`."""
+
+    __slots__ = ("cells", "frame", "generation", "iteration", "root", "stale")
+
+
+class Tracker(_ReadOfTracker):
     """The module frames of one thread.
 
     Attributes:
@@ -375,20 +383,14 @@ class Tracker:
         "_seen_outermost",
         "active",
         "captures",
-        "cells",
         "checked",
         "codes",
-        "frame",
-        "generation",
         "has_recorded",
         "has_run",
         "has_trained",
         "is_building",
         "is_inferring",
-        "iteration",
         "results",
-        "root",
-        "stale",
         "tells",
         "tells_modules",
         "thread",
