@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import amanda
+from amanda import inline
 from amanda.cli.run import choose_interceptor
 from amanda.errors import CoverageWarning, InPlaceWarning, ToolTypeError
 from amanda.state import STATE
@@ -425,6 +426,98 @@ def test_what_is_read_without_python_is_found() -> None:
     with pytest.raises(TypeError):
         extension.configure_nodes(samples[:1])
     assert extension.configure_nodes(samples) is True
+
+
+@needs_gate
+def test_sizes_that_are_not_found_are_asked_for() -> None:
+    """With a tested PyTorch tensors have their sizes in one place in memory; samples of which one
+    has other keys, sizes or another address give none, and those that were found stay."""
+    shapes = _internals.native_shapes()
+    assert shapes is not None
+    configure, (tensors, addresses, keys, plain) = gate.extension().configure_shapes, shapes
+    assert configure(*shapes) is True
+    try:
+        assert configure(tensors, addresses, [*keys[:-1], 1 << 60], plain) is False
+        assert configure(tensors, [*addresses[:-1], addresses[0]], keys, plain) is False
+        assert configure(tensors, addresses[1:], keys, plain) is False
+        assert configure(tensors[:1], addresses[:1], keys[:1], plain) is False
+        large = torch.ones(1, 1, 1, 1, 1, 2)
+        arguments = [*tensors, large], [*addresses, large._cdata], [*keys, keys[0]]  # noqa: SLF001
+        assert configure(*arguments, plain) is False
+    finally:
+        assert configure(*shapes) is True
+
+
+class SumsOfSizes(amanda.Tool):
+    """Adds up the sizes of all tensors of an operator, with its own sum for each operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: dict[str, inline.ShapeSum] = {}
+        self.weighed: list[Any] = []
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        total = self.sums.setdefault(context.get_op_id(), inline.ShapeSum(self.weigh))
+        context.insert_before_op(total.before)
+        context.insert_after_op(total.after)
+
+    def weigh(self, shapes: Any) -> int:
+        self.weighed.append(shapes)
+        return sum(math.prod(shape) for shape in (*shapes[0], *shapes[1]) if shape is not None)
+
+
+class Products(nn.Module):
+    """Operators with tensors that have their sizes near, or elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 4))
+        self.high, self.sparse = torch.ones(1, 1, 1, 1, 2, 3), torch.ones(2, 3).to_sparse()
+        self.conjugated = torch.ones(2, 3, dtype=torch.complex64).conj()
+        with torch.inference_mode():
+            self.inferred = torch.ones(2, 3)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        _ = a @ b, torch.matmul(a, other=self.weight), torch.matmul(input=a, other=b)
+        _ = torch.matmul(self.inferred, b), torch.mv(b.T, a[0, :3]), a[..., None, 1:]
+        _ = torch.cat([a, a], dim=1), torch.cat((a, a, a), 1), torch.ops.aten.mm.default(a, mat2=b)
+
+    def elsewhere(self, b: torch.Tensor) -> None:
+        _ = torch.matmul(self.high, b), torch.sparse.mm(self.sparse, b), self.conjugated.abs()
+
+
+class Elsewhere(Products):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.elsewhere(b)
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+@needs_gate
+def test_sums_by_sizes_are_those_of_the_mode(
+    monkeypatch: pytest.MonkeyPatch, is_found: bool
+) -> None:
+    """A sum by the gate is that of the mode, whether sizes are read in memory or asked for; they
+    are read of plain tensors with up to five, and not of others."""
+    configure, shapes = gate.extension().configure_shapes, _internals.native_shapes()
+    assert shapes is not None
+    kinds = {Products: bytes if is_found else tuple, Elsewhere: tuple}
+    try:
+        assert configure(*shapes) is True
+        assert is_found or configure([], [], [], 0) is False
+        for cls, kind in kinds.items():
+            found = []
+            for name in BOTH:
+                module = cls()
+                with intercepted(monkeypatch, name, tool := SumsOfSizes()), torch.no_grad():
+                    for rows in (2, 2, 2, 5, 2, 5):
+                        module(torch.ones(rows, 3), torch.ones(3, 4))
+                found.append([(s.executions, s.amount, s.last) for s in tool.sums.values()])
+            assert found[0] == found[1]
+            known = [key for total in tool.sums.values() for key in total._weights]  # noqa: SLF001
+            assert {type(key) for key in known} == {kind}
+    finally:
+        assert configure(*shapes) is True
 
 
 @needs_gate

@@ -720,10 +720,35 @@ def native_tensors() -> tuple[Any, ...] | None:
     return tensors, [tensor._cdata for tensor in tensors], functions
 
 
+_parse_key = _symbol("torch._C._dispatch_key_parse")
+
+_PLAIN_KEYS = ("CUDA", "AutocastCUDA")
+"""Those that plain tensors of other devices than the processor have, which need not be there."""
+
+
+def native_shapes() -> tuple[Any, ...] | None:
+    """How the gate finds the sizes of tensors: the arguments of its ``configure_shapes()``; None
+    where PyTorch does not tell dispatch keys.
+
+    Tensors that have others, as those of transforms and of sparse and nested layouts, may keep
+    their sizes elsewhere (``c10/core/TensorImpl.h``).
+    """
+    with torch.inference_mode(mode=False):
+        tensors = [torch.ones(()), torch.ones(7), torch.ones(1, 2, 3, 4, 5), torch.ones(6, 3).T]
+        tensors.append(torch.nn.Parameter(torch.ones(3, 0, 2)))
+    with torch.inference_mode():
+        tensors.append(torch.ones(8, 9))
+    try:
+        keys = [torch._C._dispatch_keys(tensor).raw_repr() for tensor in tensors]
+        others = [torch._C.DispatchKeySet(_parse_key(name)).raw_repr() for name in _PLAIN_KEYS]
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    plain = functools.reduce(operator.or_, [*keys, *others])
+    return tensors, [tensor._cdata for tensor in tensors], keys, plain
+
+
 _DISPATCH_KEYS = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "Tracer")
 """Those that are on wherever :data:`_is_transformed` or :data:`_tracing_state` finds something."""
-
-_parse_key = _symbol("torch._C._dispatch_key_parse")
 
 
 def native_functions() -> tuple[Any, ...] | None:

@@ -186,57 +186,6 @@ what_looks(PyObject *routines)
     return found;
 }
 
-/* Add to a list what tells executions apart that have tensors of other shapes: 1; 0 where there are
-   tensors of an unknown kind; -1 with an error. */
-static int
-add_shapes(PyObject *list, PyObject *value, int depth)
-{
-    PyObject *found = NULL;
-    if (is_tensor(value)) {
-        found = PyObject_GetAttr(value, names.shape);
-        if (found == NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
-            PyErr_Clear();
-            return 0;
-        }
-    }
-    else if (depth > 0 && (PyTuple_Check(value) || PyList_CheckExact(value))) {
-        int is_known = PyList_Append(list, (PyObject *)Py_TYPE(value)) < 0 ? -1 : 1;
-        for (Py_ssize_t i = 0; is_known == 1 && i < PySequence_Fast_GET_SIZE(value); i++) {
-            PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, i));
-            is_known = add_shapes(list, item, depth - 1);
-            Py_DECREF(item);
-        }
-        /* Where it ends. */
-        return is_known == 1 && PyList_Append(list, Py_None) < 0 ? -1 : is_known;
-    }
-    else if (has_no_tensor(value)) {
-        found = Py_NewRef((PyObject *)Py_TYPE(value));
-    }
-    if (found == NULL) {
-        return PyErr_Occurred() ? -1 : 0;
-    }
-    int failed = PyList_Append(list, found) < 0;
-    Py_DECREF(found);
-    return failed ? -1 : 1;
-}
-
-/* What an execution has in common with those whose tensors have the same shapes: a tuple; NULL, with
-   or without an error, if that is not known. `keywords` are names, or NULL. */
-static PyObject *
-kind_of(PyObject *const *values, Py_ssize_t count, PyObject *keywords)
-{
-    PyObject *list = PyList_New(0), *kind = NULL;
-    int is_known = list == NULL || (keywords != NULL && PyList_Append(list, keywords) < 0) ? -1 : 1;
-    for (Py_ssize_t i = 0; is_known == 1 && i < count; i++) {
-        is_known = add_shapes(list, values[i], 2);
-    }
-    if (is_known == 1) {
-        kind = PyList_AsTuple(list);
-    }
-    Py_XDECREF(list);
-    return kind;
-}
-
 /* Whether all sums of a point know an execution of a kind; those that do not are told of it. */
 static int
 pass_kind(PyObject *routines, PyObject *kind)

@@ -54,6 +54,7 @@
 #define ON_A_LINE __declspec(align(LINE))
 #define APART
 #define RARE
+#define LIKELY(condition) (condition)
 #else
 #define THREAD_LOCAL _Thread_local
 #define ON_A_LINE __attribute__((aligned(LINE)))
@@ -62,6 +63,7 @@
    and what is read at each operator lies together. */
 #define APART __attribute__((noinline))
 #define RARE __attribute__((noinline, cold))
+#define LIKELY(condition) __builtin_expect(!!(condition), 1)
 #endif
 
 /* Have the processor read a line of memory that is needed soon; any address will do. */
@@ -81,6 +83,7 @@
 #include "inlined.h"
 #include "hook_types.h"
 #include "checks.h"
+#include "shapes.h"
 #include "hooks.h"
 #include "leaves.h"
 #include "nodes.h"
@@ -850,6 +853,7 @@ static PyMethodDef methods[] = {
     {"configure_inlined", gate_configure_inlined, METH_O, configure_inlined_doc},
     {"configure_nodes", gate_configure_nodes, METH_O, configure_nodes_doc},
     {"configure_native", gate_configure_native, METH_VARARGS, configure_native_doc},
+    {"configure_shapes", gate_configure_shapes, METH_VARARGS, configure_shapes_doc},
     {"configure_tensors", gate_configure_tensors, METH_VARARGS, configure_tensors_doc},
     {"exchange", gate_exchange, METH_VARARGS, exchange_doc},
     {"event", gate_event, METH_O, event_doc},

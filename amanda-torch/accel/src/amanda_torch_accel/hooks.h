@@ -21,7 +21,7 @@ pass_gradients(PyObject *routines, PyObject *const *values, Py_ssize_t count, Py
         passed = look_at(values, 1, 1);
     }
     if (passed > 0 && is_after && (looks & SUMS)) {
-        *kind = kind_of(values, 2, NULL);
+        *kind = key_of(values, 2);
         passed = *kind != NULL ? pass_kind(routines, *kind) : PyErr_Occurred() ? -1 : 0;
     }
     if (mode != NULL) {

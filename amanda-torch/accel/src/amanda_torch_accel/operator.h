@@ -375,24 +375,37 @@ pass_arguments(const Invocation *call, PyObject *before, int looks)
     return passed > 0 && wanted ? look_at_arguments(call) : passed;
 }
 
-/* Whether the sums among the routines after an operator have met its shapes. */
-static int
-pass_shapes(const Invocation *call, PyObject *result, PyObject *after, PyObject **kind)
+/* The key of an execution for sums, by what PyTorch reports of it; see key_of(). */
+static PyObject *
+ask_for_key_of(const Invocation *call, PyObject *result)
 {
     PyObject *args = reported_args(call), *kwargs = reported_kwargs(call), *named = NULL;
-    PyObject *keywords = NULL;
-    int passed = -1;
+    PyObject *keywords = NULL, *key = NULL;
     if (args != NULL && kwargs != NULL && (named = PyDict_Values(kwargs)) != NULL
         && (keywords = PySequence_Tuple(kwargs)) != NULL) {
         PyObject *values[] = {args, named, result};
-        *kind = kind_of(values, 3, keywords);
-        passed = *kind != NULL ? pass_kind(after, *kind) : PyErr_Occurred() ? -1 : 0;
+        key = ask_for_key(values, 3, keywords);
     }
     Py_XDECREF(args);
     Py_XDECREF(kwargs);
     Py_XDECREF(named);
     Py_XDECREF(keywords);
-    return passed;
+    return key;
+}
+
+/* Whether the sums among the routines after an operator have met its shapes. */
+static int
+pass_shapes(const Invocation *call, PyObject *result, PyObject *after, PyObject **kind)
+{
+    Words words;
+    words.count = 0;
+    if (tensors.sizes != 0 && add_arguments(&words, call) && add_value(&words, result, 2)) {
+        *kind = bytes_of(&words);
+    }
+    else {
+        *kind = ask_for_key_of(call, result);
+    }
+    return *kind != NULL ? pass_kind(after, *kind) : PyErr_Occurred() ? -1 : 0;
 }
 
 /* Whether all that an operator's plan runs is inlined. */
