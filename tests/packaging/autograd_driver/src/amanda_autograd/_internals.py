@@ -12,21 +12,6 @@ PRIMITIVE: types.CodeType = anp.add.__code__
 """The code that all operators share: they are closures of one function."""
 
 
-def _hook(f_raw: Any, f_wrapped: Any, is_ufunc: Any) -> Any:
-    """A function with the free variables of a primitive; its code stands in for theirs."""
-
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        assert f_raw is not None or is_ufunc
-        # A global of autograd.tracer while the driver is attached.
-        return amanda_driver.intercepted(f_wrapped, args, kwargs)  # type: ignore[name-defined]  # noqa: F821
-
-    return hooked
-
-
-HOOK: types.CodeType = _hook(None, None, None).__code__
-"""The code that runs in the place of :data:`PRIMITIVE`."""
-
-
 def node_in(box: Box, trace: int) -> Any:
     """The node of a box; None if it belongs to another trace than `trace`."""
     return box._node if box._trace == trace else None

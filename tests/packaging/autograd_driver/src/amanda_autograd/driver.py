@@ -8,7 +8,6 @@ not the names.
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -22,18 +21,10 @@ from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.util import toposort
 
 from amanda.driver import Namespace, PatchSet
-from amanda_autograd._internals import HOOK, PRIMITIVE, is_outermost, node_in
+from amanda_autograd._internals import PRIMITIVE, is_outermost, node_in
 from amanda_autograd.plugin import AutogradDriver
 
 Vjp = Callable[[list[Any]], list[Any]]
-
-
-def vanilla(operator: Any) -> Callable[..., Any]:
-    """The operator as it is without the driver."""
-    code, scope = PRIMITIVE, operator.__globals__
-    function = types.FunctionType(code, scope, operator.__name__, None, operator.__closure__)
-    function.__kwdefaults__ = operator.__kwdefaults__
-    return function
 
 
 class Known(functools.partial):  # type: ignore[type-arg]
@@ -93,19 +84,23 @@ class AutogradEagerDriver(AutogradDriver):
 
     def patch(self, patches: PatchSet) -> None:
         """Replace the code of all operators, of those that are defined later, and the pass."""
-        patches.set(tracer, "amanda_driver", self, create=True)  # the hook's name for it
         for operator in list(tracer.trace_primitives_map.values()):
-            patches.set(operator, "__code__", HOOK)
+            self._wrap(patches, operator)
         patches.wrap(tracer, "wraps", lambda wraps: functools.partial(self._wraps, patches, wraps))
         patches.wrap(VJPNode, "__init__", self._recording)
         patches.wrap(core, "backward_pass", self._passing_backward)
+
+    def _wrap(self, patches: PatchSet, operator: Any) -> None:
+        patches.wrap_code(
+            operator, lambda vanilla: functools.partial(self._intercepted, operator, vanilla)
+        )
 
     def _wraps(self, patches: PatchSet, wraps: Any, function: Any, **kwargs: Any) -> Any:
         """``tracer.wraps``, which decorates every primitive when it is defined."""
 
         def decorate(wrapped: Any) -> Any:
             if wrapped.__code__ is PRIMITIVE:
-                patches.set(wrapped, "__code__", HOOK)
+                self._wrap(patches, wrapped)
             return wraps(function, **kwargs)(wrapped)
 
         return decorate
@@ -128,14 +123,16 @@ class AutogradEagerDriver(AutogradDriver):
 
         return run
 
-    def intercepted(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _intercepted(
+        self, operator: Any, vanilla: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """A call of an operator."""
         if not self.is_active or not is_operator(operator):
-            return vanilla(operator)(*args, **kwargs)
+            return vanilla(*args, **kwargs)
         dispatched = kwargs.pop("called_by_autograd_dispatcher", False)
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            result = vanilla(operator)(*args, called_by_autograd_dispatcher=dispatched, **kwargs)
+            result = vanilla(*args, called_by_autograd_dispatcher=dispatched, **kwargs)
             # A box of a list of outputs: its items are boxes.
             return list(result) if isinstance(result, SequenceBox) else result
 
