@@ -233,6 +233,7 @@ def test_a_function_that_is_bound_by_name_is_wrapped(closed: bool) -> None:
     """Whoever holds it calls the wrapper, which reaches the vanilla one with all its defaults."""
     function = closing_over(5) if closed else sample
     code, patches, calls = function.__code__, PatchSet(), []
+    before, declared = dict(vars(function)), inspect.signature(function)
 
     def wrapper(vanilla: Any) -> Any:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -246,8 +247,10 @@ def test_a_function_that_is_bound_by_name_is_wrapped(closed: bool) -> None:
     assert function(3, second=4) == ("wrapped", expected)
     assert calls == [((3,), {"second": 4})]
     assert function.__name__ == function.__code__.co_name == code.co_name
+    assert inspect.signature(function) == declared
     patches.undo()
     assert function.__code__ is code
+    assert vars(function) == before
     assert function(3, second=4) == expected
     assert len(calls) == 1
 

@@ -126,6 +126,8 @@ class PatchSet:
             function.__closure__,
         )
         vanilla.__kwdefaults__ = function.__kwdefaults__
+        # Programs that ask for the parameters find those that they know.
+        self.set(function, "__signature__", inspect.signature(function), create=True)
         self.set(function, "__code__", _code_calling(wrapper(vanilla), code))
 
     def undo(self) -> None:
