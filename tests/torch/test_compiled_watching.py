@@ -23,6 +23,7 @@ import amanda_torch
 from amanda import inline
 from amanda.errors import CoverageWarning, InPlaceWarning
 from amanda.state import STATE, TOOL_LOCK
+from amanda_torch import _internals
 from amanda_torch.compiled.deferred import Additions, Executions, StaticSum
 from amanda_torch.plugin import COMPILER_VARIABLE, TorchGraphDriver
 from tests.counting import called
@@ -1048,3 +1049,72 @@ def test_a_deferrable_routine_that_writes_is_warned_of() -> None:
                 found = compiled(X)
             assert len(tool.seen) == 4
     assert torch.equal(found, wanted)
+
+
+class Half(nn.Module):
+    """Runs one function on itself and, from without its ``forward``, on a module like itself."""
+
+    def __init__(self, other: Half | None = None) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.other = other
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.fc(x))
+
+
+class Pair(Half):
+    """Its ``forward`` is compiled by itself, and so is that of the module in it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = _applied(self, x)
+        return result if self.other is None else result + _applied(self.other, x)
+
+
+def _run_on(module: Half, x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(module.fc(x))
+
+
+_applied: Any = _run_on
+
+
+@pytest.mark.parametrize("is_tied", [False, True], ids=["apart", "tied"])
+def test_one_graph_runs_with_other_modules_in_one_call(
+    is_tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operators have the ids of eager mode also where one call of a module runs a compiled function
+    with several modules, even where these share a parameter."""
+    pair = Pair(Pair())
+    if is_tied:
+        assert isinstance(pair.other, Pair)
+        pair.other.fc.weight = pair.fc.weight
+    wanted, found = Counting(), Counting()
+    for tool, function in ((wanted, _run_on), (found, torch.compile(_run_on, backend="aot_eager"))):
+        monkeypatch.setattr(f"{__name__}._applied", function)
+        with torch.no_grad(), applied(tool):
+            for _ in range(6):
+                pair(X)
+    assert found.counts() == wanted.counts()
+    assert {op_id.partition("/")[0] for op_id in found.counters} >= {"Pair.fc", "Pair.other.fc"}
+
+
+def test_a_known_module_is_found_without_a_look_at_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of a graph in ``forward`` are known by a parameter of the module that is called,
+    also by a new one that has taken its place; ids are those of eager mode."""
+    half = Half().eval()
+    run = torch.compile(half, backend="aot_eager")
+    wanted, found = Counting(), Counting()
+    changed = nn.Parameter(torch.ones(4, 4))
+    with torch.no_grad():
+        with applied(wanted):
+            for _ in range(9):
+                half(X)
+        with applied(found):
+            run(X), run(X)
+            with monkeypatch.context() as patched:
+                patched.setattr(_internals, "program_frame", lambda: pytest.fail("it is asked"))
+                run(X), run(X)
+            half.fc.weight = changed
+            given = [run(X) for _ in range(5)]
+        assert all(torch.equal(one, half(X)) for one in given)
+    assert found.counts() == wanted.counts()

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import amanda
 from amanda.interface.points import Point, PointContext
+from amanda_torch.eager import phases
 
 
 class Phases(amanda.Tool):
@@ -242,6 +243,23 @@ def test_a_loss_is_not_taken_for_what_made_the_weights() -> None:
     assert tool.of("mean") == {"/mean:0": 3, "/other/mean:0": 4}
     told = {op_id.split("/")[1] for op_id, p in tool.phases.items() if p not in ("forward",)}
     assert told <= {"setup", "other", "optimizer", "ones_like:0"}
+
+
+def test_the_parts_of_a_loss_in_a_list_need_no_look_at_callers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An operator outside of modules that gets recorded tensors in a list is a forward one, which
+    is told at once."""
+    net, x = model(), torch.rand(2, 4)
+    with amanda.apply(tool := Counts()):
+        for _ in range(4):
+            loss = net(x).sum()
+            with monkeypatch.context() as patched:
+                patched.setattr(phases, "_by_caller", lambda _: pytest.fail("it is looked at"))
+                total = torch.stack([loss, loss])
+            total.sum().backward()
+    assert sum(tool.of("stack").values()) == 4
+    assert set(tool.phases.values()) <= {"forward", "setup", "backward"}
 
 
 def test_functional_training_has_the_ids_of_its_first_step() -> None:

@@ -1405,7 +1405,7 @@ def frame_converter(
     options: dict[str, Any] = {"specialize_float": True, **(_EAGER_CAPTURE if eager else {})}
     # The program's wishes are for what it compiles; ours runs as it is where there is a limit.
     wishes = ("error_on_recompile", "fail_on_recompile_limit_hit")
-    # Two calls at each run, by which a profiler is told how long the code before a graph takes (2.13).
+    # Two calls at each run, by which profilers are told of the code before a graph (2.13).
     marks_of_profilers = ("record_runtime_overhead",)
     names = (*wishes, *marks_of_profilers)
     options.update((name, False) for name in names if hasattr(config, name))

@@ -150,33 +150,37 @@ class Binding:
         self.waiting: Waiting | None = None
         self.observers: Sequence[Observer] = ()
 
-    def note_roots(self, roots: Sequence[Any], inputs: Sequence[Any]) -> bool:
-        """Note the objects by which the graph's modules are found; whether that can be done.
-
-        Args:
-            inputs: of the graph.
-        """
+    def note_roots(self, roots: Sequence[Any]) -> bool:
+        """Note the objects by which the graph's modules are found; whether that can be done."""
         try:
             self._roots = [weakref.ref(root) for root in roots]
         except TypeError:
             return False
+        return True
+
+    def note_parameter(self, inputs: Sequence[Any]) -> None:
+        """Note by which input a later run is known, after :meth:`note_roots`.
+
+        To ask a frame for its variables takes microseconds. Where the graph is a part of `forward`
+        of the module that is called, and that is all that modules are found by, one of its
+        parameters tells it from others.
+
+        Args:
+            inputs: of a run.
+        """
         base = self._base.module
-        if base is not None and len(roots) == 1 and roots[0] is base():
-            own = {id(parameter) for parameter in roots[0].parameters()}
+        root = self._roots[0]() if len(self._roots) == 1 else None
+        if root is not None and base is not None and root is base():
+            own = {id(parameter) for parameter in root.parameters()}
             found = ((n, value) for n, value in enumerate(inputs) if id(value) in own)
             self._parameter = next(((n, Reference(value)) for n, value in found), None)
-        return True
 
     def is_current(self, interceptor: Interceptor) -> bool:
         """Whether its plans hold."""
         return self._generation == interceptor.generation
 
     def is_told_by(self, inputs: Sequence[Any]) -> bool:
-        """Whether these inputs tell that the modules are its own; if not, :meth:`has_roots` does.
-
-        To ask a frame for its variables takes microseconds. Where the module that is called is all
-        that they are found by, one of its parameters among the inputs tells it from others.
-        """
+        """Whether these inputs tell that the modules are its own; else :meth:`has_roots` tells."""
         if self._parameter is None:
             return False
         number, reference = self._parameter

@@ -19,6 +19,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +46,7 @@ from amanda_torch.compiled.rehearsal import Rehearsal
 from amanda_torch.compiled.rehearsal import reason_against as reason_against_rehearsal
 from amanda_torch.compiled.sizes import BySize, Sized, SymbolicSizes
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
+from amanda_torch.eager.op_ids import Frame
 
 
 class CompiledFunction(Protocol):
@@ -166,7 +168,9 @@ class CapturedGraph:
             if self._unbound > _MOST_WAITED:
                 self._say(_NOT_SETTLED if is_alone else "another mode is on")
         self._note(interceptor, f"by {compiler}" if compiler else "operator by operator")
-        if binding is not None and binding.note_roots(roots, inputs):
+        if binding is not None and binding.note_roots(roots):
+            if self._is_forward_of(base):
+                binding.note_parameter(inputs)
             # Kept with the module call, and dropped with it when the thread's scopes end.
             kept = [one for one in bindings if one.is_current(interceptor)]
             base.captured[self] = [binding, *kept[: _BINDINGS - 1]]
@@ -178,6 +182,15 @@ class CapturedGraph:
             return [self._root()]
         places = self._code.places
         return places.roots(_internals.program_frame()) if places.has_roots else []
+
+    def _is_forward_of(self, base: Frame) -> bool:
+        """Whether the program runs the graph in ``forward`` of a module; as :meth:`_roots`."""
+        module = None if base.module is None else base.module()
+        if module is None or self._root is not None:
+            return False
+        code = getattr(module.forward, "__code__", None)
+        # Dynamo runs code of its own, which is called as the program's, and is so where that is.
+        return code is not None and _place(_internals.program_frame().f_code) == _place(code)
 
     def _note(self, interceptor: Interceptor, way: str) -> None:
         interceptor.note_compiled(self._name, way)
@@ -387,6 +400,10 @@ def _routines(actions: Mapping[str, Inlined]) -> set[str]:
 def _without_sizes(every: Sequence[Added | Sized]) -> list[Added]:
     """What is the same for all sizes."""
     return [one for one in every if not isinstance(one, Sized)]
+
+
+def _place(code: CodeType) -> tuple[str, int, str]:
+    return code.co_filename, code.co_firstlineno, code.co_qualname
 
 
 def _driver() -> Any:

@@ -104,7 +104,7 @@ class Leaves:
 
     def can_run(self, inputs: Sequence[Any]) -> bool:
         """Whether a run with these inputs uses the same leaves, of the same owners."""
-        if self._gone or [id(inputs[index]) for index in self._indices] != self._keys:
+        if self._gone or [*map(id, map(inputs.__getitem__, self._indices))] != self._keys:
             return False
         claimer = self._claimer
         if self._owner_changes != claimer.owner_changes:

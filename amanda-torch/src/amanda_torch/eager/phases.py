@@ -115,9 +115,15 @@ def is_plainly_recorded(name: str, args: Sequence[Any]) -> bool:
     if not torch.is_grad_enabled() or name in _ASKED or _internals.mode_depth():
         return False
     # Not any(): a generator is one more frame, at each operator of a loss.
-    for value in args:  # noqa: SIM110
-        if type(value) is torch.Tensor and value.requires_grad:
-            return True
+    for value in args:
+        if type(value) is torch.Tensor:
+            if value.requires_grad:
+                return True
+        elif type(value) is list:
+            # Of the parts of a loss, which torch.stack() gets.
+            for item in value:
+                if type(item) is torch.Tensor and item.requires_grad:
+                    return True
     return False
 
 

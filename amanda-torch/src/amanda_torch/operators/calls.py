@@ -307,7 +307,8 @@ def tensors_in(value: Any) -> list[Any]:
     items: Iterable[Any] = ()
     if isinstance(value, (list, tuple)):
         items = value
-    elif isinstance(value, Mapping):
+    elif isinstance(value, (dict, Mapping)):
+        # Most are dictionaries, of which an abstract class takes a microsecond to say so.
         items = value.values()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         items = (getattr(value, field.name, None) for field in dataclasses.fields(value))
@@ -316,7 +317,7 @@ def tensors_in(value: Any) -> list[Any]:
         # Asked at each call of an outermost module: most items are tensors.
         if isinstance(item, torch.Tensor):
             found.append(item)
-        else:
+        elif item is not None:
             found += tensors_in(item)
     return found
 
