@@ -169,8 +169,11 @@ class Binding:
             inputs: of a run.
         """
         base = self._base.module
-        root = self._roots[0]() if len(self._roots) == 1 else None
-        if root is not None and base is not None and root is base():
+        module = None if base is None else base()
+        if module is None or len(self._roots) != 1:
+            return
+        root: Any = self._roots[0]()
+        if root is module:
             own = {id(parameter) for parameter in root.parameters()}
             found = ((n, value) for n, value in enumerate(inputs) if id(value) in own)
             self._parameter = next(((n, Reference(value)) for n, value in found), None)
