@@ -26,7 +26,8 @@ static Found found_items[FOUND_ITEMS];
 /* An iteration mostly does what the one before it did, in the same order, and between two operators PyTorch
    reads more memory than the processor's caches hold: what the gate looks at has to be fetched anew, and
    that costs more than all instructions of the gate. So it notes at each step, which is an operator or a
-   call of a module, what it has found and where it has looked; not where that is as in the iteration before.
+   call of a module, what it has found and where it has looked: where that is not as in the iteration before,
+   and now and then anyway, as numbers that are counted in are other objects then.
    In the next iteration the processor is told to fetch that one step before it is needed.
 
    The course that is kept is that of one thread at a time. It is there for speed alone: nothing is read at
@@ -44,6 +45,8 @@ typedef struct {
     uintptr_t lines[STEP_LINES];
 } Step;
 
+#define RENEWED 64 /* iterations after which all steps are noted anew */
+
 #define STEPS 8192
 #define STRANGERS 4096
 static ON_A_LINE struct {
@@ -52,6 +55,7 @@ static ON_A_LINE struct {
     int strangers;        /* steps of other threads since its last one */
     Step *step;           /* the present one */
     int notes;            /* whether it is noted in */
+    unsigned iterations;  /* how many have begun */
     ON_A_LINE Step steps[STEPS + 2]; /* the last but one is for steps that it does not hold */
 } course = {.step = &course.steps[STEPS]};
 
@@ -69,12 +73,12 @@ note(const void *address)
     }
 }
 
-/* Note in the present step, unless it has found these two before; whether it has not. */
+/* Note in the present step, unless it has found these two before; whether it is noted in. */
 static inline int
 begin_notes(const void *first, const void *second)
 {
     Step *step = course.step;
-    if (LIKELY(step->first == first && step->second == second)) {
+    if (LIKELY(step->first == first && step->second == second && course.iterations % RENEWED != 0)) {
         return 0;
     }
     step->first = first;
@@ -98,6 +102,7 @@ begin_step(const void *thread, const void *iteration)
         }
         course.thread = thread;
         course.iteration = iteration;
+        course.iterations++;
         course.next = 0;
     }
     course.strangers = 0;
