@@ -23,6 +23,7 @@ import sys
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple, NoReturn, cast
@@ -1418,6 +1419,7 @@ def frame_converter(
             stack.enter_context(config.patch(options))
             if eager:
                 stack.enter_context(_told_not_compiled())
+                stack.enter_context(_fakes_uncached())
                 stack.enter_context(_errors_unlogged())
                 # Dynamo looks at `grad` of the inputs, for one, of which PyTorch warns.
                 stack.enter_context(warnings.catch_warnings(action="ignore"))
@@ -1524,6 +1526,23 @@ def _told_not_compiled() -> Iterator[None]:
         yield
     finally:
         setattr(variables, _TRACERS_STATE, vanilla)
+
+
+@contextmanager
+def _fakes_uncached() -> Iterator[None]:
+    """What PyTorch keeps of operators on tensors without values is dropped with the capture; to be
+    used with Dynamo's lock.
+
+    Its table is one for the process and has no end (2.13): with symbolic sizes each capture would
+    leave its own, and all that these sizes lead to.
+    """
+    modes = torch._subclasses.fake_tensor.FakeTensorMode
+    kept = modes.cache
+    modes.cache = {}
+    try:
+        yield
+    finally:
+        modes.cache = kept
 
 
 _REGIONS = 1 << 40
@@ -1680,18 +1699,36 @@ def call_captured(callback: Any, function: Callable[..., Any], *args: Any) -> An
         eval_frame.set_eval_frame(before)
 
 
-def forget_captured(code: types.CodeType, loaded: dict[str, Any] = sys.modules) -> None:
+def guards_of(found: Any) -> weakref.ref[Any]:
+    """The guards of what a frame callback has captured."""
+    return weakref.ref(found.guarded_code.guard_manager)
+
+
+def forget_captured(
+    code: types.CodeType,
+    guards: Sequence[weakref.ref[Any]],
+    loaded: dict[str, Any] = sys.modules,
+) -> None:
     """Drop what Dynamo has captured of some code, which keeps the callback that it was captured by.
 
-    That is memory of C++: the garbage collector finds no cycle through it.
+    That is memory of C++: the garbage collector finds no cycle through it. Guards are kept by each
+    module, class and function that they name, such as ``torch.nn.functional``, for Dynamo is to be
+    told when one of these is gone (2.13): they are emptied.
 
     Args:
         code: the code.
+        guards: those of all that was captured of it.
         loaded: the loaded modules; at the end of the process nothing else leads to them.
     """
     eval_frame = loaded.get("torch._C._dynamo.eval_frame")
     if eval_frame is not None:
         eval_frame.reset_code(code)
+    for reference in guards:
+        guard = reference()
+        if guard is not None:
+            vars(guard).clear()
+            # Looked at where one of these is gone.
+            guard.cache_entry = guard.extra_state = None
 
 
 class Uncompiled:
