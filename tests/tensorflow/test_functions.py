@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -403,6 +404,30 @@ def test_functions_from_before_the_import() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[1, 1, 1] 3"
+
+
+def test_what_is_not_known_of_a_loaded_function_says_so(tmp_path: Path) -> None:
+    """A gradient in a SavedModel is as old as one from before the import, and named as loaded."""
+
+    class Saved(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = tf.Variable(tf.eye(3, 2))
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+        def train(self, x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(x @ self.w))
+            self.w.assign_sub(0.1 * tape.gradient(loss, self.w))
+            return loss
+
+    saved = Saved()
+    tf.saved_model.save(saved, str(tmp_path))
+    expected, loaded = saved.train(tf.ones((2, 3))), tf.saved_model.load(str(tmp_path))
+    warned = pytest.warns(CoverageWarning, match="was loaded, or traced before `import amanda`")
+    with amanda.apply(Counter(["Mean"])), warned:
+        assert loaded.train(tf.ones((2, 3))).numpy() == expected.numpy()
+    assert loaded.w.numpy().tolist() == saved.w.numpy().tolist()
 
 
 def test_a_function_that_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:

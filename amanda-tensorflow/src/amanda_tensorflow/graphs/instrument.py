@@ -47,7 +47,7 @@ from amanda_tensorflow.operators.types import CONTROL_FLOW, DATASET_LOOPS, is_di
 Create = Callable[[Site, Any, Sequence[Any], Sequence[Any]], Any]
 """Adds a vanilla operator to the copy, given its site, its inputs there and nodes to wait for."""
 
-AMBIGUOUS = "backward ops built before `import amanda` whose forward op is ambiguous"
+AMBIGUOUS = "backward ops loaded, or built before `import amanda`, whose forward op is ambiguous"
 UNOWNED = "backward ops of no forward op in the scope"
 SCOPE = "amanda"
 """Name scope of all operators that are inserted into a copy."""
@@ -101,8 +101,8 @@ class Instrument:
         if self.ambiguous and any(s.analyses_backward() for s in self.building.scopes):
             shown = ", ".join(self.ambiguous[:8]) + (", ..." if len(self.ambiguous) > 8 else "")
             warnings.warn(
-                f"{name} was traced before `import amanda`: of {len(self.ambiguous)} of its "
-                f"operators it cannot be told whose gradient they are, and they are not "
+                f"{name} was loaded, or traced before `import amanda`: of {len(self.ambiguous)} of "
+                f"its operators it cannot be told whose gradient they are, and they are not "
                 f"instrumented ({shown})",
                 CoverageWarning,
                 stacklevel=2,
@@ -619,9 +619,9 @@ def refuse_unknown_gradients(site: Site, op: Any, plan: ActionPlan) -> None:
     whole += [action for action in (*plan.before, *plan.after) if action.differentiable]
     if whole and site.calls_of(op.name):
         raise CapabilityError(
-            f"{whole[0].routine} acts on the gradient of op {whole[0].op_id}, which was built "
-            "before `import amanda`, so that it is not known exactly; import amanda before the "
-            "function is traced or the gradient is added to the graph"
+            f"{whole[0].routine} acts on the gradient of op {whole[0].op_id}, which was loaded, "
+            "or built before `import amanda`, so that it is not known exactly; import amanda "
+            "before the function is traced or the gradient is added to the graph"
         )
 
 
