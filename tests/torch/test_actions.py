@@ -181,6 +181,35 @@ def test_replacement_writes_into_the_tensors_of_out() -> None:
     assert [t.tolist() for t in listed] == [[5], [5, 5]]
 
 
+@pytest.mark.parametrize(
+    ("program", "result"),
+    [
+        (lambda x: x.relu_(), torch.ones(1)),
+        (lambda x: x.relu_(), torch.ones(2, dtype=torch.cfloat)),
+        (lambda x: x.long().relu_(), torch.full((2,), 1.5)),
+        (lambda x: torch.neg(x, out=x.long()), torch.full((2,), 1.5)),
+        (lambda x: torch.ops.aten.relu_(x), torch.ones(3)),
+    ],
+)
+def test_what_a_replacement_gives_must_fit_what_the_operator_writes_into(
+    program: Callable[[torch.Tensor], Any], result: torch.Tensor
+) -> None:
+    """No value is cut off or spread out: PyTorch's own operators raise an error there, too."""
+    x = torch.tensor([1.0, -1.0])
+    tool = On(**{name: lambda c: c.replace_op(lambda _: result) for name in ("neg", "relu_")})
+    with applied(tool), pytest.raises(RoutineResultError, match="writes into a tensor: of torch"):
+        program(x)
+    assert x.tolist() == [1, -1]
+
+
+def test_a_replacement_may_give_a_type_that_pytorch_casts() -> None:
+    """What has a place in the type of a tensor is cast, as for PyTorch's own operators."""
+    out = torch.zeros(2)
+    with applied(On(add=lambda c: c.replace_op(lambda x, y: torch.tensor([3, 4])))):
+        torch.add(torch.ones(2), torch.ones(2), out=out)
+    assert out.tolist() == [3, 4]
+
+
 def test_sequence_of_one() -> None:
     """A replacement may return its one tensor in a list."""
     with applied(on("relu", lambda c: c.replace_op(lambda x: [x * 2]))):

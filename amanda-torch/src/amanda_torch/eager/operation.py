@@ -382,12 +382,42 @@ class Operation:
                 f"{wording}, got {type(result).__name__} with {len(outputs)}"
             )
         if out is not None:
+            self._check_writable(action, outputs, tensors_of(out), is_resized=True)
             return _written_out(out, result, outputs)
         if first:
+            self._check_writable(action, outputs, first)
             for output, target in zip(outputs, first, strict=False):
                 _write(output, target)
             return first[0] if wanted != 0 else call.args[0]
         return outputs[0] if wanted == 1 else result
+
+    def _check_writable(
+        self,
+        action: Action,
+        outputs: Sequence[Any],
+        targets: Sequence[Any],
+        is_resized: bool = False,
+    ) -> None:
+        """Check that PyTorch would have an operator write such outputs into these tensors.
+
+        Args:
+            is_resized: whether the tensors get the shapes of the outputs, as those of ``out=``.
+
+        Raises:
+            RoutineResultError: the type has no place in that of a tensor, or the shape differs.
+        """
+        for output, target in zip(outputs, targets, strict=False):
+            if output is target:
+                continue
+            if torch.can_cast(output.dtype, target.dtype) and (
+                is_resized or output.shape == target.shape
+            ):
+                continue
+            raise RoutineResultError(
+                f"{action.routine} replaces op {self.plan.op_id}, which writes into a tensor: of "
+                f"{target.dtype} and shape {tuple(target.shape)}; got one of {output.dtype} and "
+                f"shape {tuple(output.shape)}"
+            )
 
     def _first_argument(self) -> list[int]:
         """Positions of the tensors of the first argument: one, or those of a list."""
