@@ -169,6 +169,40 @@ def test_a_call_with_plain_tensors_is_captured_beside_others(
     assert list(scope.statistics.modules.values()) == ["captured"]
 
 
+class Asked(nn.Module):
+    """Counts how often attributes of it are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.asked = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "training":
+            object.__setattr__(self, "asked", object.__getattribute__(self, "asked") + 1)
+        return super().__getattribute__(name)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.fc(x)
+
+
+def test_modules_whose_attributes_are_not_those_of_others_run_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Frozen TorchScript modules lack some that others have, and a class may have a look-up of its
+    own, which is not told of what we read."""
+    monkeypatch.setenv(VARIABLE, "capture")
+    traced = torch.jit.trace(nn.Linear(4, 4).eval(), torch.rand(2, 4))
+    frozen, asked = torch.jit.freeze(traced), Asked()
+    wanted = frozen(given := _plain())
+    with applied(Counter()):
+        for _ in range(CALLS):
+            assert torch.equal(frozen(given), wanted)
+        for _ in range(2):
+            asked(given)
+    assert asked.asked == 0
+
+
 @pytest.mark.parametrize("interceptor", ["mode", "gate"])
 def test_compiled_code_that_enters_a_mode_leaves_it_and_is_seen(
     monkeypatch: pytest.MonkeyPatch, interceptor: str

@@ -228,6 +228,9 @@ def _number_of(operators: Sequence[Any]) -> int:
 _FIRST: Any = object()
 """Stands for the form of a call that is not looked at."""
 
+_attribute = object.__getattribute__
+"""An attribute of a module, past a look-up of its class's own."""
+
 _OTHER_TENSORS: Any = object()
 """Stands for the form of a call that is given tensors of a subclass, of which nothing is read."""
 
@@ -395,7 +398,9 @@ class CapturedModule:
             return _OTHER_TENSORS
         interceptor.mute()
         try:
-            return (module.training, torch.is_grad_enabled(), _form(args), _form(kwargs))
+            # Frozen TorchScript modules have no such attribute, and a class may have an own look-up.
+            training = _attribute(module, "__dict__").get("training")
+            return (training, torch.is_grad_enabled(), _form(args), _form(kwargs))
         finally:
             interceptor.unmute()
 
