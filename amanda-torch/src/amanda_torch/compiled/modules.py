@@ -398,7 +398,7 @@ class CapturedModule:
             return _OTHER_TENSORS
         interceptor.mute()
         try:
-            # Frozen TorchScript modules have no such attribute, and a class may have an own look-up.
+            # Frozen TorchScript modules have none, and a class may look attributes up itself.
             training = _attribute(module, "__dict__").get("training")
             return (training, torch.is_grad_enabled(), _form(args), _form(kwargs))
         finally:
