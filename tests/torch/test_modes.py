@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd.grad_mode import _force_original_view_tracking
 from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import (
 )
 
 import amanda
+from amanda_torch.plugin import TorchEagerDriver
 from tests.torch.support import (
     TRANSPARENT,
     Counter,
@@ -520,3 +522,22 @@ def test_nested_tensors_with_gradients_keep_their_values(act: Any) -> None:
         assert [run() for _ in range(2)] == [vanilla] * 2
     reason = "values that routines returned for nested tensors with gradients"
     assert scope.statistics.not_seen[reason] == (0 if act is _look_at_gradients else 2)
+
+
+@pytest.mark.parametrize("interceptor", ["mode", "gate"])
+def test_switches_of_autograd_are_no_operators(
+    monkeypatch: pytest.MonkeyPatch, interceptor: str
+) -> None:
+    """They compute nothing, and have ids under no interceptor."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
+    tool = Counter()
+    with applied(tool):
+        for switch in (
+            torch.autograd.set_multithreading_enabled(False),
+            _force_original_view_tracking(True),
+            torch.no_grad(),
+            torch.inference_mode(),
+        ):
+            with switch:
+                pass
+    assert not tool.ids

@@ -54,6 +54,7 @@ _IGNORED = frozenset(
     # autograd's and PyTorch's own bookkeeping
     + """backward requires_grad_ retain_grad register_hook
     register_post_accumulate_grad_hook _backward _set_grad_enabled _set_data _fix_weakref
+    _set_multithreading_enabled _set_view_replay_enabled
     _make_subclass _make_wrapper_subclass _make_dtensor as_subclass share_memory_
     record_stream _record_function_enter _record_function_enter_new _record_function_exit
     _enter_autocast _exit_autocast
