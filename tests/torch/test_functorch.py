@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import amanda
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
+from amanda_torch.plugin import TorchEagerDriver
 from tests.torch.support import TRANSPARENT, ForwardCounter, On, after, applied, before, fingerprint
 
 # The first forward-mode transform of a process scripts some of PyTorch's decompositions.
@@ -250,3 +252,20 @@ def test_control_flow_under_a_transform() -> None:
     for make in (amanda.Tool, ForwardCounter):
         with applied(make()):
             assert fingerprint(torch.vmap(absolute)(X)) == expected
+
+
+@pytest.mark.parametrize("interceptor", ["mode", "gate"])
+def test_a_value_with_a_tangent_replaces_an_output_in_forward_mode(
+    monkeypatch: pytest.MonkeyPatch, interceptor: str
+) -> None:
+    """The tangent passes straight through, whatever tangent the routine's value has."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
+    layer = nn.Linear(2, 1, bias=False)
+    nn.init.constant_(layer.weight, 5.0)
+    with applied(On(linear=after(lambda x: x * 3.0))):
+        for _ in range(3):
+            with forward_ad.dual_level():
+                x = forward_ad.make_dual(torch.full((1, 2), 2.0), torch.ones(1, 2))
+                value, tangent = forward_ad.unpack_dual(layer(x))
+                tangent.sum().backward()
+            assert (value.tolist(), tangent.tolist()) == ([[60.0]], [[10.0]])

@@ -48,7 +48,8 @@ class AmandaSubstituteInTransform(torch.autograd.Function):
 
     @staticmethod
     def forward(original: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        return new.view_as(new)
+        # Of a view PyTorch wants the tangent to be a view of that of `new`, where it has one.
+        return new.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
