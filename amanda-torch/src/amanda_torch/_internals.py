@@ -739,8 +739,9 @@ def native_shapes() -> tuple[Any, ...] | None:
         tensors.append(torch.nn.Parameter(torch.ones(3, 0, 2)))
     with torch.inference_mode():
         tensors.append(torch.ones(8, 9))
+    keys_of = _find("torch._C._dispatch_keys")
     try:
-        keys = [torch._C._dispatch_keys(tensor).raw_repr() for tensor in tensors]
+        keys = [keys_of(tensor).raw_repr() for tensor in tensors]
         others = [torch._C.DispatchKeySet(_parse_key(name)).raw_repr() for name in _PLAIN_KEYS]
     except (AttributeError, TypeError, RuntimeError):
         return None
