@@ -20,6 +20,7 @@ from amanda.errors import CapabilityError
 from amanda.patching import PatchSet
 from amanda.state import ATTACHED, LIVE_SCOPES
 from amanda_torch import _internals, plugin
+from amanda_torch._internals import symbols
 from tests.torch.support import Counter, applied, framework_state
 
 
@@ -162,7 +163,9 @@ def _private_names(tree: ast.Module) -> Iterator[str]:
 
 def test_every_private_symbol_is_checked() -> None:
     """Each private symbol that ``_internals`` uses is among those it looks for."""
-    tree = ast.parse(Path(_internals.__file__).read_text())
+    files = Path(_internals.__file__).parent.glob("*.py")
+    parts = [ast.parse(file.read_text()) for file in files]
+    tree = ast.Module([statement for part in parts for statement in part.body], [])
     strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
     paths = [text.split(".") for text in strings if str(text).startswith("torch.")]
     used = {
@@ -210,6 +213,6 @@ def test_looking_for_private_symbols_changes_no_class(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch, "Bare", Bare, raising=False)
     monkeypatch.setattr(torch, "Annotated", Annotated, raising=False)
     paths = ["torch.Bare.attribute", "torch.Annotated.attribute"]
-    monkeypatch.setattr(_internals, "_EAGER", paths)
+    monkeypatch.setattr(symbols, "EAGER_SYMBOLS", paths)
     assert _internals.missing() == paths[:1]
     assert [dict(vars(cls)) for cls in (Bare, Annotated)] == before

@@ -1,0 +1,516 @@
+"""Dynamo: its callbacks, captures and compiled code."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from amanda_torch._internals.modules import MODULE_CALL
+from amanda_torch._internals.notes import COMPILER_MODULE, MODULE_MARKS
+from amanda_torch._internals.operators import OVERRIDE_CHECKS
+from amanda_torch._internals.symbols import ABSENT, COMPILER_SYMBOLS, find_symbol, symbol
+
+_HANDLERS = "torch._dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers"
+COMPILER_SYMBOLS.extend(
+    (
+        _HANDLERS,
+        "torch._dynamo.lookup_backend",
+        "torch._subclasses.FakeTensor",
+        "torch._dynamo.source.LocalSource",
+        "torch._dynamo.convert_frame.catch_errors_wrapper",
+        "torch._dynamo.convert_frame.convert_frame",
+        "torch._dynamo.convert_frame.convert_frame_assert",
+        "torch._dynamo.convert_frame.compile_lock",
+        "torch._dynamo.convert_frame.input_codes",
+        "torch._dynamo.hooks.Hooks",
+        "torch._dynamo.types.ConvertFrameReturn",
+        "torch._dynamo.variables.torch.tracing_state_functions",
+        "torch._C._dynamo.eval_frame._FrameAction",
+        "torch._C._dynamo.eval_frame._FrameExecStrategy",
+        "torch._C._dynamo.eval_frame.reset_code",
+        "torch._C._dynamo.eval_frame.set_eval_frame",
+        "torch._ops.HigherOrderOperator",
+        "torch.utils._pytree.tree_map",
+    )
+)
+
+
+def look_up_handlers() -> None:
+    """Let Dynamo look up the functions of PyTorch that it evaluates itself, among them the checks
+    for overrides. It does so once per process, and takes what it finds in their places."""
+    handlers = find_symbol(_HANDLERS)
+    if handlers is not ABSENT:
+        handlers()
+
+
+_MODE_GUARDS = frozenset({"TORCH_FUNCTION_STATE"})
+"""The guards by which Dynamo compiles anew under other function modes."""
+
+
+_VANILLA_CHECKS = [getattr(torch.overrides, check) for check in OVERRIDE_CHECKS]
+
+_OURS = f"{__package__.removesuffix('._internals')}."
+"""What the modules of the functions begin with that take the place of PyTorch's."""
+_OUR_GLOBALS = f"G['__import_{_OURS.replace('.', '_dot_')}"
+"""The globals of these modules, as they are named in guards."""
+
+
+def _without_guards_of_ours(entries: Sequence[Any]) -> Sequence[bool]:
+    # Nor by the checks and the call of modules that the driver replaces, which Dynamo looks into
+    # where a module has hooks, nor by what is asked in them, of which something is another where
+    # the code runs: it would be captured at each call.
+    return [
+        entry.guard_type not in _MODE_GUARDS
+        and not entry.name.startswith(_OUR_GLOBALS)
+        and not str(getattr(entry.value, "__module__", None)).startswith(_OURS)
+        and not any(entry.value is check for check in (*_VANILLA_CHECKS, MODULE_CALL))
+        for entry in entries
+    ]
+
+
+class _Refused(set[type[Any]]):
+    """Stands for the classes of tensors that Dynamo does not look into, of which it asks for each
+    tensor of a subclass before it reads one: it is told of no answer, but of an error."""
+
+    def __init__(self, refuse: Callable[[type[Any]], Any]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def __contains__(self, cls: Any) -> bool:
+        self._refuse(cls)
+        return False
+
+
+def frame_converter(
+    backend: Callable[..., Any],
+    eager: bool = False,
+    marks: bool = False,
+    refuse: Callable[[type[Any]], Any] | None = None,
+) -> Callable[..., Any]:
+    """Dynamo's own callback for frames, which hands captured graphs to `backend`.
+
+    What it captures is used under any function modes: whoever lets it capture takes care of them.
+
+    Args:
+        eager: capture code that nobody has compiled: as one graph or not at all, as it runs where
+            it is not compiled, and with all guards.
+        refuse: called with the class of each tensor of a subclass that a frame uses, before
+            anything is read of it; an error of it ends the attempt.
+    """
+    from torch._dynamo import config, convert_frame, hooks
+
+    own = hooks.Hooks(guard_filter_fn=_without_guards_of_ours)
+    if eager:
+        inner: Any = convert_frame.convert_frame_assert(backend, one_graph=True)
+    else:
+        inner = convert_frame.convert_frame(backend, own)
+    convert: Callable[..., Any] = convert_frame.catch_errors_wrapper(inner, own)
+    # Else it makes tensors of floats that change, in code around the graph.
+    options: dict[str, Any] = {"specialize_float": True, **(_EAGER_CAPTURE if eager else {})}
+    # The program's wishes are for what it compiles; ours runs as it is where there is a limit.
+    wishes = ("error_on_recompile", "fail_on_recompile_limit_hit")
+    # Two calls at each run, by which profilers are told of the code before a graph (2.13).
+    marks_of_profilers = ("record_runtime_overhead",)
+    names = (*wishes, *marks_of_profilers)
+    options.update((name, False) for name in names if hasattr(config, name))
+    if refuse is not None:
+        options["nontraceable_tensor_subclasses"] = _Refused(refuse)
+
+    def converter(*args: Any) -> Any:
+        with ExitStack() as stack:
+            stack.enter_context(convert_frame.compile_lock)
+            stack.enter_context(config.patch(options))
+            if eager:
+                stack.enter_context(_told_not_compiled())
+                stack.enter_context(_fakes_uncached())
+                stack.enter_context(_errors_unlogged())
+                # Dynamo looks at `grad` of the inputs, for one, of which PyTorch warns.
+                stack.enter_context(warnings.catch_warnings(action="ignore"))
+            stack.enter_context(_transforms_as_they_were())
+            stack.enter_context(_marked(marks))
+            return convert(*args)
+
+    setattr(converter, FRAME_CALLBACK_OF, convert)
+    return converter
+
+
+@contextmanager
+def _marked(marks: bool) -> Iterator[None]:
+    """Whether Dynamo writes marks of modules."""
+    # What it captures within, as for a higher-order operator, has others.
+    outer = vars(MODULE_MARKS).copy()
+    try:
+        vars(MODULE_MARKS).update(is_on=marks, refused="", calls=[])
+        yield
+    finally:
+        vars(MODULE_MARKS).update(outer)
+
+
+_transform_depth = symbol("torch._C._functorch.get_dynamic_layer_stack_depth")
+_leave_transforms = symbol("torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth")
+
+
+@contextmanager
+def _transforms_as_they_were() -> Iterator[None]:
+    """Leave the functorch transforms that Dynamo has entered where it gives up (2.13)."""
+    depth = _transform_depth()
+    try:
+        yield
+    finally:
+        if _transform_depth() != depth:
+            _leave_transforms(depth)
+
+
+_EAGER_CAPTURE = {
+    # It would compute with torch what the program computes with NumPy.
+    "trace_numpy": False,
+    "optimize_ddp": False,
+    # Both leave guards out, by default: hooks that are added to a module, and `Tensor.data` that
+    # becomes another one (as in `Module.double()`), would not be noticed.
+    "skip_nnmodule_hook_guards": False,
+    "skip_tensor_guards_with_matching_dict_tags": False,
+    "use_recursive_dict_tags_for_guards": False,
+}
+"""Dynamo's settings where it captures code that nobody has compiled."""
+
+
+_TOLD_COMPILED = "transformers."
+"""The package whose code is told the truth. 5.23 keeps a context variable, which Dynamo cannot
+capture, and an attribute instead where it is compiled; it looks at values for warnings and for
+attention masks that it could leave out, and does not where it is compiled. Where that makes a
+difference, the operators are others than those of eager mode."""
+
+
+@contextmanager
+def _errors_unlogged() -> Iterator[None]:
+    """Log no errors of operators meanwhile: the module then runs as it is, and raises them.
+
+    PyTorch 2.13 logs a traceback of each operator whose inputs do not fit; to be used with
+    Dynamo's lock."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+_ASKING_FOR_OTHERS = frozenset({"transformers.utils.import_utils"})
+"""Modules whose functions ask for their callers."""
+
+_TRACERS_STATE = "tracing_state_functions"
+
+
+class _EagerAnswers(dict[Any, Any]):
+    """What code is told that asks whether it is compiled: no, as in eager mode."""
+
+    def __getitem__(self, question: Any) -> Any:
+        answer = super().__getitem__(question)
+        if answer is not True:
+            return answer
+        # Dynamo's descriptions of the function that asks, and of those that call it.
+        asking = sys._getframe(1).f_locals.get("tx")
+        while asking is not None and asking.f_globals.get("__name__") in _ASKING_FOR_OTHERS:
+            asking = asking.parent
+        name = "" if asking is None else str(asking.f_globals.get("__name__"))
+        return name.startswith(_TOLD_COMPILED)
+
+
+@contextmanager
+def _told_not_compiled() -> Iterator[None]:
+    """Code that Dynamo captures meanwhile runs as in eager mode; to be used with Dynamo's lock."""
+    from torch._dynamo.variables import torch as variables
+
+    vanilla = getattr(variables, _TRACERS_STATE)
+    answers = _EagerAnswers(vanilla())
+    setattr(variables, _TRACERS_STATE, lambda: answers)
+    try:
+        yield
+    finally:
+        setattr(variables, _TRACERS_STATE, vanilla)
+
+
+@contextmanager
+def _fakes_uncached() -> Iterator[None]:
+    """What PyTorch keeps of operators on tensors without values is dropped with the capture; to be
+    used with Dynamo's lock.
+
+    Its table is one for the process and has no end (2.13): with symbolic sizes each capture would
+    leave its own, and all that these sizes lead to.
+    """
+    modes = torch._subclasses.fake_tensor.FakeTensorMode
+    kept = modes.cache
+    modes.cache = {}
+    try:
+        yield
+    finally:
+        modes.cache = kept
+
+
+_REGIONS = 1 << 40
+"""Where the numbers of our regions begin: Dynamo counts its own up from 0."""
+
+
+def count_captures_apart() -> None:
+    """Have Dynamo count what it captures in the present call of a compiled function by itself.
+
+    The code that it has captured counts towards ``recompile_limit`` and ``error_on_recompile`` by
+    regions, one for each function compiled with ``isolate_recompiles`` and one for all others
+    (2.13). It sets the region before it asks for the frame callback, and resets it afterwards.
+    """
+    set_region = _region_setter()
+    if set_region is not ABSENT:
+        region = set_region(_REGIONS)
+        if region < _REGIONS:
+            set_region(_REGIONS + 1 + region)
+
+
+@functools.cache
+def _region_setter() -> Any:
+    # Asked for by Dynamo, which is imported then.
+    return find_symbol("torch._C._dynamo.eval_frame.set_eval_frame_isolate_recompiles_id")
+
+
+@contextmanager
+def captures_uncounted() -> Iterator[None]:
+    """What Dynamo does meanwhile is not in the counters that programs read; to be used with
+    Dynamo's lock."""
+    counters = find_symbol("torch._dynamo.utils.counters")
+    if counters is ABSENT:
+        yield
+        return
+    before = {name: dict(found) for name, found in counters.items()}
+    try:
+        yield
+    finally:
+        for name in list(counters):
+            if name not in before:
+                del counters[name]
+                continue
+            counters[name].clear()
+            counters[name].update(before[name])
+
+
+FRAME_CALLBACK_OF = "_torchdynamo_orig_backend"
+"""The attribute of a frame callback that leads Dynamo, step by step, to its compiler: the code that
+it has captured with one compiler is not run with another one."""
+
+
+def compiler_of(callback: Any) -> Any:
+    """The compiler that a frame callback hands its graphs to."""
+    while hasattr(callback, FRAME_CALLBACK_OF):
+        callback = getattr(callback, FRAME_CALLBACK_OF)
+    return callback
+
+
+def not_captured(*, recursive: bool = False, always: bool = False) -> Any:
+    """What a frame callback returns for a frame that is to run as it is.
+
+    Args:
+        recursive: whether the functions that it calls run as they are, too.
+        always: whether all later frames of its code do, under any callback; else this once.
+    """
+    from torch._C._dynamo import eval_frame
+    from torch._dynamo.types import ConvertFrameReturn
+
+    actions = eval_frame._FrameAction
+    inner = actions.SKIP if recursive else actions.DEFAULT
+    strategy = eval_frame._FrameExecStrategy(actions.SKIP, inner)
+    return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=always)
+
+
+def has_reached_limit(converted: Any) -> bool:
+    """Whether Dynamo has given a frame up because its code was captured too often."""
+    from torch._C._dynamo import eval_frame
+
+    strategy = getattr(converted, "frame_exec_strategy", None)
+    return strategy is not None and strategy.cur_action == eval_frame._FrameAction.RUN_ONLY
+
+
+def is_unsupported(error: BaseException) -> bool:
+    """Whether an error of Dynamo says what of a function it cannot take."""
+    return isinstance(error, torch._dynamo.exc.Unsupported)
+
+
+def not_taken() -> dict[str, int]:
+    """What Dynamo could not take, each with how often; empty with a PyTorch that does not count it.
+
+    PyTorch 2.13 counts the explanations that ``torch._dynamo.explain`` and its logs show.
+    """
+    counters = find_symbol("torch._dynamo.utils.counters")
+    return {} if counters is ABSENT else dict(counters["unimplemented"])
+
+
+def is_layer_called_as_is(frame: Any) -> bool:
+    """Whether a frame is that of a recurrent layer which the code made by Dynamo calls as it is.
+
+    PyTorch 2.15 breaks the graph before such a layer and counts no reason for the layer's frame;
+    2.13 and 2.14 leave the function alone that calls it, and count why.
+    """
+    from torch._dynamo import config
+
+    layer = frame.f_locals.get("self")
+    return (
+        _VERSION >= (2, 15)
+        and isinstance(layer, _RECURRENT)
+        and frame.f_code is getattr(type(layer).forward, "__code__", None)
+        and not config.allow_rnn
+    )
+
+
+_RECURRENT = (torch.nn.RNN, torch.nn.GRU, torch.nn.LSTM)
+_VERSION: Any = torch.__version__
+
+
+def runs_higher_order(frame: Any) -> bool:
+    """Whether a frame is of a function by which PyTorch runs a higher-order operator eagerly.
+
+    ``torch.cond`` and its like have Dynamo capture a function that calls the operator, whose
+    gradients want what Dynamo makes of the branches: functions that return tuples (2.13).
+    """
+    function = frame.f_locals.get("fn")
+    names = frame.f_globals.get("__name__"), getattr(function, "__module__", None)
+    return any(str(name).startswith("torch._higher_order_ops.") for name in names)
+
+
+def captured_alone(found: Any) -> Any:
+    """What a frame callback returns for captured code, when functions that this calls run as they
+    are: Dynamo asks nothing about their frames, which would cost microseconds for each."""
+    from torch._C._dynamo import eval_frame
+    from torch._dynamo.types import ConvertFrameReturn
+
+    actions = eval_frame._FrameAction
+    strategy = eval_frame._FrameExecStrategy(actions.DEFAULT, actions.SKIP)
+    return ConvertFrameReturn(
+        frame_exec_strategy=strategy, apply_to_code=True, guarded_code=found.guarded_code
+    )
+
+
+def call_captured(callback: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function as Dynamo captures it.
+
+    Args:
+        callback: what Dynamo asks about frames.
+    """
+    from torch._C._dynamo import eval_frame
+
+    before = eval_frame.set_eval_frame(callback)
+    try:
+        return function(*args)
+    finally:
+        eval_frame.set_eval_frame(before)
+
+
+def guards_of(found: Any) -> weakref.ref[Any]:
+    """The guards of what a frame callback has captured."""
+    return weakref.ref(found.guarded_code.guard_manager)
+
+
+def forget_captured(
+    code: types.CodeType,
+    guards: Sequence[weakref.ref[Any]],
+    loaded: dict[str, Any] = sys.modules,
+) -> None:
+    """Drop what Dynamo has captured of some code, which keeps the callback that it was captured by.
+
+    That is memory of C++: the garbage collector finds no cycle through it. Guards are kept by each
+    module, class and function that they name, such as ``torch.nn.functional``, for Dynamo is to be
+    told when one of these is gone (2.13): they are emptied.
+
+    Args:
+        code: the code.
+        guards: those of all that was captured of it.
+        loaded: the loaded modules; at the end of the process nothing else leads to them.
+    """
+    eval_frame = loaded.get("torch._C._dynamo.eval_frame")
+    if eval_frame is not None:
+        eval_frame.reset_code(code)
+    for reference in guards:
+        guard = reference()
+        if guard is not None:
+            vars(guard).clear()
+            # Looked at where one of these is gone.
+            guard.cache_entry = guard.extra_state = None
+
+
+class Uncompiled:
+    """Has what is left of a compiled function, in the current thread, run as it is.
+
+    It is Dynamo's frame callback meanwhile: whether it still is tells whether that function has
+    ended.
+    """
+
+    def __init__(self) -> None:
+        self._before: Any = None
+
+    def __call__(self, frame: Any, *args: Any) -> Any:
+        """Leave a frame alone."""
+        return not_captured(recursive=True)
+
+    def begin(self) -> None:
+        """Do so from now on."""
+        eval_frame = sys.modules.get("torch._C._dynamo.eval_frame")
+        if eval_frame is None:
+            return
+        before = eval_frame.set_eval_frame(None)
+        if before is not None:
+            self._before = before
+            eval_frame.set_eval_frame(self)
+
+    def end(self) -> None:
+        """Do so no longer; harmless when called twice, or after the compiled function."""
+        before, self._before = self._before, None
+        if before is not None:
+            from torch._C._dynamo import eval_frame
+
+            now: Any = eval_frame.set_eval_frame(None)
+            eval_frame.set_eval_frame(before if now is self else now)
+
+
+def is_compiled_code(code: Any) -> bool:
+    """Whether Dynamo has met some code since it was last reset."""
+    from torch._dynamo import convert_frame
+
+    return code in convert_frame.input_codes
+
+
+_AROUND_GRAPHS = (COMPILER_MODULE, "torch._dynamo.output_graph")
+"""The modules of Dynamo whose functions stand around a graph; of the second one where a graph holds
+operators that a ``__torch_function__`` of the program has called (2.13)."""
+
+
+def program_frame() -> Any:
+    """The frame of the program that runs a captured graph, asked for by a method of what Dynamo
+    calls, which calls this."""
+    frame: Any = sys._getframe(3)
+    while frame.f_globals.get("__name__") in _AROUND_GRAPHS:
+        frame = frame.f_back
+    return frame
+
+
+def is_higher_order(function: Any) -> bool:
+    """Whether the function of a graph's node has graphs among its arguments."""
+    return isinstance(function, torch._ops.HigherOrderOperator)
+
+
+def count_eager_as_compiled() -> None:
+    """Let a function compiled with ``fullgraph=True`` run eagerly in this thread.
+
+    Dynamo counts the frames that it has compiled within a call of such a function, and raises an
+    error where there is none. -1 means that nothing is counted. PyTorch's own higher-order
+    operators set the counter likewise, where their body has to run eagerly.
+    """
+    set_count = find_symbol(f"{COMPILER_MODULE}.set_fullgraph_compiled_frame_count")
+    if set_count is not ABSENT:
+        count = set_count(-1)
+        set_count(count if count < 0 else count + 1)

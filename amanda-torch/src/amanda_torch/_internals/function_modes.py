@@ -1,0 +1,213 @@
+"""Modes of ``__torch_function__``, and the classes of tensors that override it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from amanda_torch._internals.symbols import symbol
+
+# The public way to push a mode is a with-statement around all that it is to see, and a scope
+# begins and ends in functions of its own.
+push_mode: Callable[[Any], None] = symbol("torch._C._push_on_torch_function_stack")
+pop_mode: Callable[[], Any] = symbol("torch._C._pop_torch_function_stack")
+mode_depth: Callable[[], int] = symbol("torch._C._len_torch_function_stack")
+mode_at: Callable[[int], Any] = symbol("torch._C._get_function_stack_at")
+
+call_composite = symbol("torch._C._skip_one_hop_torch_function")
+"""The C function behind ``torch.overrides.redispatch_function``: a Python frame less per call."""
+
+PYTHON_EVENT = torch.overrides.handle_torch_function.__code__
+"""The code that reports a Python-level function to a mode; C-level ones come straight from C."""
+
+caller_frame: Callable[[int], Any] = sys._getframe
+"""The frame that many levels above the function that asks. The only way to tell whether an
+event comes from :data:`PYTHON_EVENT` or from C: ``func`` can be the same in both."""
+
+
+MODE_BUILTINS = (
+    push_mode,
+    pop_mode,
+    mode_depth,
+    mode_at,
+    symbol("torch._C._is_torch_function_all_disabled"),
+    symbol("torch._C.DisableTorchFunction.__enter__"),
+    symbol("torch._C.DisableTorchFunction.__exit__"),
+    torch.device.__enter__,
+    torch.device.__exit__,
+)
+"""Everything by which Python changes a thread's stack of modes, and asks about it."""
+
+
+def modes() -> Sequence[Any]:
+    """The function modes of the current thread, outermost first."""
+    depth = mode_depth()
+    return [mode_at(index) for index in range(depth)] if depth else ()
+
+
+def hide_modes() -> None:
+    """Take all function modes off the current thread."""
+    while mode_depth():
+        pop_mode()
+
+
+def show_modes(hidden: Sequence[Any]) -> None:
+    """Put hidden modes back."""
+    for mode in hidden:
+        push_mode(mode)
+
+
+def set_modes(wanted: Sequence[Any]) -> None:
+    """Make these the function modes of the current thread, also if an interrupt comes between."""
+    try:
+        hide_modes()
+        show_modes(wanted)
+    except BaseException:
+        hide_modes()
+        show_modes(wanted)
+        raise
+
+
+def without_modes(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function with no function mode on."""
+    # Not a with-statement: an interrupt that comes as its body ends keeps it from its exit.
+    depth = mode_depth()
+    if not depth:
+        return function(*args)
+    # For each backward operator with a routine: calls of Python functions would show.
+    outer = (mode_at(0),) if depth == 1 else modes()
+    try:
+        if depth == 1:
+            pop_mode()
+        else:
+            hide_modes()
+        result = function(*args)
+        if depth == 1:
+            push_mode(outer[0])
+        else:
+            show_modes(outer)
+    except BaseException:
+        set_modes(outer)
+        raise
+    return result
+
+
+_without_overrides = symbol("torch._C.DisableTorchFunctionSubclass")
+no_overrides: Callable[[], AbstractContextManager[Any]] = _without_overrides
+"""No ``__torch_function__`` of a tensor's class is called within it. It costs a tenth of a
+microsecond, and may be entered once."""
+
+_with_overrides = symbol("torch._C._EnableTorchFunction")
+_overrides_are_on = symbol("torch._C._is_torch_function_enabled")
+_inherited = symbol("torch._C._disabled_torch_function_impl")
+
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+"""The classes of tensors that override no operator."""
+
+PLAIN = PLAIN_TENSORS | {type(None), bool, int, float, str}
+"""Types of arguments and results that neither override operators nor hold what does."""
+
+
+def overrides(value: Any) -> bool:
+    """Whether a value is, or holds, a tensor with a ``__torch_function__`` of its class's own."""
+    cls = type(value)
+    if cls in PLAIN_TENSORS:
+        return False
+    if isinstance(value, torch.Tensor):
+        return cls.__torch_function__ is not _inherited
+    if not isinstance(value, (list, tuple)):
+        return False
+    # The second for what is nested, or overrides.
+    return not PLAIN.issuperset(map(type, value)) and any(map(overrides, value))
+
+
+def takes_few(value: Any) -> bool:
+    """Whether a tensor's class raises for nearly every function, reads included.
+
+    That of ``ExpandedWeight`` does (2.13), which PyTorch imports for gradients of samples only.
+    """
+    return type(value).__module__.startswith("torch.nn.utils._expanded_weights.")
+
+
+def take_no_identity(values: Iterable[Any]) -> bool:
+    """Whether no ``autograd.Function`` of the driver's may stand before some of these tensors.
+
+    The class of one that overrides operators would not find it behind. For nested tensors of the
+    strided layout PyTorch raises in every ``autograd.Function`` (2.13).
+    """
+    for value in values:
+        if type(value) in PLAIN_TENSORS:
+            if value.is_nested and value.layout is torch.strided:
+                return True
+        elif value is not None and (overrides(value) or is_strided_nested(value)):
+            return True
+    return False
+
+
+def is_strided_nested(value: Any) -> bool:
+    """Whether a value is a nested tensor of the older of the two layouts."""
+    return isinstance(value, torch.Tensor) and value.is_nested and value.layout is torch.strided
+
+
+class _Reading(threading.local):
+    is_on = False
+    is_refused = False
+
+
+READING = _Reading()
+"""``is_on`` says whether the current thread is within :class:`reading`."""
+
+
+class reading:  # noqa: N801 - reads as a statement
+    """Within it, what the driver reads of tensors reaches no ``__torch_function__`` of a class.
+
+    Args:
+        values: the tensors; without an overriding one among them nothing is done.
+    """
+
+    __slots__ = ("_guard", "_is_refused")
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        overriding: list[Any] = []
+        if not PLAIN.issuperset(map(type, values)):
+            overriding = list(filter(overrides, values))
+        is_needed = bool(overriding) and _overrides_are_on()
+        self._guard = _without_overrides() if is_needed else None
+        self._is_refused = is_needed and any(map(takes_few, overriding))
+
+    def __enter__(self) -> None:
+        if self._guard is not None:
+            self._guard.__enter__()
+            READING.is_on = True
+            READING.is_refused = self._is_refused
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._guard is not None:
+            READING.is_on = READING.is_refused = False
+            self._guard.__exit__(*raised)
+
+
+class running:  # noqa: N801 - reads as a statement
+    """Within it, code of the program, or of a tool that acts, runs; it undoes :class:`reading`."""
+
+    __slots__ = ("_guard",)
+
+    def __init__(self) -> None:
+        self._guard: Any = None
+
+    def __enter__(self) -> None:
+        self._guard = _with_overrides() if READING.is_on else None
+        if self._guard is not None:
+            self._guard.__enter__()
+            READING.is_on = False
+
+    def __exit__(self, *_: object) -> None:
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.__exit__(None, None, None)
+            READING.is_on = True

@@ -1,0 +1,163 @@
+"""Calls of modules, checkpoints, and the tracers of TorchScript, FX and export."""
+
+from __future__ import annotations
+
+import operator
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from amanda_torch._internals.symbols import require, symbol
+
+FUSED_OPERATORS = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention", "_nested_")
+"""The beginnings of the names of operators that modules of ``torch.nn`` run in their fast paths."""
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps its hooks; only its instances have these attributes."""
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether hooks run before or after the forward pass of a module, or of one below it."""
+    return any(vars(below).get(name) for below in module.modules() for name in _HOOKS)
+
+
+_OWN_HOOKS = (*_HOOKS, *_BACKWARD_HOOKS)
+
+
+def has_own_hooks(module: torch.nn.Module) -> bool:
+    """Whether a module itself has hooks, on its forward or its backward pass."""
+    attributes = vars(module)
+    for name in _OWN_HOOKS:  # noqa: SIM110 - at each call of a module: a generator would cost frames
+        if attributes.get(name):
+            return True
+    return False
+
+
+_GLOBAL_HOOKS = [
+    f"_global_{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre")
+]
+require(*(f"torch.nn.modules.module.{name}" for name in _GLOBAL_HOOKS))
+
+
+def has_global_hooks() -> bool:
+    """Whether there are hooks on all modules, which Dynamo would capture with a model."""
+    hooks = vars(torch.nn.modules.module)
+    for name in _GLOBAL_HOOKS:  # noqa: SIM110 - likewise
+        if hooks.get(name):
+            return True
+    return False
+
+
+SWAPPING, SWAPPING_REFERENCES = torch.utils, "weakref"
+"""The module of ``swap_tensors``, by which modules change the type of parameters that are of a
+subclass, and where it asks whether there are weak references to one: it refuses those (2.13)."""
+
+require(f"{SWAPPING.__name__}.{SWAPPING_REFERENCES}")
+
+CHECKPOINT = torch.utils.checkpoint
+CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
+if hasattr(CHECKPOINT, CHECKPOINT_GENERATOR + "_impl"):
+    # Since 2.14 checkpoint() calls this one, and so does the other.
+    CHECKPOINT_GENERATOR += "_impl"
+require(
+    f"{CHECKPOINT.__name__}.{CHECKPOINT_GENERATOR}", "torch.utils.checkpoint.CheckpointFunction"
+)
+MODULE_CALL = symbol("torch.nn.Module._wrapped_call_impl")
+"""``nn.Module.__call__`` as PyTorch defines it."""
+
+require("torch.nn.Module._call_impl", "torch.nn.Module._compiled_call_impl")
+COMPILED_CALL = operator.attrgetter("_compiled_call_impl")
+PLAIN_CALL = operator.attrgetter("_call_impl")
+"""The methods of which `MODULE_CALL` calls one: the first unless it is None. Called directly they
+save its Python frame, so that modules can be nested as deep as without our own (PyTorch 2.13)."""
+
+PROFILER = "torch.autograd.profiler"
+PROFILER_START = "_enable_profiler"
+"""The function of `PROFILER` at whose first call with stacks PyTorch's profiler reads, for the rest
+of the process, the code of ``nn.Module.__call__``. It tells calls of modules by their frame, and
+takes what is called ``self`` in it for the module (2.13)."""
+
+
+class _Reached(Exception):
+    pass
+
+
+class _NoModule:
+    """What `MODULE_CALL` takes for a module that raises."""
+
+    _compiled_call_impl = None
+
+    def _call_impl(self) -> None:
+        raise _Reached
+
+    def __repr__(self) -> str:
+        return "(see the next frame)"
+
+
+_NO_MODULE: Any = _NoModule()
+
+
+def add_call_frame(error: BaseException) -> None:
+    """Put the frame of `MODULE_CALL`, where it was left out, into the traceback of an exception.
+
+    To be called by the function that has left it out. Programs and people know a traceback by its
+    frames. A frame can only be had from a call.
+    """
+    entry, made = error.__traceback__, None
+    try:
+        MODULE_CALL(_NO_MODULE)
+    except RecursionError:
+        # There is none left for it.
+        pass
+    except _Reached as reached:
+        made = reached.__traceback__ and reached.__traceback__.tb_next
+        if entry is not None and made is not None:
+            following = entry.tb_next
+            place = made.tb_lasti, made.tb_lineno
+            entry.tb_next = types.TracebackType(following, made.tb_frame, *place)
+            del following
+    finally:
+        # The frame leads back to this one, which is to hold nothing then.
+        del error, entry, made
+
+
+FX = "torch.fx._symbolic_trace"
+FX_TRACE = "Tracer.trace"
+FX_MODULE_CALL = "_orig_module_call"
+"""What `FX` takes for the ``nn.Module.__call__`` of PyTorch. While one thread traces, the modules
+that others call are called by it."""
+require(f"{FX}.{FX_MODULE_CALL}", f"{FX}.Tracer.trace")
+
+_TRACE: types.CodeType = torch.fx.Tracer.trace.__code__
+
+
+def threads_in(*codes: types.CodeType) -> Sequence[int]:
+    """The threads that trace with `FX` or run one of these functions, once for each call."""
+    found = []
+    for thread, frame in sys._current_frames().items():
+        caller: types.FrameType | None = frame
+        while caller is not None:
+            if caller.f_code is _TRACE or caller.f_code in codes:
+                found.append(thread)
+            caller = caller.f_back
+    return found
+
+
+SCRIPT_FUNCTION = torch.jit.ScriptFunction
+
+TRACERS = {
+    "torch.export._trace": ("_export",),
+    "torch.fx.experimental.proxy_tensor": ("_MakefxTracer.trace",),
+    "torch.jit._trace": ("_trace_impl", "trace_module"),
+    "torch.jit": ("trace_module",),
+    "torch.jit._script": ("_script_impl",),
+}
+"""Where PyTorch's tracers begin, also when their entry point was bound to another name.
+
+They are looked for when their module is imported; a warning names one that is missing."""

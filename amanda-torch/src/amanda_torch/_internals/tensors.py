@@ -1,0 +1,79 @@
+"""Tensors: their versions, hooks and storage."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from amanda_torch._internals.symbols import require, symbol
+
+_set_versions = symbol("torch._C._autograd._unsafe_set_version_counter")
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Set how often a tensor counts as changed in place."""
+    _set_versions((tensor,), (version,))
+
+
+def has_tensor_hooks(tensor: torch.Tensor) -> bool:
+    """Whether a backward pass to a tensor calls hooks on it, or keeps its gradient there."""
+    # Those that run after an accumulation are not called where a pass returns the gradient.
+    return bool(tensor._backward_hooks) or tensor.retains_grad
+
+
+def random_state(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """Functions that get and set the state of the generator of a device other than the CPU."""
+    module = torch.get_device_module(device)
+    return (
+        functools.partial(module.get_rng_state, device),
+        lambda state: module.set_rng_state(state, device),
+    )
+
+
+# These two are asked several times per operator: functions of C cost no Python frame.
+version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+"""How often a tensor has been changed in place."""
+
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
+"""The tensor of which another is a view; None for one that is no view."""
+
+is_view: Callable[[torch.Tensor], bool] = symbol("torch.Tensor._is_view")
+"""Whether autograd treats a tensor as a view."""
+
+shares_storage: Callable[[torch.Tensor, torch.Tensor], bool] = symbol("torch._C._is_alias_of")
+
+_use_count = symbol("torch._C._storage_Use_Count")
+
+
+def versions_of(tensors: Sequence[Any]) -> list[int | None]:
+    """How often each tensor has been changed in place; None for an absent one, and for
+    tensors of inference mode, which do not count it."""
+    try:
+        if len(tensors) == 1:
+            # Half the time of the general form.
+            return [tensors[0]._version]
+        return [*map(version_of, tensors)]
+    except (AttributeError, RuntimeError):
+        return [
+            None if tensor is None or tensor.is_inference() else version_of(tensor)
+            for tensor in tensors
+        ]
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether others than `tensor` and what autograd has saved of it use its storage."""
+    # One each for the tensor, for autograd, and for the storage object made here.
+    return bool(_use_count(tensor.untyped_storage()._cdata) > 3)
+
+
+require("torch.nn.Module._parameters", "torch.nn.Module._buffers")
+
+own_members: Callable[[torch.nn.Module], tuple[Mapping[str, Any], Mapping[str, Any]]] = (
+    operator.attrgetter("_parameters", "_buffers")
+)
+"""The parameters and buffers of a module itself, by name; some may be None. ``parameters()`` goes
+through six Python functions (2.13)."""

@@ -1,0 +1,231 @@
+"""Dispatch modes, and what the current thread is doing."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from amanda_torch._internals.function_modes import mode_depth
+from amanda_torch._internals.symbols import require, symbol
+
+_tracing_state = symbol("torch._C._get_tracing_state")
+_dispatch_mode = symbol("torch._C._get_dispatch_mode")
+_PROXY = symbol("torch._C._TorchDispatchModeKey.PROXY")
+_OWN_MODES = (
+    _PROXY,
+    symbol("torch._C._TorchDispatchModeKey.FAKE"),
+    symbol("torch._C._TorchDispatchModeKey.FUNCTIONAL"),
+)
+_is_wrapped = symbol("torch._C._functorch.is_functorch_wrapped_tensor")
+_unwrapped = symbol("torch._C._functorch.get_unwrapped")
+# Not ``_functorch.peek_interpreter_stack``: asking it gives the thread a stack of transforms, which
+# autograd copies with each state of the thread, several times per node (2.13).
+_is_transformed: Callable[[], bool] = symbol("torch._C._are_functorch_transforms_active")
+require("torch.autograd.forward_ad._current_level")
+
+# ``torch.compiler.is_compiling()`` by what it returns, where that is kept as in 2.13: two functions
+# in Python, and it is asked for each operator with a gradient.
+_is_compiling: Callable[[], bool] = (
+    functools.partial(vars(torch.compiler).__getitem__, "_is_compiling_flag")
+    if "_is_compiling_flag" in vars(torch.compiler)
+    else torch.compiler.is_compiling
+)
+
+set_grad_enabled: Callable[[bool], None] = symbol("torch._C._set_grad_enabled")
+"""``torch.set_grad_enabled`` without the context object, six times cheaper."""
+
+set_forward_grad_enabled: Callable[[bool], None] = symbol("torch._C._set_fwd_grad_enabled")
+
+
+_disable_dispatch_modes = symbol("torch.utils._python_dispatch._disable_current_modes")
+
+
+def no_dispatch_modes() -> AbstractContextManager[Any]:
+    """The ``TorchDispatchMode``s of the program see nothing of what runs within it."""
+    return _disable_dispatch_modes() if dispatch_depth() else nullcontext()
+
+
+dispatch_depth: Callable[[], int] = symbol("torch._C._len_torch_dispatch_stack")
+"""How many dispatch modes are on in this thread, PyTorch's own among them."""
+
+_pop_dispatch_mode = symbol("torch._C._pop_torch_dispatch_stack")
+_push_dispatch_mode = symbol("torch._C._push_on_torch_dispatch_stack")
+
+
+def hide_dispatch_modes(hidden: list[Any]) -> None:
+    """Take the dispatch modes of the program off the stack of this thread.
+
+    PyTorch's own, that of fake tensors and those of its tracers, stay: without them tensors that
+    code makes would not go with those that it is given. They are below the others (2.13).
+
+    Args:
+        hidden: gets them, innermost first, for :func:`show_dispatch_modes`.
+    """
+    if not dispatch_depth():
+        return
+    own = sum([_dispatch_mode(key) is not None for key in _OWN_MODES])
+    while dispatch_depth() > own:
+        # In one line, between whose parts no interrupt is tried.
+        hidden.append(_pop_dispatch_mode(None))
+
+
+def show_dispatch_modes(hidden: list[Any]) -> None:
+    """Undo :func:`hide_dispatch_modes`. After an interrupt it may be called again."""
+    while hidden:
+        _ = _push_dispatch_mode(hidden[-1]), hidden.pop()
+
+
+def without_dispatch_modes(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function with no dispatch mode of the program's on."""
+    # Not a with-statement, as for without_modes().
+    hidden: list[Any] = []
+    try:
+        hide_dispatch_modes(hidden)
+        result = function(*args)
+        show_dispatch_modes(hidden)
+    except BaseException:
+        show_dispatch_modes(hidden)
+        raise
+    return result
+
+
+graph_task: Callable[[], int] = symbol("torch._C._current_graph_task_id")
+"""The number of the backward pass that runs in this thread; -1 outside of one."""
+
+
+def in_backward() -> bool:
+    """Whether the current thread is running a node of a backward pass."""
+    return bool(graph_task() != -1)
+
+
+def in_functorch() -> bool:
+    """Whether a functorch transform (vmap, grad, jvp) is active."""
+    return _is_transformed()
+
+
+def needs_gradient(tensor: torch.Tensor) -> bool:
+    """Whether some functorch transform, or autograd outside of them, differentiates a tensor."""
+    while not tensor.requires_grad and _is_wrapped(tensor):
+        tensor = _unwrapped(tensor)
+    return tensor.requires_grad
+
+
+def in_forward_ad() -> bool:
+    """Whether tensors may carry tangents: in ``torch.autograd.forward_ad`` or ``func.jvp``."""
+    return forward_ad._current_level >= 0
+
+
+def is_bare() -> bool:
+    """Whether no mode is on in this thread, and no forward-mode AD."""
+    return not (mode_depth() or dispatch_depth()) and forward_ad._current_level < 0
+
+
+is_autocasting: Callable[[], bool] = symbol("torch._C._is_any_autocast_enabled")
+"""Whether autocast is on for any device: nodes of their own may then cast an operator's inputs."""
+
+
+require("torch._guards.tracing")
+tracing_context: Callable[[], Any] = symbol("torch._guards.TracingContext.try_get")
+"""What Dynamo has noted about the graph that it hands to a compiler now."""
+
+_traced_code = symbol("torch._guards.TracingContext.get_traced_code")
+
+
+def traced_code() -> Sequence[types.CodeType]:
+    """The code that Dynamo has followed for the graph that it hands to a compiler now."""
+    return _traced_code() or ()
+
+
+def is_compiling() -> bool:
+    """Whether Dynamo or what it hands its graphs to runs in this thread."""
+    # The flag behind the public function is one for all threads; Dynamo takes both calls in code
+    # that it captures for True.
+    return torch.compiler.is_compiling() and (
+        torch.compiler.is_dynamo_compiling() or tracing_context() is not None
+    )
+
+
+def is_plain() -> bool:
+    """Whether operators that are called now go straight to PyTorch's eager kernels: no
+    mode is on, and no transform, forward-mode AD or tracer is active."""
+    return (
+        not (mode_depth() or dispatch_depth())
+        and forward_ad._current_level < 0
+        and not _is_transformed()
+        and _tracing_state() is None
+        and not (torch.compiler.is_compiling() and is_compiling())
+    )
+
+
+def is_traced() -> bool:
+    """Whether the current operators are being recorded by a tracer of PyTorch:
+    ``jit.trace``, ``make_fx``, ``export`` or Dynamo."""
+    return (
+        _tracing_state() is not None
+        or _dispatch_mode(_PROXY) is not None
+        or (torch.compiler.is_compiling() and is_compiling())
+    )
+
+
+Question = Callable[[], Any] | tuple[dict[str, Any], str]
+"""What the gate asks: a function, or a dictionary for one of its keys, which takes less time."""
+
+compiling_asked: Question = (
+    (vars(torch.compiler), "_is_compiling_flag")
+    if "_is_compiling_flag" in vars(torch.compiler)
+    else torch.compiler.is_compiling
+)
+
+RECORDERS: Sequence[Question] = (
+    _is_transformed,
+    _tracing_state,
+    functools.partial(_dispatch_mode, _PROXY),
+    compiling_asked,
+)
+"""What :func:`is_only_run` asks: all are None or False where operators run as they are."""
+
+TRANSFORMERS: Sequence[Question] = (
+    _is_transformed,
+    _tracing_state,
+    compiling_asked,
+    dispatch_depth,
+    (vars(forward_ad), "_current_level"),
+)
+"""What :func:`is_plain` asks beside the depth of function modes: all are None, False, 0 or -1 where
+it holds."""
+
+
+def is_only_run() -> bool:
+    """Whether the current operators are neither recorded nor transformed."""
+    return (
+        not _is_transformed()
+        and _tracing_state() is None
+        and _dispatch_mode(_PROXY) is None
+        and not (_is_compiling() and is_compiling())
+    )
+
+
+_saving_hooks = symbol("torch._C._autograd._top_saved_tensors_default_hooks")
+
+
+def is_eager() -> bool:
+    """Whether operators go straight to PyTorch's kernels, function modes aside: no other mode,
+    transform, forward-mode AD, tracer or hook on saved tensors is there, and no backward pass."""
+    return (
+        is_only_run()
+        and not dispatch_depth()
+        and forward_ad._current_level < 0
+        and graph_task() == -1
+        and _saving_hooks(True) is None
+    )
+
+
+require("torch.Tensor._version", "torch.Tensor._base", "torch.UntypedStorage._cdata")
+
+require("torch.Tensor._backward_hooks")
