@@ -270,6 +270,36 @@ def test_classes_of_functions_die_with_their_program() -> None:
     assert [reference() for reference in found] == [None, None]
 
 
+@pytest.mark.parametrize("make", ["count", "flops", "stats", Counter])
+def test_classes_of_functions_that_iterations_define_die(make: Any) -> None:
+    """A program may define a function anew at each call, which leads to tensors of its own: within
+    the scope no more than the first two and the last two are held, and none after it."""
+
+    def iterate() -> weakref.ref[type]:
+        factor = torch.rand(2)
+
+        class Local(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                return x * factor
+
+            @staticmethod
+            def backward(ctx: Any, *gradients: Any) -> Any:
+                return gradients[0] * factor
+
+        Local.apply(torch.rand(2, requires_grad=True)).relu().sum().backward()
+        return weakref.ref(Local)
+
+    tool = make() if callable(make) else amanda.tools.load(make)()
+    with applied(tool):
+        found = [iterate() for _ in range(12)]
+        # A class is a cycle.
+        gc.collect()
+        assert sum(reference() is not None for reference in found) <= 4
+    gc.collect()
+    assert [reference() for reference in found] == [None] * 12
+
+
 class Doubling(amanda.Tool):
     """Doubles what ReLUs return, by a tensor of its own for each of them, and notes gradients."""
 

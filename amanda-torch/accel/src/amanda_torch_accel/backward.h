@@ -37,12 +37,23 @@ runs_plainly(PyObject *mode)
     return 1;
 }
 
+/* The kind of a class of nodes; NULL with or without an error if that is not known. */
+static PyObject *
+kind_of(PyTypeObject *cls, PyObject *kinds)
+{
+    PyObject *kind = PyDict_GetItemWithError(kinds, (PyObject *)cls);
+    if (kind == NULL && !PyErr_Occurred() && PyType_IsSubtype(cls, (PyTypeObject *)inlined.function)) {
+        return zero;
+    }
+    return kind;
+}
+
 /* Note the class of a node that Python has told the kind of. */
 static void
 learn_class(PyObject *object)
 {
     if (object != Py_None && node_class_count < NODE_CLASSES / 2) {
-        PyObject *kind = PyDict_GetItemWithError(inlined.kinds, (PyObject *)Py_TYPE(object));
+        PyObject *kind = kind_of(Py_TYPE(object), inlined.kinds);
         if (kind != NULL) {
             note_class(object, PyLong_AsLong(kind));
         }
@@ -216,7 +227,7 @@ place_of(Nodes *found, PyObject *target, PyObject *kinds)
     if (target == Py_None) {
         return NOWHERE;
     }
-    PyObject *kind = PyDict_GetItemWithError(kinds, (PyObject *)Py_TYPE(target));
+    PyObject *kind = kind_of(Py_TYPE(target), kinds);
     long known = kind == NULL ? -1 : PyLong_AsLong(kind);
     if (known == 0 || known == 1) {
         note_class(target, known);
@@ -539,7 +550,7 @@ add_entry(Nodes *found, PyObject *tensor)
         is_known = found->nodes[i] == node;
     }
     if (!is_known && found->count < MOST_NODES
-        && PyDict_GetItemWithError(inlined.kinds, (PyObject *)Py_TYPE(node)) == zero) {
+        && kind_of(Py_TYPE(node), inlined.kinds) == zero) {
         Py_ssize_t number = sequence_of(node);
         note_class(node, 0);
         if (number >= found->start) {

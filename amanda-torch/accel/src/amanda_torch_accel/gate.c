@@ -688,7 +688,7 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         {"acquire", &inlined.acquire},   {"release", &inlined.release},
         {"unpaused", &inlined.unpaused}, {"raised", &inlined.raised},
         {"changed", &inlined.changed},   {"numbers", &inlined.numbers},
-        {"counter", &inlined.counter},
+        {"function", &inlined.function}, {"counter", &inlined.counter},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         PyObject *found = PyDict_Check(objects) ? PyDict_GetItemString(objects, all[i].name) : NULL;
@@ -700,12 +700,12 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
     }
     if (!PyTuple_CheckExact(inlined.checks) || !PyTuple_CheckExact(inlined.plain)
         || !PyTuple_CheckExact(inlined.tensors) || !PyDict_CheckExact(inlined.kinds)
-        || !PyDict_CheckExact(inlined.unpaused)
+        || !PyDict_CheckExact(inlined.unpaused) || !PyType_Check(inlined.function)
         || !Py_IS_TYPE(inlined.version, &PyGetSetDescr_Type)
         || find_inlined_slots() < 0) {
         Py_CLEAR(inlined.counter);
         if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_TypeError, "what is to be a tuple, a dict or a property is none");
+            PyErr_SetString(PyExc_TypeError, "what is to be a tuple, a dict, a class or a property is none");
         }
         return NULL;
     }

@@ -15,6 +15,7 @@ static struct {
                                           where tensors are plain */
     PyObject *graph, *gradients, *hooks, *routines, *handle; /* classes of the driver and of core */
     PyObject *kinds;                   /* of classes of nodes, see KINDS of the driver */
+    PyObject *function;                /* the class of nodes of functions of the program's own */
     PyObject *node, *task;             /* the current node, and the number of the current pass */
     PyObject *tensor;                  /* torch.Tensor */
     PyObject *state;                   /* the state of all threads */

@@ -60,7 +60,7 @@ def edge_of(tensor: Any) -> Edge | None:
 def is_edge(target: Any, number: int, edge: Edge) -> bool:
     """Whether a gradient that a node sends to `target` goes where `edge` says."""
     if edge[1] == -1:
-        return getattr(target, "variable", None) is edge[0]
+        return is_accumulation(target) and target.variable is edge[0]
     return target is edge[0] and number == edge[1]
 
 
@@ -74,7 +74,8 @@ _sequence = _internals.node_sequence
 
 def is_accumulation(node: Any) -> bool:
     """Whether a node adds a gradient to a leaf's ``grad``."""
-    return hasattr(node, "variable")
+    # Its class is asked: a node of an ``autograd.Function`` has the attributes that this sets.
+    return hasattr(type(node), "variable")
 
 
 def is_replaced(node: Any) -> bool:
@@ -100,16 +101,22 @@ accumulation of a leaf."""
 
 _PLAIN_NODE, _ACCUMULATION, UNCERTAIN = range(3)
 
-KINDS: dict[Any, int] = {}
+KINDS: dict[Any, int] = dict.fromkeys(_OWN_NODES, UNCERTAIN)
 """Classes of nodes: :func:`_kind` is a frame more for each node. Those that are ``UNCERTAIN`` may
-be of this package. Read by the gate."""
+be of this package. Without the classes of the program's own functions, which it may drop, with
+all that they lead to; these are plain. Read by the gate."""
 
 
 def _kind(cls: Any) -> int:
+    kind = KINDS.get(cls)
+    if kind is not None:
+        return kind
+    if issubclass(cls, _internals.FUNCTION_NODE):
+        return _PLAIN_NODE
     kind = _PLAIN_NODE
     if hasattr(cls, "variable"):
         kind = _ACCUMULATION
-    elif cls in _OWN_NODES or cls.__name__ == "AliasBackward0":
+    elif cls.__name__ == "AliasBackward0":
         kind = UNCERTAIN
     KINDS[cls] = kind
     return kind
@@ -230,7 +237,7 @@ def new_nodes(outputs: Sequence[Any], start: int, *, aliases: bool = False) -> l
         if is_own(node):
             if aliases and _ALIAS in node.metadata:
                 found.append(node)
-        elif hasattr(node, "variable"):
+        elif is_accumulation(node):
             found.append(node)
             continue
         elif _internals.node_sequence(node) >= start:

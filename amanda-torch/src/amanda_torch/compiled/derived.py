@@ -183,7 +183,7 @@ class Trial:
         """
         if target is None:
             return None
-        if not hasattr(target, "variable"):
+        if not is_accumulation(target):
             place = _sequence(target) - self._start
             return place if 0 <= place < self.count else None
         key = id(target.variable)

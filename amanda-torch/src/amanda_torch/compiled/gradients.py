@@ -257,7 +257,7 @@ class Tally:
         self._flowing = {n for n, gradient in enumerate(grad_inputs) if gradient is not None}
 
     def _hook(self, node: Any, inputs: Sequence[Any], iteration: int) -> None:
-        leaves = {id(t.variable): t for t, _ in node.next_functions if hasattr(t, "variable")}
+        leaves = {id(t.variable): t for t, _ in node.next_functions if is_accumulation(t)}
         reached: list[Accumulation] = []
         for site in self.sites:
             used = [leaves[id(x)] for i in site.leaves if id(x := inputs[i]) in leaves]

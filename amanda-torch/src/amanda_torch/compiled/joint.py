@@ -26,6 +26,7 @@ from amanda_torch import _internals
 from amanda_torch.autograd import passes
 from amanda_torch.autograd.claims import Claimer, KnownGradients
 from amanda_torch.autograd.hooks import Accumulation, NodeHooks, nothing_flows
+from amanda_torch.autograd.nodes import is_accumulation
 from amanda_torch.compiled.deferred import Added, Additions, StaticSum
 from amanda_torch.compiled.derived import MOST_LOST
 from amanda_torch.compiled.derived_leaves import Leaf, Leaves, LeavesRun
@@ -147,7 +148,7 @@ class JointBackward:
         if leaves is None:
             return {}
         leaves.touch()
-        targets = [target for target, _ in node.next_functions if hasattr(target, "variable")]
+        targets = [target for target, _ in node.next_functions if is_accumulation(target)]
         return {
             id(target.variable): leaves.claim(target, id(target.variable)) for target in targets
         }
@@ -248,7 +249,8 @@ def learn(
 
 def leaves_behind(node: Any) -> list[Any]:
     """For each edge of a node, the leaf that it leads to; None where it leads elsewhere."""
-    return [getattr(target, "variable", None) for target, _ in node.next_functions]
+    targets = [target for target, _ in node.next_functions]
+    return [target.variable if is_accumulation(target) else None for target in targets]
 
 
 def _added(hooks: NodeHooks | None) -> Sequence[Added] | None:

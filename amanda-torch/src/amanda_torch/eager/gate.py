@@ -180,6 +180,7 @@ def _inlined() -> dict[str, Any]:
         "checks": _internals.RECORDERS,
         "handle": OpHandle,
         "kinds": KINDS,
+        "function": _internals.FUNCTION_NODE,
         "node": _internals.current_node,
         "task": _internals.graph_task,
         "layout": Layout,

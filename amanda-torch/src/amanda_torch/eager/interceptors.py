@@ -389,7 +389,8 @@ class Interceptor(Tracker, TorchFunctionMode):
         if self.stale and not self.refresh():
             return call(*args, **kwargs)
         name = cls.__name__
-        cell = self.frame.cell_for(cls, name)
+        # Found by the name alone: a program may define the class anew at each call.
+        cell = self.frame.names.setdefault(name, [0])
         # PyTorch pops a mode while it handles an operator; no mode was popped on the way here.
         self.mute()
         try:
