@@ -815,6 +815,10 @@ class Leaf(Node):
         self.variable = Tensor()
 
 
+class OfFunction(Node):
+    """The node of a function of the program's own, whose class stands in no table."""
+
+
 STATE = State()
 PASS: dict[str, Any] = {"task": 1, "node": None, "next": 8, "check": None}
 PASS.update(level=-1, recording=[], lock=[])
@@ -854,6 +858,7 @@ def inlining(gate: Any) -> Any:
             "checks": (lambda: PASS["check"] and PASS["check"](),),
             "handle": Handle,
             "kinds": {Node: 0, Leaf: 1},
+            "function": OfFunction,
             "task": lambda: PASS["task"],
             "node": lambda: PASS["node"],
             "layout": Layout,

@@ -36,6 +36,7 @@ from amanda.cli.run import choose_interceptor
 from amanda.errors import CoverageWarning, InPlaceWarning, ToolTypeError
 from amanda.state import STATE
 from amanda_torch import _internals
+from amanda_torch.autograd import nodes
 from amanda_torch.eager import gate
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of
@@ -426,6 +427,38 @@ def test_what_is_read_without_python_is_found() -> None:
     with pytest.raises(TypeError):
         extension.configure_nodes(samples[:1])
     assert extension.configure_nodes(samples) is True
+
+
+class TwiceByFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 2
+
+
+@needs_gate
+def test_nodes_of_the_programs_functions_are_followed() -> None:
+    """Their classes stand in no table, which would keep them, and are as plain as others."""
+
+    def run() -> tuple[int, torch.Tensor]:
+        start = _internals.sequence_number()
+        return start, TwiceByFunction.apply(torch.ones(2, requires_grad=True)).relu()
+
+    start, y = run()
+    traced = nodes.trace_graph([y], start)
+    assert traced is not None
+    again, z = run()
+    for kinds, is_known in ((nodes.KINDS, True), ({}, False)):
+        leaves = gate.extension().follow([z.grad_fn], again, traced.form, kinds)
+        assert (leaves is not None) == is_known
+    function, _ = y.grad_fn.next_functions[0]
+    assert type(function) not in nodes.KINDS
+    assert nodes.is_accumulation(function.next_functions[0][0])
+    function.variable = z
+    assert not nodes.is_accumulation(function)
 
 
 @needs_gate
