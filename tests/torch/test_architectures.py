@@ -23,7 +23,7 @@ from amanda_torch.plugin import TorchEagerDriver
 # Before timm and transformers.
 from tests import models, torchvision_ops  # noqa: F401
 from tests.benchmarks.architectures import ARCHITECTURES
-from tests.torch.support import Counter, Identity, Watcher, applied, fingerprint
+from tests.torch.support import Counter, Identity, Watcher, applied, fingerprint, interceptors
 
 ASKED = os.environ["AMANDA_ARCHITECTURES"]
 CHOSEN = sorted(ARCHITECTURES) if ASKED == "all" else ASKED.split(",")
@@ -61,7 +61,7 @@ def _steps(model: nn.Module, inputs: dict[str, Any], training: bool) -> Sequence
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-@pytest.mark.parametrize("interceptor", ["mode", "gate", "capture"])
+@pytest.mark.parametrize("interceptor", interceptors("mode", "gate", "capture"))
 @pytest.mark.parametrize("name", CHOSEN)
 def test_tools_that_change_nothing_leave_every_bit(
     name: str, interceptor: str, training: bool, monkeypatch: pytest.MonkeyPatch

@@ -45,7 +45,7 @@ from amanda_torch.eager.interceptors import LOCAL
 from amanda_torch.plugin import TorchEagerDriver
 from tests import models
 from tests.benchmarks.watching import Watch
-from tests.torch.support import Counter, applied, fingerprint, no_gc
+from tests.torch.support import Counter, applied, fingerprint, interceptors, no_gc
 from tests.torch.test_call_counts import profiled
 
 VARIABLE = TorchEagerDriver.interceptor_variable
@@ -212,11 +212,9 @@ def test_unasked_neither_small_modules_nor_those_within_others_are_captured(
 
 
 @pytest.mark.usefixtures("earned")
-@pytest.mark.parametrize("name", ["mode", "gate"])
+@pytest.mark.parametrize("name", interceptors("mode", "gate"))
 def test_interceptors_that_are_asked_for_capture_nothing(name: str) -> None:
     """Only ``capture``, and ``auto`` in time, capture modules."""
-    if name == "gate" and gate.reason_unusable():
-        pytest.skip(gate.reason_unusable())
     assert executed(name, Net(), infer, some(*[3] * 9))[1] == {}
 
 

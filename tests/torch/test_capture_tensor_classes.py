@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from amanda_torch import _internals
 from amanda_torch.plugin import TorchEagerDriver
-from tests.torch.support import Counter, applied
+from tests.torch.support import Counter, applied, interceptors
 
 VARIABLE = TorchEagerDriver.interceptor_variable
 CALLS = 5
@@ -131,7 +131,7 @@ def steps_of(model: Callable[..., Any], make: Callable[[], Any]) -> list[Any]:
     return steps
 
 
-@pytest.mark.parametrize("interceptor", ["mode", "gate", "capture"])
+@pytest.mark.parametrize("interceptor", interceptors("mode", "gate", "capture"))
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_class_of_tensors_is_told_of_what_the_program_does_and_of_nothing_else(
     monkeypatch: pytest.MonkeyPatch, program: str, interceptor: str
@@ -203,7 +203,7 @@ def test_modules_whose_attributes_are_not_those_of_others_run_as_they_are(
     assert asked.asked == 0
 
 
-@pytest.mark.parametrize("interceptor", ["mode", "gate"])
+@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
 def test_compiled_code_that_enters_a_mode_leaves_it_and_is_seen(
     monkeypatch: pytest.MonkeyPatch, interceptor: str
 ) -> None:

@@ -15,7 +15,16 @@ import amanda
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
 from amanda_torch.plugin import TorchEagerDriver
-from tests.torch.support import TRANSPARENT, ForwardCounter, On, after, applied, before, fingerprint
+from tests.torch.support import (
+    TRANSPARENT,
+    ForwardCounter,
+    On,
+    after,
+    applied,
+    before,
+    fingerprint,
+    interceptors,
+)
 
 # The first forward-mode transform of a process scripts some of PyTorch's decompositions.
 pytestmark = [
@@ -254,7 +263,7 @@ def test_control_flow_under_a_transform() -> None:
             assert fingerprint(torch.vmap(absolute)(X)) == expected
 
 
-@pytest.mark.parametrize("interceptor", ["mode", "gate"])
+@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
 def test_a_value_with_a_tangent_replaces_an_output_in_forward_mode(
     monkeypatch: pytest.MonkeyPatch, interceptor: str
 ) -> None:

@@ -31,6 +31,7 @@ from tests.torch.support import (
     applied,
     before,
     fingerprint,
+    interceptors,
 )
 
 
@@ -524,7 +525,7 @@ def test_nested_tensors_with_gradients_keep_their_values(act: Any) -> None:
     assert scope.statistics.not_seen[reason] == (0 if act is _look_at_gradients else 2)
 
 
-@pytest.mark.parametrize("interceptor", ["mode", "gate"])
+@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
 def test_switches_of_autograd_are_no_operators(
     monkeypatch: pytest.MonkeyPatch, interceptor: str
 ) -> None:
