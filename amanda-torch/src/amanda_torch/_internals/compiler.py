@@ -7,7 +7,6 @@ import logging
 import sys
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -411,36 +410,18 @@ def call_captured(callback: Any, function: Callable[..., Any], *args: Any) -> An
         eval_frame.set_eval_frame(before)
 
 
-def guards_of(found: Any) -> weakref.ref[Any]:
-    """The guards of what a frame callback has captured."""
-    return weakref.ref(found.guarded_code.guard_manager)
-
-
-def forget_captured(
-    code: types.CodeType,
-    guards: Sequence[weakref.ref[Any]],
-    loaded: dict[str, Any] = sys.modules,
-) -> None:
+def forget_captured(code: types.CodeType, loaded: dict[str, Any] = sys.modules) -> None:
     """Drop what Dynamo has captured of some code, which keeps the callback that it was captured by.
 
-    That is memory of C++: the garbage collector finds no cycle through it. Guards are kept by each
-    module, class and function that they name, such as ``torch.nn.functional``, for Dynamo is to be
-    told when one of these is gone (2.13): they are emptied.
+    That is memory of C++: the garbage collector finds no cycle through it.
 
     Args:
         code: the code.
-        guards: those of all that was captured of it.
         loaded: the loaded modules; at the end of the process nothing else leads to them.
     """
     eval_frame = loaded.get("torch._C._dynamo.eval_frame")
     if eval_frame is not None:
         eval_frame.reset_code(code)
-    for reference in guards:
-        guard = reference()
-        if guard is not None:
-            vars(guard).clear()
-            # Looked at where one of these is gone.
-            guard.cache_entry = guard.extra_state = None
 
 
 class Uncompiled:

@@ -361,12 +361,11 @@ class CapturedModule:
         self._captures = 0
         self._methods: dict[tuple[type[Any], str], Any] = {}
         self._codes: frozenset[types.CodeType] = frozenset()
-        self._guards: list[weakref.ref[Any]] = []
         code = self.function.__code__
         # Not a method of this object, which the reference would keep; and found now, since a
         # module may outlive the globals of this one at the end of the process.
-        forget, guards = _internals.forget_captured, self._guards
-        self._module = weakref.ref(module, lambda _: forget(code, guards))
+        forget = _internals.forget_captured
+        self._module = weakref.ref(module, lambda _: forget(code))
         self._expected: Operators = ()
         convert = _internals.frame_converter(self._backend, eager=True, refuse=_refuse_tensor)
         self._convert = convert
@@ -386,7 +385,7 @@ class CapturedModule:
 
     def drop(self) -> None:
         """Let go of what was captured; calls that are running go on."""
-        _internals.forget_captured(self.function.__code__, self._guards)
+        _internals.forget_captured(self.function.__code__)
 
     def form(self, interceptor: Interceptor, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """What calls with the same operators have in common, as a rule: no sizes and no values.
@@ -462,7 +461,6 @@ class CapturedModule:
         if found is None or found.guarded_code is None:
             self.last_reason = "Dynamo leaves it alone"
             return None
-        self._guards.append(_internals.guards_of(found))
         return _internals.captured_alone(found)
 
     def _count_attempt(self) -> None:
