@@ -255,6 +255,31 @@ def test_a_function_that_is_bound_by_name_is_wrapped(closed: bool) -> None:
     assert len(calls) == 1
 
 
+def test_variables_of_a_wrapped_function_can_be_read() -> None:
+    """Profilers, tracers and debuggers read those of each frame, free variables included."""
+    function, patches, read = closing_over(5), PatchSet(), []
+
+    def wrapper(vanilla: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            read.append(sys._getframe(1).f_locals["value"])  # noqa: SLF001
+            return vanilla(*args, **kwargs)
+
+        return wrapped
+
+    patches.wrap_code(function, wrapper)
+    outer = sys.getprofile(), sys.gettrace()
+    try:
+        sys.setprofile(lambda *_: None)
+        sys.settrace(lambda *_: lambda *_: None)
+        found = function(3, second=4)
+    finally:
+        sys.setprofile(outer[0])
+        sys.settrace(outer[1])
+        patches.undo()
+    assert found == (5, 3, 4)
+    assert read == [5]
+
+
 def test_methods_that_are_bound_before_are_wrapped() -> None:
     """A bound method calls the wrapper with its object, or its class, as the first argument."""
     bound, of_class, patches = Called().of_object, Called.of_class, PatchSet()

@@ -151,20 +151,29 @@ class PatchSet:
 
 def _code_calling(called: Callable[..., Any], instead_of: types.CodeType) -> types.CodeType:
     """Code that hands its arguments on to `called`, for the function that has had `instead_of`."""
-
-    def stub(*args: Any, **kwargs: Any) -> Any:
-        function: Any = "called"
-        return function(*args, **kwargs)
-
-    code = stub.__code__
+    names = instead_of.co_freevars
+    # It has the free variables of the function, whose values a profiler or debugger reads there.
+    lines = [
+        "def make():",
+        *(f" {name} = None" for name in names),
+        " def stub(*amanda_args, **amanda_kwargs):",
+        *(f"  if 0: {name}" for name in names),
+        "  amanda_called = 'called'",
+        "  return amanda_called(*amanda_args, **amanda_kwargs)",
+    ]
+    code = _inner(_inner(compile("\n".join(lines), __file__, "exec")))
     return code.replace(
         # A constant, since the function's globals and free variables are the framework's.
         co_consts=tuple(called if value == "called" else value for value in code.co_consts),
-        # As many as the function's cells; they are not used.
-        co_freevars=instead_of.co_freevars,
+        co_firstlineno=_code_calling.__code__.co_firstlineno,
         co_name=instead_of.co_name,
         co_qualname=instead_of.co_qualname,
     )
+
+
+def _inner(code: types.CodeType) -> types.CodeType:
+    """The code of the only function that is defined in some code."""
+    return next(value for value in code.co_consts if isinstance(value, types.CodeType))
 
 
 @attrs.define(eq=False)
