@@ -352,23 +352,3 @@ def test_a_user_s_modes_survive_an_interrupt_in_a_routine() -> None:
             torch.relu(X)
         assert [*_internals.modes()] == [outer, inner]
         assert torch.is_grad_enabled()
-
-
-def test_frames_of_a_thread_that_goes_on_are_looked_at_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What is no frame, as behind one that a thread has just left, ends no look at its frames."""
-    frames, this = sys._current_frames, threading.get_ident()  # noqa: SLF001
-    code = test_frames_of_a_thread_that_goes_on_are_looked_at_anew.__code__
-    looks: list[Any] = []
-
-    def current() -> dict[int, Any]:
-        looks.append(None)
-        return {this: {}} if len(looks) < 3 else {this: frames()[this]}
-
-    monkeypatch.setattr(sys, "_current_frames", current)
-    assert _internals.threads_in(code) == [this]
-    assert len(looks) == 3
-    # Garbage that stays is left out.
-    monkeypatch.setattr(sys, "_current_frames", lambda: {this: {}})
-    assert _internals.threads_in(code) == []

@@ -11,21 +11,13 @@ class Reference(weakref.ref[Any]):
 
     It is of a class of its own, and so never the one that the program has made: a framework that
     refuses to change an object to which there are references can leave ours out.
+
+    Each is made anew: ``weakref.getweakrefs()``, by which one could be found, also gives references
+    that are about to be freed, deep in the end of other objects, and frees them twice then (CPython
+    3.11 and 3.12).
     """
 
     __slots__ = ()
-
-
-def reference_to(value: Any) -> Reference:
-    """The one reference of this class to an object: there may be very many objects.
-
-    Raises:
-        TypeError: the object takes no weak references.
-    """
-    for one in weakref.getweakrefs(value):
-        if type(one) is Reference:
-            return one
-    return Reference(value)
 
 
 def is_own(reference: Any) -> bool:

@@ -17,7 +17,6 @@ from amanda.engine.plan import find_replacement
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, described
 from amanda.interface.action import Action, ActionKind, InstPoint
-from amanda.references import reference_to
 from amanda.state import STATE, LiveScope, tool_locked
 
 if TYPE_CHECKING:
@@ -31,25 +30,16 @@ Gradients = list[Any]
 class PastTensor:
     """A forward tensor as a backward analysis reads it: gone when nobody else holds it.
 
-    A tensor that takes no weak reference, such as a NumPy scalar, is gone at once.
-
     Args:
-        tensor: the tensor.
+        reference: gives the tensor while it lives, then None.
         current_value: gives the value of a parameter, buffer or constant; None for others.
-        reference: gives a function that gives a tensor while it lives, without keeping it alive.
     """
 
-    __slots__ = ("_current_value", "_refer", "_references")
+    __slots__ = ("_current_value", "_references")
 
-    def __init__(
-        self,
-        tensor: Any,
-        current_value: Callable[[Any], Any],
-        reference: Callable[[Any], Callable[[], Any]] = reference_to,
-    ) -> None:
+    def __init__(self, reference: Callable[[], Any], current_value: Callable[[Any], Any]) -> None:
         self._current_value = current_value
-        self._refer = reference
-        self._references = [self._reference(tensor)]
+        self._references = [reference]
 
     def __call__(self) -> Any:
         for reference in self._references:
@@ -58,24 +48,14 @@ class PastTensor:
                 return tensor
         return None
 
-    def add_stand_in(self, tensor: Any) -> None:
+    def add_stand_in(self, reference: Callable[[], Any]) -> None:
         """Note another tensor of the same value, which is handed on in the place of this one."""
-        self._references.append(self._reference(tensor))
+        self._references.append(reference)
 
     def constant(self) -> Any:
         """The current value of a parameter, buffer or constant; None for other tensors."""
         tensor = self()
         return None if tensor is None else self._current_value(tensor)
-
-    def _reference(self, tensor: Any) -> Callable[[], Any]:
-        try:
-            return self._refer(tensor)
-        except TypeError:
-            return _gone
-
-
-def _gone() -> None:
-    return None
 
 
 class OpHandle:

@@ -48,7 +48,7 @@ from amanda.interface.calls import BackwardCall, BoundCall, NamedOp
 from amanda.interface.driver import Driver
 from amanda.interface.points import Point
 from amanda.interface.specs import Phase
-from amanda.references import reference_to
+from amanda.references import Reference
 
 Tensors = list[Any]
 """Flat tensors of an operator; None for an absent optional one."""
@@ -218,14 +218,20 @@ class OperatorRun:
         past: Any = self._handle.outputs
         for entry, tensor in zip(past, self._dispatcher.unboxed(outputs), strict=True):
             if entry is not None:
-                entry.add_stand_in(tensor)
+                entry.add_stand_in(self._reference(tensor))
         return outputs
 
     def _past(self, tensor: Any) -> PastTensor | None:
-        driver = self._driver
-        return (
-            None if tensor is None else PastTensor(tensor, driver.current_value, driver.reference)
-        )
+        if tensor is None:
+            return None
+        return PastTensor(self._reference(tensor), self._driver.current_value)
+
+    def _reference(self, tensor: Any) -> Callable[[], Any]:
+        try:
+            return self._driver.reference(tensor)
+        except TypeError:
+            # It takes no weak reference, such as a scalar of NumPy: it is gone at once.
+            return _gone
 
     # -- gradients --------------------------------------------------------
 
@@ -336,7 +342,7 @@ class EagerDriver(Driver):
         Raises:
             TypeError: there is no such function; the tensor counts as released.
         """
-        return reference_to(tensor)
+        return Reference(tensor)
 
     def wants_gradient(self, tensor: Any) -> bool:
         """Whether operators on `tensor` are recorded for differentiation now."""
@@ -639,6 +645,10 @@ class _ModuleCall:
 
     def _tensors(self, value: Any) -> Sequence[Any]:
         return self._driver.dispatcher.unboxed(_flat(value, self._driver.is_tensor)[0])
+
+
+def _gone() -> None:
+    return None
 
 
 def _unchanged(result: Any) -> Any:

@@ -21,7 +21,7 @@ import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
 from amanda.interface.calls import Variable
-from amanda.references import reference_to
+from amanda.references import Reference
 from amanda.tools.mapping import MappingTool
 from amanda_tools._values.shapes import Shape, shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
@@ -157,7 +157,7 @@ def weak_reference(value: Any) -> Callable[[], Any]:
     It always gives None for objects that take no weak reference.
     """
     try:
-        return reference_to(value)
+        return Reference(value)
     except TypeError:
         return lambda: None
 

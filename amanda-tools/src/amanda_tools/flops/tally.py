@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
@@ -100,19 +100,26 @@ class KnownShapes:
         return self._seen - seen
 
 
+class Formulated(Protocol):
+    """An operator with a formula."""
+
+    def macs(self, shapes: Any, /) -> int:
+        """Return the multiply-accumulates of one execution with these shapes."""
+
+
 @attrs.define(eq=False)
 class Tally(Generic[KeyT]):
     """Counts executions by their shapes, and turns them into multiply-accumulates later.
 
     Attributes:
-        macs_of: multiply-accumulates of one execution with given shapes.
+        op: gives the multiply-accumulates of one execution with given shapes.
         sum: that of many operators, to which these are added.
         is_waiting: whether that sum is to look at it.
         added: executions that a driver may add up by itself.
         folded: the sums over all others that :meth:`totals` has found so far.
     """
 
-    macs_of: Callable[[KeyT], int]
+    op: Formulated
     sum: RunningSum = attrs.field(factory=RunningSum)
     is_waiting: bool = False
     _runs: dict[KeyT, int] = attrs.field(factory=dict)
@@ -176,7 +183,7 @@ class Tally(Generic[KeyT]):
         if key in self._known:
             return self._known[key]
         try:
-            macs = self.macs_of(key)
+            macs = self.op.macs(key)
         except (LookupError, TypeError, ValueError, StopIteration):
             macs = None
         if len(self._known) >= _FOLD:
@@ -201,9 +208,12 @@ def sums_so_far(tallies: Collection[Tally[Any]]) -> tuple[list[int], list[int]]:
 
 
 def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the shapes of tensors as their framework represents them; None for absent ones."""
+    """Return the shapes of tensors; None for absent ones."""
     try:
-        return tuple([None if tensor is None else tensor.shape for tensor in tensors])
+        shapes = [None if tensor is None else tensor.shape for tensor in tensors]
+        # Kept for each operator: the garbage collector does not visit tuples of numbers, but
+        # torch.Size.
+        return tuple([tuple(shape) if isinstance(shape, tuple) else shape for shape in shapes])
     except (RuntimeError, ValueError):
         return shapes_of_items(tensors)
 
@@ -307,7 +317,7 @@ class ProductOp:
     tally: Tally[tuple[Any, Any]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.tally = Tally(self.macs)
+        self.tally = Tally(self)
 
     @amanda.deferrable
     def run(self, *inputs: Any) -> None:
@@ -386,7 +396,7 @@ class ProductGradientOp:
     tally: Tally[tuple[Any, Any, tuple[Any, Any]]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.tally = Tally(self.macs)
+        self.tally = Tally(self)
 
     @amanda.deferrable
     def begin(self, *grad_outputs: Any) -> None:

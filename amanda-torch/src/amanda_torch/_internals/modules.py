@@ -139,32 +139,14 @@ _TRACE: types.CodeType = torch.fx.Tracer.trace.__code__
 
 def threads_in(*codes: types.CodeType) -> Sequence[int]:
     """The threads that trace with `FX` or run one of these functions, once for each call."""
-    wanted = (_TRACE, *codes)
-    return [
-        thread
-        for thread, frame in sys._current_frames().items()
-        for code in _codes_of(thread, frame)
-        if code in wanted
-    ]
-
-
-_LOOKS = 100
-"""How often the frames of a thread are looked at that go on meanwhile."""
-
-
-def _codes_of(thread: int, frame: Any) -> Sequence[types.CodeType]:
-    """What a thread runs, innermost first."""
-    for _ in range(_LOOKS):
-        codes = []
-        while type(frame) is types.FrameType:
-            codes.append(frame.f_code)
-            frame = frame.f_back
-        if frame is None:
-            break
-        # Behind a frame that the thread has just left there may be another object, such as a dict
-        # (seen with Python 3.11.7 and eight threads that switch all the time).
-        frame = sys._current_frames().get(thread)
-    return codes
+    found = []
+    for thread, frame in sys._current_frames().items():
+        caller: types.FrameType | None = frame
+        while caller is not None:
+            if caller.f_code is _TRACE or caller.f_code in codes:
+                found.append(thread)
+            caller = caller.f_back
+    return found
 
 
 SCRIPT_FUNCTION = torch.jit.ScriptFunction

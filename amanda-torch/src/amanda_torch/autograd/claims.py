@@ -25,7 +25,7 @@ from torch import nn
 from amanda.engine.backward import OpHandle, PastTensor, backward_needs
 from amanda.engine.plan import ActionPlan
 from amanda.interface.calls import NamedOp
-from amanda.references import Reference, reference_to
+from amanda.references import Reference
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.hooks import (
@@ -356,7 +356,7 @@ class Past(list[Any]):
     ) -> None:
         # Not Amanda's own for all: only of parameters may the program swap what they hold.
         references = [
-            None if t is None else weakref.ref(t) if type(t) is torch.Tensor else reference_to(t)
+            None if t is None else weakref.ref(t) if type(t) is torch.Tensor else Reference(t)
             for t in (*inputs, *outputs)
         ]
         super().__init__(references)
@@ -386,7 +386,7 @@ class Past(list[Any]):
         count = self._inputs + self._outputs
         # Not a method, which would be a cycle. One whose tensor is gone says so.
         value = functools.partial(_constant, self[count:])
-        return [None if ref is None else PastTensor(ref(), value) for ref in self[:count]]
+        return [None if ref is None else PastTensor(ref, value) for ref in self[:count]]
 
 
 def _constant(modules: Sequence[weakref.ref[nn.Module]], tensor: Any) -> Any:
