@@ -30,9 +30,10 @@ ROOT = Path(__file__).parents[2]
 
 
 class Frame:
-    __slots__ = ("caller", "cells", "children", "generation", "names")
+    __slots__ = ("caller", "cells", "children", "generation", "module", "names")
 
     def __init__(self) -> None:
+        self.module = None
         self.cells: dict[Any, Any] = {}
         self.names: dict[str, Any] = {}
         self.children: dict[int, Child] = {}
@@ -696,11 +697,11 @@ class Sum:
 
 
 class Graph:
-    __slots__ = ("form", "inner", "natives")
+    __slots__ = ("asked", "form", "inner", "layout", "natives", "pending")
 
 
 class Gradients:
-    __slots__ = ("form", "graph", "handle", "natives")
+    __slots__ = ("asked", "form", "graph", "handle", "hooks", "natives")
 
 
 class Handle:
@@ -857,6 +858,9 @@ def inlining(gate: Any) -> Any:
             "sequence": lambda: PASS["next"],
             "checks": (lambda: PASS["check"] and PASS["check"](),),
             "handle": Handle,
+            "accumulation": Child,
+            "reference": weakref.ref,
+            "resume": lambda *_: None,
             "kinds": {Node: 0, Leaf: 1},
             "function": OfFunction,
             "task": lambda: PASS["task"],

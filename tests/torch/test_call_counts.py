@@ -25,6 +25,7 @@ import amanda_tools
 import amanda_torch
 from amanda.interface.tool import NOTED
 from amanda_torch.eager.gate import reason_unusable
+from tests.benchmarks.watching import Watch
 from tests.counting import called
 from tests.torch.support import Counter, ForwardCounter, applied
 
@@ -165,6 +166,17 @@ def test_a_graph_that_no_backward_pass_uses() -> None:
             amanda.new_iteration()
         _, run = profiled(lambda: cell(X, state))
     assert len(run) <= 90 + MODULE_CALL, f"\n{run}"
+
+
+def test_forward_passes_without_a_backward_pass() -> None:
+    """Programs that forget ``torch.no_grad()``: analyses of backward operators stay pending, and
+    the gate notes each execution without Python."""
+    model = two_layers()
+    with applied(Watch(backward=True)):
+        for _ in range(NEW + 1):
+            model(X)
+        _, run = profiled(lambda: model(X))
+    assert len(run) <= bound(9, 132, 80), f"\n{run}"
 
 
 def test_gradient_hooks_do_not_meet_our_mode() -> None:

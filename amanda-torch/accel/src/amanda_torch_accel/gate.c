@@ -91,6 +91,8 @@
 #include "timed.h"
 #include "caller_layout.h"
 #include "backward.h"
+#include "inputs.h"
+#include "pending.h"
 #include "operator.h"
 #include "around.h"
 #include "trampolines.h"
@@ -495,6 +497,7 @@ find_slots(void)
         {python.frame, "children", &python.frame_children},
         {python.frame, "generation", &python.frame_generation},
         {python.frame, "caller", &python.frame_caller},
+        {python.frame, "module", &python.frame_module},
         {python.child, "ref", &python.child_ref},
         {python.child, "transparent", &python.child_transparent},
         {python.child, "is_fused", &python.child_fused},
@@ -638,9 +641,14 @@ find_inlined_slots(void)
         {inlined.gradients, "form", &at.gradients_form},
         {inlined.gradients, "handle", &at.gradients_handle},
         {inlined.gradients, "natives", &at.gradients_leaves},
+        {inlined.gradients, "hooks", &at.gradients_hooks},
+        {inlined.gradients, "asked", &at.gradients_asked},
         {inlined.graph, "form", &at.graph_form},
         {inlined.graph, "natives", &at.graph_natives},
         {inlined.graph, "inner", &at.graph_inner},
+        {inlined.graph, "layout", &at.graph_layout},
+        {inlined.graph, "asked", &at.graph_asked},
+        {inlined.graph, "pending", &at.graph_pending},
         {inlined.hooks, "has_before", &at.hooks_before},
         {inlined.hooks, "has_after", &at.hooks_after},
         {inlined.hooks, "_dispatcher", &at.hooks_dispatcher},
@@ -688,7 +696,9 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         {"acquire", &inlined.acquire},   {"release", &inlined.release},
         {"unpaused", &inlined.unpaused}, {"raised", &inlined.raised},
         {"changed", &inlined.changed},   {"numbers", &inlined.numbers},
-        {"function", &inlined.function}, {"counter", &inlined.counter},
+        {"function", &inlined.function}, {"accumulation", &inlined.accumulation},
+        {"resume", &inlined.resume},     {"reference", &inlined.reference},
+        {"counter", &inlined.counter},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         PyObject *found = PyDict_Check(objects) ? PyDict_GetItemString(objects, all[i].name) : NULL;
@@ -848,6 +858,8 @@ static PyMethodDef methods[] = {
     {"attach", gate_attach, METH_VARARGS, attach_doc},
     {"can_time", gate_can_time, METH_VARARGS, can_time_doc},
     {"claim", (PyCFunction)(void (*)(void))gate_claim, METH_FASTCALL, claim_doc},
+    {"claim_pending", (PyCFunction)(void (*)(void))gate_claim_pending, METH_FASTCALL,
+     claim_pending_doc},
     {"configure", gate_configure, METH_VARARGS, configure_doc},
     {"configure_hooks", gate_configure_hooks, METH_VARARGS, configure_hooks_doc},
     {"configure_inlined", gate_configure_inlined, METH_O, configure_inlined_doc},
@@ -890,7 +902,8 @@ gate_exec(PyObject *Py_UNUSED(module))
     }
     HookDict_Type.tp_base = &PyDict_Type;
     PyTypeObject *types[] = {&Hook_Type, &HookDict_Type, &Accumulation_Type, &Entry_Type,
-                             &Probe_Type, &Timed_Type, &Call_Type};
+                             &Past_Type, &Pending_Type,  &Probe_Type,        &Timed_Type,
+                             &Call_Type};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (PyType_Ready(types[i]) < 0) {
             return -1;

@@ -6,6 +6,16 @@ def add_mapping(type: type, /) -> None: ...
 def attach(node: Any, hook: Callable[..., Any], is_after: bool, /) -> Any: ...
 def can_time(timers: tuple[Any, ...], logs: tuple[Any, ...], /) -> bool: ...
 def claim(mode: Any, known: Any, result: Any, start: int, /) -> bool: ...
+def claim_pending(
+    mode: Any,
+    known: Any,
+    operator: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+    start: int,
+    /,
+) -> bool: ...
 def configure(
     mode: type,
     frame: type,

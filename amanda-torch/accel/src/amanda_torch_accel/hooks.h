@@ -567,6 +567,17 @@ add_hook(PyObject *vanilla, PyObject *const *values, Py_ssize_t count)
 PyDoc_STRVAR(attach_doc, "attach(node, hook, is_after)\n\nRegister a hook of Python's that is never "
 "removed.");
 
+/* Register a hook of Python's that is never removed. */
+static int
+attach_python(PyObject *node, PyObject *hook, int is_after)
+{
+    PyObject *outer = attached;
+    attached = hook;
+    int failed = attach(node, hook, is_after) < 0;
+    attached = outer;
+    return failed ? -1 : 0;
+}
+
 static PyObject *
 gate_attach(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -575,11 +586,7 @@ gate_attach(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "OOp", &node, &hook, &is_after)) {
         return NULL;
     }
-    PyObject *outer = attached;
-    attached = hook;
-    int failed = attach(node, hook, is_after) < 0;
-    attached = outer;
-    return failed ? NULL : Py_NewRef(Py_None);
+    return attach_python(node, hook, is_after) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyMethodDef add_hook_def = {"_register_hook", (PyCFunction)(void (*)(void))add_hook,

@@ -27,6 +27,9 @@ static struct {
     PyObject *acquire, *release;       /* of the lock under which tools run */
     PyObject *unpaused;                /* drivers that are told where a tool's code runs */
     PyObject *numbers;                 /* a sample of what logs have, see configure_numbers() */
+    PyObject *accumulation;            /* the class of what acts at a leaf's accumulation */
+    PyObject *reference;               /* that of references to parameters */
+    PyObject *resume;                  /* Claimer.resume() of the driver */
     PyObject *raised, *changed;        /* tell of what a routine has raised, or changed in place */
 } inlined;
 
@@ -36,8 +39,9 @@ static struct {
     Py_ssize_t log_numbers, log_due;
     Py_ssize_t check_held, check_overwrites, check_trail, check_name;
     Py_ssize_t sum_held, sum_weights, sum_amount, sum_executions, sum_total, sum_last, sum_of;
-    Py_ssize_t gradients_graph, gradients_form, gradients_handle, gradients_leaves;
-    Py_ssize_t graph_form, graph_natives, graph_inner;
+    Py_ssize_t gradients_graph, gradients_form, gradients_handle, gradients_leaves,
+        gradients_hooks, gradients_asked;
+    Py_ssize_t graph_form, graph_natives, graph_inner, graph_layout, graph_asked, graph_pending;
     Py_ssize_t hooks_before, hooks_after, hooks_dispatcher, hooks_key, hooks_handle, handle_scopes;
     Py_ssize_t routines_before, routines_after;
     Py_ssize_t layout_func, layout_keywords, layout_types, layout_lists, layout_places,
@@ -49,7 +53,7 @@ static struct {
     PyObject *cache, *enabled, *held, *settled, *quiet, *dict, *grad_fn, *next_functions, *sequence,
         *register_prehook, *register_hook, *before, *after, *base, *metadata, *variable, *mark,
         *op_id, *is_idle, *append, *scopes, *statistics, *seconds,
-        *expect, *shape, *registrar, *dict_ref;
+        *expect, *shape, *registrar, *dict_ref, *dispatcher, *analysed, *known, *past;
 } names;
 
 static int
@@ -86,6 +90,10 @@ make_names(void)
         {&names.shape, "shape"},
         {&names.registrar, "_register_hook"},
         {&names.dict_ref, "hooks_dict_ref"},
+        {&names.dispatcher, "dispatcher"},
+        {&names.analysed, "analysed"},
+        {&names.known, "known"},
+        {&names.past, "past"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         *all[i].name = PyUnicode_InternFromString(all[i].text);

@@ -82,7 +82,8 @@ static ON_A_LINE struct {
     PyObject *no_operator; /* the cell of functions that are no operators */
     PyTypeObject *mode, *frame, *child;
     Py_ssize_t mode_frame, mode_root, mode_generation, mode_thread;
-    Py_ssize_t frame_cells, frame_names, frame_children, frame_generation, frame_caller;
+    Py_ssize_t frame_cells, frame_names, frame_children, frame_generation, frame_caller,
+        frame_module;
     Py_ssize_t child_ref, child_transparent, child_fused, child_calls, child_frames;
     Py_ssize_t known_run, known_claims, known_gradients;
     Py_ssize_t known_claimed, known_checked, known_iterations, known_op_id, known_owners;

@@ -311,21 +311,27 @@ claim(const Invocation *call, PyObject *mode, PyObject *operator, PyObject *know
     if (done != 0) {
         return done < 0 ? -1 : 0;
     }
-    PyObject *claimed = field(known, python.known_claimed), *none = NULL;
+    PyObject *claimed = field(known, python.known_claimed);
     PyObject *args = reported_args(call), *kwargs = reported_kwargs(call);
-    PyObject *number = PyLong_FromSsize_t(start);
-    if (claimed != NULL && args != NULL && kwargs != NULL && number != NULL) {
-        none = PyObject_CallFunctionObjArgs(claimed, known, operator, args, kwargs, result, number,
-                                            NULL);
-    }
-    else if (!PyErr_Occurred()) {
+    done = args == NULL || kwargs == NULL
+               ? -1
+               : claim_pending(mode, known, operator, args, kwargs, result, start);
+    if (done == 0 && claimed == NULL) {
         PyErr_SetString(PyExc_AttributeError, "an operator has lost what claims its gradients");
+    }
+    if (done == 0) {
+        PyObject *number = PyLong_FromSsize_t(start), *none = NULL;
+        if (claimed != NULL && number != NULL) {
+            none = PyObject_CallFunctionObjArgs(claimed, known, operator, args, kwargs, result,
+                                                number, NULL);
+        }
+        done = none == NULL ? -1 : 1;
+        Py_XDECREF(number);
+        Py_XDECREF(none);
     }
     Py_XDECREF(args);
     Py_XDECREF(kwargs);
-    Py_XDECREF(number);
-    Py_XDECREF(none);
-    return none == NULL ? -1 : 0;
+    return done < 0 ? -1 : 0;
 }
 
 /* Have Python run the routines after an operator: ``known.checked(known, operator, ...)``. */

@@ -206,6 +206,8 @@ class KnownGraph:
         types: of the nodes that the edges of a single node lead to.
         leaves: which of these edges lead to accumulations.
         natives: what the gate has made of `hooks`; None if it has not.
+        pending: what has claimed it, where the gate may note further executions with analyses
+            pending, see :meth:`Claimer.resume`; otherwise None.
     """
 
     __slots__ = (
@@ -221,6 +223,7 @@ class KnownGraph:
         "layout",
         "leaves",
         "natives",
+        "pending",
         "shape",
         "types",
     )
@@ -234,6 +237,7 @@ class KnownGraph:
         self.has_layout = False
         self.hooks: list[NodeHooks] | None = None
         self.natives: list[Any] | None = None
+        self.pending: Claimer | None = None
         self.asked = -1
         self.is_idle = False
         self.is_quick = False
@@ -364,6 +368,16 @@ class Past(list[Any]):
         self._inputs = len(inputs)
         self._outputs = len(outputs)
         self._handle: OpHandle | None = None
+
+    @classmethod
+    def of(cls, found: Any) -> Past:
+        """That of an execution which the gate has noted, or which is one already."""
+        if isinstance(found, cls):
+            return found
+        references, inputs, outputs = found.parts()
+        past = cls((), (), references)
+        past._inputs, past._outputs = inputs, outputs
+        return past
 
     def handle(self, bare: OpHandle) -> OpHandle:
         """A handle like `bare`, which also leads to the tensors."""
@@ -697,6 +711,7 @@ class Claimer:
             traced.leaves, known, (execution, outputs), iteration, reached
         )
         self._hook_entries(known, graph, traced, execution, outputs, reached)
+        graph.pending = self if graph.hooks is None and traced.entries == 1 else None
         if graph.hooks is not None and self.dispatcher.native is not None:
             self._give_to_gate(known, graph)
         if graph.types and graph.hooks is not None:
@@ -711,6 +726,17 @@ class Claimer:
         else:
             # That of an earlier graph, of which nothing was wanted.
             known.form = None
+
+    def resume(
+        self, known: KnownGradients, graph: KnownGraph, past: Any, reached: Sequence[Accumulation]
+    ) -> Claim:
+        """What acts at an execution that the gate has noted, now that a pass has come to it.
+
+        Args:
+            past: its tensors, as the gate has them.
+            reached: is told of the pass.
+        """
+        return Claim(self, known, graph, Past.of(past), reached)
 
     def _give_to_gate(self, known: KnownGradients, graph: KnownGraph) -> None:
         """Have the gate do what follows: of later executions there is nothing to find out."""
@@ -781,7 +807,7 @@ class Claimer:
             needs = backward_needs(known.handle, backward_id)
             hooks = self._shared_hooks(known, name, backward_id, needs)
             if hooks is None:
-                handle = known.handle if past is None else past.handle(known.handle)
+                handle = known.handle if past is None else Past.of(past).handle(known.handle)
                 hooks = self._pending_hooks(needs, name, backward_id, handle, inputs)
         return hooks
 
@@ -1021,7 +1047,8 @@ class Claimer:
         if known is not None and not owner.is_idle:
             hooks = known.hooks.get(f"{owner.op_id}/grad/AccumulateGrad:{owner.number}")
             if hooks is None or not hooks.is_idle:
-                self._claim_leaves([node], known, owner.past, iteration, [], owner.number)
+                past = None if owner.past is None else Past.of(owner.past)
+                self._claim_leaves([node], known, past, iteration, [], owner.number)
             else:
                 owner.is_idle = True
         marks: Any = node.metadata[_MARK]

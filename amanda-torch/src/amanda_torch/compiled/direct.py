@@ -544,7 +544,7 @@ class _Writer:
                 given, kwargs = operator.arguments(given, kwargs)
             if start is None:
                 return executor.run_claimed(known, operator.func, given, kwargs, operator.key)
-            return executor.claimed(
+            return executor.claim_unknown(
                 known, operator.func, given, kwargs, args[0], start, operator.key
             )
 

@@ -372,8 +372,24 @@ class Executor:
             given = known, func, args, kwargs, result, start, key
             _internals.without_modes(self.claimed, *given)
         elif native is None or not native.claim(self._tracker, known, result, start):
-            self.claimed(known, func, args, kwargs, result, start, key)
+            self.claim_unknown(known, func, args, kwargs, result, start, key)
         return result
+
+    def claim_unknown(
+        self,
+        known: KnownOp,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        start: int,
+        key: Any = None,
+    ) -> None:
+        """As :meth:`claimed`, for an operator of which the gate does not know everything."""
+        native, tracker = self._dispatcher.native, self._tracker
+        given = known, key or func, args, kwargs, result, start
+        if native is None or not native.claim_pending(tracker, *given):
+            self.claimed(known, func, args, kwargs, result, start, key)
 
     def claimed(
         self,

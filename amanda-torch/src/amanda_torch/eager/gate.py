@@ -31,10 +31,11 @@ from amanda.errors import CoverageWarning
 from amanda.extensions import Extension, chosen
 from amanda.interface.action import Action
 from amanda.patching import PatchSet
+from amanda.references import Reference
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED
 from amanda_torch import _internals
-from amanda_torch.autograd.claims import KnownGradients, KnownGraph
-from amanda_torch.autograd.hooks import NodeHooks
+from amanda_torch.autograd.claims import Claimer, KnownGradients, KnownGraph
+from amanda_torch.autograd.hooks import Accumulation, NodeHooks
 from amanda_torch.autograd.nodes import KINDS
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager.execution import KnownOp, unswallowed
@@ -50,7 +51,7 @@ WITH_GATE = frozenset({"auto", "capture", "gate"})
 """The names of interceptors for which the gate is used, if it can be: by ``capture`` for all that
 is not captured."""
 
-EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=12, newest_python=(3, 14))
+EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=13, newest_python=(3, 14))
 
 _UNREPORTED = frozenset({"from_numpy"})
 """Builtins that look like operators, and report nothing to a mode."""
@@ -183,6 +184,9 @@ def _inlined() -> dict[str, Any]:
         "function": _internals.FUNCTION_NODE,
         "node": _internals.current_node,
         "task": _internals.graph_task,
+        "accumulation": Accumulation,
+        "reference": Reference,
+        "resume": Claimer.resume,
         "layout": Layout,
         "action": Action,
         "version": _internals.VERSION,
