@@ -21,7 +21,6 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.errors import CoverageWarning
 from amanda.interface.points import Point
 from amanda.patching import PatchSet
-from amanda.references import Reference
 from amanda.state import Lock
 from amanda_torch import _internals
 from amanda_torch.eager.keras_layers import is_shape_inference
@@ -110,7 +109,7 @@ class ModuleCall:
                 self._tell(Point.MODULE_EXIT, outputs)
             if self._has_begun:
                 # Tracker.note_results(), inlined as well.
-                self._tracker.results = list(map(Reference, outputs or ()))
+                self._tracker.results.set(outputs or ())
                 self._dispatcher.points.forward_ends(self._scopes, self._frame.path)
         finally:
             if self._frame is not self.parent:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import re
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self
@@ -56,6 +55,39 @@ _NOTED = 32
 """Tensors whose phase is remembered, for the operators that compute with them next."""
 
 _CALL_NUMBER = re.compile(r"#\d+")
+
+
+class Noted:
+    """The last tensors that were noted, held weakly, and found by their identity."""
+
+    __slots__ = ("_references",)
+
+    def __init__(self) -> None:
+        self._references: dict[int, Reference] = {}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Note a tensor, and forget the one that was noted first if there are too many."""
+        references, key = self._references, id(tensor)
+        references.pop(key, None)
+        references[key] = Reference(tensor)
+        if len(references) > _NOTED:
+            del references[next(iter(references))]
+
+    def set(self, tensors: Sequence[Any]) -> None:
+        """Note these instead of all others, however many they are."""
+        # Small models are called as often as operators are.
+        self._references = {id(tensor): Reference(tensor) for tensor in tensors}
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether it is one of them."""
+        reference = self._references.get(id(tensor))
+        # Another one may have got the identity of one that is gone.
+        return reference is not None and reference() is tensor
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._references = {}
+
 
 Cell = list[Any]
 """``[count, known, known, ...]`` of one op name within one frame; see :class:`Frame`."""
@@ -353,15 +385,16 @@ class Tracker(_ReadOfTracker):
             program. In one without modules, only those are checked later whose names have had
             another phase by then, so that the others cost no check.
         checked: the operators that were checked in a program without modules, and their names.
-        codes: what is known of functions that tell the phase of what they call, with their code
-            by whose ``id`` it is found.
+        codes: by the ``id`` of code, what it tells of the phase of what it calls, see
+            :func:`~amanda_torch.eager.phases.phase_outside`.
+        known_codes: this code, so that no other gets its ``id``.
         is_building: whether a module was built since an outermost one was called.
         has_recorded: whether an operator outside of modules was recorded for differentiation.
         has_trained: whether a backward pass has ended.
         is_inferring: whether layers of Keras run to learn the shapes of their results.
         generation: counts up whenever plans become out of date.
         iteration: counts up whenever the root counters restart.
-        results: references to what an outermost module has returned at its last call.
+        results: what an outermost module has returned at its last call.
         has_run: whether an outermost module was called.
         tells: whether a tool has routines at derived points.
         tells_modules: whether a tool has routines at the entry or exit of modules.
@@ -390,6 +423,7 @@ class Tracker(_ReadOfTracker):
         "has_trained",
         "is_building",
         "is_inferring",
+        "known_codes",
         "results",
         "tells",
         "tells_modules",
@@ -405,7 +439,8 @@ class Tracker(_ReadOfTracker):
         self.root = Frame("", None, phase="")
         self.root.is_checked = True
         self.checked: dict[Any, str] = {}
-        self.codes: dict[int, tuple[Any, Any]] = {}
+        self.codes: dict[int, Any] = {}
+        self.known_codes: list[Any] = []
         self.is_building = self.has_recorded = self.has_trained = False
         self.is_inferring = False
         self.frame = self.root
@@ -418,9 +453,7 @@ class Tracker(_ReadOfTracker):
         self._last: dict[int, _Called] = {}
         # Of the outermost module that runs; made when its first child is new.
         self._places: Places | None = None
-        self.results: list[weakref.ref[Any]] = []
-        self._more_results: deque[weakref.ref[Any]] = deque(maxlen=_NOTED)
-        self._measured: deque[weakref.ref[Any]] = deque(maxlen=_NOTED)
+        self.results, self._more_results, self._measured = Noted(), Noted(), Noted()
         self.has_run = False
         self.tells = False
         self.tells_modules = False
@@ -633,36 +666,34 @@ class Tracker(_ReadOfTracker):
 
     def note_results(self, results: Sequence[Any]) -> None:
         """Note what an outermost module has returned."""
-        self.results = list(map(Reference, results))
+        self.results.set(results)
 
     def note_outside(self, result: Any, phase: Phase) -> None:
         """Note what an operator outside of modules has computed without gradients."""
         if isinstance(result, torch.Tensor):
             noted = self._more_results if phase == "forward" else self._measured
-            noted.append(Reference(result))
+            noted.add(result)
 
     def is_measured(self, tensors: Sequence[Any]) -> bool:
         """Whether one of these tensors was computed by an operator of another phase."""
-        found = [result for ref in self._measured if (result := ref()) is not None]
-        return any(result is tensor for result in found for tensor in tensors)
+        return any(map(self._measured.has, tensors))
 
     def is_result(self, tensors: Sequence[Any]) -> bool:
         """Whether an outermost module has returned one of these tensors at its last call.
 
         Or it was computed from one that it has.
         """
-        refs = (*self.results, *self._more_results)
-        found = [result for ref in refs if (result := ref()) is not None]
-        return any(result is tensor for result in found for tensor in tensors)
+        return any(map(self.results.has, tensors)) or any(map(self._more_results.has, tensors))
 
     def clear(self) -> None:
         """Drop all frames."""
         self.has_run = self.tells = self.tells_modules = False
-        self.results = []
+        self.results.clear()
         self._more_results.clear()
         self._measured.clear()
         self.is_building = self.has_recorded = self.has_trained = self.is_inferring = False
         self.codes.clear()
+        self.known_codes.clear()
         self.checked.clear()
         self.root.clear()
         self.root.is_checked = True

@@ -187,27 +187,38 @@ def _changes_parameter(tensors: Sequence[Any]) -> bool:
 
 def _by_caller(tracker: Tracker) -> Phase | None:
     """The phase that a calling function tells, the innermost one that does."""
-    frame: FrameType | None = inspect.currentframe()
-    codes = tracker.codes
-    for _ in range(_DEEPEST):
-        if frame is None:
-            return None
-        code = frame.f_code
+    frame = inspect.currentframe()
+    codes, depth = tracker.codes, _DEEPEST
+    while frame is not None and depth:
         # By identity: code that Dynamo has made may hold what has no hash. It is kept alive.
-        known = codes.get(id(code))
-        if known is None:
-            known = codes[id(code)] = (_told_by(frame), code)
-        told = known[0]
-        if told is nn.Module:
-            if isinstance(_first_argument(frame), nn.Module):
-                return "setup"
-        elif told is torch.optim.Optimizer:
-            if isinstance(_first_argument(frame), torch.optim.Optimizer):
-                return "optimizer"
-        elif told is not None:
-            return told  # type: ignore[no-any-return]
+        told = codes.get(id(frame.f_code), _UNKNOWN)
+        if told is not None:
+            if told is _UNKNOWN:
+                told = codes[id(frame.f_code)] = _told_by(frame)
+                tracker.known_codes.append(frame.f_code)
+            phase = _phase_told(told, frame)
+            if phase is not None:
+                return phase
         frame = frame.f_back
+        depth -= 1
     return None
+
+
+_UNKNOWN = object()
+
+
+def _phase_told(told: Any, frame: FrameType) -> Phase | None:
+    """The phase that a function tells in this call of it.
+
+    Args:
+        told: what its code does, see :func:`_told_by`.
+    """
+    if told is nn.Module:
+        return "setup" if isinstance(_first_argument(frame), nn.Module) else None
+    if told is torch.optim.Optimizer:
+        return "optimizer" if isinstance(_first_argument(frame), told) else None
+    phase: Phase | None = told
+    return phase
 
 
 def _told_by(frame: FrameType) -> Any:
