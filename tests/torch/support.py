@@ -165,6 +165,8 @@ def bits(tensor: torch.Tensor) -> tuple[Any, ...]:
         plain = plain.to_dense()
     if plain.is_quantized:
         plain = plain.int_repr()
+    if plain.is_cuda:
+        plain = plain.cpu()
     data = plain.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     content = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
     return (*about, content)

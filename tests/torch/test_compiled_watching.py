@@ -187,6 +187,54 @@ def test_a_watched_function_gives_what_its_compiler_gives() -> None:
             assert [way[:3] for way in ways] == ["by "]
 
 
+def test_a_run_that_is_undone_leaves_an_unused_accelerator_unused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program that computes on the processor does not begin to use the machine's GPU under a
+    tool: its generator is not asked for, nor whether there is one."""
+    asked: list[str] = []
+    cuda = torch.device("cuda")
+
+    def current(check_available: bool = False) -> torch.device:
+        asked.extend(["whether it is available"] * check_available)
+        return cuda
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", current)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: asked.append("index"))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: asked.append("state"))
+    found, ways = watched(train, shifting, Counting())
+    assert [way[:3] for way in ways] == ["by "]
+    assert not asked
+    assert found == vanilla(train, shifting)
+
+
+def test_a_run_that_begins_to_use_an_accelerator_is_not_undone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the first run begins to use the GPU, numbers that it may have drawn there cannot be put
+    back: the graph is not run again, but operator by operator."""
+    begun: list[bool] = []
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
+    )
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(begun))
+
+    class Begins(Counting):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_inst_for_op(self.begin)
+
+        def begin(self, context: amanda.OpContext) -> None:
+            begun.extend([True] * (context.get_op().__name__ == "relu"))
+
+    with pytest.warns(CoverageWarning, match="operator by operator"):
+        found, ways = watched(train, shifting, Begins())
+    assert ways == ["operator by operator"]
+    monkeypatch.undo()
+    assert found == vanilla(train, "eager")
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_counts_of_a_watched_function_are_those_of_eager_mode(backend: str) -> None:
     """Every operator, backward operators and accumulations among them, is counted as often as in

@@ -170,6 +170,7 @@ from amanda_torch._internals.operators import (
 )
 from amanda_torch._internals.symbols import missing
 from amanda_torch._internals.tensors import (
+    accelerator_in_use,
     base_of,
     has_tensor_hooks,
     is_shared,
@@ -178,6 +179,7 @@ from amanda_torch._internals.tensors import (
     random_state,
     set_version,
     shares_storage,
+    unused_accelerator,
     version_of,
     versions_of,
 )
@@ -268,6 +270,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "Uncompiled",
+    "accelerator_in_use",
     "add_call_frame",
     "announce_buffer",
     "apply_function",
@@ -377,6 +380,7 @@ __all__ = [
     "traced_code",
     "tracing_context",
     "undisabled",
+    "unused_accelerator",
     "valueless",
     "version_of",
     "versions_of",

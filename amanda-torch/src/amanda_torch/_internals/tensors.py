@@ -34,6 +34,30 @@ def random_state(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any
     )
 
 
+def unused_accelerator() -> str:
+    """The type of the accelerator that the process does not use, such as ``cuda``; "" without one.
+
+    Whoever asks for its generator, or whether it is available, begins to use it: that takes memory
+    and time, and processes that are forked later cannot use it.
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return ""
+    # Those that have no such function are used from the start.
+    is_used = getattr(torch.get_device_module(accelerator), "is_initialized", lambda: True)
+    return "" if is_used() else accelerator.type
+
+
+def accelerator_in_use() -> set[torch.device]:
+    """The current device of the accelerator, in a set; an empty one where the process uses none."""
+    if unused_accelerator():
+        return set()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return set()
+    return {torch.device(accelerator.type, torch.accelerator.current_device_index())}
+
+
 # These two are asked several times per operator: functions of C cost no Python frame.
 version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 """How often a tensor has been changed in place."""

@@ -36,10 +36,9 @@ class Before:
             for number, tensor in enumerate(self._tensors)
             if writes or tensor.is_inference() or not tensor.requires_grad
         }
+        self._unused = _internals.unused_accelerator()
         devices = {x.device for x in self._tensors if x.device.type not in ("cpu", "meta")}
-        if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
-            index = torch.accelerator.current_device_index()
-            devices.add(torch.device(accelerator.type, index))
+        devices |= _internals.accelerator_in_use()
         self._generators = [
             (torch.get_rng_state, torch.set_rng_state),
             *map(_internals.random_state, devices),
@@ -48,6 +47,9 @@ class Before:
 
     def is_complete(self) -> bool:
         """Whether all can be put back that has changed since."""
+        if self._unused != _internals.unused_accelerator():
+            # The run has begun to use it, and may have drawn numbers there.
+            return False
         return all(n in self._copies and not _overlaps(self._tensors[n]) for n in self._changed())
 
     def restore(self) -> Callable[[], None]:
