@@ -27,6 +27,7 @@ from amanda_torch.eager.fused_modules import FusedModules
 from amanda_torch.eager.op_ids import Cell, Labels, Tracker
 from amanda_torch.eager.phases import is_plainly_recorded, makes, phase_outside
 from amanda_torch.operators.names import Kind, kind_of, name_of
+from amanda_torch.operators.replaced_functions import original_of
 from amanda_torch.routines import RoutineDispatcher
 
 if TYPE_CHECKING:
@@ -296,7 +297,13 @@ class Interceptor(Tracker, TorchFunctionMode):
         """Run a function that is new in this frame, or written in Python."""
         kind = self._kinds.get(func)
         if kind is None:
-            kind = self._kinds[func] = kind_of(func)
+            original = original_of(func)
+            if original is not None:
+                # The program calls it within its own function, which it has called already.
+                func = original
+            kind = kind_of(func)
+            if original is None:
+                self._kinds[func] = kind
         if kind is Kind.IGNORED:
             self.cells[func] = NO_OPERATOR
             return func(*args, **kwargs)

@@ -72,7 +72,8 @@ _BACKWARD_ENTRIES = (torch.Tensor.backward, torch.autograd.backward, torch.autog
 def _view_property(func: Any) -> str | None:
     """The name of a view property from its getter; None for other getters."""
     for name in VIEW_PROPERTIES:
-        if func == getattr(torch.Tensor, name).__get__:
+        # Not that of torch.Tensor, which a program may have replaced.
+        if func == vars(_internals.TENSOR_BASE)[name].__get__:
             return name
     return None
 
