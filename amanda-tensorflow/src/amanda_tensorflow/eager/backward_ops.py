@@ -34,6 +34,7 @@ from amanda_tensorflow.eager.plan_cache import (
 from amanda_tensorflow.eager.tape_marks import Mark, OpGradients
 from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
 from amanda_tensorflow.operators.description import OpView
+from amanda_tensorflow.operators.gradient_shapes import checked
 from amanda_tensorflow.operators.types import is_op
 
 Call = Callable[[Sequence[Any]], Any]
@@ -329,6 +330,7 @@ class MarkedGradients:
             results: Any = replaced_gradients(
                 self._dispatcher, replacements[0], list(out_grads), nothing
             )
+            results = checked(results, replacements[0], mark.shapes or nothing)
         else:
             results = self._called(tracker, run, call, out_grads)
         after = mark.actions(ActionKind.AFTER_BACKWARD_OP)

@@ -14,6 +14,7 @@ from amanda_tensorflow.eager.tape_marks import Claim, Mark
 from amanda_tensorflow.eager.thread import Tracker
 from amanda_tensorflow.eager.variable_values import VariableValues
 from amanda_tensorflow.keras_layers.module_names import is_plain_module
+from amanda_tensorflow.operators.gradient_shapes import gradient_shapes
 from amanda_tensorflow.operators.phases import phase_of_eager
 
 
@@ -133,6 +134,8 @@ class Executor:
     ) -> list[Any]:
         """The outputs of an execution, once the tapes know it."""
         values, outputs, replacement, mark = execution
+        if plan.replace_backward is not None:
+            mark.shapes = gradient_shapes(values)
         if replacement is not None:
             return replacement.recorded(plan, mark, outputs)
         request.record(values, outputs, mark if _is_marked(plan) else None)

@@ -29,6 +29,7 @@ from amanda_tensorflow.eager.autodiff import (
 from amanda_tensorflow.eager.op_request import EagerCall, OpRequest
 from amanda_tensorflow.eager.tape_marks import Mark, live_actions
 from amanda_tensorflow.eager.thread import Tracker
+from amanda_tensorflow.operators.gradient_shapes import checked
 from amanda_tensorflow.operators.types import is_differentiable
 
 
@@ -136,6 +137,7 @@ def _output_gradients(dispatcher: Dispatcher, mark: Mark, places: Sequence[int])
             return [*changed, *[None] * len(places)]
         nothing: list[Any] = [None] * len(mark.inputs)
         supplied = replaced_gradients(dispatcher, replacements[0], changed, nothing)
+        supplied = checked(supplied, replacements[0], mark.shapes or nothing)
         after = live_actions(dispatcher, mark, ActionKind.AFTER_BACKWARD_OP)
         supplied = run_on_gradients(dispatcher.run, after, supplied)
         return [*[None] * len(changed), *(supplied[place] for place in places)]

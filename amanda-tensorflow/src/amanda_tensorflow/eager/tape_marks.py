@@ -35,9 +35,10 @@ class Mark(OpHandle):
         whole: True for the record of the whole operator; False for the record of one of
             the operators that a replacement of it runs.
         shared: True for the mark of all later executions of an operator without actions.
+        shapes: those of the gradients of its inputs, where a tool supplies them; else None.
     """
 
-    __slots__ = ("__weakref__", "generation", "kind", "names", "shared", "whole")
+    __slots__ = ("__weakref__", "generation", "kind", "names", "shapes", "shared", "whole")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Mark(OpHandle):
         self.generation = generation
         self.whole = True
         self.shared = False
+        self.shapes: Sequence[Any] | None = None
 
     def with_inputs(self, count: int) -> Mark:
         """A mark of the same operator for a record with `count` inputs; it refers to no tensor."""

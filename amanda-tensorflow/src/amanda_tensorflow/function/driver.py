@@ -85,6 +85,17 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         find, scopes_now = self.copies.find, self.dispatcher.scopes
         points = self.dispatcher.points
 
+        def run(function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
+            # A function that TensorFlow derives from a copy has routines, too.
+            try:
+                return vanilla(function, tensor_inputs, captured_inputs)
+            except Exception as error:
+                raise_original(error)
+                shown = reworded(error, _internals.graph_of(function))
+                if shown is error:
+                    raise
+                raise shown from None
+
         def call_flat(function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
             scopes = scopes_now()
             if not scopes or not _internals.executing_eagerly():
@@ -93,26 +104,21 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             if copy is None:
                 count = len(tensor_inputs) + len(captured_inputs)
                 wanted = len(_internals.graph_of(function).inputs)
-                if count != wanted or _internals.is_instrumented(function):
+                if count != wanted:
                     # A wrong call is the function's own to refuse.
                     return vanilla(function, tensor_inputs, captured_inputs)
+                if _internals.is_instrumented(function):
+                    return run(function, tensor_inputs, captured_inputs)
                 copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
             ready, executions = copy.payload, copy.executions
             add = None if executions is None else executions.add
             told = _told_run(points, scopes, copy) if copy.is_told else None
             try:
                 if ready is None:
-                    result = vanilla(function, tensor_inputs, captured_inputs)
+                    result = run(function, tensor_inputs, captured_inputs)
                 else:
                     given = [*captured_inputs, *ready.captures]
-                    try:
-                        result = vanilla(ready.function, tensor_inputs, given)
-                    except Exception as error:
-                        raise_original(error)
-                        shown = reworded(error, _internals.graph_of(ready.function))
-                        if shown is error:
-                            raise
-                        raise shown from None
+                    result = run(ready.function, tensor_inputs, given)
             except BaseException:
                 if told is not None:
                     told.end(False)

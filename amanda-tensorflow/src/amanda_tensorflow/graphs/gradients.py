@@ -41,6 +41,7 @@ from amanda_tensorflow.graphs.sliced_gradients import SlicedGradients, indexing_
 from amanda_tensorflow.graphs.variable_values import ReadVariable, value_of
 from amanda_tensorflow.graphs.vjp import product, through
 from amanda_tensorflow.operators.description import input_names
+from amanda_tensorflow.operators.gradient_shapes import checked, gradient_shapes
 from amanda_tensorflow.operators.types import is_op
 
 Tensors = list[Any]
@@ -572,6 +573,7 @@ class GraphGradients:
                 gradients = replaced_gradients(
                     self._dispatcher, replace, outputs.made_dense(), gradients
                 )
+                gradients = checked(gradients, replace, gradient_shapes(building.likes))
             elif replaced is not None:
                 before = len(self._building.graph.get_operations())
                 gradients = product(*replaced, work.outputs, wanted)

@@ -22,6 +22,7 @@ from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.sites import ForwardState
 from amanda_tensorflow.graphs.vjp import differentiate
+from amanda_tensorflow.operators.gradient_shapes import checked, gradient_shapes
 from amanda_tensorflow.operators.types import has_gradient
 
 REPLACED = "AmandaReplacedOp"
@@ -99,6 +100,7 @@ def _replaced(op: Any, *gradients: Any) -> list[Any]:
             known = found.dispatcher.run(action, known)
         if plan and plan.replace_backward is not None:
             result = replaced_gradients(found.dispatcher, plan.replace_backward, known, template)
+            result = checked(result, plan.replace_backward, gradient_shapes(template))
         else:
             result = list(template)
             pairs = [(y, g) for y, g in zip(outputs, known, strict=True) if g is not None]

@@ -25,6 +25,7 @@ from amanda.tool import Tool
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.tool_errors import FAILURES
+from amanda_tensorflow.operators.gradient_shapes import checked, gradient_shapes
 from amanda_tensorflow.operators.types import UNROUTABLE, is_differentiable
 
 STRAIGHT_THROUGH = "AmandaStraightThrough"
@@ -382,6 +383,7 @@ class ReplacementRoutine(RunTimeRoutine):
         self._outlives = True
         self._wanted = [tensor is not None for tensor in template]
         self._likes = self._shapes(building)
+        self._known = gradient_shapes(building.likes or template)
         self._types = [None if tensor is None else tensor.dtype for tensor in template]
         types = [kind for kind in self._types if kind is not None]
         found = iter(self._placed(values, types))
@@ -407,6 +409,7 @@ class ReplacementRoutine(RunTimeRoutine):
         action, dispatcher = self._called(keywords), self._dispatcher
         if action.kind is ActionKind.REPLACE_BACKWARD_OP:
             found = replaced_gradients(dispatcher, action, selected, self._wanted)
+            found = checked(found, action, self._known)
             return [
                 self._or_zeros(gradient, shape, i)
                 for i, (gradient, shape) in enumerate(zip(found, self._likes, strict=True))
