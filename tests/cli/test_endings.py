@@ -123,6 +123,17 @@ def test_a_program_may_empty_the_path_of_its_imports(amanda: Command, script: Sc
     assert "│ add" in run.stdout
 
 
+def test_a_program_may_leave_a_low_recursion_limit(
+    amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """Results need more of Python's stack than the program has left."""
+    text = OPERATORS + "import sys\nsys.setrecursionlimit(50)\n"
+    run = amanda("run", "-t", "count", "-o", "out", str(script(text)))
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "│ add" in run.stdout
+    assert (tmp_path / "out" / "count.json").exists()
+
+
 # -- commands without a program ----------------------------------------------------
 
 

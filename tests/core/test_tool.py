@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.errors import AmandaError
+from amanda.errors import AmandaError, SelectionError
 from amanda.interface.action import InstPoint
 from amanda.state import STATE
 from amanda.testing import loopback as lb
@@ -88,6 +88,60 @@ def test_analysis_that_cannot_be_called() -> None:
     """add_inst_for_op of something that cannot be called is a TypeError."""
     with pytest.raises(TypeError, match=r"Tool\.add_inst_for_op\(\) needs a function, got 3"):
         amanda.Tool().add_inst_for_op(3)  # type: ignore[arg-type]
+
+
+async def _coroutine(context: Any) -> None: ...
+
+
+def _generator(context: Any) -> Any:
+    yield
+
+
+async def _async_generator(context: Any) -> Any:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("routine", "reason"),
+    [(_coroutine, "not async"), (_generator, "without yield"), (_async_generator, "not async")],
+)
+@pytest.mark.parametrize("register", ["add_inst_for_op", "add_inst_for_module"])
+def test_a_routine_whose_code_a_call_does_not_run(routine: Any, reason: str, register: str) -> None:
+    """Coroutine and generator functions, which would do nothing silently, are a TypeError."""
+    tool = amanda.Tool()
+    with pytest.raises(TypeError, match=f"needs a function .*{reason}.*got <function"):
+        getattr(tool, register)(routine)
+
+
+@pytest.mark.parametrize("fields", ["shape", 5, None, [3], ["shape", None]])
+def test_a_record_of_no_names_of_attributes(fields: Any) -> None:
+    """A Record that is not given a list of names is a TypeError; it would note nothing."""
+    with pytest.raises(TypeError, match=r"Record\(\) needs a list of names of attributes, got "):
+        amanda.inline.Record(fields)
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: amanda.inline.Check(3, print), "is_finite"),  # type: ignore[arg-type]
+        (lambda: amanda.inline.Check(bool, None), "found"),  # type: ignore[arg-type]
+        (lambda: amanda.inline.ShapeSum("flops"), "weigh"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_inline_routine_of_what_cannot_be_called(make: Any, argument: str) -> None:
+    """It is a TypeError where it is made, and not at an operator."""
+    with pytest.raises(TypeError, match=rf"\(\) needs a function as {argument}, got "):
+        make()
+
+
+@pytest.mark.parametrize("item", [None, 1.5, (1,)])
+@pytest.mark.parametrize("method", ["get_value", "get_variable", "get_value_key", "get_value_view"])
+def test_a_position_that_is_none(method: str, item: Any) -> None:
+    """An input that is asked for by no position is a SelectionError that names the operator."""
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: getattr(context, method)(item))
+    with amanda.apply(tool), pytest.raises(SelectionError, match=r"inputs=\[.*\] at op /add:0"):
+        lb.add(lb.tensor(1.0), 2.0)
 
 
 @pytest.mark.parametrize("thing", [3, "flops", None, print])

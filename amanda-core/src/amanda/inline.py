@@ -27,7 +27,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -169,6 +169,9 @@ class Record:
     Args:
         fields: the attributes of tensors that are noted; shapes are noted as tuples.
 
+    Raises:
+        TypeError: `fields` are no names.
+
     Attributes:
         fields: them.
         executions: the executions so far.
@@ -180,7 +183,12 @@ class Record:
     __slots__ = ("__weakref__", "changes", "executions", "fields")
 
     def __init__(self, fields: Sequence[str] = ("shape", "dtype")) -> None:
-        self.fields = tuple(fields)
+        # The letters of one text would be noted as None, as all fields that no tensor has.
+        is_listed = isinstance(fields, Iterable) and not isinstance(fields, str)
+        names = tuple(fields) if is_listed else ()
+        if not is_listed or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"Record() needs a list of names of attributes, got {fields!r}")
+        self.fields = names
         self.executions = 0
         self.changes: list[tuple[int, tuple[Any, ...]]] = []
 
@@ -237,6 +245,7 @@ class Check:
         trail: deque[str] | None = None,
         name: str = "",
     ) -> None:
+        _check_callable("Check()", is_finite=is_finite, found=found)
         self.is_finite = is_finite
         self.found = found
         self.overwrites = overwrites
@@ -290,6 +299,13 @@ class Check:
         return f"{type(self).__name__}({self.name!r})"
 
 
+def _check_callable(where: str, **functions: Any) -> None:
+    """See that the arguments of these names can be called, which an operator would tell later."""
+    for name, function in functions.items():
+        if not callable(function):
+            raise TypeError(f"{where} needs a function as {name}, got {function!r}")
+
+
 _SHAPES = 64
 """Kinds of executions of which a sum keeps the number for the driver."""
 
@@ -337,6 +353,7 @@ class ShapeSum:
         in_backward: Callable[[], bool] | None = None,
         of: ShapeSum | None = None,
     ) -> None:
+        _check_callable("ShapeSum()", weigh=weigh)
         self.weigh = weigh
         self.total = total
         self.shapes_of = shapes_of

@@ -28,6 +28,9 @@ from amanda.text import printable
 from amanda.tools.op_filter import OpFilter
 from amanda.tools.reporting import plain_text
 
+_RECURSION_LIMIT = 1000
+"""That of Python itself, which results are written with at least."""
+
 _LINES = "\n\t"
 """Control characters that stay in messages: those of others may have several lines."""
 
@@ -146,6 +149,8 @@ class Report:
             statistics: the figures of the scope.
             seconds: duration of the run.
         """
+        # The program may have left it lower than results need.
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), _RECURSION_LIMIT))
         # Framework calls of a tool that computes its result are not operators of the program.
         STATE.paused += 1
         try:

@@ -480,6 +480,11 @@ class OpContext(dict[Any, Any]):
             if index is None:
                 raise SelectionError(f"no {kind} named {item!r} at {where}, which has {known}")
             return index
+        if not isinstance(item, int):
+            raise SelectionError(
+                f"{self._state.blame}{kind}=[{item!r:.60}] at {where}: a position (int) or a name "
+                "(str) is selected"
+            )
         if count is not None and not -count <= item < count:
             raise SelectionError(
                 f"{self._state.blame}{kind}=[{item}] is out of range at {where}, which has {known}"

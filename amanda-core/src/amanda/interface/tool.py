@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -68,12 +69,9 @@ class Tool:
             require_outputs: after the operator has run instead of before.
 
         Raises:
-            TypeError: `callback` cannot be called.
+            TypeError: `callback` cannot be called, or a call would not run its code.
         """
-        if not callable(callback):
-            raise TypeError(
-                f"{type(self).__name__}.add_inst_for_op() needs a function, got {callback!r}"
-            )
+        _check_runs(callback, f"{type(self).__name__}.add_inst_for_op()")
         point = InstPoint.of(backward, require_outputs)
         # A bound method of the tool itself would be a cycle, and keep it until gc runs.
         own = getattr(callback, "__self__", None) is self
@@ -169,8 +167,7 @@ class Tool:
         return own, routine.__func__ if own else routine  # type: ignore[attr-defined]
 
     def _add_routine(self, point: Point, routine: PointRoutine) -> None:
-        if not callable(routine):
-            raise TypeError(f"{type(self).__name__}: {point.value} needs a function: {routine!r}")
+        _check_runs(routine, f"{type(self).__name__}: {point.value}")
         entry = self._bindable(routine)
         known = vars(self).setdefault("_point_routines", {})
         known[point] = (*known.get(point, ()), entry)
@@ -281,6 +278,24 @@ def turn_of(tool: Tool, point: InstPoint) -> Turn:
     if getattr(after, "__func__", None) is Tool.after_analyses:
         after = None
     return before, tool.analyses(point), after
+
+
+def _check_runs(routine: Any, where: str) -> None:
+    """See that `routine` is a function whose code runs when it is called.
+
+    Args:
+        where: what got it, for the message.
+
+    Raises:
+        TypeError: it cannot be called, or is a coroutine function or a generator function.
+    """
+    if not callable(routine):
+        raise TypeError(f"{where} needs a function, got {routine!r}")
+    # Nobody looks at what it returns: the tool would do nothing, and not say so.
+    if inspect.iscoroutinefunction(routine) or inspect.isasyncgenfunction(routine):
+        raise TypeError(f"{where} needs a function that is not async, got {routine!r}")
+    if inspect.isgeneratorfunction(routine):
+        raise TypeError(f"{where} needs a function without yield, got {routine!r}")
 
 
 def check_tool(tool: Any, where: str) -> None:
