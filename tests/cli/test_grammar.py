@@ -35,6 +35,8 @@ def test_commas_start_tools_or_continue_options(texts: list[str], specs: list[To
         ("ops=conv2d", "no tool comes before it"),
         ("count:ops", "key=value"),
         ("count:", "key=value"),
+        ("mine.py:Mine", r"'mine.py' is a file, and -t takes the name by which a package"),
+        ("../tools/mine.py", r"mine.py' is a file, and -t takes the name by which a package"),
         ("count:1x=2", "key=value"),
         ("count:ops=a,ops=b", "given twice"),
         ("", "-t '' names no tool"),

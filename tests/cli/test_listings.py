@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,18 @@ def test_a_tool_is_described(amanda: Command) -> None:
     run = amanda("tools", "largst", **ALONE)
     assert (run.returncode, run.stdout) == (2, "")
     assert "no tool named 'largst'; did you mean largest?" in run.stderr
+
+
+def test_a_file_of_a_tool_is_told_from_a_registered_tool(
+    amanda: Command, script: Callable[..., Path]
+) -> None:
+    """Who names a module of the current folder learns how its tool gets a name."""
+    script("import amanda\nclass Mine(amanda.Tool): pass\n", "mine.py")
+    for text, said in [("mine", "mine.py is a file here"), ("mine.py", "'mine.py' is a file")]:
+        run = amanda("run", "-t", text, "-c", "pass")
+        assert (run.returncode, run.stdout) == (2, "")
+        assert said in run.stderr
+        assert "'A tool for others' in writing-a-tool.md" in run.stderr
 
 
 def test_a_tool_that_cannot_be_loaded_is_listed_with_the_reason(

@@ -100,6 +100,12 @@ def _parse_one(text: str) -> list[ToolSpec]:
             continue
         if not text.strip(" ,:"):
             raise GrammarError(f"-t {text!r} names no tool")
+        if tool.endswith(".py"):
+            raise GrammarError(
+                f"-t {text}: {tool!r} is a file, and -t takes the name by which a package "
+                "registers a tool ('A tool for others' in writing-a-tool.md); a program of your "
+                "own can apply it, by amanda.apply()"
+            )
         if not _NAME.fullmatch(tool):
             raise GrammarError(f"-t {text}: {tool!r} is no name of a tool")
         specs.append(ToolSpec(tool, follows=option))

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 
 from amanda.errors import PluginError, described
 from amanda.interface.tool import Tool
@@ -56,6 +57,11 @@ def load(name: str) -> type[Tool]:
         hint = "amanda tools lists them all"
         if not any(r.distribution == "amanda-tools" for r in plugins.registry().records):
             hint += "; try: pip install amanda-tools"
+        if os.path.isfile(f"{name}.py"):
+            hint += (
+                f"; {name}.py is a file here, of which nobody knows: a package registers its "
+                "tools, see 'A tool for others' in writing-a-tool.md"
+            )
         raise plugins.unknown_name("tool", name, plugins.tools(), hint)
     module, _, attribute = entry.target.partition(":")
     try:
