@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-VERSION = 2
+VERSION = 3
 """Of what the extension offers amanda-tensorflow; the two have to agree."""
 
 

@@ -30,6 +30,7 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -84,6 +85,7 @@ static struct {
 static struct {
     PyObject *tracker, *switches[4], *scope_name, *op_callbacks, *is_eager, *dict;
     PyObject *read_variable, *dtype, *identity, *note, *note_owner, *leave;
+    PyObject *device_name, *as_datatype_enum;
 } names;
 
 /* Whether what a slot holds is true; -1 if it holds nothing, or cannot tell: Python is asked then. */
@@ -482,6 +484,11 @@ find_values(void)
     return is_found;
 }
 
+/* Arguments of an operator before its inputs: context, type, name. */
+#define LEADING 3
+
+#include "readings.h"
+
 /* ---- cells ----------------------------------------------------------------------------------- */
 
 /* A cell is a list: a count, and an entry for each operator (amanda_tensorflow.eager.plan_cache). */
@@ -693,9 +700,6 @@ tell(Function *self, PyObject *tracker, PyObject *entry, long long start, long l
 
 /* Positional arguments of an operator for which there is room here; Python runs those with more. */
 #define MOST 48
-/* Those before the inputs: context, type of the operator, name. */
-#define LEADING 3
-
 typedef enum {
     FAILED = -1, /* with an error */
     ASK,         /* Python decides */
@@ -712,6 +716,7 @@ typedef struct {
     PyObject *readings;  /* the cell that counts readings of variables that are its inputs */
     Py_ssize_t variables; /* how many these are */
     int is_noted;        /* its output may be the value of a variable */
+    int is_reading;      /* it reads a variable that another operator was passed */
     Step *step;
 } Way;
 
@@ -746,7 +751,11 @@ is_listening(PyObject *tracker)
     /* A backward pass of whose operators nobody wants to know. */
     int is_quiet = truth(tracker, at.tracker_depth) == 1 && truth(tracker, at.tracker_watches) == 0
                    && field(tracker, at.tracker_run) == Py_None;
-    return is_quiet ? VANILLA : ASK;
+    if (!is_quiet) {
+        /* A tool's code has run. */
+        set_field(tracker, at.tracker_stale, Py_False);
+    }
+    return is_quiet ? VANILLA : KNOWN;
 }
 
 static int
@@ -1066,12 +1075,25 @@ note(Function *self, Way *way, PyObject *const *args, Py_ssize_t length, PyObjec
     return none == NULL ? -1 : 0;
 }
 
+/* Run an operator vanilla, as its way tells. */
+static PyObject *
+run_vanilla(Function *self, Way *way, PyObject *const *args, Py_ssize_t length)
+{
+    if (way->is_reading && reads_natively() && self->vanilla == native.binding) {
+        PyObject *value = read_natively(way->tracker, args, way->marked);
+        if (value != NULL || PyErr_Occurred()) {
+            return value;
+        }
+    }
+    return run_marked(self->vanilla, args, length, way->marked);
+}
+
 /* Run an operator, and do what its way tells. */
 static PyObject *
 run_known(Function *self, Way *way, PyObject *const *args, Py_ssize_t length)
 {
     long long start = way->entry == NULL ? 0 : read_nanoseconds();
-    PyObject *result = run_marked(self->vanilla, args, length, way->marked);
+    PyObject *result = run_vanilla(self, way, args, length);
     long long end = way->entry == NULL ? 0 : read_nanoseconds();
     if (result == NULL) {
         return NULL;
@@ -1095,6 +1117,11 @@ find_reading(PyObject *variable, PyObject **found)
     }
     Py_DECREF(trainable);
     Py_ssize_t told = trainable == Py_False ? 0 : PyTuple_GET_SIZE(driver.told);
+    if (told > 0 && reads_natively()) {
+        run_time.TFE_Py_TapeVariableAccessed(variable);
+        run_time.TFE_Py_VariableWatcherVariableAccessed(variable);
+        told = 0;
+    }
     for (Py_ssize_t i = 0; i < told; i++) {
         PyObject *none = PyObject_CallOneArg(PyTuple_GET_ITEM(driver.told, i), variable);
         if (none == NULL) {
@@ -1117,8 +1144,10 @@ static PyObject *
 read_variable(Function *self, Way *way, PyObject *context, PyObject *variable)
 {
     PyObject *entry = entry_of(way->readings, 0), *result = NULL;
-    Way reading = {
-        .tracker = Py_NewRef(way->tracker), .cell = Py_NewRef(way->readings), .step = way->step};
+    Way reading = {.tracker = Py_NewRef(way->tracker),
+                   .cell = Py_NewRef(way->readings),
+                   .is_reading = 1,
+                   .step = way->step};
     Decision decision = ASK;
     if (entry != NULL && Py_IS_TYPE(entry, driver.inlined)) {
         reading.entry = Py_NewRef(entry);
@@ -1716,6 +1745,7 @@ configure_native(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     configuration++;
+    memset(&run_time, 0, sizeof run_time);
     native.is_empty = NULL;
     int wanted = no_tape_records();
     Py_XSETREF(native.context, Py_NewRef(context));
@@ -1736,6 +1766,7 @@ configure_native(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef methods[] = {
     {"configure", configure, METH_O, configure_doc},
     {"configure_native", configure_native, METH_VARARGS, configure_native_doc},
+    {"configure_readings", configure_readings, METH_VARARGS, configure_readings_doc},
     {"fast_path", make_fast_path, METH_VARARGS, fast_path_doc},
     {"gradient_function", make_gradient_function, METH_VARARGS, gradient_function_doc},
     {NULL, NULL, 0, NULL},
@@ -1775,6 +1806,8 @@ make_names(void)
         {&names.note, "note"},
         {&names.note_owner, "note_owner"},
         {&names.leave, "leave"},
+        {&names.device_name, "device_name"},
+        {&names.as_datatype_enum, "as_datatype_enum"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         *all[i].name = PyUnicode_InternFromString(all[i].text);

@@ -58,6 +58,7 @@ from amanda_tensorflow._internals.graphs import (  # noqa: E402
     update_input,
 )
 from amanda_tensorflow._internals.runtime import (  # noqa: E402
+    CONTEXT_HANDLE,
     CUSTOM_GRADIENT,
     DECLARED,
     EXECUTE,
@@ -163,6 +164,7 @@ from amanda_tensorflow._internals.sessions import (  # noqa: E402
 )
 
 __all__ = [
+    "CONTEXT_HANDLE",
     "CUSTOM_GRADIENT",
     "DECLARED",
     "EXECUTE",

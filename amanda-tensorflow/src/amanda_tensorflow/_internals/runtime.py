@@ -133,12 +133,15 @@ class NativeFunctions:
         is_empty: :data:`no_tape_records`.
         execute: what `binding` calls with its arguments, in a tuple.
         binding: ``TFE_Py_FastPathExecute``.
+        reading: those by which the runtime reads a variable that an operator is passed, in the
+            order in which the accelerator names them; empty if one is not found.
     """
 
     data: int
     is_empty: int
     execute: int
     binding: Any
+    reading: tuple[int, ...]
 
 
 _FAST_PATH: Any = pywrap_tfe.TFE_Py_FastPathExecute
@@ -147,6 +150,19 @@ _NATIVE = (
     "_Z21TFE_Py_TapeSetIsEmptyv",
     "_Z24TFE_Py_FastPathExecute_CP7_object",
 )
+_READING = (
+    *("TFE_NewOp", "TFE_OpSetAttrType", "TFE_OpSetDevice", "TFE_OpAddInput", "TFE_Execute"),
+    *("TFE_DeleteOp", "TF_NewStatus", "TF_GetCode", "TF_DeleteStatus"),
+    "_Z22EagerTensor_CheckExactPK7_object",
+    "_Z18EagerTensor_HandlePK7_object",
+    "_Z21EagerTensorFromHandleP16TFE_TensorHandleb",
+    "_Z21TFE_Py_RecordGradientP7_objectS0_S0_S0_S0_",
+    "_Z27TFE_Py_TapeVariableAccessedP7_object",
+    "_Z38TFE_Py_VariableWatcherVariableAccessedP7_object",
+)
+
+CONTEXT_HANDLE = "_context_handle"
+"""The attribute of TensorFlow's context that holds that of the runtime."""
 
 
 def native_functions() -> NativeFunctions | None:
@@ -161,13 +177,22 @@ def native_functions() -> NativeFunctions | None:
         try:
             # One that is loaded already.
             library = ctypes.CDLL(str(folder / name), os.RTLD_NOLOAD | os.RTLD_LAZY)
-            found = [ctypes.cast(library[symbol], ctypes.c_void_p).value for symbol in _NATIVE]
-        except (OSError, AttributeError):
+        except OSError:
             continue
-        data, is_empty, execute = (address or 0 for address in found)
+        data, is_empty, execute = _addresses(library, _NATIVE) or (0, 0, 0)
         if data and is_empty and execute and isinstance(_FAST_PATH, BuiltinFunctionType):
-            return NativeFunctions(data, is_empty, execute, _FAST_PATH)
+            reading = _addresses(library, _READING)
+            return NativeFunctions(data, is_empty, execute, _FAST_PATH, reading)
     return None
+
+
+def _addresses(library: ctypes.CDLL, symbols: Sequence[str]) -> tuple[int, ...]:
+    """Where these functions lie in a library, or in those that it needs; empty if one does not."""
+    try:
+        found = [ctypes.cast(library[symbol], ctypes.c_void_p).value for symbol in symbols]
+    except AttributeError:
+        return ()
+    return tuple([address or 0 for address in found])
 
 
 no_tape_records: Any = pywrap_tfe.TFE_Py_TapeSetIsEmpty

@@ -33,7 +33,7 @@ from amanda_tensorflow.gradient_map.recording import MARK
 from amanda_tensorflow.plugin import TensorFlowEagerDriver
 
 EXTENSION = Extension(
-    "amanda-tensorflow", "amanda_tensorflow_accel", interface=2, newest_python=(3, 13)
+    "amanda-tensorflow", "amanda_tensorflow_accel", interface=3, newest_python=(3, 13)
 )
 
 # -- whether it is used -------------------------------------------------------
@@ -117,15 +117,15 @@ def configure_native() -> str:
     Without them the accelerator works, too.
     """
     found = _internals.native_functions()
-    if found is not None:
-        extension().configure_native(
-            found.data,
-            found.is_empty,
-            _internals.context_of_process(),
-            _internals.local_data(),
-            found.execute,
-            found.binding,
-        )
+    if found is not None and extension().configure_native(
+        found.data,
+        found.is_empty,
+        _internals.context_of_process(),
+        _internals.local_data(),
+        found.execute,
+        found.binding,
+    ):
+        extension().configure_readings(found.reading, _internals.CONTEXT_HANDLE)
     return ""
 
 
