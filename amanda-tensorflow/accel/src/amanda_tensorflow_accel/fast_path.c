@@ -280,7 +280,8 @@ typedef struct {
 
 static struct {
     Step steps[STEPS + 1]; /* the last one is for other threads */
-    const void *thread;    /* whose steps they are: its tracker, compared only */
+    const void *tracker;   /* whose steps they are; compared only */
+    uint64_t thread;       /* the thread of it, which has another one in its next scope */
     int next;              /* the step that is expected */
     int strangers;         /* operators of other threads since its last one */
 } course;
@@ -299,15 +300,17 @@ forget_steps(void)
     }
 }
 
-/* The step of an operator, by those before it. */
+/* The step of an operator of this thread, by those before it. */
 static Step *
 expected_step(PyObject *tracker)
 {
-    if (course.thread != tracker) {
-        if (course.thread != NULL && ++course.strangers < STRANGERS) {
+    if (course.tracker != tracker) {
+        int is_strange = course.tracker != NULL && course.thread != here.id;
+        if (is_strange && ++course.strangers < STRANGERS) {
             return &course.steps[STEPS];
         }
-        course.thread = tracker;
+        course.tracker = tracker;
+        course.thread = here.id;
         course.next = 0;
     }
     course.strangers = 0;
@@ -902,7 +905,7 @@ decide_by_entry(Way *way, PyObject *cells, Py_ssize_t variables)
     return ASK;
 }
 
-/* The decision on an operator. Nothing is changed by it. */
+/* The decision on an operator. */
 static Decision
 decide(Way *way, PyObject *const *args, Py_ssize_t length)
 {
@@ -998,6 +1001,32 @@ source_of(PyObject *handles, PyObject *handle, Step *step)
     return is_alive(field(source, at.source_handle), handle) ? source : NULL;
 }
 
+/* The list (a new reference) in which the value of a variable is noted: that of a tensor that has lain
+   there before, if there is one. The dict then stays as it is. */
+static PyObject *
+pair_of(PyObject *known, PyObject *result, Step *step)
+{
+    if (step->result == result && is_version(known, step->known_version)) {
+        return Py_NewRef(step->known);
+    }
+    PyObject *key = PyLong_FromVoidPtr(result);
+    PyObject *pair = key == NULL ? NULL : PyDict_GetItemWithError(known, key);
+    if (pair != NULL && PyList_CheckExact(pair) && PyList_GET_SIZE(pair) == 2) {
+        Py_INCREF(pair);
+    }
+    else {
+        pair = PyErr_Occurred() ? NULL : Py_BuildValue("[OO]", Py_None, Py_None);
+        if (pair != NULL && PyDict_SetItem(known, key, pair) < 0) {
+            Py_CLEAR(pair);
+        }
+    }
+    Py_XDECREF(key);
+    step->result = pair == NULL ? NULL : result;
+    step->known = pair;
+    step->known_version = version_of(known);
+    return pair;
+}
+
 /* Note the value of a variable as VariableValues.note() does; 0 where that has to be called, since
    the variable is new, or those that have died are to be dropped; -1 with an error. */
 static int
@@ -1014,32 +1043,14 @@ note_value(PyObject *values, PyObject *handle, PyObject *result, Step *step)
     }
     Py_INCREF(known);
     Py_INCREF(source);
-    PyObject *weak = PyWeakref_NewRef(result, NULL), *pair = NULL;
-    int done = weak == NULL ? -1 : 1;
-    if (weak != NULL && step->result == result && is_version(known, step->known_version)) {
-        /* The value of an earlier iteration lay there. */
-        pair = Py_NewRef(step->known);
-        PyList_SetItem(pair, 0, weak);
+    PyObject *weak = PyWeakref_NewRef(result, NULL);
+    PyObject *pair = weak == NULL ? NULL : pair_of(known, result, step);
+    int done = pair == NULL ? -1 : 1;
+    if (pair != NULL) {
+        PyList_SetItem(pair, 0, Py_NewRef(weak));
         PyList_SetItem(pair, 1, Py_NewRef(source));
     }
-    else if (weak != NULL) {
-        PyObject *key = PyLong_FromVoidPtr(result);
-        pair = PyList_New(2);
-        if (pair == NULL) {
-            Py_DECREF(weak);
-        }
-        else {
-            PyList_SET_ITEM(pair, 0, weak);
-            PyList_SET_ITEM(pair, 1, Py_NewRef(source));
-        }
-        if (key == NULL || pair == NULL || PyDict_SetItem(known, key, pair) < 0) {
-            done = -1;
-        }
-        Py_XDECREF(key);
-        step->result = done < 0 ? NULL : result;
-        step->known = pair;
-        step->known_version = version_of(known);
-    }
+    Py_XDECREF(weak);
     Py_XDECREF(pair);
     Py_DECREF(source);
     Py_DECREF(known);

@@ -48,8 +48,12 @@ _WAITING = 4 * 1024
 _BUFFERED = 4 * 4096
 """Numbers in the buffer of counted records that trigger writing them to disk."""
 
-_SAMPLE = 1_000_000
+_OFTEN = 1_000_000
 """Nanoseconds between two looks at the memory in use and at the list of recent records."""
+
+_SELDOM = 16 * _OFTEN
+"""Nanoseconds between two looks, at most: they become so many while the memory stays the same. To
+ask the system for it takes as long as ten small operators, since it leaves the caches cold."""
 
 
 @attrs.frozen
@@ -289,6 +293,8 @@ class Timeline(Log):
         self._file: IO[bytes] | None = None
         self._is_lost = False
         self._samples = memory
+        self._memory = -1, -1
+        self._pause = _OFTEN if memory else _SELDOM
         self._graphs = GraphTimes()
         self._collections = Collections()
         self._began = time.perf_counter_ns()
@@ -354,9 +360,12 @@ class Timeline(Log):
 
     def look(self, now: int) -> None:
         """Do what is not done at every execution: sample the memory, count recent records."""
-        self.due = now + _SAMPLE
         if self._samples:
-            self.numbers.extend((-1, now, resident_bytes(), device_bytes()))
+            before, self._memory = self._memory, (resident_bytes(), device_bytes())
+            is_same = before == self._memory
+            self._pause = min(2 * self._pause, _SELDOM) if is_same else _OFTEN
+            self.numbers.extend((-1, now, *self._memory))
+        self.due = now + self._pause
         if len(self.numbers) >= _WAITING:
             self._take()
 
