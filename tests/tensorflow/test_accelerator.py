@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
 
 import amanda
 from amanda.errors import CoverageWarning
@@ -292,3 +293,97 @@ def test_errors_are_those_of_the_binding(monkeypatch: pytest.MonkeyPatch) -> Non
                     found.append((type(error), str(error)))
                 amanda.new_iteration()
     assert found[: len(found) // 2] == found[len(found) // 2 :]
+
+
+@pytest.fixture
+def readings() -> Iterator[Callable[[bool], bool]]:
+    """Switches the functions in C on and off by which the accelerator reads variables."""
+    found = _internals.native_functions()
+    assert found is not None
+
+    def switch(is_on: bool) -> bool:
+        functions = found.reading if is_on else ()
+        used: bool = accelerator.extension().configure_readings(
+            functions, _internals.CONTEXT_HANDLE
+        )
+        return used
+
+    yield switch
+    switch(True)
+
+
+@needs_accelerator
+@pytest.mark.parametrize("device", [None, "/CPU:0", ""])
+def test_variables_are_read_as_by_their_operator(
+    monkeypatch: pytest.MonkeyPatch, readings: Callable[[bool], bool], device: str | None
+) -> None:
+    """Where a variable that a timed operator is passed is read by the functions in C that
+    TensorFlow reads it by, results, gradients, ids and counts are those of calls of
+    ReadVariableOp, and tapes watch the same variables."""
+    monkeypatch.setenv(VARIABLE, "auto")
+    found = []
+    for is_on in False, True:
+        assert readings(is_on) is is_on
+        step, told = Step(), Told()
+        with applied(told), tf.device(device):
+            results = [step() for _ in range(5)]
+            with tf.GradientTape() as tape:
+                tf.nn.relu(step.weight)
+            watched = [variable is step.weight for variable in tape.watched_variables()]
+        counters = {key: counter.count for key, counter in told.counters.items()}
+        found.append((results, watched, counters, told.log.numbers[::4]))
+    assert found[0] == found[1]
+    assert found[0][1] == [True]
+
+
+@needs_accelerator
+def test_variables_that_cannot_be_read_raise_as_by_their_operator(
+    monkeypatch: pytest.MonkeyPatch, readings: Callable[[bool], bool]
+) -> None:
+    """The error at a variable without a value is the same, and nothing is counted."""
+    monkeypatch.setenv(VARIABLE, "auto")
+    found = []
+    for is_on in False, True:
+        readings(is_on)
+        weight, told = tf.Variable([[2.0]]), Told()
+        with applied(told):
+            for _ in range(4):
+                tf.nn.relu(weight)
+                amanda.new_iteration()
+            counts = {key: counter.count for key, counter in told.counters.items()}
+            gone = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[1, 1], shared_name="gone")
+            setattr(weight, _internals.READING_PARTS[1], gone)
+            with pytest.raises(tf.errors.OpError) as raised:
+                tf.nn.relu(weight)
+        after = {key: told.counters[key].count for key in counts}
+        found.append((type(raised.value), str(raised.value)))
+        assert after == counts
+    assert found[0] == found[1]
+
+
+@needs_accelerator
+def test_callbacks_see_no_more_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow's callbacks are told of the operators that they are told of without a scope: not
+    of readings of variables that an operator is passed."""
+    monkeypatch.setenv(VARIABLE, "auto")
+    weight = tf.Variable([[2.0]])
+    seen: list[Any] = []
+
+    def note(op_type: Any, *_: Any, **__: Any) -> None:
+        seen.append(op_type.decode() if isinstance(op_type, bytes) else op_type)
+
+    def types() -> list[Any]:
+        seen.clear()
+        op_callbacks.add_op_callback(note)
+        try:
+            tf.nn.relu(weight)
+        finally:
+            op_callbacks.remove_op_callback(note)
+        return list(seen)
+
+    vanilla = types()
+    with applied(Told()):
+        for _ in range(4):
+            tf.nn.relu(weight)
+            amanda.new_iteration()
+        assert types() == vanilla == ["Relu"]

@@ -14,6 +14,7 @@ import pytest
 import amanda
 from amanda.testing import loopback as lb
 from amanda_tools._output.graph_drawing import positions, svg_lines
+from amanda_tools._timelines.timeline import MemorySample, Timeline
 from amanda_tools.trace import TraceTool, dot_lines
 
 HERE = "tests/tools/test_trace.py"
@@ -168,6 +169,26 @@ def test_memory_is_a_counter(tmp_path: Path) -> None:
     assert counters[0]["args"]["bytes"] == pytest.approx(resident, rel=0.5)
     [path] = traced(memory=False).write_files(tmp_path, "trace")
     assert events_of(path, "C") == []
+
+
+def test_memory_that_stays_the_same_is_looked_at_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the memory in use has changed, the next look is in a millisecond; where not, after
+    twice the time of the last look, up to sixteen. Without memory nothing is looked at often."""
+    in_use = iter([1, 1, 1, 1, 1, 1, 2, 2])
+    monkeypatch.setattr("amanda_tools._timelines.timeline.resident_bytes", lambda: next(in_use))
+
+    def next_look(timeline: Timeline, now: int) -> int:
+        timeline.look(now)
+        assert timeline.due is not None
+        return (timeline.due - now) // 1_000_000
+
+    timeline = Timeline(10)
+    assert [next_look(timeline, now) for now in range(8)] == [1, 2, 4, 8, 16, 16, 1, 2]
+    samples = [one for one in timeline.records() if isinstance(one, MemorySample)]
+    assert [sample.resident for sample in samples] == [1, 1, 1, 1, 1, 1, 2, 2]
+    assert next_look(Timeline(10, memory=False), 0) == 16
 
 
 def test_a_long_run_is_on_the_disk_and_not_in_memory(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@
  * is given. What TensorFlow knows of a thread is asked at each operator: two functions in C++ are
  * called for it instead of their bindings, which take longer than all the rest, where
  * configure_native() is given them and finds that they tell the same. So is the one that runs
- * operators.
+ * operators, and so are those by which variables are read (readings.h).
  *
  * Whatever is needed after TensorFlow has run an operator is held by strong references: other Python
  * code may have run meanwhile, which has ended the scope. Everything is under the GIL, and there is no
