@@ -283,3 +283,17 @@ def test_a_new_operator_of_a_graph_is_few_objects(tool: str, bound: int) -> None
 
     made(1)
     assert made(40) - made(20) <= bound * 40
+
+
+@pytest.mark.parametrize("name", ["count", "trace"])
+def test_an_iteration_that_the_program_ends(name: str) -> None:
+    """To end an iteration of code without layers takes few functions: the tool only notes its
+    numbers at most of them."""
+    with amanda.apply(amanda.tools.load(name)(), drivers=["tensorflow-eager"]):
+        for _ in range(WARM_UP):
+            tf.exp(X)
+            amanda.new_iteration()
+        tf.exp(X)
+        with called(SOURCES) as codes:
+            amanda.new_iteration()
+    assert len(codes) <= 11, by_name(codes)

@@ -266,6 +266,51 @@ def test_steps_that_are_noted_have_the_figures_of_those_told_apart() -> None:
     assert len(figures[0][1]) == NOTED * 2 + 5
 
 
+class TraceAndPoints(TraceTool):
+    """``trace`` with a further routine at the begin of steps, so that it is told of each point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_inst_for_iteration(lambda point: None)
+
+
+@pytest.mark.parametrize(
+    "kinds", [(CountTool, CountAndPoints), (TraceTool, TraceAndPoints)], ids=["count", "trace"]
+)
+def test_steps_that_the_program_ends_are_noted_as_they_would_be_told(kinds: Any) -> None:
+    """Where ``amanda.new_iteration()`` ends steps of code without modules, a tool that has only
+    noted them has the figures of one that was told, also of a step that begins there later."""
+    weight = torch.ones(4, 4, requires_grad=True)
+
+    def steps(tool: Any, number: int) -> None:
+        for _ in range(number):
+            torch.ones(2, 4) @ weight
+            amanda.new_iteration()
+        asked.append((tool.steps, [*tool.figures_of_steps()]))
+
+    def loop(tool: Any) -> None:
+        for number in (3, NOTED, NOTED - 9):
+            steps(tool, number)
+        for _ in range(5):
+            torch.ones(2, 4) @ weight
+            amanda.new_iteration()
+        for _ in range(3):
+            (torch.ones(2, 4) @ weight).relu().sum().backward()
+        steps(tool, 2)
+
+    found = []
+    for kind in kinds:
+        asked: list[Any] = []
+        tool = kind()
+        applied(tool, functools.partial(loop, tool))
+        every = tool.figures_of_steps().items()
+        rows = {n: {**row, "seconds": row.get("seconds", 0) > 0} for n, row in every}
+        counts = tool.result()["ops"] if isinstance(tool, CountTool) else []
+        found.append((asked, rows, tool.result()["summary"].keys(), counts))
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 2 * NOTED + 2
+
+
 def test_a_tool_with_figures_of_its_own_is_told_of_each_step() -> None:
     """Of a class whose figures follow from more than its numbers, steps are not just noted."""
     assert (CountTool().noting() is None, CountAndMore().noting() is None) == (False, True)

@@ -195,7 +195,20 @@ class Points:
 
     def iteration_ends(self, scope: LiveScope) -> None:
         """The program says that an iteration has ended."""
-        scope.steps.new_iteration(partial(self._tell, scope))
+        steps = scope.steps
+        number = steps.count
+        # As where a forward pass begins: outside of tools' code.
+        is_told = scope.alive and not STATE.paused and scope.following() is not None
+        can_note = is_told and scope.noting_of == REGISTERED.count and number % NOTED
+        if not (can_note and steps.end_unbegun()):
+            steps.new_iteration(partial(self._tell, scope))
+            return
+        for tool, note_end in scope.noting:
+            try:
+                note_end(number, None, steps.end)
+            except BaseException as error:
+                _note(error, tool, note_end, Point.ITERATION_END)
+                raise
 
     def finish(self, scope: LiveScope) -> None:
         """A scope is about to end."""

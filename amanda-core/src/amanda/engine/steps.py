@@ -153,6 +153,18 @@ class Steps:
         if self._is_open or not self._is_met:
             self._ended(tell)
 
+    def end_unbegun(self) -> bool:
+        """Do :meth:`new_iteration` in one function, without telling of it.
+
+        Returns:
+            Whether that is done: not if something has told where an iteration begins.
+        """
+        if self._is_open or self._is_met:
+            return False
+        self.end = time.perf_counter()
+        self.count += 1
+        return True
+
     def finish(self, tell: Tell) -> None:
         """Nothing more comes: what can be an iteration without an optimizer is complete."""
         if self._is_open and not (self.forwards or self._trains):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Analysis = Callable[["OpContext"], Any]
 PointRoutine = Callable[[PointContext], Any]
 FollowRoutine = Callable[[int, float, float], Any]
+NoteRoutine = Callable[[int, float | None, float], Any]
 
 NOTED = 64
 """Of so many iterations at least one is told in tools' code."""
@@ -126,7 +127,7 @@ class Tool:
         """
         self._add_routine(Point.ITERATION_END if end else Point.ITERATION_BEGIN, routine)
 
-    def follow_iterations(self, routine: FollowRoutine, note: FollowRoutine | None = None) -> None:
+    def follow_iterations(self, routine: FollowRoutine, note: NoteRoutine | None = None) -> None:
         """Name a routine that does at once what those at the end and at the begin of iterations do.
 
         It is called in their place where the one directly follows the other, unless the tool, or
@@ -138,7 +139,10 @@ class Tool:
                 and ended.
             note: called in its place, with the same, where all tools of the scope have one; but of
                 :data:`NOTED` iterations `routine` is called at one. It is not isolated from the
-                program: it may read and write numbers, and use neither tensors nor locks.
+                program: it may read and write numbers, and use neither tensors nor locks. It is
+                also called in the place of the routine at the end of iterations, with None as the
+                begin, where :func:`amanda.new_iteration` ends one of code of which nothing tells
+                where an iteration begins.
         """
         vars(self)["_following"] = self._bindable(routine)
         vars(self)["_noting"] = (False, None) if note is None else self._bindable(note)
@@ -155,10 +159,10 @@ class Tool:
         routine: FollowRoutine = func.__get__(self) if own else func
         return routine
 
-    def noting(self) -> FollowRoutine | None:
+    def noting(self) -> NoteRoutine | None:
         """The second routine named by :meth:`follow_iterations`; None without one."""
         own, func = vars(self).get("_noting", (False, None))
-        note: FollowRoutine | None = func.__get__(self) if own else func
+        note: NoteRoutine | None = func.__get__(self) if own else func
         return note
 
     def _bindable(self, routine: Callable[..., Any]) -> tuple[bool, Any]:

@@ -110,7 +110,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
                 raise
             raise type(error)(f"{self.name}: {error.args[0]}") from None
         _check_effects(self.name, self.options, options)
-        self._steps_noted: collections.deque[tuple[int, float, float, Sequence[float]]]
+        self._steps_noted: collections.deque[tuple[int, float | None, float, Sequence[float]]]
         self._steps_noted = collections.deque()
         self._figures_of_steps = StepFigures()
         self._noted_figures: Mapping[str, float] = {}
@@ -133,7 +133,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
     def _work_off(self) -> None:
         self._figures_of_steps.follow(self._steps_noted, self.figures_from)
 
-    def _note_counts(self, number: int, begin: float, end: float) -> None:
+    def _note_counts(self, number: int, begin: float | None, end: float) -> None:
         # What follows from them waits until someone asks: steps may be small.
         self._steps_noted.append((number, begin, end, self.sums()))
 
@@ -148,6 +148,8 @@ class ReportingTool(Tool, Generic[OptionsT]):
             self._noted_figures = dict(self.running_figures())
             if self._counts_ops:
                 self._noted_counts = self.op_counts()
+        elif self._steps_noted:
+            self._noted_figures, self._noted_counts = self.figures_from(self._steps_noted[-1][3])
         self._step_figures.begin(
             point.iteration, self._noted_figures, self._noted_counts, point.begin
         )
@@ -207,15 +209,15 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
         A tool that defines these two may define this one and :meth:`figures_from` as well. It then
         only reads its numbers at the end of most steps, outside of tools' code: without tensors and
-        locks.
+        locks. So does one that defines none of the four, and has no numbers.
         """
-        raise NotImplementedError
+        return ()
 
     def figures_from(
         self, sums: Sequence[float]
     ) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
         """What :meth:`running_figures` and :meth:`op_counts` were when :meth:`sums` gave `sums`."""
-        raise NotImplementedError
+        return _NO_FIGURES, _NO_COUNTS
 
     def op_counts_of_step(self) -> Mapping[str, Sequence[float]]:
         """What the last step that has ended added to :meth:`op_counts`; empty before one."""
@@ -298,9 +300,9 @@ _OF_COUNTS = "sums", "figures_from", "running_figures", "op_counts"
 
 
 def _have_one_owner(cls: type[ReportingTool[Any]], names: Sequence[str]) -> bool:
-    """Whether one class, which is not the base class, defines all these methods."""
+    """Whether one class defines all these methods."""
     owners = {next(one for one in cls.__mro__ if name in vars(one)) for name in names}
-    return len(owners) == 1 and ReportingTool not in owners
+    return len(owners) == 1
 
 
 _STEPS_KEPT = 64
@@ -411,20 +413,23 @@ class StepFigures:
 
     def follow(
         self,
-        noted: collections.deque[tuple[int, float, float, _Sums]],
+        noted: collections.deque[tuple[int, float | None, float, _Sums]],
         figures_from: Callable[[_Sums], tuple[Mapping[str, float], _Counts]],
     ) -> None:
         """Do :meth:`end` of many steps, and :meth:`begin` of the step after each.
 
         Args:
             noted: of each step its number, begin, end and sums of operators, the oldest first;
-                empty afterwards.
+                empty afterwards. Where the begin is unknown, that of the step after it is, too.
             figures_from: gives the figures and the sums by name.
         """
         begins, count_begins, series = self._begins, self._count_begins, self.series
         while noted:
             number, begun, ended, sums = noted.popleft()
             figures, counts = figures_from(sums)
+            if begun is None:
+                self.end(number, figures, _NO_FIGURES, counts, ended)
+                continue
             if not noted or number != self._begun or number != self.count:
                 self.end(number, figures, _NO_FIGURES, counts, ended, begun)
                 self.begin(number + 1, figures, counts)
