@@ -149,6 +149,19 @@ class PatchSet:
             raise failed
 
 
+def named_as(vanilla: Any, function: Any) -> Any:
+    """`function`, named as the one whose place it takes.
+
+    Python's errors about wrong arguments have the name; with parameters of the same names they are
+    those that the program would have met without the patch. ``functools.wraps`` is for functions of
+    which nobody asks whose they are: it takes the module, too, and links the two.
+    """
+    # Another library may have put something without a name there.
+    function.__name__ = getattr(vanilla, "__name__", function.__name__)
+    function.__qualname__ = getattr(vanilla, "__qualname__", function.__qualname__)
+    return function
+
+
 def _code_calling(called: Callable[..., Any], instead_of: types.CodeType) -> types.CodeType:
     """Code that hands its arguments on to `called`, for the function that has had `instead_of`."""
     names = instead_of.co_freevars

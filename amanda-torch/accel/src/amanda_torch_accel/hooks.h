@@ -542,13 +542,13 @@ static PyTypeObject Accumulation_Type, Entry_Type;
 static THREAD_LOCAL PyObject *attached;
 
 static PyObject *
-add_hook(PyObject *vanilla, PyObject *const *values, Py_ssize_t count)
+add_hook(PyObject *vanilla, PyObject *const *values, Py_ssize_t count, PyObject *names)
 {
-    int is_ours = count == 2
+    int is_ours = count == 2 && names == NULL
                   && (Py_IS_TYPE(values[1], &Hook_Type) || Py_IS_TYPE(values[1], &Entry_Type)
                       || Py_IS_TYPE(values[1], &Accumulation_Type));
-    if (!is_ours && (count != 2 || values[1] != attached)) {
-        return PyObject_Vectorcall(vanilla, values, count, NULL);
+    if (!is_ours && (count != 2 || names != NULL || values[1] != attached)) {
+        return PyObject_Vectorcall(vanilla, values, count, names);
     }
     PyObject *dict, *pair = NULL;
     if (values[0] == Py_None) {
@@ -590,4 +590,4 @@ gate_attach(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 static PyMethodDef add_hook_def = {"_register_hook", (PyCFunction)(void (*)(void))add_hook,
-                                   METH_FASTCALL, NULL};
+                                   METH_FASTCALL | METH_KEYWORDS, NULL};

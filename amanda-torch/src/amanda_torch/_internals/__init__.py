@@ -111,7 +111,12 @@ from amanda_torch._internals.graphs import (
     without_marks,
     without_values,
 )
-from amanda_torch._internals.interpreter import call_in_main_thread, call_soon
+from amanda_torch._internals.interpreter import (
+    call_in_main_thread,
+    call_in_place,
+    call_soon,
+    unseen_by_warnings,
+)
 from amanda_torch._internals.keras import KERAS_INFERENCE, keras_backend
 from amanda_torch._internals.modules import (
     CHECKPOINT,
@@ -279,6 +284,7 @@ __all__ = [
     "call_captured",
     "call_composite",
     "call_in_main_thread",
+    "call_in_place",
     "call_soon",
     "caller_frame",
     "captured_alone",
@@ -381,6 +387,7 @@ __all__ = [
     "tracing_context",
     "undisabled",
     "unused_accelerator",
+    "unseen_by_warnings",
     "valueless",
     "version_of",
     "versions_of",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,6 +138,7 @@ def _proxies_in(tx: Any, value: Any) -> list[Any]:
 def _noting_calls(vanilla: Any) -> Any:
     """Dynamo's capture of a module's call, which also notes calls of modules that code makes."""
 
+    @functools.wraps(vanilla)
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if self.source and not MODULE_MARKS.is_on:
             return vanilla(self, tx, args, kwargs)
@@ -159,9 +161,10 @@ def _noting_stacks(vanilla: Any) -> Any:
     """Dynamo's note of a module's call for the nodes within, which are marked if that is wanted."""
 
     @contextmanager
-    def record_nn_module_stack(key: str, source: Any, tx: Any, module: Any) -> Iterator[None]:
-        with vanilla(key, source, tx, module):
-            MODULE_MARKS.note_stack(tx, module)
+    @functools.wraps(vanilla)
+    def record_nn_module_stack(module_key: str, source: Any, tx: Any, mod: Any) -> Iterator[None]:
+        with vanilla(module_key, source, tx, mod):
+            MODULE_MARKS.note_stack(tx, mod)
             yield
 
     return record_nn_module_stack
@@ -170,6 +173,7 @@ def _noting_stacks(vanilla: Any) -> Any:
 def _noting_loss(vanilla: Any) -> Any:
     """Dynamo's capture of ``nn.CrossEntropyLoss(...)``, for which it makes a function."""
 
+    @functools.wraps(vanilla)
     def call_cross_entropy_loss(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         MODULE_MARKS.refused = "it makes a module"
         variable = vanilla(self, tx, args, kwargs)

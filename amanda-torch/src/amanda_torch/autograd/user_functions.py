@@ -39,10 +39,13 @@ class _Creation(threading.local):
 _CREATION = _Creation()
 
 
-def note_created(node: Any) -> None:
+def note_created(*args: Any, **kwargs: Any) -> None:
     """Take the place of the nodes' ``__init__``: note the node where somebody asks for it."""
-    if _CREATION.nodes is not None:
-        _CREATION.nodes.append(node)
+    if _CREATION.nodes is not None and args:
+        _CREATION.nodes.append(args[0])
+    # Of a node ``object`` takes all arguments, as long as nothing is in the place of its own.
+    if not (args and isinstance(args[0], _internals.FUNCTION_NODE)):
+        object.__init__(*args, **kwargs)
 
 
 @contextmanager

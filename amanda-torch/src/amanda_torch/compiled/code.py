@@ -254,5 +254,5 @@ class Method:
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
-    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, target: Any, /, *args: Any, **kwargs: Any) -> Any:
         return getattr(target, self.__name__)(*args, **kwargs)

@@ -536,7 +536,7 @@ class _Writer:
         assert operator is not None
         executor, frame, cells = interceptor.executor, call.frame, call.frame.cells
 
-        def claimed(start: int | None, *args: Any, **kwargs: Any) -> Any:
+        def claimed(start: int | None, /, *args: Any, **kwargs: Any) -> Any:
             interceptor.frame = frame
             interceptor.cells = cells
             given = args if start is None else args[1:]
@@ -552,7 +552,7 @@ class _Writer:
 
     # -- what is rare -----------------------------------------------------
 
-    def _before(self, call: Known, found: Any, *args: Any, **kwargs: Any) -> Any:
+    def _before(self, call: Known, found: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run an operator after a routine before it has returned something."""
         known, operator, interceptor = call.known, call.operator, self._interceptor
         assert known is not None
@@ -563,7 +563,7 @@ class _Writer:
         executor = interceptor.executor
         return executor.run(known, operator.func, args, kwargs, operator.key, values)
 
-    def _after(self, call: Known, found: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+    def _after(self, call: Known, found: Any, result: Any, /, *args: Any, **kwargs: Any) -> Any:
         """The result of an operator after a routine after it has returned something."""
         known, operator = call.known, call.operator
         assert known is not None

@@ -97,7 +97,7 @@ class NoticingRun:
             self._passes.give_up()
             self._leave(0)
 
-    def _site(self, site: Site, *args: Any, **kwargs: Any) -> Any:
+    def _site(self, site: Site, /, *args: Any, **kwargs: Any) -> Any:
         """Run one call of the graph."""
         interceptor = self._interceptor
         # Dynamo notes no module calls with what switches gradients or autocast on and off.

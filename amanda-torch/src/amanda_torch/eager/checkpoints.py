@@ -6,12 +6,13 @@ the backward pass needs them, possibly in a thread of autograd's that no scope c
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from amanda.patching import PatchSet
+from amanda.patching import PatchSet, named_as
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.eager.interceptors import LOCAL
@@ -41,6 +42,7 @@ class Checkpoints:
         patches.wrap(_internals.CHECKPOINT.CheckpointFunction, "forward", self._forward)
 
     def _generator(self, vanilla: Any) -> Any:
+        @functools.partial(named_as, vanilla)
         def generator(fn: Any, *args: Any, **kwargs: Any) -> Any:
             return vanilla(self._recomputed(fn), *args, **kwargs)
 
@@ -49,9 +51,10 @@ class Checkpoints:
     def _forward(self, vanilla: Any) -> Any:
         forward = vanilla.__func__
 
-        def forward_with(ctx: Any, run_function: Any, *args: Any) -> Any:
+        @functools.partial(named_as, forward)
+        def forward_with(ctx: Any, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
             again = self._recomputed(run_function)
-            result = forward(ctx, run_function, *args)
+            result = forward(ctx, run_function, preserve_rng_state, *args)
             ctx.run_function = again
             return result
 

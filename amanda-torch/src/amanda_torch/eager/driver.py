@@ -19,7 +19,7 @@ from torch import nn
 
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
-from amanda.patching import PatchSet
+from amanda.patching import PatchSet, named_as
 from amanda.references import is_own
 from amanda.registry.proofs import is_proving
 from amanda.state import LIVE_SCOPES, WeakMembers
@@ -218,14 +218,23 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         # PyTorch's profiler of stacks tells calls of modules by the frame that `plain` leaves out.
         profiled = sys.getprofile
         outermost, before = self.runner_of_outermost, self.iterations_before_runner
+        dispatcher, plain_module = self.dispatcher, nn.Module
 
-        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        # The parameters are PyTorch's own: a model may take keywords of any other name.
+        @functools.partial(named_as, vanilla)
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             interceptor = LOCAL.interceptor
             # Interceptor.is_quiet(), inlined: this runs at every module call.
-            if interceptor is None or interceptor.muted or interceptor.thread["paused"]:
-                return vanilla(module, *args, **kwargs)
+            if (
+                interceptor is None
+                or interceptor.muted
+                or interceptor.thread["paused"]
+                or not isinstance(self, plain_module)
+            ):
+                return vanilla(self, *args, **kwargs)
+            module = self
             if isinstance(module, FUSED) and not (module.training or interceptor.fused.is_busy):
-                run = functools.partial(entered, interceptor, module, *args, **kwargs)
+                run = functools.partial(entered, interceptor, module, args, kwargs)
                 return interceptor.fused.call(module, run)
             if interceptor.stale:
                 interceptor.refresh()
@@ -234,7 +243,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             ):
                 # In this function: a further frame would stand in the user's tracebacks.
                 given = (*args, *kwargs.values())
-                with ModuleCall(self.dispatcher, interceptor, module, given) as call:
+                with ModuleCall(dispatcher, interceptor, module, given) as call:
                     try:
                         if (
                             outermost is not None
@@ -279,29 +288,30 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     interceptor.frame = parent
                     interceptor.cells = parent.cells
 
-        def entered(interceptor: Interceptor, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def entered(interceptor: Interceptor, module: nn.Module, args: Any, kwargs: Any) -> Any:
             given = (*args, *kwargs.values())
-            with ModuleCall(self.dispatcher, interceptor, module, given) as call:
+            with ModuleCall(dispatcher, interceptor, module, given) as call:
                 call.result = vanilla(module, *args, **kwargs)
                 return call.result
 
         return __call__
 
     def _script_call(self, vanilla: Any) -> Any:
-        def __call__(function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807
             interceptor = LOCAL.interceptor
             if interceptor is not None and interceptor.is_listening():
                 self.dispatcher.not_seen("TorchScript functions: their operators run in C++")
-            return vanilla(function, *args, **kwargs)
+            return vanilla(*args, **kwargs)
 
         return __call__
 
     def _engine(self, vanilla: Any) -> Any:
         """The entry of every backward pass that Python starts."""
 
-        def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            interceptor = LOCAL.interceptor
-            if interceptor is None:
+        @functools.partial(named_as, vanilla)
+        def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            interceptor, roots = LOCAL.interceptor, t_outputs
+            if interceptor is None or not isinstance(roots, tuple):
                 return vanilla(roots, *args, **kwargs)
             if self.dispatcher.is_paused():
                 # A tool's own pass. Autograd's device threads do not know that it is: the

@@ -279,7 +279,7 @@ class Executor:
     ) -> tuple[Any, ActionPlan, KnownGradients]:
         """The same for an operator that runs as it is: most of the new ones of a large model."""
         start = _internals.sequence_number()
-        result = call.func(*call.args, **call.kwargs)
+        result = _internals.call_in_place(call.func, call.args, call.kwargs)
         outputs = tensors_of(result)
         first, plan = execution.plan, execution.finish(outputs)
         gradients = NO_GRADIENTS
@@ -334,7 +334,7 @@ class Executor:
                 execution = self._dispatcher.begin(call, scopes, later)
                 _internals.set_modes(outer)
                 with _internals.running():
-                    result = func(*args, **kwargs)
+                    result = _internals.call_in_place(func, args, kwargs)
                 if outer:
                     _internals.hide_modes()
                 execution.finish(tensors_of(result))

@@ -11,11 +11,12 @@ the first two so that C takes the third way, which leads to the driver.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
-from amanda.patching import PatchSet
+from amanda.patching import PatchSet, named_as
 from amanda_torch import _internals
 from amanda_torch.autograd.user_functions import note_created, run_backward
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted
@@ -67,12 +68,15 @@ def _run(cls: Any, args: Any, kwargs: Any) -> Any:
 def _backward(vanilla: Any) -> Any:
     """Hide the operators inside the backward of an ``autograd.Function``, which is one operator."""
 
-    def apply(node: Any, *args: Any) -> Any:
+    @functools.partial(named_as, vanilla)
+    def apply(self: Any, *args: Any) -> Any:
         interceptor = LOCAL.interceptor
-        if interceptor is None or _is_descended(_internals.forward_class(node)):
-            return run_backward(node, vanilla, args)
+        if not isinstance(self, _internals.FUNCTION_NODE):
+            return vanilla(self, *args)
+        if interceptor is None or _is_descended(_internals.forward_class(self)):
+            return run_backward(self, vanilla, args)
         with muted():
-            return run_backward(node, vanilla, args)
+            return run_backward(self, vanilla, args)
 
     return apply
 
@@ -80,11 +84,12 @@ def _backward(vanilla: Any) -> Any:
 def _compiled_backward(vanilla: Any) -> Any:
     """Hide the operators inside the backward of a function that a compiler has made."""
 
-    def apply(node: Any, *args: Any) -> Any:
+    @functools.partial(named_as, vanilla)
+    def apply(self: Any, *args: Any) -> Any:
         if LOCAL.interceptor is None:
-            return vanilla(node, *args)
+            return vanilla(self, *args)
         with muted():
-            return vanilla(node, *args)
+            return vanilla(self, *args)
 
     return apply
 

@@ -440,7 +440,7 @@ class Interceptor(Tracker, TorchFunctionMode):
             return self.executor.analyse(plan, func, name, op_id, args, kwargs, key, scopes, later)
         known = None
         if plan is not None and not plan:
-            result = func(*args, **kwargs)
+            result = _internals.call_in_place(func, args, kwargs)
         else:
             executor = self.executor
             result, known = executor.run_first(plan, func, name, op_id, args, kwargs, key, scopes)

@@ -61,7 +61,7 @@ class KerasCalls:
         points = self._dispatcher.points
 
         @functools.wraps(vanilla)
-        def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        def apply(optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
             step = functools.partial(vanilla, optimizer, *args, **kwargs)
             return points.call_optimizer(step, functools.partial(_steps_of, optimizer))
 

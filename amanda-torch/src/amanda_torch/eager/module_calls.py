@@ -183,7 +183,8 @@ class CallPatch:
         self._patches.undo()
 
 
-def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+@_internals.unseen_by_warnings
+def trace(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function that traces with ``torch.fx``."""
     try:
         return _run(function, *args, **kwargs)
@@ -191,7 +192,8 @@ def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _LOCK.hold(_remove_left)
 
 
-def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+@_internals.unseen_by_warnings
+def _run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call it; the frame says that this thread traces."""
     # Whoever replaces the call now has looked for traces before this one.
     _LOCK.hold(lambda: None)
@@ -265,8 +267,9 @@ class OptimizerSteps:
         points = self._dispatcher.points
 
         @functools.wraps(vanilla)
-        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            return points.call_optimizer(functools.partial(vanilla, scaler, *args, **kwargs))
+        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            run = functools.partial(vanilla, self, optimizer, *args, **kwargs)
+            return points.call_optimizer(run)
 
         return step
 

@@ -347,7 +347,7 @@ class Operation:
         _internals.show_modes(self._outer)
         try:
             with _internals.running():
-                return self._call.func(*args, **kwargs)
+                return _internals.call_in_place(self._call.func, args, kwargs)
         finally:
             if self._outer:
                 _internals.hide_modes()

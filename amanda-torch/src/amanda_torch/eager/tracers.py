@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from amanda.errors import CoverageWarning
-from amanda.patching import PatchSet
+from amanda.patching import PatchSet, named_as
 from amanda.registry import import_hook
 from amanda.registry.proofs import is_proving
 from amanda.signatures import signature_of
@@ -150,11 +150,16 @@ class Tracers:
 
     def _suspending(self, vanilla: Any) -> Any:
         # TorchScript looks up the names that a class uses in the frame of the program.
-        is_counting_frames = _internals.FRAMES_UP in signature_of(vanilla).parameters
+        names = list(signature_of(vanilla).parameters)
+        is_counting_frames = _internals.FRAMES_UP in names
+        place = names.index(_internals.FRAMES_UP) if is_counting_frames else 0
 
+        @_internals.unseen_by_warnings
         @functools.wraps(vanilla)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            if is_counting_frames:
+            if is_counting_frames and len(args) > place:
+                args = (*args[:place], args[place] + 1, *args[place + 1 :])
+            elif is_counting_frames:
                 kwargs[_internals.FRAMES_UP] = kwargs.get(_internals.FRAMES_UP, 0) + 1
             with self.suspended():
                 return vanilla(*args, **kwargs)
@@ -164,6 +169,7 @@ class Tracers:
     def _tracing(self, vanilla: Any) -> Any:
         suspending = self._suspending(vanilla)
 
+        @_internals.unseen_by_warnings
         @functools.wraps(vanilla)
         def traced(*args: Any, **kwargs: Any) -> Any:
             return trace(suspending, *args, **kwargs)
@@ -216,9 +222,10 @@ class Tracers:
     def _uncompiled(self, vanilla: Any) -> Any:
         """Compiled functions run captured, or eagerly, in covered threads; the latter is said."""
 
+        @functools.partial(named_as, vanilla)
         def callback_from_stance(callback: Any) -> Any:
             # Asked several times in each call of a compiled function.
-            if callback is None or callback is False:
+            if callback is None or callback is False or not callable(callback):
                 return vanilla(callback)
             interceptor = LOCAL.interceptor
             if interceptor is None or interceptor.is_quiet():
@@ -275,8 +282,11 @@ def _with_vanilla_call(vanilla: Any) -> Any:
     """Let a compiled module bind the vanilla call of the module it is made of: it keeps it."""
 
     @functools.wraps(vanilla)
-    def initialize(compiled: Any) -> Any:
-        module = getattr(compiled, _internals.COMPILED_MODULE)
+    def initialize(self: Any) -> Any:
+        compiled = self
+        module = getattr(compiled, _internals.COMPILED_MODULE, None)
+        if module is None:
+            return vanilla(compiled)
         own = vars(module)
         if "__call__" in own or type(module).__call__ is not nn.Module.__call__:
             return vanilla(compiled)
@@ -296,7 +306,12 @@ def _keeping_mode(vanilla: Any) -> Any:
     @functools.wraps(vanilla)
     def set_torch_function_mode_stack(stack: Sequence[Any]) -> None:
         interceptor = LOCAL.interceptor
-        if interceptor is not None and interceptor.is_listening() and interceptor not in stack:
+        if (
+            isinstance(stack, (list, tuple))
+            and interceptor is not None
+            and interceptor.is_listening()
+            and interceptor not in stack
+        ):
             # It is captured where no other mode is on, and so lies below all that it enters.
             stack = [interceptor, *stack]
         vanilla(stack)
@@ -331,11 +346,11 @@ def _overrides_one(vanilla: Any) -> Any:
     Functions written in Python then go straight to the operators that they call.
     """
 
-    def has_torch_function_unary(relevant_arg: Any) -> bool:
+    def has_torch_function_unary(*args: Any, **kwargs: Any) -> bool:
         interceptor = LOCAL.interceptor
-        if interceptor is None or not interceptor.is_alone():
-            return bool(vanilla(relevant_arg))
-        return type(relevant_arg) not in _PLAIN and _ask_vanilla(interceptor, vanilla, relevant_arg)
+        if interceptor is None or not interceptor.is_alone() or kwargs or len(args) != 1:
+            return bool(vanilla(*args, **kwargs))
+        return type(args[0]) not in _PLAIN and _ask_vanilla(interceptor, vanilla, args[0])
 
     return has_torch_function_unary
 
@@ -343,10 +358,10 @@ def _overrides_one(vanilla: Any) -> Any:
 def _overrides_several(vanilla: Any) -> Any:
     """``has_torch_function_variadic``, likewise."""
 
-    def has_torch_function_variadic(*relevant_args: Any) -> bool:
+    def has_torch_function_variadic(*relevant_args: Any, **kwargs: Any) -> bool:
         interceptor = LOCAL.interceptor
-        if interceptor is None or not interceptor.is_alone():
-            return bool(vanilla(*relevant_args))
+        if interceptor is None or not interceptor.is_alone() or kwargs:
+            return bool(vanilla(*relevant_args, **kwargs))
         if _PLAIN.issuperset(map(type, relevant_args)):
             return False
         return _ask_vanilla(interceptor, vanilla, *relevant_args)
@@ -357,11 +372,11 @@ def _overrides_several(vanilla: Any) -> Any:
 def _overrides_any(vanilla: Any) -> Any:
     """``has_torch_function``, likewise."""
 
-    def has_torch_function(relevant_args: Any) -> bool:
+    def has_torch_function(*args: Any, **kwargs: Any) -> bool:
         interceptor = LOCAL.interceptor
         if interceptor is None or not interceptor.is_alone():
-            return bool(vanilla(relevant_args))
-        return _ask_vanilla(interceptor, vanilla, relevant_args)
+            return bool(vanilla(*args, **kwargs))
+        return _ask_vanilla(interceptor, vanilla, *args, **kwargs)
 
     return has_torch_function
 
@@ -374,17 +389,17 @@ def _overrides_of_modules(vanilla: Any) -> Any:
     """
     without_mode = _overrides_any(vanilla)
 
-    def has_torch_function(relevant_args: Any) -> bool:
+    def has_torch_function(*args: Any, **kwargs: Any) -> bool:
         interceptor = LOCAL.interceptor
         if interceptor is None:
             # Before the frame is asked for, which Dynamo cannot compile.
-            return bool(vanilla(relevant_args))
+            return bool(vanilla(*args, **kwargs))
         caller = _internals.caller_frame(1).f_globals.get("__name__")
         if caller in ASKING and interceptor.fused.is_denied:
             interceptor.fused.was_asked = True
             return True
         answer = vanilla if caller == _internals.OPERATORS_MODULE else without_mode
-        return bool(answer(relevant_args))
+        return bool(answer(*args, **kwargs))
 
     return has_torch_function
 
@@ -392,10 +407,10 @@ def _overrides_of_modules(vanilla: Any) -> Any:
 _CHECKS = (_overrides_any, _overrides_one, _overrides_several)
 
 
-def _ask_vanilla(interceptor: Interceptor, check: Any, *args: Any) -> bool:
+def _ask_vanilla(interceptor: Interceptor, check: Any, /, *args: Any, **kwargs: Any) -> bool:
     """Ask PyTorch's own check while our mode is off."""
     interceptor.exit()
     try:
-        return bool(check(*args))
+        return bool(check(*args, **kwargs))
     finally:
         interceptor.enter()
