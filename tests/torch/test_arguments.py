@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 import amanda
-from tests.torch.support import On, after, applied, before
+from amanda_torch.plugin import TorchEagerDriver
+from tests.torch.support import Identity, On, after, applied, before, interceptors
 
 R = torch.rand
 
@@ -367,3 +370,96 @@ def test_the_operator_is_callable() -> None:
         wanted = layer(x)
     assert found[0].__name__ == "linear"
     assert torch.equal(found[0](x, layer.weight, layer.bias), wanted)
+
+
+# -- structures that hold themselves --------------------------------------
+
+
+@dataclasses.dataclass
+class _Node:
+    """A node of a graph, which leads to its neighbours and they to it."""
+
+    value: torch.Tensor
+    neighbours: list[_Node] = dataclasses.field(default_factory=list)
+
+
+class _Linked(nn.Module):
+    def forward(self, structure: Any, x: torch.Tensor) -> Any:
+        for _ in range(8):
+            x = torch.tanh(x)
+        result: dict[str, Any] = {"x": x, "given": structure}
+        result["itself"] = result
+        return result
+
+
+class _Holding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, structure: Any) -> Any:
+        itself: list[Any] = [structure]
+        itself.append(itself)
+        return x * 2, itself
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 2, None
+
+
+def _list_of_itself() -> Any:
+    itself: list[Any] = [R(2)]
+    itself += [itself, itself]
+    return itself
+
+
+def _mapping_of_itself() -> Any:
+    itself: dict[str, Any] = {"x": R(2)}
+    itself["itself"] = (itself, [itself])
+    return itself
+
+
+def _complete_graph() -> Any:
+    nodes = [_Node(R(2)) for _ in range(20)]
+    for node in nodes:
+        node.neighbours.extend(nodes)
+    return nodes[0]
+
+
+def _long_chain() -> Any:
+    first = node = _Node(R(2))
+    for _ in range(3 * sys.getrecursionlimit()):
+        node.neighbours.append(_Node(R(2)))
+        node = node.neighbours[0]
+    return first
+
+
+@pytest.mark.parametrize("name", interceptors("mode", "gate", "capture"))
+@pytest.mark.parametrize(
+    "make", [_list_of_itself, _mapping_of_itself, _complete_graph, _long_chain]
+)
+@pytest.mark.parametrize("tool", ["count", "summary", "trace", "path", None])
+def test_structures_may_hold_themselves(
+    name: str, make: Callable[[], Any], tool: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module or an ``autograd.Function`` may take and give structures that lead back to
+    themselves, and such as are deeper than Python calls functions."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
+    x, structure, model = R(2, requires_grad=True), make(), _Linked()
+    with applied(Identity() if tool is None else amanda.tools.load(tool)()):
+        for _ in range(5):
+            result = model(structure, x)
+            assert result["given"] is structure
+            assert result["itself"] is result
+            result["x"].sum().backward()
+            doubled, itself = _Holding.apply(x, structure)
+            assert itself[1] is itself
+            doubled.sum().backward()
+
+
+def test_trace_shows_that_a_list_holds_itself() -> None:
+    """An attribute that holds itself has an ellipsis where it does."""
+    itself: list[Any] = [1]
+    itself.append(itself)
+    trace = amanda.tools.graph_tracing.GraphTracingTool()
+    with applied(trace):
+        _Holding.apply(R(2, requires_grad=True), itself)
+    attributes = [dict(node.attributes) for node in trace.graph.ops]
+    assert [1, "..."] in [value for found in attributes for value in found.values()]

@@ -159,14 +159,17 @@ _NAMED = frozenset({"dtype", "device", "layout", "memory_format", "DType"})
 """Classes of frameworks whose values are names."""
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, around: tuple[Any, ...] = ()) -> Any:
     kind = type(value)
     if value is None or kind in _PLAIN:
         return value
     if isinstance(value, (list, tuple)):
         if len(value) <= _MAX_ITEMS and _PLAIN.issuperset(map(type, value)):
             return list(value)
-        items = [_plain(item) for item in value[: _MAX_ITEMS + 1]]
+        if any(one is value for one in around):  # it holds itself
+            return _OTHER
+        around = (*around, value)
+        items = [_plain(item, around) for item in value[: _MAX_ITEMS + 1]]
         is_data = len(items) > _MAX_ITEMS or any(item is _OTHER for item in items)
         return _OTHER if is_data else items
     if kind.__name__ in _NAMED:

@@ -7,8 +7,8 @@ scalar, is kept alive until tracing ends.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -427,26 +427,41 @@ class _Held:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        yield value
-        return
-    yield from itertools.chain.from_iterable(map(_leaves, value))
+    waiting, seen = [value], dict[int, Any]()
+    while waiting:
+        item = waiting.pop()
+        if not isinstance(item, (list, tuple, Mapping)):
+            yield item
+        elif id(item) not in seen:  # else it holds itself
+            seen[id(item)] = item
+            waiting.extend(reversed([*(item.values() if isinstance(item, Mapping) else item)]))
 
 
-def _plain(value: Any) -> Any:
-    """Convert an argument to plain data, which keeps no object of the program alive."""
+def _plain(value: Any, around: tuple[Any, ...] = ()) -> Any:
+    """Convert an argument to plain data, which keeps no object of the program alive.
+
+    Args:
+        value: the argument, or what is in it.
+        around: the containers that it is in. For one that holds itself there is an ellipsis.
+    """
     if isinstance(value, _SCALARS) and type(value).__module__ == "builtins":
         return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, Mapping)):
+        if any(one is value for one in around):
+            return "..."
+        around = (*around, value)
+        if isinstance(value, Mapping):
+            return {str(key): _plain(item, around) for key, item in value.items()}
+        return [_plain(item, around) for item in value]
     return getattr(value, "__qualname__", None) or _short(value)
 
 
 def _short(value: Any) -> str:
+    if dataclasses.is_dataclass(value) and not set(_SCALARS).issuperset(
+        map(type, getattr(value, "__dict__", {}).values())
+    ):
+        # Its text has those of all that it leads to: of a graph's node, each way through the graph.
+        return f"<{type(value).__name__}>"
     try:
         text = str(value)
     except Exception:

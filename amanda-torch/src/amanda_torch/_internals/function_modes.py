@@ -120,10 +120,41 @@ def overrides(value: Any) -> bool:
         return False
     if isinstance(value, torch.Tensor):
         return cls.__torch_function__ is not _inherited
-    if not isinstance(value, (list, tuple)):
+    if not isinstance(value, (list, tuple)) or PLAIN.issuperset(map(type, value)):
         return False
-    # The second for what is nested, or overrides.
-    return not PLAIN.issuperset(map(type, value)) and any(map(overrides, value))
+    # What is nested, or overrides.
+    return any_tensor_in(value, (list, tuple), overrides)
+
+
+def any_tensor_in(
+    value: Any, containers: tuple[type, ...], test: Callable[[Any], bool] | None = None
+) -> bool:
+    """Whether a container holds a tensor, or one for which `test` holds.
+
+    A container may hold itself, and one that is held twice is looked at once.
+
+    Args:
+        value: the container.
+        containers: types of the containers in it that are looked into.
+        test: asked of each tensor.
+    """
+    waiting = [value]
+    # With the containers, as some are made when they are asked for.
+    seen: dict[int, Any] = {}
+    while waiting:
+        container = waiting.pop()
+        if id(container) in seen:
+            continue
+        seen[id(container)] = container
+        for item in dict.values(container) if isinstance(container, dict) else container:
+            # Of most items the type tells: an abstract one takes longer.
+            kind = type(item)
+            if kind in PLAIN_TENSORS or (kind not in PLAIN and isinstance(item, torch.Tensor)):
+                if test is None or test(item):
+                    return True
+            elif isinstance(item, containers):
+                waiting.append(item)
+    return False
 
 
 def takes_few(value: Any) -> bool:

@@ -564,13 +564,9 @@ _MODULE = _forward.__code__.co_varnames[0]
 
 def _holds_other_tensors(value: Any) -> bool:
     """Whether a value is, or holds, a tensor of a subclass; nothing is read of it."""
-    if isinstance(value, torch.Tensor):
-        return type(value) not in _internals.PLAIN_TENSORS
-    if isinstance(value, dict):
-        value = dict.values(value)
-    elif not isinstance(value, (tuple, list)):
-        return False
-    return any(map(_holds_other_tensors, value))
+    return _internals.any_tensor_in(
+        (value,), (tuple, list, dict), lambda t: type(t) not in _internals.PLAIN_TENSORS
+    )
 
 
 def _refuse_tensor(cls: type[Any]) -> None:
@@ -580,13 +576,26 @@ def _refuse_tensor(cls: type[Any]) -> None:
 
 
 def _form(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return (type(value), value.dim(), value.dtype, value.requires_grad)
-    if isinstance(value, (tuple, list)):
-        return (type(value), *map(_form, value))
-    if isinstance(value, dict):
-        return (type(value), *((str(key), _form(item)) for key, item in value.items()))
-    return value if value is None or isinstance(value, bool) else type(value)
+    # Flat, since what is nested may be deep, or hold itself: then it has the number of its place.
+    form: list[Any] = []
+    waiting, seen = [value], dict[int, tuple[int, Any]]()
+    while waiting:
+        item = waiting.pop()
+        kind = type(item)
+        if item is None or kind is bool:
+            form.append(item)
+        elif kind in _internals.PLAIN_TENSORS or isinstance(item, torch.Tensor):
+            form.append((kind, item.dim(), item.dtype, item.requires_grad))
+        elif not isinstance(item, (tuple, list, dict)):
+            form.append(kind)
+        elif id(item) in seen:
+            form.append(seen[id(item)][0])
+        else:
+            seen[id(item)] = len(seen), item
+            is_mapping = isinstance(item, dict)
+            form.append((kind, *map(str, item)) if is_mapping else (kind, len(item)))
+            waiting.extend(reversed(item.values() if is_mapping else item))
+    return tuple(form)
 
 
 # -- whether a graph does the same --------------------------------------------

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from amanda.interface.calls import OpCall
+from amanda_torch import _internals
 from amanda_torch.operators.names import is_constant, op_view
 from amanda_torch.operators.parameters import Slot, Source, slots_of
 
@@ -32,14 +33,14 @@ Place = str | tuple[Source, Path]
 """Where an input sits in a call: in an argument, or the keyword of an absent optional tensor."""
 
 
+_CONTAINERS = (list, tuple, dict)
+"""Types whose items are inputs of an operator, if they are tensors."""
+
+
 def _has_tensor(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return True
-    if isinstance(value, (list, tuple)):
-        return any(_has_tensor(item) for item in value)
-    if isinstance(value, dict):
-        return any(_has_tensor(item) for item in value.values())
-    return False
+    return isinstance(value, _CONTAINERS) and _internals.any_tensor_in(value, _CONTAINERS)
 
 
 def _kind(value: Any) -> str:
@@ -51,16 +52,24 @@ def _kind(value: Any) -> str:
     return "L" if _has_tensor(value) else "O"
 
 
-def _expand(value: Any, path: Path, found: list[tuple[Any, Path]]) -> None:
-    """Collect the tensors of a nested argument, each with the path that leads to it."""
+def _expand(
+    value: Any, path: Path, found: list[tuple[Any, Path]], around: tuple[Any, ...] = ()
+) -> None:
+    """Collect the tensors of a nested argument, each with the path that leads to it.
+
+    Args:
+        value: the argument, or what is in it.
+        path: leads to it.
+        found: is added to.
+        around: the containers that it is in. One that holds itself is not gone into again.
+    """
     if isinstance(value, torch.Tensor):
         found.append((value, path))
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            _expand(item, (*path, index), found)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _expand(item, (*path, key), found)
+    elif isinstance(value, _CONTAINERS) and not any(one is value for one in around):
+        around = (*around, value)
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            _expand(item, (*path, key), found, around)
 
 
 def with_item(container: Any, path: Path, value: Any) -> Any:
@@ -301,25 +310,40 @@ def tensors_of(result: Any) -> list[Any]:
 
 
 def tensors_in(value: Any) -> list[Any]:
-    """The tensors that a module takes or gives, flat: those in mappings and data classes, too."""
+    """The tensors that a module takes or gives, flat: those in mappings and data classes, too.
+
+    What is held twice is looked at once, but a tensor counts at each place.
+    """
     if isinstance(value, torch.Tensor):
         return [value]
-    items: Iterable[Any] = ()
-    if isinstance(value, (list, tuple)):
-        items = value
-    elif isinstance(value, (dict, Mapping)):
-        # Most are dictionaries, of which an abstract class takes a microsecond to say so.
-        items = value.values()
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        items = (getattr(value, field.name, None) for field in dataclasses.fields(value))
     found = []
-    for item in items:
-        # Asked at each call of an outermost module: most items are tensors.
-        if isinstance(item, torch.Tensor):
-            found.append(item)
-        elif item is not None:
-            found += tensors_in(item)
+    waiting = [iter(_items(value))]
+    # What is nested may lead back to what it is in, as a node of a graph does.
+    seen = {id(value): value}
+    while waiting:
+        for item in waiting[-1]:
+            # Asked at each call of an outermost module: most items are tensors.
+            if isinstance(item, torch.Tensor):
+                found.append(item)
+            elif item is not None and type(item) not in _internals.PLAIN and id(item) not in seen:
+                seen[id(item)] = item
+                waiting.append(iter(_items(item)))
+                break
+        else:
+            waiting.pop()
     return found
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """What a module may take its tensors from."""
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, (dict, Mapping)):
+        # Most are dictionaries, of which an abstract class takes a microsecond to say so.
+        return value.values()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    return ()
 
 
 def with_tensors(result: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
