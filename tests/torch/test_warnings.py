@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import amanda
 from amanda_torch.plugin import TorchEagerDriver
-from tests.torch.support import TRANSPARENT, applied, interceptors
+from tests.torch.support import TRANSPARENT, On, applied, interceptors
 
 X = torch.ones(2, 3, 4, requires_grad=True)
 
@@ -98,3 +98,23 @@ def test_tracebacks_end_at_the_line_of_the_program() -> None:
         torch.ones(2) @ torch.ones(3)
     last = traceback.extract_tb(raised.value.__traceback__)[-1]
     assert (last.filename, last.line) == (__file__, "torch.ones(2) @ torch.ones(3)")
+
+
+@pytest.mark.parametrize("name", interceptors("mode", "gate"))
+def test_replaced_operators_warn_of_a_result_that_is_resized(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor of ``out=`` that gets another shape is warned of as PyTorch does, also where a tool
+    replaces the operator; an empty one is not."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
+    wanted = torch.ones(2, 3, dtype=torch.float64)
+
+    def added(*shape: int) -> Callable[[], Any]:
+        return lambda: torch.add(wanted, 1, out=torch.empty(*shape, dtype=torch.float64))
+
+    tool = On(add=lambda context: context.replace_op(lambda x: x + 1))
+    for resized in (added(0), added(2, 3), added(5), added(1, 2, 3)):
+        expected = _warned(resized)
+        with applied(tool):
+            assert _warned(resized) == expected
+    assert len(tool.met) == 4

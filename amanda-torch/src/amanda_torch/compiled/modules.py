@@ -592,9 +592,8 @@ def _form(value: Any) -> Any:
             form.append(seen[id(item)][0])
         else:
             seen[id(item)] = len(seen), item
-            is_mapping = isinstance(item, dict)
-            form.append((kind, *map(str, item)) if is_mapping else (kind, len(item)))
-            waiting.extend(reversed(item.values() if is_mapping else item))
+            form.append((kind, *map(str, item)) if isinstance(item, dict) else (kind, len(item)))
+            waiting.extend(reversed(item.values() if isinstance(item, dict) else item))
     return tuple(form)
 
 

@@ -483,7 +483,9 @@ def _written_out(out: Any, result: Any, outputs: Sequence[Any]) -> Any:
     targets = tensors_of(out)
     for output, target in zip(outputs, targets, strict=True):
         if target.shape != output.shape:
-            target.resize_(output.shape)
+            # By an operator with ``out=``, which warns of it as the one that is replaced.
+            value = output.detach().to(target.dtype)
+            _internals.call_in_place(torch.detach_copy, (value,), {"out": target})
             strides = torch.empty_like(output, device="meta").stride()
             target.as_strided_(output.shape, strides)
         _write(output, target)
