@@ -13,7 +13,10 @@ import torch
 from torch import nn
 
 import amanda
+from amanda.errors import CapabilityError
+from amanda.tools.graph_tracing import GraphTracingTool
 from amanda_torch.eager.interceptors import LOCAL
+from amanda_torch.plugin import TorchEagerDriver
 from tests import models
 from tests.torch.support import (
     TRANSPARENT,
@@ -23,6 +26,7 @@ from tests.torch.support import (
     applied,
     before,
     framework_state,
+    interceptors,
     no_gc,
 )
 
@@ -320,6 +324,69 @@ class Doubling(amanda.Tool):
 
     def note(self) -> None:
         self.gradients += 1
+
+
+@pytest.mark.parametrize("tool", ["trace", "nan", "path", "coverage", "profile", "stats"])
+@pytest.mark.parametrize("name", interceptors("mode", "gate", "capture"))
+def test_tools_keep_no_functions_of_the_program(
+    tool: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ``autograd.Function`` that a function defines, what it leads to, and the functions and
+    modules that it is given, die with the program's own references, while the tool lives."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
+
+    def program() -> list[weakref.ref[Any]]:
+        leads_to, inner = torch.ones(3), nn.Linear(3, 3)
+
+        class Square(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any, function: Any, module: Any) -> Any:
+                return function(x) + leads_to
+
+            @staticmethod
+            def backward(ctx: Any, *gradients: Any) -> Any:
+                return *gradients, None, None
+
+        def square(x: torch.Tensor) -> torch.Tensor:
+            return x * x * leads_to
+
+        class Net(nn.Module):
+            def forward(self, x: torch.Tensor) -> Any:
+                return Square.apply(x, square, inner)
+
+        model = Net()
+        for _ in range(4):
+            model(torch.ones(3, requires_grad=True)).sum().backward()
+        return [weakref.ref(one) for one in (leads_to, inner, Square, square, model)]
+
+    kept = amanda.tools.load(tool)()
+    with applied(kept):
+        references = program()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 5
+
+
+def test_a_replay_says_that_a_function_is_gone() -> None:
+    """To run an operator again whose ``autograd.Function`` is gone is an error that says so."""
+    tracing, x = GraphTracingTool(), torch.ones(3, requires_grad=True)
+
+    def program() -> Any:
+        class Identity(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                return x * 2
+
+        Identity.apply(x)
+        return Identity
+
+    with applied(tracing):
+        function = program()
+    given = {tracing.graph.tensor_of(x): x * 2}
+    assert tracing.graph.replay(given)[0].tolist() == [4.0, 4.0, 4.0]
+    del function
+    gc.collect()
+    with pytest.raises(CapabilityError, match="has let go of its function"):
+        tracing.graph.replay(given)
 
 
 def test_records_of_a_model_that_is_gone() -> None:

@@ -112,6 +112,8 @@ def _without(
     while traceback is not None:
         module = _module(traceback)
         is_hidden = module.partition(".")[0] in packages and module not in tools
+        if was_hidden and entries and _is_stand_in(entries[-1], traceback):
+            is_hidden = True
         if not is_hidden:
             if was_hidden and _is_entered_again(entries, traceback):
                 # The first call of the function, and the frame through which it called Amanda.
@@ -131,6 +133,14 @@ def _is_entered_again(entries: list[TracebackType], entry: TracebackType) -> boo
     Without Amanda the traceback has the frames of one call, not of two.
     """
     return len(entries) > 1 and entries[-2].tb_frame.f_code is entry.tb_frame.f_code
+
+
+def _is_stand_in(entry: TracebackType, following: TracebackType) -> bool:
+    """Whether a frame is a driver's, which has the name and the line of the program's for warnings
+    to be shown there."""
+    of, code = entry.tb_frame.f_code, following.tb_frame.f_code
+    is_same = (of.co_filename, of.co_qualname) == (code.co_filename, code.co_qualname)
+    return is_same and of is not code and entry.tb_lineno == following.tb_lineno
 
 
 def _packages() -> set[str]:

@@ -453,10 +453,11 @@ def _plain(value: Any, around: tuple[Any, ...] = ()) -> Any:
         if isinstance(value, Mapping):
             return {str(key): _plain(item, around) for key, item in value.items()}
         return [_plain(item, around) for item in value]
-    return getattr(value, "__qualname__", None) or _short(value)
+    return getattr(value, "__qualname__", None) or short_text(value)
 
 
-def _short(value: Any) -> str:
+def short_text(value: Any) -> str:
+    """The beginning of an object's text, of any object of the program."""
     if dataclasses.is_dataclass(value) and not set(_SCALARS).issuperset(
         map(type, getattr(value, "__dict__", {}).values())
     ):

@@ -17,6 +17,7 @@ from amanda.inline import Check
 from amanda.results import Table
 from amanda.text import printable
 from amanda.tools.description import OpDescription, describe
+from amanda.tools.graph import short_text
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
@@ -128,7 +129,8 @@ class NanTool(PrintingTool[NanOptions]):
 
     def _watch(self, op: OpDescription, context: OpContext) -> OpWatch:
         watch = self._watches[op.id] = OpWatch(self, op)
-        watch.attributes = context.get_attrs()
+        # As text at once: an argument may lead to the program's models and tensors.
+        watch.attributes = {name: _plain(value) for name, value in context.get_attrs().items()}
         watch.names = context.get_input_names() if context.is_forward() else []
         return watch
 
@@ -212,7 +214,7 @@ class NanTool(PrintingTool[NanOptions]):
             inputs=describe_tensors(inputs),
             outputs=describe_tensors(outputs),
             overwritten=written,
-            attributes={name: _plain(value) for name, value in watch.attributes.items()},
+            attributes=dict(watch.attributes),
             last=list(self.recent)[:-1],
         )
         self.events.append(event)
@@ -374,12 +376,16 @@ def _has_nan(tensor: Any) -> bool:
     return reader.is_readable_float(tensor) and reader.has_nan(tensor)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, around: tuple[Any, ...] = ()) -> Any:
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
+    if any(one is value for one in around):  # it holds itself
+        return "..."
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return f"{value!s:.80}"
+        around = (*around, value)
+        return [_plain(item, around) for item in value]
+    name = getattr(value, "__qualname__", None)
+    return name if isinstance(name, str) else short_text(value)
 
 
 def _row_of(name: str, found: dict[str, Any]) -> tuple[Any, ...]:

@@ -13,7 +13,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import types
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -21,6 +24,7 @@ import attrs
 import torch
 from torch import nn
 
+from amanda.errors import CapabilityError
 from amanda.interface.calls import OpCall
 from amanda_torch import _internals
 from amanda_torch.operators.names import is_constant, op_view
@@ -201,9 +205,19 @@ class TorchCall(OpCall):
         marker = [None if tensor is None else _EMPTY for tensor in self.inputs]
         args, kwargs = _placed(self.args, self.kwargs, self.places, self.inputs, marker)
         kwargs.pop("out", None)
-        func, places = self.func, tuple(self.places)
+        # None of the program's code and models, to which an autograd.Function leads.
+        called = _weak(self.func), [*map(_weak, args)], {k: _weak(v) for k, v in kwargs.items()}
+        op_id, places = self.op_id, tuple(self.places)
+        del args, kwargs
 
         def run(inputs: Sequence[Any]) -> Any:
+            func, *args = [one() for one in (called[0], *called[1])]
+            kwargs = {name: one() for name, one in called[2].items()}
+            if any(one is _GONE for one in (func, *args, *kwargs.values())):
+                raise CapabilityError(
+                    f"op {op_id} cannot be run again: the program has let go of its function, or "
+                    "of a function or module that it was given; keep them while you replay"
+                )
             new_args, new_kwargs = _placed(args, kwargs, places, empty, inputs)
             return func(*new_args, **new_kwargs)
 
@@ -220,6 +234,26 @@ _MOST_NAMES = 1024
 def _one_of(names: tuple[str, ...]) -> tuple[str, ...]:
     """The one object of all equal sequences of names."""
     return _NAMES.setdefault(names, names) if len(_NAMES) < _MOST_NAMES else names
+
+
+_GONE = object()
+"""Takes the place of what the program has let go of."""
+
+
+def _weak(value: Any) -> Callable[[], Any]:
+    """A reference to an operator's function, or to an argument, that keeps no code and no module of
+    the program alive; it gives ``_GONE`` for one that is gone.
+
+    A program may define an ``autograd.Function`` in a function, where it leads to models and
+    tensors. What tools keep of the operator is not to keep these.
+    """
+    if isinstance(value, functools.partial) and not value.keywords and len(value.args) == 1:
+        outer, inner = value.func, _weak(value.args[0])
+        return lambda: found if (found := inner()) is _GONE else functools.partial(outer, found)
+    if not isinstance(value, (type, types.FunctionType, nn.Module)):
+        return lambda: value
+    reference = weakref.ref(value)
+    return lambda: _GONE if (found := reference()) is None else found
 
 
 _EMPTY = object()
