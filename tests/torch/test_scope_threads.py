@@ -18,8 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import amanda
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
+from amanda_torch.autograd.hooks import Accumulation
 from amanda_torch.eager import module_calls
-from tests.torch.support import Counter, ForwardCounter, On, after, applied
+from amanda_torch.plugin import TorchEagerDriver
+from tests.torch.support import Counter, ForwardCounter, On, after, applied, interceptors
 
 X = torch.ones(2)
 
@@ -352,3 +354,42 @@ def test_a_user_s_modes_survive_an_interrupt_in_a_routine() -> None:
             torch.relu(X)
         assert [*_internals.modes()] == [outer, inner]
         assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("name", interceptors("mode", "gate"))
+def test_threads_that_share_a_leaf_find_its_hooks(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where two threads use a leaf at once, its accumulation is counted in the passes of both, also
+    where the other thread is about to hook it."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
+    weight, initialize = torch.ones(3, requires_grad=True), Accumulation.__init__
+    begun, used = threading.Event(), threading.Event()
+
+    def slowly(hook: Accumulation, *args: Any) -> None:
+        if not begun.is_set():
+            begun.set()
+            # The other thread uses the leaf now, or waits for the end of this.
+            used.wait(0.3)
+        initialize(hook, *args)
+
+    losses: list[torch.Tensor] = []
+
+    def use(waits: bool) -> None:
+        if waits:
+            begun.wait()
+        losses.append((weight * 2).sum())
+        used.set()
+
+    counter = Counter()
+    with applied(counter):
+        with monkeypatch.context() as patch:
+            patch.setattr(Accumulation, "__init__", slowly)
+            threads = [threading.Thread(target=use, args=(waits,)) for waits in (False, True)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        for loss in losses:
+            loss.backward()
+    assert counter.backward_ops["AccumulateGrad"] == 2

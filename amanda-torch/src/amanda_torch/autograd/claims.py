@@ -26,7 +26,7 @@ from amanda.engine.backward import OpHandle, PastTensor, backward_needs
 from amanda.engine.plan import ActionPlan
 from amanda.interface.calls import NamedOp
 from amanda.references import Reference
-from amanda.state import STATE
+from amanda.state import STATE, Lock
 from amanda_torch import _internals
 from amanda_torch.autograd.hooks import (
     Accumulation,
@@ -516,6 +516,10 @@ class Claim:
         return hooks
 
 
+_CLAIMING = Lock()
+"""Held while the accumulations of leaves are claimed."""
+
+
 class _Owner(Reference):
     """A reference to a leaf, and the operator whose its accumulation is.
 
@@ -870,6 +874,18 @@ class Claimer:
         Returns:
             Whether nothing is to be done at any of them.
         """
+        # Threads may share a leaf: one that finds it claimed has to find its hooks there, too.
+        return _CLAIMING.hold(self._claim_each, leaves, known, described, iteration, reached, first)
+
+    def _claim_each(
+        self,
+        leaves: Sequence[Any],
+        known: KnownGradients,
+        described: tuple[Execution, Sequence[Any]] | Past | None,
+        iteration: int,
+        reached: list[Accumulation],
+        first: int,
+    ) -> bool:
         handle, count, is_idle = known.handle, first, True
         for node in leaves:
             mark = node.metadata.get(_MARK)
