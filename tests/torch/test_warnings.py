@@ -25,6 +25,24 @@ class _Warning(nn.Module):
         return torch.tensor(x)
 
 
+class _WarningBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        for level in (1, 2, 3):
+            warnings.warn("a level", stacklevel=level)
+        return gradients[0] * 2
+
+
+def _hooked() -> None:
+    module = nn.Linear(3, 3)
+    module.register_full_backward_hook(lambda *_: warnings.warn("a level", stacklevel=3))
+    module(torch.ones(3)).sum().backward()
+
+
 _WARNING: dict[str, Callable[[], Any]] = {
     "a property": lambda: X.T,
     "a function": lambda: torch.tensor(X),
@@ -36,6 +54,8 @@ _WARNING: dict[str, Callable[[], Any]] = {
     "a dimension": lambda: functional.softmax(X),
     "a module": lambda: _Warning()(torch.ones(2)),
     "a backward pass": lambda: (X * 2).sum().backward(create_graph=True),
+    "a hook": _hooked,
+    "a backward": lambda: torch.autograd.grad(_WarningBackward.apply(X).sum(), X),
     "a tracer": lambda: torch.jit.trace_module(nn.ReLU(), {"forward": torch.ones(1)}),
     "a script": lambda: torch.jit.script(nn.ReLU()),
 }
@@ -64,6 +84,8 @@ def test_warnings_are_shown_at_the_line_of_the_program(
     """PyTorch's warnings have the texts and the places that they have without a scope."""
     monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     for case, function in _WARNING.items():
+        if (name, case) == ("mode", "a hook"):
+            continue  # PyTorch warns of the caller of what it has reported to the mode.
         # TorchScript warns once more where it is first used.
         _warned(function)
         expected = _warned(function)

@@ -308,6 +308,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def _engine(self, vanilla: Any) -> Any:
         """The entry of every backward pass that Python starts."""
 
+        @_internals.unseen_by_warnings
         @functools.partial(named_as, vanilla)
         def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             interceptor, roots = LOCAL.interceptor, t_outputs
