@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amanda.patching import PatchSet
+from amanda.patching import PatchSet, named_as
 
 
 class Base:
@@ -440,3 +440,24 @@ def test_an_attribute_that_cannot_be_set_leaves_nothing_to_undo() -> None:
         patches.set(Target(), "computed", 1)
     assert len(patches) == 0
     patches.undo()
+
+
+def test_a_wrapper_is_named_as_what_it_replaces() -> None:
+    """Errors about wrong arguments name the framework's function, and the wrapper keeps its own
+    module; what has no name of its own leaves the wrapper's."""
+
+    def vanilla(tensor: int) -> int:
+        return tensor
+
+    def wrapper(tensor: int) -> int:
+        return vanilla(tensor) + 1
+
+    messages = []
+    named = named_as(vanilla, wrapper)
+    for function in (vanilla, named):
+        with pytest.raises(TypeError) as raised:
+            function(1, 2)
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+    assert named.__module__ == __name__
+    assert named_as(object(), lambda: None).__name__ == "<lambda>"
