@@ -447,6 +447,27 @@ def test_captures_leave_no_tensors_without_values_to_the_process() -> None:
     assert FakeTensorMode.cache == known
 
 
+@pytest.mark.parametrize("is_refused", [False, True], ids=["captured", "refused"])
+def test_a_capture_leaves_the_random_numbers_of_a_device_alone(
+    monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    """Neither asks it for their state nor sets it: cuDNN would begin the dropout of an LSTM anew,
+    and a program that computes on the processor would begin to use the device."""
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: asked.append("get"))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *_: asked.append("set"))
+    before = torch.cuda.get_rng_state, torch.cuda.set_rng_state
+    model = nn.LSTM(4, 4) if is_refused else nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with applied(Counter()) as scope:
+        for _ in range(4):
+            model(torch.ones(2, 4))
+    (way,) = scope.statistics.modules.values()
+    assert way.startswith("as they are" if is_refused else "captured")
+    assert not asked
+    assert (torch.cuda.get_rng_state, torch.cuda.set_rng_state) == before
+
+
 def test_refused_modules_keep_no_class_alive() -> None:
     """What is known of refused modules goes with their class."""
 

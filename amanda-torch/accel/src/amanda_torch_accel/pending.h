@@ -152,9 +152,9 @@ new_past(const Values *inputs, PyObject *output, PyObject *mode)
     return self;
 }
 
-/* A leaf that begins to belong to an operator. */
+/* A leaf that begins to belong to an operator, and what is to act at its accumulation. */
 typedef struct {
-    PyObject *node, *metadata, *owner, *id;
+    PyObject *node, *metadata, *owner, *id, *made;
 } NewLeaf;
 
 /* Find out about a leaf that has no marks; 0 where Python is to do it. */
@@ -187,21 +187,6 @@ look_at_new_leaf(NewLeaf *leaf, PyObject *known, PyObject *gradients, Py_ssize_t
     return is_ours;
 }
 
-/* Mark and hook the accumulation of a leaf. */
-static int
-claim_new_leaf(const NewLeaf *leaf, const Pending *pending, PyObject *scopes)
-{
-    PyObject *past = (PyObject *)pending->past;
-    PyObject *one = PyObject_CallFunctionObjArgs(inlined.accumulation, pending->claimer, pending->gradients,
-                                                 leaf->id, scopes, past, NULL);
-    int failed = one == NULL || PyObject_SetAttr(leaf->owner, names.past, past) < 0
-                 || PyDict_SetItem(leaf->metadata, names.mark, one) < 0
-                 || PyList_Append(pending->reached, one) < 0
-                 || attach_python(leaf->node, one, 0) < 0 || attach_python(leaf->node, one, 1) < 0;
-    Py_XDECREF(one);
-    return failed ? -1 : 0;
-}
-
 /* The only scope of an operator, in a tuple (borrowed); NULL if there are several. */
 static PyObject *
 only_scope(PyObject *gradients)
@@ -228,6 +213,38 @@ has_news(PyObject *claimer, PyObject *gradients, PyObject *graph, Py_ssize_t lea
     return !is_old;
 }
 
+/* Make what acts at the accumulations of an operator's leaves: 1, or 0 where one of these has got a mark
+   meanwhile, by another thread. */
+static int
+make_accumulations(NewLeaf *leaves, Py_ssize_t count, Past *past, PyObject *claimer, PyObject *gradients)
+{
+    PyObject *scopes = Py_XNewRef(only_scope(gradients));
+    int done = scopes != NULL;
+    for (Py_ssize_t i = 0; done > 0 && i < count; i++) {
+        leaves[i].made = PyObject_CallFunctionObjArgs(inlined.accumulation, claimer, gradients, leaves[i].id,
+                                                      scopes, (PyObject *)past, NULL);
+        done = leaves[i].made == NULL ? -1 : 1;
+    }
+    for (Py_ssize_t i = 0; done > 0 && i < count; i++) {
+        done = PyDict_Contains(leaves[i].metadata, names.mark) == 0;
+    }
+    Py_XDECREF(scopes);
+    return done;
+}
+
+/* Mark and hook the accumulation of a leaf. No code of Python's runs meanwhile, nor does another thread. */
+static int
+claim_new_leaf(const NewLeaf *leaf, PyObject *past, PyObject *reached)
+{
+    return PyObject_SetAttr(leaf->owner, names.past, past) < 0
+                   || PyDict_SetItem(leaf->metadata, names.mark, leaf->made) < 0
+                   || PyList_Append(reached, leaf->made) < 0
+                   || attach_python(leaf->node, leaf->made, 0) < 0
+                   || attach_python(leaf->node, leaf->made, 1) < 0
+               ? -1
+               : 0;
+}
+
 /* Hook the node of an output and the accumulations of its operator's leaves. */
 static int
 claim_later(const RawNodes *found, const NewLeaf *leaves, Past *past, PyObject *claimer,
@@ -244,14 +261,12 @@ claim_later(const RawNodes *found, const NewLeaf *leaves, Past *past, PyObject *
     pending->past = (Past *)Py_NewRef(past);
     pending->claim = NULL;
     pending->reached = found->leaf_count == 0 ? PyTuple_New(0) : PyList_New(0);
-    PyObject *scopes = Py_XNewRef(only_scope(gradients));
-    int failed = pending->reached == NULL || scopes == NULL;
+    int failed = pending->reached == NULL;
     for (Py_ssize_t i = 0; !failed && i < found->leaf_count; i++) {
-        failed = claim_new_leaf(&leaves[i], pending, scopes) < 0;
+        failed = claim_new_leaf(&leaves[i], (PyObject *)past, pending->reached) < 0;
     }
     failed = failed || attach_at(found->nodes[0], NULL, (PyObject *)pending, 0) < 0
              || attach_at(found->nodes[0], NULL, (PyObject *)pending, 1) < 0;
-    Py_XDECREF(scopes);
     Py_DECREF(pending);
     return failed ? -1 : 0;
 }
@@ -265,14 +280,17 @@ claim_pending_nodes(const RawNodes *found, PyObject *mode, PyObject *known, PyOb
     Py_ssize_t looked = 0;
     int done = 1;
     for (; done && looked < found->leaf_count; looked++) {
-        leaves[looked] = (NewLeaf){native.object(&found->leaves[looked]->node), NULL, NULL, NULL};
+        leaves[looked] = (NewLeaf){native.object(&found->leaves[looked]->node), NULL, NULL, NULL, NULL};
         done = leaves[looked].node != NULL && look_at_new_leaf(&leaves[looked], known, gradients, looked);
     }
     PyErr_Clear();
     Past *past = done ? new_past(inputs, result, mode) : NULL;
     if (done) {
-        int failed = past == NULL || note_run(mode, known) < 0
-                     || claim_later(found, leaves, past, claimer, gradients, graph) < 0;
+        done = past == NULL ? -1 : make_accumulations(leaves, looked, past, claimer, gradients);
+    }
+    if (done > 0) {
+        int failed = claim_later(found, leaves, past, claimer, gradients, graph) < 0
+                     || note_run(mode, known) < 0;
         done = failed ? -1 : 1;
     }
     Py_XDECREF(past);
@@ -281,6 +299,7 @@ claim_pending_nodes(const RawNodes *found, PyObject *mode, PyObject *known, PyOb
         Py_XDECREF(leaves[i].metadata);
         Py_XDECREF(leaves[i].owner);
         Py_XDECREF(leaves[i].id);
+        Py_XDECREF(leaves[i].made);
     }
     return done;
 }

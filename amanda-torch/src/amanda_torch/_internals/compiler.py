@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -131,6 +132,7 @@ def frame_converter(
             if eager:
                 stack.enter_context(_told_not_compiled())
                 stack.enter_context(_fakes_uncached())
+                stack.enter_context(_generators_untouched())
                 stack.enter_context(_errors_unlogged())
                 # Dynamo looks at `grad` of the inputs, for one, of which PyTorch warns.
                 stack.enter_context(warnings.catch_warnings(action="ignore"))
@@ -254,6 +256,42 @@ def _fakes_uncached() -> Iterator[None]:
         yield
     finally:
         modes.cache = kept
+
+
+_NO_STATE = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+@contextmanager
+def _generators_untouched() -> Iterator[None]:
+    """Random numbers of accelerators are neither asked for nor set by this thread meanwhile; to be
+    used with Dynamo's lock.
+
+    Dynamo keeps their state around each capture, which draws none. To ask for it begins to use the
+    device; to set it, though to the same, has cuDNN begin the dropout of RNNs anew (2.13, H100: the
+    next training steps of an LSTM gave other losses).
+    """
+    with ExitStack() as stack:
+        for module in (torch.cuda, torch.xpu):
+            for name, answer in (("get_rng_state", _NO_STATE), ("set_rng_state", None)):
+                stack.enter_context(_answered(module, name, answer))
+        yield
+
+
+@contextmanager
+def _answered(module: Any, name: str, answer: Any) -> Iterator[None]:
+    """A function of a module gives an answer in this thread, and runs in others."""
+    vanilla, thread = getattr(module, name), threading.get_ident()
+
+    @functools.wraps(vanilla)
+    def answering(*args: Any, **kwargs: Any) -> Any:
+        return answer if threading.get_ident() == thread else vanilla(*args, **kwargs)
+
+    setattr(module, name, answering)
+    try:
+        yield
+    finally:
+        if getattr(module, name) is answering:
+            setattr(module, name, vanilla)
 
 
 _REGIONS = 1 << 40

@@ -1022,12 +1022,12 @@ class Claimer:
         """
         # A leaf has one accumulation node as long as some graph uses it: the marks on it keep
         # a second operator, or a second graph, from hooking it again.
-        metadata = node.metadata
-        marks, handle = metadata.get(_MARK), known.handle
+        metadata, handle = node.metadata, known.handle
+        none: dict[Any, Any] = {}
+        # At once: the gate, which holds no lock, may be about to mark it in another thread.
+        marks: Any = metadata.setdefault(_MARK, none)
         fresh: Sequence[Any] = handle.scopes
-        if marks is None:
-            marks = metadata[_MARK] = {}
-        else:
+        if marks is not none:
             if type(marks) is not dict:
                 # The only one, of one operator for all its scopes.
                 marks = metadata[_MARK] = marks.marks()
