@@ -6,7 +6,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 import tensorflow as tf
@@ -90,11 +90,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             try:
                 return vanilla(function, tensor_inputs, captured_inputs)
             except Exception as error:
-                raise_original(error)
-                shown = reworded(error, _internals.graph_of(function))
-                if shown is error:
-                    raise
-                raise shown from None
+                _raise_shown(error, function)
 
         def call_flat(function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
             scopes = scopes_now()
@@ -113,12 +109,15 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             ready, executions = copy.payload, copy.executions
             add = None if executions is None else executions.add
             told = _told_run(points, scopes, copy) if copy.is_told else None
+            called, given = function, captured_inputs
+            if ready is not None:
+                called, given = ready.function, [*captured_inputs, *ready.captures]
             try:
-                if ready is None:
-                    result = run(function, tensor_inputs, captured_inputs)
-                else:
-                    given = [*captured_inputs, *ready.captures]
-                    result = run(ready.function, tensor_inputs, given)
+                # Not by run(): each call of a function would be one more of ours.
+                try:
+                    result = vanilla(called, tensor_inputs, given)
+                except Exception as error:
+                    _raise_shown(error, called)
             except BaseException:
                 if told is not None:
                     told.end(False)
@@ -263,6 +262,16 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
     def proofs(cls) -> Sequence[Proof]:
         """One, without which the driver is of no use."""
         return [Proof("functions", _prove)]
+
+
+def _raise_shown(error: Exception, function: Any) -> NoReturn:
+    """Raise what the program is to see of an error in a function: the exception of a routine, or
+    TensorFlow's own with the function's name."""
+    raise_original(error)
+    shown = reworded(error, _internals.graph_of(function))
+    if shown is error:
+        raise error
+    raise shown from None
 
 
 def _calling_in_tool_code(vanilla: Callable[..., Any]) -> Callable[..., Any]:

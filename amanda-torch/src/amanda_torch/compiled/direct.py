@@ -535,6 +535,7 @@ class _Writer:
         assert known is not None
         assert operator is not None
         executor, frame, cells = interceptor.executor, call.frame, call.frame.cells
+        dispatcher = self._dispatcher
 
         def claimed(start: int | None, /, *args: Any, **kwargs: Any) -> Any:
             interceptor.frame = frame
@@ -544,9 +545,11 @@ class _Writer:
                 given, kwargs = operator.arguments(given, kwargs)
             if start is None:
                 return executor.run_claimed(known, operator.func, given, kwargs, operator.key)
-            return executor.claim_unknown(
-                known, operator.func, given, kwargs, args[0], start, operator.key
-            )
+            native, key = dispatcher.native, operator.key
+            pending = known, key or operator.func, given, kwargs, args[0], start
+            if native is not None and native.claim_pending(interceptor, *pending):
+                return None
+            return executor.claimed(known, operator.func, given, kwargs, args[0], start, key)
 
         return claimed
 

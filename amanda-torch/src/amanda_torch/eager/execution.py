@@ -371,25 +371,12 @@ class Executor:
             # No mode is off where an autograd.Function has run, nor is one beneath ours.
             given = known, func, args, kwargs, result, start, key
             _internals.without_modes(self.claimed, *given)
-        elif native is None or not native.claim(self._tracker, known, result, start):
-            self.claim_unknown(known, func, args, kwargs, result, start, key)
-        return result
-
-    def claim_unknown(
-        self,
-        known: KnownOp,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-        start: int,
-        key: Any = None,
-    ) -> None:
-        """As :meth:`claimed`, for an operator of which the gate does not know everything."""
-        native, tracker = self._dispatcher.native, self._tracker
-        given = known, key or func, args, kwargs, result, start
-        if native is None or not native.claim_pending(tracker, *given):
+        elif native is None or not (
+            native.claim(tracker := self._tracker, known, result, start)
+            or native.claim_pending(tracker, known, key or func, args, kwargs, result, start)
+        ):
             self.claimed(known, func, args, kwargs, result, start, key)
+        return result
 
     def claimed(
         self,
