@@ -195,7 +195,7 @@ def test_nothing_is_asked_twice() -> None:
 
 @pytest.mark.parametrize(
     ("tool", "forward", "backward"),
-    [(ForwardCounter, 112, 0), (Counter, 148, 112)],
+    [(ForwardCounter, 112, 0), (Counter, 146, 112)],
     ids=["forward", "both"],
 )
 def test_the_first_execution(tool: type[Counter], forward: int, backward: int) -> None:

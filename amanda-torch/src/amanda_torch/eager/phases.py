@@ -192,10 +192,10 @@ def _by_caller(tracker: Tracker) -> Phase | None:
     while frame is not None and depth:
         # By identity: code that Dynamo has made may hold what has no hash. It is kept alive.
         told = codes.get(id(frame.f_code), _UNKNOWN)
+        if told is _UNKNOWN:
+            told = codes[id(frame.f_code)] = _told_by(frame)
+            tracker.known_codes.append(frame.f_code)
         if told is not None:
-            if told is _UNKNOWN:
-                told = codes[id(frame.f_code)] = _told_by(frame)
-                tracker.known_codes.append(frame.f_code)
             phase = _phase_told(told, frame)
             if phase is not None:
                 return phase
