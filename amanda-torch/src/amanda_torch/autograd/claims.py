@@ -875,7 +875,16 @@ class Claimer:
             Whether nothing is to be done at any of them.
         """
         # Threads may share a leaf: one that finds it claimed has to find its hooks there, too.
-        return _CLAIMING.hold(self._claim_each, leaves, known, described, iteration, reached, first)
+        # Lock.hold(), inlined: this runs at each new operator with parameters.
+        try:
+            _CLAIMING.acquire()
+            is_idle = self._claim_each(leaves, known, described, iteration, reached, first)
+            _CLAIMING.release()
+        except BaseException:
+            if _CLAIMING.is_owned():
+                _CLAIMING.release()
+            raise
+        return is_idle
 
     def _claim_each(
         self,
