@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what it runs in the background like that, and programs that are
@@ -13,3 +17,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Processes side by side, each with a thread per core, would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
+def _no_driver_has_been_left_out() -> Iterator[None]:
+    """A driver that fails is left out for the rest of the process. The test in which it does so
+    tells why; the tests after it have the driver again."""
+    yield
+    state = sys.modules.get("amanda.state")
+    if state is not None:
+        failed = {cls.__name__: reason for cls, reason in state.FAILED.items()}
+        state.FAILED.clear()
+        assert not failed
