@@ -623,3 +623,29 @@ def test_a_gradient_of_several_operators_is_changed_alike() -> None:
     tool = At("AddV2", lambda context: context.insert_after_backward_op(halve))
     with amanda.apply(tool), pytest.raises(CapabilityError, match=r"ops add_1, add are one tensor"):
         tf.function(gradients)(*values)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("which", [{}, {"outputs": []}])
+def test_routines_run_where_only_the_gradient_reads_an_output(
+    which: dict[str, Any], order: int
+) -> None:
+    """A routine after an operator runs as often as that, also if its gradient alone reads it."""
+
+    def derived(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def gradient(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = function(x)
+            return tape.gradient(y, x)
+
+        return gradient
+
+    runs: list[str] = []
+    gradient = derived(tf.exp) if order == 1 else derived(derived(tf.exp))
+    function, x = tf.function(gradient), tf.constant([0.5, 1.0])
+    expected = function(x)
+    tool = At("Exp", lambda c: c.insert_after_op(lambda *outputs: runs.append("exp"), **which))
+    with amanda.apply(tool):
+        support.assert_same_bits([function(x)], [expected])
+    assert runs == ["exp"]

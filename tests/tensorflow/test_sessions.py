@@ -44,6 +44,76 @@ def started() -> Any:
     return session
 
 
+class AfterExp(amanda.Tool):
+    """Has a routine after each exponential, which returns what `change` gives, or nothing."""
+
+    def __init__(self, change: Callable[[Any], Any] = lambda y: None, **which: Any) -> None:
+        super().__init__()
+        self.executed = 0
+        self.change = change
+        self.which = which
+        self.add_inst_for_op(self.look)
+
+    def look(self, context: amanda.OpContext) -> None:
+        if context.get_op().type == "Exp":
+            is_traced = hasattr(self.change, "amanda_traceable")
+            routine = self.change if is_traced else self.routine
+            context.insert_after_op(routine, **self.which)
+
+    def routine(self, *outputs: Any) -> Any:
+        self.executed += 1
+        return self.change(*outputs) if outputs else None
+
+
+def of_exp(stateful: bool = False) -> tuple[Any, Any, Any]:
+    """A placeholder, its exponential and the gradient of a sum of these, which reads them."""
+    x = tf1.placeholder(tf.float32, [2])
+    scale: Any = 3.0
+    if stateful:
+        scale = tf1.data.make_one_shot_iterator(
+            tf.data.Dataset.from_tensors(3.0).repeat()
+        ).get_next()
+    exponential = tf.exp(x)
+    return x, exponential, tf1.gradients(exponential * scale, x)[0]
+
+
+@pytest.mark.parametrize("which", [{}, {"outputs": []}])
+def test_routines_run_where_only_the_gradient_reads_an_output(which: dict[str, Any]) -> None:
+    """A routine after an operator runs as often as that, also if its gradient alone reads it."""
+    x, _, gradient = of_exp()
+    second = tf1.gradients(gradient, x)[0]
+    with tf1.Session() as session:
+        expected = session.run([gradient, second], {x: [0.5, 1.0]})
+        for fetched, value in zip((gradient, second), expected, strict=True):
+            with amanda.apply(tool := AfterExp(**which)):
+                found = session.run(fetched, {x: [0.5, 1.0]})
+            support.assert_same_bits([found], [value])
+            assert tool.executed == 1
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize(
+    ("change", "which"),
+    [
+        (lambda y: None, {}),
+        (lambda y: None, {"outputs": []}),
+        (lambda y: y + 1.0, {}),
+        (amanda.traceable(lambda y: y + 1.0), {}),
+    ],
+)
+def test_gradients_read_what_is_fed(stateful: bool, change: Any, which: dict[str, Any]) -> None:
+    """Where an output is fed, its gradient reads that, and no routine after the operator runs."""
+    x, exponential, gradient = of_exp(stateful)
+    feeds = {x: [0.5, 1.0], exponential: [5.0, 7.0]}
+    with tf1.Session() as session:
+        with amanda.apply(tool := AfterExp(change, **which)):
+            for factor in (1.0, 2.0):
+                feeds[exponential] = [5.0 * factor, 7.0 * factor]
+                found = session.run(gradient, feeds)
+                support.assert_same_bits([found], [np.float32([15.0, 21.0]) * np.float32(factor)])
+        assert tool.executed == 0
+
+
 # -- state --------------------------------------------------------------------
 
 

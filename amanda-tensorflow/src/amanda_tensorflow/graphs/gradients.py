@@ -392,7 +392,9 @@ class GraphGradients:
         if state is None or not state.used:
             return None
         outer = tensor if there is site else site.externals.get(id(tensor))
-        return None if outer is None else state.used.get(id(outer))
+        if outer is None or (id(outer) in there.fed and outer.op.name == call.forward.name):
+            return None
+        return state.used.get(id(outer))
 
     def final(self, site: Site, tensor: Any, target: Any = None) -> Any:
         """The tensor of the copy that operators outside of gradient calls read for a vanilla one.

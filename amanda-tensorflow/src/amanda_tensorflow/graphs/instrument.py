@@ -35,7 +35,7 @@ from amanda_tensorflow.graphs.op_call import GraphBackwardCall, GraphOpCall
 from amanda_tensorflow.graphs.op_ids import GraphIds, IdentifiedOp
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, captured_tensors
 from amanda_tensorflow.graphs.replacement_gradients import leave
-from amanda_tensorflow.graphs.run_time_routines import is_routable, replaced_outputs
+from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine, is_routable, replaced_outputs
 from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Segment, Site
 from amanda_tensorflow.graphs.variable_values import ReadVariable, WriteVariable
 from amanda_tensorflow.keras_layers.module_names import is_plain_module
@@ -274,12 +274,11 @@ class Instrument:
             if execution is not None:
                 plan = execution.finish(outputs)
         state.plan = plan
-        state.note_used(op, used, outputs)
         is_replaced = plan.replace is not None
         self.building.anchors = [new]
-        computed = outputs
+        computed, before = outputs, len(self.building.routines)
         state.after, outputs = self._run(plan.after, computed)
-        final = self.building.awaited(outputs, readers_of(op))
+        final = self._awaited(op, state, used, computed, outputs, before)
         for output, tensor in zip(computed, final, strict=True):
             if tensor is not output:
                 self.dispatcher.note_substitute(output, tensor)
@@ -349,6 +348,43 @@ class Instrument:
         """The next operator reads `used` instead of `inputs`: it waits for the same nodes."""
         replaced = [old for old, new in zip(inputs, used, strict=True) if old is not new]
         self.building.controls += self.building.late_nodes(replaced)
+
+    def _awaited(
+        self,
+        op: Any,
+        state: ForwardState,
+        inputs: Sequence[Any],
+        computed: Sequence[Any],
+        outputs: list[Any],
+        since: int,
+    ) -> list[Any]:
+        """Let all who read an operator's outputs wait for the routines after it.
+
+        The gradient reads what the operator has computed, and in a run that nothing else reads the
+        runtime would leave the routines out.
+
+        Args:
+            op: the vanilla operator.
+            inputs: what it has computed with.
+            computed: what it has computed.
+            outputs: these tensors after the routines.
+            since: how many routines the copy had before them.
+
+        Returns:
+            The tensors that other operators read.
+        """
+        building = self.building
+        inserted = building.routines[since:]
+        nodes = [routine.op for routine in inserted if isinstance(routine, RunTimeRoutine)]
+        nodes += [node for node in building.controls if node not in nodes]
+        readers = list(readers_of(op))
+        final = building.awaited(outputs, readers)
+        saved = list(computed)
+        if any(new is not old for new, old in zip(final, saved, strict=True)):
+            building.controls += nodes
+            saved = building.awaited(saved, readers)
+        state.note_used(op, list(inputs), saved)
+        return final
 
     def _executed(
         self,
@@ -448,6 +484,7 @@ class Instrument:
         final: Any = deferred
         if not self.building.deferral.is_open:
             final = list(deferred.op.outputs)
+        routines = len(self.building.routines)
         if after:
             self.building.template = self.building.likes = final
             final = execution.after(final, used)
@@ -455,8 +492,7 @@ class Instrument:
             self._end_later(site, op, inputs, state, known)
             return
         new = deferred.op
-        final = self.building.awaited(list(final), readers_of(op)) if after else list(final)
-        state.note_used(op, list(used), list(new.outputs))
+        final = self._awaited(op, state, used, new.outputs, list(final), routines)
         self._settled(site, op, new, final)
         self.ids.note(self.building.graph, new, known)
 

@@ -257,10 +257,12 @@ class SessionCopies:
         with self.graph.as_default():
             fetches = [final(site, tensor) for tensor in run.fetches]
             targets = [new for op in run.targets for new in site.controls(op)]
+            feeds = [(final(site, tensor), value) for tensor, value in run.feeds]
             return SessionRun(
-                [(final(site, tensor), value) for tensor, value in run.feeds],
+                feeds,
                 fetches,
                 [*targets, *self.building.late_nodes(fetches)],
+                _read_by_gradients(site, run, feeds),
             )
 
     def _inlined(self, run: SessionRun) -> tuple[InlineFunction, Executions | None]:
@@ -389,4 +391,23 @@ class SessionCopies:
 def _extent(run: SessionRun) -> tuple[list[Any], set[int]]:
     """The operators that a run executes, and others for their sake; ``id`` of what it is fed."""
     roots = [*(tensor.op for tensor in run.fetches), *run.targets]
-    return roots, {id(tensor) for tensor, _ in run.feeds}
+    return roots, {id(tensor) for tensor, _ in [*run.feeds, *run.further]}
+
+
+def _read_by_gradients(
+    site: Site, run: SessionRun, feeds: Sequence[tuple[Any, Any]]
+) -> list[tuple[Any, int]]:
+    """What gradients read in the shadow for the tensors that a run is fed, with their positions.
+
+    Behind a routine after an operator other operators read another tensor, the one that is fed.
+
+    Args:
+        feeds: those of the run in the shadow.
+    """
+    found = []
+    for index, ((tensor, _), (final, _)) in enumerate(zip(run.feeds, feeds, strict=True)):
+        state = site.states.get(tensor.op.name)
+        saved = None if state is None else state.used.get(id(tensor))
+        if saved is not None and saved is not final:
+            found.append((saved, index))
+    return found

@@ -43,11 +43,13 @@ class SessionRun:
         feeds: pairs of a tensor and its value.
         fetches: the tensors whose values are returned.
         targets: the operators that are executed besides.
+        further: pairs of a tensor that is given the value of a feed, too, and that feed's position.
     """
 
     feeds: Sequence[tuple[Any, Any]]
     fetches: Sequence[Any]
     targets: Sequence[Any]
+    further: Sequence[tuple[Any, int]] = ()
 
     @classmethod
     def of(
@@ -62,7 +64,9 @@ class SessionRun:
 
     def fed(self, values: Iterable[Any]) -> SessionRun:
         """This run with other values, in the order of its feeds."""
-        feeds = [(tensor, value) for (tensor, _), value in zip(self.feeds, values, strict=True)]
+        given = list(values)
+        feeds = [(tensor, value) for (tensor, _), value in zip(self.feeds, given, strict=True)]
+        feeds += [(tensor, given[index]) for tensor, index in self.further]
         return SessionRun(feeds, self.fetches, self.targets)
 
     def roots(self) -> list[Any]:
