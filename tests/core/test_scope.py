@@ -361,3 +361,45 @@ def test_a_thread_that_never_ends_keeps_no_scope() -> None:
         goes_on.set()
         thread.join()
     assert seen == [1]
+
+
+@pytest.mark.parametrize("shortage", [RecursionError, MemoryError])
+@pytest.mark.parametrize("step", ["reason_unusable", "attach", "enter_thread"])
+def test_a_shortage_of_the_program_is_no_fault_of_a_driver(
+    monkeypatch: pytest.MonkeyPatch, step: str, shortage: type[Exception]
+) -> None:
+    """A scope that the stack or memory is too small for raises, and the next one is as ever."""
+    driver = lb.LoopbackDriver
+
+    def fail(*_: Any) -> None:
+        raise shortage
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver, step, classmethod(fail) if step == "reason_unusable" else fail)
+        with pytest.raises(shortage):
+            amanda.apply(Counter()).__enter__()
+    assert (dict(ATTACHED), list(LIVE_SCOPES), STATE.blocks) == ({}, [], ())
+    with amanda.apply(tool := Counter()):
+        work()
+    assert tool.calls == 1
+
+
+@pytest.mark.parametrize("wrong", [3, object(), str])
+def test_drivers_are_names_or_classes(wrong: Any) -> None:
+    """What is none is told as it is given."""
+    with pytest.raises(TypeError, match=r"names or classes of drivers"):
+        amanda.apply(Counter(), drivers=[wrong]).__enter__()
+    with pytest.raises(TypeError, match=r"must be a list of names or classes of drivers"):
+        amanda.apply(Counter(), drivers=lb.LoopbackDriver)  # type: ignore[arg-type]
+
+
+def test_only_functions_are_decorated() -> None:
+    """What cannot be called is told as it is given, not when it would be called."""
+    with pytest.raises(TypeError, match=r"amanda.apply\(...\) decorates functions, got int 3"):
+        amanda.apply(Counter())(3)
+
+
+def test_reanalyse_takes_an_id() -> None:
+    """A context, for instance, is none, and would be taken for an operator that is not there."""
+    with pytest.raises(TypeError, match=r"Counter.reanalyse\(\) needs the id of an operator"):
+        Counter().reanalyse(object())  # type: ignore[arg-type]

@@ -118,12 +118,21 @@ def test_factory_stays_a_leaf() -> None:
     assert x.grad.tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("result", [lambda x: [x, x], lambda x: None, lambda x: 3])
-def test_wrong_replacement(result: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize(
+    ("result", "got"),
+    [
+        (lambda x: [x, x], r"a list of 2 \(Tensor, Tensor\)"),
+        (lambda x: None, "NoneType None"),
+        (lambda x: 3, "int 3"),
+        (lambda x: ["x"], r"a list of 1 \(str\)"),
+    ],
+)
+def test_wrong_replacement(result: Callable[[Any], Any], got: str) -> None:
     """A replacement that returns something else than the op's outputs: an error naming both."""
+    expected = rf"<lambda> replaces op /relu:0 and must return its output tensor, got {got}$"
     with (
         applied(on("relu", lambda c: c.replace_op(result))),
-        pytest.raises(RoutineResultError, match=r"<lambda> replaces op /relu:0 .* tensor"),
+        pytest.raises(RoutineResultError, match=expected),
     ):
         torch.relu(torch.ones(2))
 

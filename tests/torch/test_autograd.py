@@ -14,7 +14,7 @@ from torch.autograd import backward, grad
 
 import amanda
 from tests.torch.reference import nodes_before
-from tests.torch.support import Counter, On, applied, before, fingerprint
+from tests.torch.support import Counter, On, after, applied, before, fingerprint
 
 
 class Cube(torch.autograd.Function):
@@ -573,6 +573,17 @@ def test_backward_after_the_scope_runs_no_routine() -> None:
     assert counter.backward_ops == {}
     assert y.item() == 8
     assert x.grad.item() == 2
+
+
+def test_gradients_of_substitutes_go_back_to_the_device() -> None:
+    """A routine may return a tensor of another device: the gradient is that of the tensor's own."""
+    x = torch.ones(2, device="meta", requires_grad=True)
+    with applied(On(exp=after(lambda y: torch.ones(2)))):
+        y = torch.exp(x)
+        y.sum().backward()
+    assert y.device.type == "cpu"
+    assert x.grad is not None
+    assert x.grad.device.type == "meta"
 
 
 def test_hooks_of_the_user_work_as_ever() -> None:

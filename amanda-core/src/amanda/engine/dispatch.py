@@ -245,14 +245,18 @@ class Dispatcher:
             changed = list(values) if changed is None else changed
             changed[index] = self.driver.substitute(old, new, action)
             if action.kind is ActionKind.AFTER_OP:
-                self.note_substitute(given, changed[index])
+                self.note_substitute(given, changed[index], action.op_id)
         return values if changed is None else changed
 
-    def note_substitute(self, output: Any, substitute: Any) -> None:
+    def note_substitute(self, output: Any, substitute: Any, op_id: str) -> None:
         """Tell the tools that follow tensors which one takes the place of an output."""
         for scope in self.scopes():
             for tool in scope.followers:
-                self.call_alone(scope, tool.note_substitute, (output, substitute))
+                try:
+                    self.call_alone(scope, tool.note_substitute, (output, substitute))
+                except BaseException as error:
+                    note(error, f"{type(tool).__name__}.note_substitute", op_id)
+                    raise
 
     def unboxed(self, values: Sequence[Any]) -> Sequence[Any]:
         """Tensors as code outside of AD sees them (:meth:`Driver.unbox`)."""

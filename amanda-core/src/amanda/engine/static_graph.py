@@ -84,7 +84,7 @@ class StaticGraphDispatcher(Dispatcher, abc.ABC):
         changed = list(values)
         for index, tensor in zip(indices, self.insert(graph, action, values), strict=True):
             if tensor is not changed[index] and action.kind is ActionKind.AFTER_OP:
-                self.note_substitute(changed[index], tensor)
+                self.note_substitute(changed[index], tensor, action.op_id)
             changed[index] = tensor
         return changed
 

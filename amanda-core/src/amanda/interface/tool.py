@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from amanda.errors import described
 from amanda.interface.action import InstPoint
 from amanda.interface.points import Point, PointContext
 from amanda.state import LIVE_SCOPES, invalidate, tool_locked
@@ -204,7 +205,15 @@ class Tool:
 
         Args:
             op_id: for this forward or backward operator only; None for all.
+
+        Raises:
+            TypeError: `op_id` is no text, but a context for instance.
         """
+        if op_id is not None and not isinstance(op_id, str):
+            raise TypeError(
+                f"{type(self).__name__}.reanalyse() needs the id of an operator "
+                f"(context.get_op_id()), or None for all, got {described(op_id)}"
+            )
         tool_locked(self._drop, op_id)
         invalidate()
 

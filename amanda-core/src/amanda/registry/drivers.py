@@ -17,6 +17,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
@@ -24,7 +25,7 @@ from amanda.engine.dispatch import create_driver
 from amanda.errors import NoDriverError, PluginWarning
 from amanda.interface.driver import INTERFACE_VERSION, Driver
 from amanda.registry import distributions, import_hook, plugins, proofs
-from amanda.registry.plugins import BROKEN
+from amanda.registry.plugins import BROKEN, EXHAUSTED
 from amanda.state import ATTACHED, FAILED, LIVE_SCOPES, note_attached, note_detached
 
 ANNOUNCED = ("tensorflow",)
@@ -195,7 +196,7 @@ def attach(
             _attach_new(cls)
             return cls
         except BROKEN as error:
-            if is_explicit(requested) or plugins.is_strict():
+            if _is_raised(error, requested):
                 raise
             FAILED[cls] = f"it could not be attached: {type(error).__name__}: {error}"
         candidates = [rival for rival in _choose(None) if _mode(rival) == _mode(cls)]
@@ -243,13 +244,18 @@ def attempt(
     try:
         getattr(driver, step)()
     except BROKEN as error:
-        if is_explicit(requested) or plugins.is_strict():
+        if _is_raised(error, requested):
             raise
         cls = _declared_class(driver)
         FAILED[cls] = f"its {step}() has failed: {type(error).__name__}: {error}"
         _warn_of_failure(cls)
         return False
     return True
+
+
+def _is_raised(error: BaseException, requested: Sequence[str | type[Driver]] | None) -> bool:
+    """Whether an exception of a driver is raised; else it is a warning, and the driver left out."""
+    return isinstance(error, EXHAUSTED) or is_explicit(requested) or plugins.is_strict()
 
 
 def _declared_class(driver: Driver) -> type[Driver]:
@@ -320,6 +326,8 @@ def explain_unusable(cls: type[Driver]) -> str:
         # Scopes within each other ask often, and drivers read files for it.
         _ANSWERS[cls] = answer
         return answer
+    except EXHAUSTED:
+        raise
     except BROKEN as error:
         FAILED[cls] = f"its check failed with {type(error).__name__}: {error}"
         _warn_of_failure(cls)
@@ -332,6 +340,8 @@ def explain_settings(cls: type[Driver]) -> str:
         return ""
     try:
         return cls.reason_against_settings() or ""
+    except EXHAUSTED:
+        raise
     except BROKEN as error:
         FAILED[cls] = f"reason_against_settings failed with {type(error).__name__}: {error}"
         _warn_of_failure(cls)
@@ -345,11 +355,24 @@ def _choose(requested: Sequence[str | type[Driver]] | None) -> list[type[Driver]
     )
     if requested is None and not wanted:
         return _choose_by_priority([cls for cls, _ in registered_drivers() if not cls.opt_in])
-    chosen = [_find(item) if isinstance(item, str) else item for item in wanted]
+    chosen = [_find(item) if isinstance(item, str) else _checked(item) for item in wanted]
     for cls in chosen:
         if reason := explain_unusable(cls):
             raise NoDriverError(f"driver {cls.name} cannot be used: {reason}")
     return list(dict.fromkeys(chosen))
+
+
+def _checked(cls: Any) -> type[Driver]:
+    """The class of a driver that the user has given.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(cls, type) or not issubclass(cls, Driver):
+        raise TypeError(
+            f"drivers=[{cls!r}]: names or classes of drivers are needed (amanda drivers lists them)"
+        )
+    return cls
 
 
 def _find(name: str) -> type[Driver]:

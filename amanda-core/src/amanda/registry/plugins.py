@@ -38,6 +38,10 @@ BROKEN = (Exception, SystemExit)
 """Exceptions of plugins and drivers that are caught and reported. SystemExit is one of them: a
 module may end with ``sys.exit()``."""
 
+EXHAUSTED = (RecursionError, MemoryError)
+"""Exceptions that tell of the program's stack or memory, and nothing of the plugin or driver that
+meets them: they are raised, so that the program may try again."""
+
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith(f"{hookspecs.PROJECT}_"))
 """The names of the hooks."""
 
@@ -142,6 +146,8 @@ class Registry:
         try:
             record.plugin = load()
             self._register(record)
+        except EXHAUSTED:
+            raise
         except BROKEN as error:
             self._failed(record, error)
         except KeyboardInterrupt as error:

@@ -46,6 +46,8 @@ class apply(WithBlock):  # noqa: N801 - part of the paper's API
             check_tool(tool, "amanda.apply()")
         if isinstance(drivers, str):
             raise TypeError(f"drivers={drivers!r} must be a list of driver names: [{drivers!r}]")
+        if drivers is not None and not isinstance(drivers, (list, tuple, set, frozenset)):
+            raise TypeError(f"drivers={drivers!r} must be a list of names or classes of drivers")
         if op_filter is not None and not hasattr(op_filter, "restrict"):
             raise TypeError(
                 f"op_filter={op_filter!r} must be an amanda.tools.op_filter.OpFilter: "

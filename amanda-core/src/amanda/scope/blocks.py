@@ -26,6 +26,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from amanda.errors import described
 from amanda.state import current_task
 
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -129,9 +130,11 @@ class WithBlock(contextlib.ContextDecorator, abc.ABC):
         """Decorate a function.
 
         Raises:
-            TypeError: `func` is a coroutine or generator function, whose body runs
-                after the call that would be covered.
+            TypeError: `func` cannot be called, or is a coroutine or generator function, whose body
+                runs after the call that would be covered.
         """
+        if not callable(func):
+            raise TypeError(f"amanda.{self}(...) decorates functions, got {described(func)}")
         if (
             inspect.iscoroutinefunction(func)
             or inspect.isgeneratorfunction(func)

@@ -281,7 +281,7 @@ class Instrument:
         final = self._awaited(op, state, used, computed, outputs, before)
         for output, tensor in zip(computed, final, strict=True):
             if tensor is not output:
-                self.dispatcher.note_substitute(output, tensor)
+                self.dispatcher.note_substitute(output, tensor, op_id)
         self._settled(site, op, new, final)
         if not is_replaced:
             self.ids.note(self.building.graph, new, IdentifiedOp(op_id, key, 0, site, op))

@@ -25,14 +25,14 @@ class AmandaSubstitute(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, original: torch.Tensor, box: list[torch.Tensor]) -> torch.Tensor:
-        ctx.dtype = original.dtype
+        ctx.dtype, ctx.device = original.dtype, original.device
         # Autograd looks at tensors among the arguments, not at those in a list: the value is
         # taken as it is, also if it is a view or needs a gradient.
         return box[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return gradient.to(ctx.dtype), None
+        return gradient.to(ctx.device, ctx.dtype), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Any, _: Any) -> Any:
@@ -53,11 +53,11 @@ class AmandaSubstituteInTransform(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.dtype = inputs[0].dtype
+        ctx.dtype, ctx.device = inputs[0].dtype, inputs[0].device
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return gradient.to(ctx.dtype), None
+        return gradient.to(ctx.device, ctx.dtype), None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, original: Any, new: Any) -> Any:

@@ -18,7 +18,7 @@ import torch
 from amanda.engine.backward import OpHandle
 from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import ActionPlan
-from amanda.errors import CapabilityError, CoverageWarning, RoutineResultError
+from amanda.errors import CapabilityError, CoverageWarning, RoutineResultError, described
 from amanda.interface.action import Action, ActionKind
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaOperator
@@ -379,7 +379,7 @@ class Operation:
             wording = tensors.get(declared, f"{declared} tensors")
             raise RoutineResultError(
                 f"{action.routine} replaces op {self.plan.op_id} and must return its output "
-                f"{wording}, got {type(result).__name__} with {len(outputs)}"
+                f"{wording}, got {described(result)}"
             )
         if out is not None:
             self._check_writable(action, outputs, tensors_of(out), is_resized=True)

@@ -76,6 +76,30 @@ class RoutineTests(ContractTests):
         assert outputs
         assert all(output is not read[0] for output in outputs)
 
+    def test_a_tool_that_fails_where_it_is_told_is_named(self) -> None:
+        """An exception in what is told of a substitute has a note with tool and operator."""
+
+        class Follow(Tool):
+            def note_substitute(self, output: Any, substitute: Any) -> None:
+                raise ArithmeticError("a mistake")
+
+        with pytest.raises(ArithmeticError, match="a mistake") as caught:
+            self.run(self.fw.program(self.fw.mul, X, W), Follow(), self.doubling())
+        notes = [n for n in caught.value.__notes__ if n.startswith("amanda: ")]
+        assert len(notes) == 1
+        assert notes[0].startswith("amanda: raised in Follow.note_substitute at op ")
+
+    def doubling(self) -> Tool:
+        """A tool that doubles the products."""
+        tool, kinds = Tool(), self.fw.types
+
+        def insert(context: OpContext) -> None:
+            if self.fw.type_of(context.get_op()) == kinds["mul"]:
+                context.insert_after_op(lambda t: self.fw.scale(t, 2.0))
+
+        tool.add_inst_for_op(insert)
+        return tool
+
     @pytest.mark.parametrize("form", [list, tuple])
     def test_a_sequence_for_several(self, form: Callable[..., Any]) -> None:
         """A list or tuple of the selected length replaces the selected tensors."""
