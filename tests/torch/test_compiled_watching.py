@@ -262,6 +262,32 @@ def test_a_routine_at_each_execution_keeps_a_function_operator_by_operator() -> 
     assert {tool.calls.count(op_id) for op_id in tool.calls if op_id.startswith("Net")} == {4}
 
 
+class SummedAndTimed(amanda.Tool):
+    """Adds up sizes at all operators, and has a routine that looks at the tensors of some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        total = amanda.inline.ShapeSum(lambda shapes: len(shapes[0]))
+        context.insert_before_op(total.before)
+        context.insert_after_op(total.after)
+        if context.get_op().__name__ == "relu":
+            context.insert_after_op(self.culprit)
+
+    def culprit(self, output: torch.Tensor) -> None:
+        pass
+
+
+def test_the_warning_names_the_routine_that_keeps_the_compiler_away() -> None:
+    """Not a sum at the same operator or at an earlier one, which alone would leave it its code."""
+    expected = r"since SummedAndTimed\.culprit is not traceable"
+    with pytest.warns(CoverageWarning, match=expected):
+        _, ways = watched(train, shifting, SummedAndTimed())
+    assert ways == ["operator by operator"]
+
+
 class Backward(amanda.Tool):
     """A routine at each backward operator, and none at forward operators."""
 

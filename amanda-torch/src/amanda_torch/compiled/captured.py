@@ -301,7 +301,9 @@ class CapturedGraph:
         # where a graph with a backward pass also writes into a buffer.
         can_observe = name != "inductor" or not any(step.records for step in steps)
         can_observe = can_observe and asked != AUTO
-        reasons = (step.reason_against(can_observe, name) for step in steps)
+        # What is refused only for the sake of others is the reason where there is nothing else.
+        by_weight = sorted(steps, key=Step.only_follows)
+        reasons = (step.reason_against(can_observe, name) for step in by_weight)
         reason = next(filter(None, reasons), "")
         binding.waiting = None
         if not reason and not all(step.is_learned() for step in steps):

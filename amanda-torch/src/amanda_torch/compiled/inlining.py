@@ -22,10 +22,12 @@ from torch import fx
 
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
+from amanda.inline import is_counter, summed_by
 from amanda.interface.action import Action, ActionKind
 from amanda_torch import _internals
 from amanda_torch.autograd.claims import KnownGradients
 from amanda_torch.autograd.functions import AmandaSubstitute
+from amanda_torch.compiled.deferred import is_marked_deferrable
 from amanda_torch.compiled.gradients import LearnedNode, Site, Tally, is_deferred
 from amanda_torch.compiled.observers import Observer, only_observes
 from amanda_torch.compiled.operators import Operator
@@ -58,14 +60,31 @@ def reason_against(plan: ActionPlan, is_one_output: bool, can_observe: bool = Fa
         is_one_output: whether it returns one tensor.
         can_observe: whether routines that are not traceable may run when the code does.
     """
-    replaced = () if plan.replace is None else (plan.replace,)
-    for action in (*plan.before, *replaced, *plan.after):
+    refused = []
+    for action in _forward_actions(plan):
         is_taken = is_traceable(action) or is_deferred(action)
         if not (is_taken or (can_observe and only_observes(action))):
-            return f"{action.routine} is not traceable"
+            refused.append(action)
+    if refused:
+        return f"{min(refused, key=_can_follow).routine} is not traceable"
     if any(not is_deferred(action) for action in plan.after) and not is_one_output:
         return "a routine gets several outputs of an operator"
     return ""
+
+
+def only_follows(plan: ActionPlan) -> bool:
+    """Whether no routine at a forward operator keeps a graph from its compiler by itself."""
+    return all(is_traceable(action) or _can_follow(action) for action in _forward_actions(plan))
+
+
+def _forward_actions(plan: ActionPlan) -> Sequence[Action]:
+    return (*plan.before, *([] if plan.replace is None else [plan.replace]), *plan.after)
+
+
+def _can_follow(action: Action) -> bool:
+    """Whether a routine can have its effect when the code has run, if all others can."""
+    func = action.func
+    return is_counter(func) or summed_by(func) is not None or is_marked_deferrable(func)
 
 
 def is_traceable(action: Action) -> bool:

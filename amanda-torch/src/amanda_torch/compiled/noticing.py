@@ -25,7 +25,7 @@ from amanda_torch.compiled.code import GraphCode, Site
 from amanda_torch.compiled.deferred import CalledModule
 from amanda_torch.compiled.direct import DirectCode, Known
 from amanda_torch.compiled.gradients import learned, reason_against_gradients
-from amanda_torch.compiled.inlining import Inlined, is_traceable, reason_against
+from amanda_torch.compiled.inlining import Inlined, is_traceable, only_follows, reason_against
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.compiled.passes import Passes
 from amanda_torch.compiled.rehearsal import Rehearsal
@@ -326,6 +326,10 @@ class Step:
         return any(
             known is not None and (self.records or not known.is_claim) for known in self._knowns
         )
+
+    def only_follows(self) -> bool:
+        """Whether no routine at its forward operators keeps the graph from its compiler."""
+        return not self.acts() or (self._operator is not None and only_follows(self._plan()))
 
     def reason_against(self, can_observe: bool, compiler: str) -> str:
         """Why what it does cannot be compiled; "" if it can.
