@@ -565,7 +565,7 @@ def one_scope() -> list[float]:
 def state() -> list[Any]:
     """What a scope changes while it is open."""
     blocks = {name: getattr(STATE, name) for name in vars(ThreadState())}
-    return [dict(ATTACHED), list(LIVE_SCOPES), blocks, owned_locks()]
+    return [dict(ATTACHED), list(LIVE_SCOPES), blocks, owned_locks(), torch.is_grad_enabled()]
 
 
 def test_an_interrupt_at_any_line_leaves_the_compiler_vanilla() -> None:
@@ -581,6 +581,20 @@ def test_an_interrupt_at_any_line_leaves_the_compiler_vanilla() -> None:
         assert one_scope() == [1.5, 2.0]
 
 
+def test_an_interrupt_as_a_routine_is_traced_leaves_gradients_on() -> None:
+    """At each line of the function by which a compiler calls a routine, as its body ends, too."""
+
+    def is_call(code: Any) -> bool:
+        return code.co_name == "amanda_routine"
+
+    points = interrupts.points(one_scope, is_call)
+    assert points
+    for point in points:
+        interrupts.run(one_scope, is_call, point)
+        assert torch.is_grad_enabled(), str(point)
+    assert one_scope() == [1.5, 2.0]
+
+
 def test_many_scopes_of_compiled_code_leave_nothing() -> None:
     """Neither our objects nor threads grow in number with the scopes that have ended.
 
@@ -590,4 +604,4 @@ def test_many_scopes_of_compiled_code_leave_nothing() -> None:
     print(f"torch-graph: {growth}")
     assert growth.threads <= 0
     assert growth.ours < 1
-    assert state() == [{}, [], vars(ThreadState()), 0]
+    assert state() == [{}, [], vars(ThreadState()), 0, True]

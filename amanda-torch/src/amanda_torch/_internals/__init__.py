@@ -212,6 +212,7 @@ from amanda_torch._internals.threads import (
     traced_code,
     tracing_context,
     without_dispatch_modes,
+    without_gradients,
 )
 
 __all__ = [
@@ -394,6 +395,7 @@ __all__ = [
     "version_of",
     "versions_of",
     "without_dispatch_modes",
+    "without_gradients",
     "without_marks",
     "without_modes",
     "without_values",

@@ -92,11 +92,10 @@ def write_back(target: torch.Tensor, value: torch.Tensor, differentiable: bool) 
         target.copy_(value)
         return
     node = target.grad_fn
-    with torch.no_grad():
-        saved = node is not None and _internals.saves_result(node)
-        if saved and not _internals.is_view(target) and not _internals.is_shared(target):
-            # The operator's backward needs the values that it has saved (exp_, sigmoid_): they
-            # keep the storage, and `target` gets another one.
-            target.data = value.detach().to(target.dtype)
-        else:
-            target.copy_(value)
+    saved = node is not None and _internals.saves_result(node)
+    if saved and not _internals.is_view(target) and not _internals.is_shared(target):
+        # The operator's backward needs the values that it has saved (exp_, sigmoid_): they keep
+        # the storage, and `target` gets another one.
+        target.data = value.detach().to(target.dtype)
+    else:
+        _internals.without_gradients(target.copy_, value)

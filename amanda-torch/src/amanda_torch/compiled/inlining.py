@@ -159,8 +159,9 @@ class CompiledCode:
                 graph.graph.erase_node(node)
         graph.recompile()
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                graph(*(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs))
+            copies = (x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)
+            with torch.random.fork_rng(devices=[]):
+                _internals.without_gradients(graph, *copies)
         except Exception as found:
             # One without notes is the program's own.
             for text in notes_of(found):
@@ -341,8 +342,7 @@ def _routine(dispatcher: Dispatcher, action: Action) -> Callable[..., Any]:
             if action.differentiable:
                 result = action.func(*tensors, **kwargs)
             else:
-                with torch.no_grad():
-                    result = action.func(*tensors, **kwargs)
+                result = _internals.without_gradients(action.func, *tensors, **kwargs)
         except Exception as error:
             _name(error, action)
             raise

@@ -70,8 +70,7 @@ class Before:
         for number, value in values.items():
             tensor, version = self._tensors[number], versions[number]
             if not torch.equal(tensor, value):
-                with torch.no_grad():
-                    tensor.copy_(value)
+                _internals.without_gradients(tensor.copy_, value)
             if version is not None and _version(tensor) != version:
                 _internals.set_version(tensor, version)
         for (_, put), state in zip(self._generators, states, strict=True):
