@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -124,6 +125,20 @@ def test_selection_checked_at_run_time() -> None:
         pytest.raises(SelectionError, match=r"Tool\.print: outputs=\[3\].*/add:0.*1 outputs"),
     ):
         dispatcher().run(action, [lb.tensor(1.0)])
+
+
+@pytest.mark.parametrize("selection", [[1, 1], [1, -1], [1, "other"], ["other", "other"]])
+def test_no_tensor_is_selected_twice(selection: list[int | str]) -> None:
+    """Two returned tensors cannot both replace it; a replacement's function may get it twice."""
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: context.insert_before_op(print, inputs=selection))
+    wanted = re.escape(f"inputs={selection} at op /add:0 selects a tensor twice")
+    with amanda.apply(tool), pytest.raises(SelectionError, match=wanted):
+        lb.add(lb.tensor(1.0), lb.tensor(2.0))
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: context.replace_op(lb.mul, inputs=selection))
+    with amanda.apply(tool):
+        assert lb.add(lb.tensor(1.0), lb.tensor(3.0)).tolist() == 9.0
 
 
 def test_unchanged_values_are_the_same_list() -> None:

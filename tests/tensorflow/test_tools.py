@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 import amanda
 from amanda.tools.graph_tracing import GraphTracingTool
@@ -122,3 +123,18 @@ def test_the_command_on_a_keras_script(tmp_path: Path) -> None:
 def read(path: Path) -> Any:
     """A result that a tool has written."""
     return json.loads(path.read_text())
+
+
+def test_the_line_of_the_program_is_not_one_of_a_library_of_keras() -> None:
+    """Keras walks through nested structures by another package, which is not the program."""
+    import keras
+
+    tool = TraceTool()
+    with amanda.apply(tool):
+        keras.tree.map_structure(tf.tanh, {"one": [tf.ones(2)]})  # the line
+    place = Path(__file__)
+    line = next(
+        i for i, text in enumerate(place.read_text().splitlines(), 1) if text.endswith("# the line")
+    )
+    (op,) = [op for op in tool.result()["ops"] if op["type"] == "tanh"]
+    assert op["source"].endswith(f"{place.name}:{line}")

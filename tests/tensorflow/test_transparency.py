@@ -318,3 +318,39 @@ def test_a_sequence_that_begins_anew_is_told(in_a_loop: bool) -> None:
             amanda.apply(Identity()),
         ):
             support.assert_same_bits([older().numpy()], numbers[:1])
+
+
+def _wrong_calls() -> dict[str, Callable[[], Any]]:
+    """Calls that TensorFlow refuses, of everything written in Python that the drivers replace."""
+    x = tf.ones(2)
+    session = tf1.Session(graph=tf.Graph())
+    execute = _internals.EXECUTE
+    attrs = "T", x.dtype.as_datatype_enum
+    return {
+        "no arguments": lambda: execute.execute(),
+        "too few": lambda: execute.execute(b"AddV2", 1),
+        "too many": lambda: execute.execute(b"AddV2", 1, [x, x], attrs, None, None, None),
+        "unknown keyword": lambda: execute.execute(b"AddV2", 1, [x, x], attrs, None, names=""),
+        "twice": lambda: execute.execute(b"AddV2", 1, [x, x], attrs, None, op_name=b"AddV2"),
+        "no context": lambda: execute.execute(b"AddV2", 1, [x, x], attrs, None),
+        "gradient": lambda: _internals.IMPERATIVE_GRAD.imperative_grad(),
+        "gradient of nothing": lambda: _internals.IMPERATIVE_GRAD.imperative_grad(None),
+        "record": lambda: _internals.RECORD.record_operation("AddV2"),
+        "watch": lambda: tf.GradientTape().watch(),
+        "watch two": lambda: tf.GradientTape().watch(x, x),
+        "watch by another name": lambda: tf.GradientTape().watch(tensors=x),
+        "partial run": lambda: session.partial_run_setup(),
+        "gradient function": lambda: _internals.OPS.get_gradient_function(),
+    }
+
+
+@pytest.mark.parametrize("call", _wrong_calls())
+def test_a_wrong_call_raises_the_error_of_tensorflow(call: str) -> None:
+    """Arguments that do not fit are refused as they are without a tool, in the same words."""
+    wrong = _wrong_calls()[call]
+    with pytest.raises((TypeError, AttributeError)) as vanilla:
+        wrong()
+    assert "<locals>" not in str(vanilla.value)
+    with amanda.apply(Identity()), pytest.raises(type(vanilla.value)) as instrumented:
+        wrong()
+    assert str(instrumented.value) == str(vanilla.value)

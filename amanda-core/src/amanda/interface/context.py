@@ -32,6 +32,8 @@ _LATE: Mapping[InstPoint, frozenset[ActionKind]] = {
     InstPoint.AFTER_BACKWARD_OP: frozenset(ActionKind) - {ActionKind.AFTER_BACKWARD_OP},
 }
 
+_REPLACEMENTS = frozenset({ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP})
+
 
 class OpState:
     """The data behind an :class:`OpContext`, filled by the engine.
@@ -507,7 +509,13 @@ class OpContext(dict[Any, Any]):
                 "are selected, one or a list of them"
             )
         names, count = self._selectable(kind)
-        found = (self._position(item, names, count, kind.selects) for item in items)
+        found = [self._position(item, names, count, kind.selects) for item in items]
+        if len(set(found)) < len(found) and kind not in _REPLACEMENTS:
+            # A routine returns one tensor for each that it gets.
+            raise SelectionError(
+                f"{self._state.blame}{kind.selects}={selection!r:.60} at op {self._state.where} "
+                "selects a tensor twice, which can be replaced by one only"
+            )
         # Counted from the end at each execution: an operator may have more tensors at another one.
         return tuple(
             item if isinstance(item, int) and item < 0 else position
@@ -546,7 +554,7 @@ class OpContext(dict[Any, Any]):
             op_id=where,
         )
         actions = state.actions.get(kind, ())
-        if actions and kind in (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP):
+        if actions and kind in _REPLACEMENTS:
             raise replaced_twice(actions[0], action)
         state.actions[kind] = (*actions, action)
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 import amanda
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
-from amanda.patching import PatchSet
+from amanda.patching import PatchSet, named_as
 from amanda.registry.import_hook import Watch
 from amanda.registry.proofs import is_proving
 from amanda.state import STATE, WeakMembers
@@ -220,7 +220,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
                 op_type, output_tensors, input_tensors, backward_function, forward_function
             )
 
-        return record_operation
+        return named_as(vanilla, record_operation)
 
     def _owned(self, mark: Mark, inputs: int, function: Callable[..., Any]) -> Callable[..., Any]:
         """A custom gradient function whose operators are backward operators of `mark`'s operator.
@@ -239,16 +239,16 @@ class InterceptingDriver(TensorFlowEagerDriver):
     def _imperative_grad(self, vanilla: Any) -> Any:
         """The patch of ``imperative_grad.imperative_grad``, which runs every backward pass."""
 
-        def imperative_grad(tape: Any, *args: Any, **kwargs: Any) -> Any:
+        def imperative_grad(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
             tracker = LOCAL.tracker
             if tracker is None or tracker.muted or STATE.paused:
-                return vanilla(tape, *args, **kwargs)
+                return vanilla(tape, target, sources, *args, **kwargs)
             # While a function is traced nothing is computed: its run is told of.
             tells = tracker.tells and not tracker.depth and _internals.executing_eagerly()
             told = self.dispatcher.points.backward_begins() if tells else ()
             outer = tracker.enter_backward()
             try:
-                return vanilla(tape, *args, **kwargs)
+                return vanilla(tape, target, sources, *args, **kwargs)
             finally:
                 left = tracker.exit_backward(outer)
                 if tells:
@@ -258,7 +258,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
                 if tracker.recomputation is not None:
                     tracker.recomputation.differentiated(tape)
 
-        return imperative_grad
+        return named_as(vanilla, imperative_grad)
 
 
 def _record_gradient(vanilla: Any) -> Any:
@@ -274,7 +274,7 @@ def _record_gradient(vanilla: Any) -> Any:
             return None
         return vanilla(op_name, inputs, attrs, outputs)
 
-    return record_gradient
+    return named_as(vanilla, record_gradient)
 
 
 def _place() -> layers.LayerPath:

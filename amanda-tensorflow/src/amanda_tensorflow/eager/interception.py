@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
+from amanda.patching import named_as
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.execution import Executor
@@ -537,7 +538,7 @@ class Interception:
 
     # -- the slow path ----------------------------------------------------
 
-    def execute(self, _: Any) -> Any:
+    def execute(self, vanilla: Any) -> Any:
         """The patch of ``execute.execute``."""
         originals, local, state = self._vanilla, LOCAL, STATE
 
@@ -560,6 +561,9 @@ class Interception:
                     entry = cell[cell[0] + 1]
                 except LookupError:
                     pass
+                except AttributeError:
+                    # No context; which is TensorFlow's to refuse.
+                    return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
                 if entry is None:
                     try:
                         outputs = originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
@@ -585,7 +589,7 @@ class Interception:
                 return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
             return self._forward(tracker, cell, entry, request, list(inputs))
 
-        self._hook = execute
+        self._hook = named_as(vanilla, execute)
         return execute
 
     def _in_replacement(self, tracker: Tracker, request: OpRequest, inputs: list[Any]) -> Any:

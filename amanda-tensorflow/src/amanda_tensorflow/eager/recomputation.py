@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from amanda.engine.dispatch import Dispatcher
+from amanda.patching import named_as
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.tape_marks import Place
@@ -90,7 +91,7 @@ def noting_places(vanilla: Any) -> Any:
         finally:
             tracker.places.pop()
 
-    return _eager_mode_decorator
+    return named_as(vanilla, _eager_mode_decorator)
 
 
 def recomputing(
@@ -116,11 +117,11 @@ def recomputing(
 def beginning_again(vanilla: Any) -> Any:
     """The patch of ``tf.GradientTape.watch``, after which a recomputation begins."""
 
-    def watch(tape: Any, tensor: Any) -> Any:
-        result = vanilla(tape, tensor)
+    def watch(self: Any, tensor: Any) -> Any:
+        result = vanilla(self, tensor)
         tracker = LOCAL.tracker
         if tracker is not None and tracker.recomputation is not None:
-            tracker.recomputation.begin(tape)
+            tracker.recomputation.begin(self)
         return result
 
-    return watch
+    return named_as(vanilla, watch)

@@ -15,7 +15,7 @@ import amanda
 from amanda.engine.points import Points
 from amanda.errors import CoverageWarning
 from amanda.interface.proofs import Proof
-from amanda.patching import PatchSet
+from amanda.patching import PatchSet, named_as
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
@@ -128,7 +128,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 add()
             return result
 
-        return call_flat
+        return named_as(vanilla, call_flat)
 
     def _copied(
         self,
@@ -293,7 +293,7 @@ def _calling_in_tool_code(vanilla: Callable[..., Any]) -> Callable[..., Any]:
         _internals.note_handles(function, outputs)
         return outputs
 
-    return call_flat
+    return named_as(vanilla, call_flat)
 
 
 def _recording_call(vanilla: Callable[..., Any]) -> Callable[..., Any]:
@@ -304,7 +304,7 @@ def _recording_call(vanilla: Callable[..., Any]) -> Callable[..., Any]:
         _internals.keep_differentiated(functions)
         vanilla(functions, flat_outputs, inference_args, input_tangents)
 
-    return record
+    return named_as(vanilla, record)
 
 
 def _told_run(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> GraphRun:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import attrs
 import tensorflow as tf
 
-from amanda.patching import PatchSet
+from amanda.patching import PatchSet, named_as
 from amanda_tensorflow import _internals
 
 TensorName = tuple[str, int]
@@ -208,7 +208,7 @@ def _marking(vanilla: Any) -> Any:
                 attrs = (*attrs, MARK, ForwardOp.of(op))
         return vanilla(op_name, inputs, attrs, outputs)
 
-    return record_gradient
+    return named_as(vanilla, record_gradient)
 
 
 def unmarked(attr_tuple: Any) -> tuple[Any, Any]:
@@ -318,7 +318,7 @@ def _noting_gradients(vanilla: Any) -> Any:
 
         return gradient
 
-    return get_gradient_function
+    return named_as(vanilla, get_gradient_function)
 
 
 def _noting_function_gradients(vanilla: Any) -> Any:
@@ -330,7 +330,7 @@ def _noting_function_gradients(vanilla: Any) -> Any:
     def sym_grad(op: Any, out_grads: Any) -> Any:
         return _noted(ForwardOp.of(op), lambda gradients: vanilla(op, gradients), out_grads)
 
-    return sym_grad
+    return named_as(vanilla, sym_grad)
 
 
 def _noting_custom_gradients(vanilla: Any) -> Any:
@@ -356,7 +356,7 @@ def _noting_custom_gradients(vanilla: Any) -> Any:
 
         return vanilla(op_type, output_tensors, input_tensors, backward_function, forward_function)
 
-    return record_operation
+    return named_as(vanilla, record_operation)
 
 
 def _noted(forward: ForwardOp, call: Callable[[Sequence[Any]], Any], out_grads: Any) -> Any:

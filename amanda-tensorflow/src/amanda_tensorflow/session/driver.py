@@ -16,7 +16,7 @@ import tensorflow as tf
 import amanda
 from amanda.errors import CoverageWarning
 from amanda.interface.proofs import Proof
-from amanda.patching import PatchSet
+from amanda.patching import PatchSet, named_as
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
@@ -93,7 +93,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
                 count()
             return result
 
-        return run
+        return named_as(vanilla, run)
 
     def _stays_vanilla(self, session: Any) -> bool:
         """Whether a session cannot be instrumented: its runs are counted as not seen."""
@@ -125,7 +125,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
                 self._partly.add(session)
             return vanilla(session, *args, **kwargs)
 
-        return set_up
+        return named_as(vanilla, set_up)
 
     def detach(self) -> None:
         super().detach()
@@ -140,7 +140,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             self._leave(session)
             return vanilla(session, *args)
 
-        return run
+        return named_as(vanilla, run)
 
     def _ready(
         self, session: Any, scopes: tuple[LiveScope, ...], handles: tuple[Any, Any, Any]

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from amanda import OpContext
 
 _OURS = frozenset({"amanda", "amanda_torch", "amanda_tensorflow", "amanda_tools"})
-_FRAMEWORKS = frozenset({"torch", "tensorflow", "keras", "tf_keras"})
+# Keras walks through nested structures by optree, whose functions call those of Keras.
+_FRAMEWORKS = frozenset({"torch", "tensorflow", "keras", "tf_keras", "optree"})
 _PYTHON = frozenset({"contextlib", "functools", "runpy", "threading", "importlib", "_bootstrap"})
 _NOT_THE_USER = _OURS | _FRAMEWORKS | _PYTHON
 
