@@ -39,6 +39,8 @@ ENDINGS = {
         ),
         6,
     ),
+    "exit functions that are dropped": ("import atexit\natexit._clear()\nexit(3)", 3),
+    "exit functions that have run": ("import atexit\natexit._run_exitfuncs()", 0),
     "hangup": ("import os, signal\nos.kill(os.getpid(), signal.SIGHUP)", -signal.SIGHUP),
     "interrupt": ("raise KeyboardInterrupt", -signal.SIGINT),
     "interrupt of a coroutine": (ASYNC, -signal.SIGINT),

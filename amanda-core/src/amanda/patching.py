@@ -14,9 +14,11 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _ABSENT: Any = object()
 
@@ -149,7 +151,7 @@ class PatchSet:
             raise failed
 
 
-def named_as(vanilla: Any, function: Any) -> Any:
+def named_as(vanilla: Any, function: _Function) -> _Function:
     """`function`, named as the one whose place it takes.
 
     Python's errors about wrong arguments have the name; with parameters of the same names they are

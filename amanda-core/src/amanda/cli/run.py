@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import functools
 import os
 import random
 import shlex
@@ -465,6 +466,7 @@ class Run:
         # Its first entry is the folder of `amanda`, whose place the program's folder takes.
         self._path = sys.path[:] if getattr(sys.flags, "safe_path", False) else sys.path[1:]
         self._is_finishing = False
+        self._at_exit: Callable[[], Any] = _do_nothing
         self._terminated = 0
 
     def begin(self, drivers: Sequence[str] | None) -> None:
@@ -484,9 +486,19 @@ class Run:
         weakref.finalize(self, _do_nothing)
         # Exit functions run in reverse order: registered before any of the program, this one runs
         # when the program's threads have ended and its exit functions have run.
-        atexit.register(self._finish)
+        self._deliver_at_exit()
         _on_terminate(self._terminate)
         endings.watch(self._leave)
+
+    def _deliver_at_exit(self) -> None:
+        """Register the exit function, unless it is registered.
+
+        A program can drop those of all others (``atexit._clear``), and the weak reference tells.
+        """
+        if self._at_exit() is None:
+            finish = functools.partial(self._finish)
+            self._at_exit = weakref.ref(finish)
+            atexit.register(finish)
 
     def describe(self, arguments: Sequence[str]) -> None:
         """Note the command line and the time, for the page."""
@@ -523,6 +535,8 @@ class Run:
         else:
             self._note_end("normally")
             return self._check_drivers(0)
+        finally:
+            self._deliver_at_exit()
         # The type only: str() of the exception may run code of the program.
         self._note_end(f"by {type(failure).__name__}")
         if tracebacks.is_refusal(failure, modules):
@@ -541,8 +555,11 @@ class Run:
     def _check_drivers(self, status: int) -> int:
         """The exit status of a run: 2 if the program ended well and tools had no driver."""
         self.report.has_failed = status != 0
+        if not self.report.tools or self._opened is None or self._is_finishing:
+            # Without a scope, or the program has run all exit functions, and the scope has ended.
+            return status
         # A forked child runs without the tools, and its parent reads its status.
-        if not self.report.tools or self._opened is None or os.getpid() != self._process:
+        if os.getpid() != self._process:
             return status
         # Keras imports TensorFlow, whatever it computes with; the operators are counted later.
         has_seen = self._opened.cache.counts()[0] or not other_frameworks.unseen_backend()
