@@ -649,3 +649,18 @@ def test_routines_run_where_only_the_gradient_reads_an_output(
     with amanda.apply(tool):
         support.assert_same_bits([function(x)], [expected])
     assert runs == ["exp"]
+
+
+def test_a_change_of_a_resource_is_refused_with_its_type_and_shape() -> None:
+    """A graph has no place for another resource; the error says which tensor is meant."""
+    variable = tf.Variable(1.0)
+    tool = amanda.Tool()
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "ReadVariableOp":
+            context.insert_before_op(tf.identity)
+
+    tool.add_inst_for_op(analyse)
+    wanted = r"changes tensor 0 of what it selects, resource of shape \(\): a resource, or"
+    with amanda.apply(tool), pytest.raises(CapabilityError, match=wanted):
+        tf.function(lambda: variable + 1.0)()

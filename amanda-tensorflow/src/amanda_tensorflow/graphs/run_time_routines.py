@@ -363,8 +363,9 @@ class RunTimeRoutine(PythonNode):
             if result is not old and index not in self._routed:
                 raise CapabilityError(
                     f"{self._action.routine} at op {self._action.op_id} changes tensor {index} of "
-                    f"what it selects, {old!r:.60}: a resource, or a constant that shapes are "
-                    "computed from; select a constant by its position to change it"
+                    f"what it selects, {old.dtype.name} of shape {old.shape}: a resource, or a "
+                    "constant that shapes are computed from; select a constant by its position to "
+                    "change it"
                 )
 
 
