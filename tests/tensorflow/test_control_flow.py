@@ -392,3 +392,50 @@ def test_a_gradient_in_slices_passes_replacements_and_differentiable_routines(
     for tool in (Replaced("Sin", again), Replaced("Sin", amanda.traceable(again)), same):
         with amanda.apply(tool), amanda.ad_enabled():
             support.assert_same_bits([gradient()], [expected])
+
+
+ITERATIONS = 40
+
+
+def weighted(x: Any) -> Any:
+    """A sum over iterations of which none needs what another one has computed."""
+
+    def body(i: Any, total: Any) -> Any:
+        weight = tf.cast(i, tf.float32)
+        return i + 1, total + tf.reduce_sum(weight * tf.sin(x + weight))
+
+    return tf.while_loop(lambda i, _: i < ITERATIONS, body, [tf.constant(0), tf.constant(0.0)])[1]
+
+
+@pytest.mark.parametrize("is_inside", [True, False], ids=["tape inside", "tape outside"])
+@pytest.mark.parametrize("changes", [False, True], ids=["watching", "changing"])
+@pytest.mark.parametrize("points", [{"forward", "backward"}, {"backward"}], ids=len)
+def test_routines_meet_the_iterations_of_a_loop_in_order(
+    points: set[str], changes: bool, is_inside: bool
+) -> None:
+    """Those that depend on nothing of the iteration before, too, forward and backward."""
+    met: list[tuple[str, int]] = []
+
+    def note(name: str) -> Callable[[Any], Any]:
+        def routine(tensor: Any) -> Any:
+            met.append((name, round(float(tensor[0, 0]))))
+            return tf.identity(tensor) if changes else None
+
+        return routine
+
+    tool = amanda.Tool()
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "Sin":
+            if "forward" in points:
+                context.insert_before_op(note("forward"), inputs=[0])
+            context.insert_before_backward_op(note("backward"), grad_outputs=[0])
+
+    tool.add_inst_for_op(analyse)
+    x = tf.zeros([64, 64])
+    expected = gradient_in_graph(weighted, x, is_inside)
+    with amanda.apply(tool):
+        support.assert_same_bits([gradient_in_graph(weighted, x, is_inside)], [expected])
+    found = {point: [number for name, number in met if name == point] for point in points}
+    numbers = {"forward": [*range(ITERATIONS)], "backward": [*range(ITERATIONS)][::-1]}
+    assert found == {point: numbers[point] for point in points}

@@ -56,6 +56,7 @@ from amanda_tensorflow._internals.graphs import (  # noqa: E402
     unique_function_name,
     unique_name,
     update_input,
+    without_overlap,
 )
 from amanda_tensorflow._internals.runtime import (  # noqa: E402
     CONTEXT_HANDLE,
@@ -307,6 +308,7 @@ __all__ = [
     "variable_dtype",
     "variable_name",
     "variables_read",
+    "without_overlap",
     "write_variable",
     "zeros_like",
 ]

@@ -569,6 +569,8 @@ class Replay:
                     attributes[attribute], [branch.function.name for branch in of]
                 )
             has_python = any(branch.building.has_python for branch in branches)
+            if has_python:
+                attributes = _internals.without_overlap(attributes)
             return (kind.removeprefix("Stateless") if has_python else kind), attributes
 
         is_differentiated = bool(site.calls_of(op.name))
@@ -646,7 +648,8 @@ class Replay:
                 made.append(self._made(callee, inner, instrument, attribute, {}))
             if any(branch.building.is_changed for branch in made):
                 names = [branch.function.name for branch in made]
-                _internals.set_functions(op, attribute, names)
+                has_python = any(branch.building.has_python for branch in made)
+                _internals.set_functions(op, attribute, names, in_order=has_python)
                 _internals.remember_branches(op, {attribute: [b.graph for b in made]})
 
 
