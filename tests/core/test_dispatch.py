@@ -127,7 +127,7 @@ def test_selection_checked_at_run_time() -> None:
         dispatcher().run(action, [lb.tensor(1.0)])
 
 
-@pytest.mark.parametrize("selection", [[1, 1], [1, -1], [1, "other"], ["other", "other"]])
+@pytest.mark.parametrize("selection", [[1, 1], [-1, -1], [1, "other"], ["other", "other"]])
 def test_no_tensor_is_selected_twice(selection: list[int | str]) -> None:
     """Two returned tensors cannot both replace it; a replacement's function may get it twice."""
     tool = amanda.Tool()
@@ -139,6 +139,23 @@ def test_no_tensor_is_selected_twice(selection: list[int | str]) -> None:
     tool.add_inst_for_op(lambda context: context.replace_op(lb.mul, inputs=selection))
     with amanda.apply(tool):
         assert lb.add(lb.tensor(1.0), lb.tensor(3.0)).tolist() == 9.0
+
+
+def test_a_position_and_one_from_the_end_may_meet() -> None:
+    """An operator with one input has its first and its last one; the routine's last result is in
+    its place."""
+    tool = amanda.Tool()
+    seen: list[float] = []
+
+    def double_both(first: lb.Tensor, last: lb.Tensor) -> list[lb.Tensor]:
+        seen.extend((first.tolist(), last.tolist()))
+        return [lb.add(first, first), lb.add(lb.add(last, last), last)]
+
+    tool.add_inst_for_op(lambda context: context.insert_before_op(double_both, inputs=[0, -1]))
+    with amanda.apply(tool):
+        assert lb.relu(lb.tensor(4.0)).tolist() == 12.0
+        assert lb.add(lb.tensor(1.0), lb.tensor(2.0)).tolist() == 8.0
+    assert seen == [4.0, 4.0, 1.0, 2.0]
 
 
 def test_unchanged_values_are_the_same_list() -> None:

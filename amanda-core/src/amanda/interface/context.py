@@ -509,18 +509,19 @@ class OpContext(dict[Any, Any]):
                 "are selected, one or a list of them"
             )
         names, count = self._selectable(kind)
-        found = [self._position(item, names, count, kind.selects) for item in items]
-        if len(set(found)) < len(found) and kind not in _REPLACEMENTS:
+        found = (self._position(item, names, count, kind.selects) for item in items)
+        # Counted from the end at each execution: an operator may have more tensors at another one.
+        selected = tuple(
+            item if isinstance(item, int) and item < 0 else position
+            for item, position in zip(items, found, strict=True)
+        )
+        if len(set(selected)) < len(selected) and kind not in _REPLACEMENTS:
             # A routine returns one tensor for each that it gets.
             raise SelectionError(
                 f"{self._state.blame}{kind.selects}={selection!r:.60} at op {self._state.where} "
                 "selects a tensor twice, which can be replaced by one only"
             )
-        # Counted from the end at each execution: an operator may have more tensors at another one.
-        return tuple(
-            item if isinstance(item, int) and item < 0 else position
-            for item, position in zip(items, found, strict=True)
-        )
+        return selected
 
     def _record(
         self, kind: ActionKind, func: Routine, selection: Selection, kwargs: dict[str, Any]
