@@ -85,13 +85,6 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         find, scopes_now = self.copies.find, self.dispatcher.scopes
         points = self.dispatcher.points
 
-        def run(function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
-            # A function that TensorFlow derives from a copy has routines, too.
-            try:
-                return vanilla(function, tensor_inputs, captured_inputs)
-            except Exception as error:
-                _raise_shown(error, function)
-
         def call_flat(function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
             scopes = scopes_now()
             if not scopes or not _internals.executing_eagerly():
@@ -104,7 +97,11 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                     # A wrong call is the function's own to refuse.
                     return vanilla(function, tensor_inputs, captured_inputs)
                 if _internals.is_instrumented(function):
-                    return run(function, tensor_inputs, captured_inputs)
+                    # TensorFlow has derived it from a copy: it has routines, too.
+                    try:
+                        return vanilla(function, tensor_inputs, captured_inputs)
+                    except Exception as error:
+                        _raise_shown(error, function)
                 copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
             ready, executions = copy.payload, copy.executions
             add = None if executions is None else executions.add
@@ -113,7 +110,6 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             if ready is not None:
                 called, given = ready.function, [*captured_inputs, *ready.captures]
             try:
-                # Not by run(): each call of a function would be one more of ours.
                 try:
                     result = vanilla(called, tensor_inputs, given)
                 except Exception as error:
