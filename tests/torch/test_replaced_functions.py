@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch import nn
 
 import amanda
 from amanda_torch import _internals
+from amanda_torch.operators import replaced_functions
+from amanda_torch.operators.replaced_functions import original_of
+from tests.counting import called
 from tests.torch.support import applied
 
 _NN = next(o for o in _internals.BUILTIN_FUNCTIONS if o.__name__.endswith("._nn"))
@@ -121,3 +125,38 @@ def test_properties_and_objects_that_the_program_has_put_there_run_once(
     assert torch.equal(found, vanilla)
     assert len(calls) == 4
     assert tool.ids == ["/exp:0", "/mul:0", "/sin:0", "/mul:1", "/T:0", "/mul:2"]
+
+
+class _Exp:
+    """An object of a program, which can be called and is no function."""
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        return 2 * _internals.TENSOR_BASE.exp(tensor)
+
+    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+        return self if tensor is None else functools.partial(self, tensor)
+
+
+def test_what_the_program_has_put_there_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place of a function, an object or a property is remembered, and checked at each use."""
+    base = _internals.TENSOR_BASE
+    turned = property(lambda x: base.T.__get__(x))
+    put = {"exp": _Exp(), "sin": lambda x: base.sin(x), "T": turned}
+    reported = {**put, "T": turned.__get__}
+    with monkeypatch.context() as patched:
+        for name, value in put.items():
+            patched.setattr(torch.Tensor, name, value, raising=False)
+        with called((replaced_functions.__file__,)) as codes:
+            found = [{name: original_of(reported[name]) for name in put} for _ in range(3)]
+    assert found == 3 * [{"exp": base.exp, "sin": base.sin, "T": base.T.__get__}]
+    assert sum(code.co_name == "_search" for code in codes) == 3
+    assert all(original_of(value) is None for value in reported.values())
+
+
+def test_what_the_program_has_put_there_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that stood for one of PyTorch's functions goes when the program lets go of it."""
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "exp", _Exp())
+        gone = weakref.ref(vars(torch.Tensor)["exp"])
+        assert original_of(gone()) is _internals.TENSOR_BASE.exp
+    assert gone() is None

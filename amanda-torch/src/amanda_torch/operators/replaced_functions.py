@@ -14,9 +14,8 @@ Python, which report themselves by their global names::
 from __future__ import annotations
 
 import types
-import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -48,39 +47,73 @@ _VANILLA: Sequence[tuple[Any, Mapping[str, Any]]] = [
 found in the base class of ``torch.Tensor``."""
 
 
-_FOUND: weakref.WeakKeyDictionary[Any, tuple[Any, str, Any]] = weakref.WeakKeyDictionary()
-"""Of a program's function, where it was found under which name, and what was there before."""
+class _Place(NamedTuple):
+    """An attribute of PyTorch's that a program has set.
+
+    Attributes:
+        owner: the module or class.
+        name: of the attribute.
+        original: its value before.
+    """
+
+    owner: Any
+    name: str
+    original: Any
+
+    def holds(self, value: Any) -> bool:
+        """Whether the attribute is a function, property or callable of the program now."""
+        return _is_of(vars(self.owner).get(self.name), value)
+
+
+_FOUND: dict[int, _Place] = {}
+"""Where a program's object was last found, by its identity, which keeps nothing alive: another
+object may have it by now, and the object may be elsewhere."""
+
+_MOST_FOUND = 4096
+"""Objects that are remembered."""
 
 
 def original_of(func: Any) -> Any:
     """PyTorch's own function, if a program has put `func` in the place of one; else None."""
     if _is_own(func):
         return None
-    if not isinstance(func, types.FunctionType):
-        getter = isinstance(func, types.MethodWrapperType)
-        found = _place_of(func.__self__ if getter else func)
-        return found and (found[2].__get__ if getter else found[2])
-    found = _FOUND.get(func)
-    # It may stand elsewhere by now.
-    if found is None or vars(found[0]).get(found[1]) is not func:
-        found = _place_of(func)
-        if found is not None:
-            _FOUND[func] = found
-    return found and found[2]
+    # A property reports itself by this method of its own, made at each access.
+    is_getter = isinstance(func, types.MethodWrapperType)
+    place = _place_of(func.__self__ if is_getter else func)
+    if place is None:
+        return None
+    return place.original.__get__ if is_getter else place.original
 
 
-def _place_of(value: Any) -> tuple[Any, str, Any] | None:
-    """Where a function or property of the program stands, its name there, and what was there."""
+def _place_of(value: Any) -> _Place | None:
+    """Where a function, property or callable of the program stands for one of PyTorch's."""
+    place = _FOUND.get(id(value))
+    if place is None or not place.holds(value):
+        place = _search(value)
+        if place is not None:
+            if len(_FOUND) >= _MOST_FOUND:
+                _FOUND.clear()
+            _FOUND[id(value)] = place
+    return place
+
+
+def _search(value: Any) -> _Place | None:
+    """Look for an object of the program in all of PyTorch's namespaces."""
     for owner, vanilla in _VANILLA:
         for name, now in vars(owner).items():
-            if now is not value and getattr(now, "__func__", None) is not value:
+            if not _is_of(now, value):
                 continue
             original = vanilla.get(name, now)
             if original is now and owner is torch.Tensor:
                 original = vars(_internals.TENSOR_BASE).get(name, now)
             if original is not now:
-                return owner, name, original
+                return _Place(owner, name, original)
     return None
+
+
+def _is_of(attribute: Any, value: Any) -> bool:
+    """Whether an attribute is an object, or a static method of it."""
+    return attribute is value or getattr(attribute, "__func__", None) is value
 
 
 def _is_own(func: Any) -> bool:
