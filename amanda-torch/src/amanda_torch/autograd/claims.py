@@ -516,8 +516,9 @@ class Claim:
         return hooks
 
 
-_CLAIMING = Lock()
-"""Held while the accumulations of leaves are claimed."""
+_leaf_locked = Lock().hold
+"""Calls a function that claims the accumulations of leaves: threads may share a leaf, and one that
+finds it claimed has to find its hooks there, too."""
 
 
 class _Owner(Reference):
@@ -542,17 +543,6 @@ class _Owner(Reference):
     number: int
     past: Past | None
     is_idle: bool
-
-
-def _owner(
-    leaf: torch.Tensor, owners: dict[int, _Owner], known: KnownGradients, number: int
-) -> _Owner:
-    # Not methods: they would be two functions more for each leaf.
-    owner = _Owner(leaf, _forget_owner)
-    owner.key, owner.owners, owner.op_id = id(leaf), owners, known.handle.op_id
-    owner.known, owner.number = weakref.ref(known), number
-    owner.past, owner.is_idle = None, False
-    return owner
 
 
 def _forget_owner(owner: Any) -> None:
@@ -656,7 +646,7 @@ class Claimer:
         reached: list[Accumulation] = []
         if graph.leaves:
             leaves = dict.fromkeys(node.next_functions[edge][0] for edge in graph.leaves)
-            self._claim_leaves(list(leaves), known, None, iteration, reached)
+            _leaf_locked(self._claim_leaves, list(leaves), known, None, iteration, reached)
         if reached:
             note = functools.partial(note_reached, reached)
             native = self.dispatcher.native
@@ -711,8 +701,9 @@ class Claimer:
         if graph.hooks is None and graph.asked != self.dispatcher.analysed:
             self._ask(known, graph)
         reached: list[Accumulation] = []
-        is_idle = not traced.leaves or self._claim_leaves(
-            traced.leaves, known, (execution, outputs), iteration, reached
+        leaves, described = traced.leaves, (execution, outputs)
+        is_idle = not leaves or _leaf_locked(
+            self._claim_leaves, leaves, known, described, iteration, reached
         )
         self._hook_entries(known, graph, traced, execution, outputs, reached)
         graph.pending = self if graph.hooks is None and traced.entries == 1 else None
@@ -863,9 +854,10 @@ class Claimer:
         reached: list[Accumulation],
         first: int = 0,
     ) -> bool:
-        """Hook the accumulations of leaves that belong to this operator.
+        """Hook the accumulations of leaves that belong to an operator, under the lock.
 
         Args:
+            known: what is known of the operator's gradients.
             described: the execution and its outputs, or its tensors; None if no analysis is
                 pending.
             reached: is added what is to be told when a pass comes to the operator.
@@ -874,27 +866,6 @@ class Claimer:
         Returns:
             Whether nothing is to be done at any of them.
         """
-        # Threads may share a leaf: one that finds it claimed has to find its hooks there, too.
-        # Lock.hold(), inlined: this runs at each new operator with parameters.
-        try:
-            _CLAIMING.acquire()
-            is_idle = self._claim_each(leaves, known, described, iteration, reached, first)
-            _CLAIMING.release()
-        except BaseException:
-            if _CLAIMING.is_owned():
-                _CLAIMING.release()
-            raise
-        return is_idle
-
-    def _claim_each(
-        self,
-        leaves: Sequence[Any],
-        known: KnownGradients,
-        described: tuple[Execution, Sequence[Any]] | Past | None,
-        iteration: int,
-        reached: list[Accumulation],
-        first: int,
-    ) -> bool:
         handle, count, is_idle = known.handle, first, True
         for node in leaves:
             mark = node.metadata.get(_MARK)
@@ -922,26 +893,51 @@ class Claimer:
                 elif hooks is None and described is not None:
                     layout = None if known.graph is None else known.graph.layout
                     past = described[0].past(described[1], layout)
-                # It may outlive the model, as the leaf may.
-                bare = None if past is None else past.bare()
-                self.leaf_owners[id(node.variable)].past = bare
-                native = self.dispatcher.native
-                # One for each: a pass of another thread may come through some of them only.
-                for scopes in (fresh,) if len(fresh) == 1 else [(scope,) for scope in fresh]:
-                    one = Accumulation(self, known, backward_id, scopes, past)
-                    if len(marks) > 1:
-                        marks[scopes[0]] = one
-                    else:
-                        node.metadata[_MARK] = one
-                        reached.append(one)
-                    if hooks is None or hooks.has_before:
-                        native.attach(node, one, False) if native else node.register_prehook(one)
-                    if hooks is None or hooks.has_after:
-                        native.attach(node, one, True) if native else node.register_hook(one)
-                if len(marks) > 1:
+                only = self._hook_leaf(node, marks, fresh, known, backward_id, hooks, past)
+                if only is None:
                     add_reached(reached, marks, handle.scopes)
+                else:
+                    reached.append(only)
         known.asked = self.dispatcher.analysed
         return is_idle
+
+    def _hook_leaf(
+        self,
+        node: Any,
+        marks: dict[Any, Any],
+        fresh: Sequence[Any],
+        known: KnownGradients,
+        backward_id: str,
+        hooks: NodeHooks | None,
+        past: Past | None,
+    ) -> Accumulation | None:
+        """Hook the accumulation of a leaf that begins to belong to an operator.
+
+        Args:
+            marks, fresh: see :meth:`_owned`; the former is added to.
+            known: what is known of the operator's gradients.
+            backward_id: the accumulation's id.
+            hooks: what acts there; None as long as an analysis is pending.
+            past: the tensors of the execution that the analysis is told.
+
+        Returns:
+            What acts there, if it is the same in all scopes that have marked it.
+        """
+        # It may outlive the model, as the leaf may.
+        self.leaf_owners[id(node.variable)].past = None if past is None else past.bare()
+        native = self.dispatcher.native
+        # One for each: a pass of another thread may come through some of them only.
+        for scopes in (fresh,) if len(fresh) == 1 else [(scope,) for scope in fresh]:
+            one = Accumulation(self, known, backward_id, scopes, past)
+            if len(marks) > 1:
+                marks[scopes[0]] = one
+            else:
+                node.metadata[_MARK] = one
+            if hooks is None or hooks.has_before:
+                native.attach(node, one, False) if native else node.register_prehook(one)
+            if hooks is None or hooks.has_after:
+                native.attach(node, one, True) if native else node.register_hook(one)
+        return None if len(marks) > 1 else one
 
     def _handed_over(self, node: Any, mark: Accumulation, known: KnownGradients) -> Any:
         """What acts at an accumulation: the gate's instead of Python's, as soon as it can be.
@@ -981,7 +977,7 @@ class Claimer:
             past: the tensors of an execution; None where no analysis is pending.
         """
         self.iterations[known.handle.op_id] = iteration
-        self._claim_leaves(leaves, known, past, iteration, reached)
+        _leaf_locked(self._claim_leaves, leaves, known, past, iteration, reached)
 
     def claim_late(
         self, node: Any, known: KnownGradients, number: int, iteration: int
@@ -997,7 +993,7 @@ class Claimer:
             What is to be told when a pass comes to the operator.
         """
         reached: list[Accumulation] = []
-        self._claim_leaves([node], known, None, iteration, reached, number)
+        _leaf_locked(self._claim_leaves, [node], known, None, iteration, reached, number)
         return reached
 
     def shared_leaf_hooks(self, known: KnownGradients, number: int) -> NodeHooks | None:
@@ -1089,7 +1085,11 @@ class Claimer:
     def _set_owner(self, leaf: torch.Tensor, known: KnownGradients, number: int) -> None:
         self.owner_changes += 1
         _CLAIMERS.add(self)
-        self.leaf_owners[id(leaf)] = _owner(leaf, self.leaf_owners, known, number)
+        owner = _Owner(leaf, _forget_owner)
+        owner.key, owner.owners, owner.op_id = id(leaf), self.leaf_owners, known.handle.op_id
+        owner.known, owner.number = weakref.ref(known), number
+        owner.past, owner.is_idle = None, False
+        self.leaf_owners[id(leaf)] = owner
 
     def _claim_all(
         self,
@@ -1130,7 +1130,8 @@ class Claimer:
             hooks.register(node)
             is_idle = is_idle and hooks.is_idle
         reached: list[Accumulation] = []
-        found = self._claim_leaves(leaves, known, (execution, outputs), iteration, reached)
+        described = execution, outputs
+        found = _leaf_locked(self._claim_leaves, leaves, known, described, iteration, reached)
         if is_idle and found and not reached:
             known.form = form_of(result)
         if reached:
