@@ -7,7 +7,6 @@ scalar, is kept alive until tracing ends.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,11 +15,10 @@ import attrs
 
 from amanda.errors import AmandaError, CapabilityError, TensorReleased
 from amanda.interface.context import OpContext
+from amanda.nested import SCALARS, leaves, plain
 from amanda.references import Reference
 from amanda.scope.switches import disabled
 from amanda.tools.description import OpDescription, describe
-
-_SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
 @attrs.frozen
@@ -277,7 +275,7 @@ class Graph:
         if isinstance(run, CapabilityError):
             raise run
         arguments = [None if t is None else self._value(op, t, values) for t in op.inputs]
-        produced = [leaf for leaf in _leaves(run(arguments)) if type(leaf) not in _SCALARS]
+        produced = [leaf for leaf in leaves(run(arguments)) if type(leaf) not in SCALARS]
         expected = [t for t in op.outputs if t is not None]
         if expected and len(produced) != len(expected):
             raise AmandaError(
@@ -342,7 +340,7 @@ class Graph:
             namespace=found.namespace,
             inputs=tuple(self._inputs(context)),
             input_names=tuple(context.get_input_names()),
-            attributes={name: _plain(value) for name, value in context.get_attrs().items()},
+            attributes={name: plain(value) for name, value in context.get_attrs().items()},
         )
         outputs = context.get_outputs() or ()
         op.outputs = tuple(
@@ -424,48 +422,3 @@ class _Held:
 
     def __call__(self) -> Any:
         return self.tensor
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    waiting, seen = [value], dict[int, Any]()
-    while waiting:
-        item = waiting.pop()
-        if not isinstance(item, (list, tuple, Mapping)):
-            yield item
-        elif id(item) not in seen:  # else it holds itself
-            seen[id(item)] = item
-            waiting.extend(reversed([*(item.values() if isinstance(item, Mapping) else item)]))
-
-
-def _plain(value: Any, around: tuple[Any, ...] = ()) -> Any:
-    """Convert an argument to plain data, which keeps no object of the program alive.
-
-    Args:
-        value: the argument, or what is in it.
-        around: the containers that it is in. For one that holds itself there is an ellipsis.
-    """
-    if isinstance(value, _SCALARS) and type(value).__module__ == "builtins":
-        return value
-    if isinstance(value, (list, tuple, Mapping)):
-        if any(one is value for one in around):
-            return "..."
-        around = (*around, value)
-        if isinstance(value, Mapping):
-            return {str(key): _plain(item, around) for key, item in value.items()}
-        return [_plain(item, around) for item in value]
-    return getattr(value, "__qualname__", None) or short_text(value)
-
-
-def short_text(value: Any) -> str:
-    """The beginning of an object's text, of any object of the program."""
-    if dataclasses.is_dataclass(value) and not set(_SCALARS).issuperset(
-        map(type, getattr(value, "__dict__", {}).values())
-    ):
-        # Its text has those of all that it leads to: of a graph's node, each way through the graph.
-        return f"<{type(value).__name__}>"
-    try:
-        text = str(value)
-    except Exception:
-        # __str__ of the program's classes may fail; tracing must not.
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= 80 else f"{text[:77]}..."

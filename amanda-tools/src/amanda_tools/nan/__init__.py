@@ -14,10 +14,10 @@ import attrs
 from amanda import OpContext
 from amanda.errors import CapabilityError
 from amanda.inline import Check
+from amanda.nested import plain
 from amanda.results import Table
 from amanda.text import printable
 from amanda.tools.description import OpDescription, describe
-from amanda.tools.graph import short_text
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
@@ -130,7 +130,7 @@ class NanTool(PrintingTool[NanOptions]):
     def _watch(self, op: OpDescription, context: OpContext) -> OpWatch:
         watch = self._watches[op.id] = OpWatch(self, op)
         # As text at once: an argument may lead to the program's models and tensors.
-        watch.attributes = {name: _plain(value) for name, value in context.get_attrs().items()}
+        watch.attributes = {name: plain(value) for name, value in context.get_attrs().items()}
         watch.names = context.get_input_names() if context.is_forward() else []
         return watch
 
@@ -374,18 +374,6 @@ def _is_clean(tensor: Any) -> bool:
 def _has_nan(tensor: Any) -> bool:
     reader = reader_of(tensor)
     return reader.is_readable_float(tensor) and reader.has_nan(tensor)
-
-
-def _plain(value: Any, around: tuple[Any, ...] = ()) -> Any:
-    if isinstance(value, (bool, int, float, str, type(None))):
-        return value
-    if any(one is value for one in around):  # it holds itself
-        return "..."
-    if isinstance(value, (list, tuple)):
-        around = (*around, value)
-        return [_plain(item, around) for item in value]
-    name = getattr(value, "__qualname__", None)
-    return name if isinstance(name, str) else short_text(value)
 
 
 def _row_of(name: str, found: dict[str, Any]) -> tuple[Any, ...]:

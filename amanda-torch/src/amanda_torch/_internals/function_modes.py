@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from amanda.nested import leaves
 from amanda_torch._internals.symbols import symbol
 
 # The public way to push a mode is a with-statement around all that it is to see, and a scope
@@ -123,38 +124,13 @@ def overrides(value: Any) -> bool:
     if not isinstance(value, (list, tuple)) or PLAIN.issuperset(map(type, value)):
         return False
     # What is nested, or overrides.
-    return any_tensor_in(value, (list, tuple), overrides)
+    return any(
+        isinstance(leaf, torch.Tensor) and overrides(leaf) for leaf in leaves(value, _sequence)
+    )
 
 
-def any_tensor_in(
-    value: Any, containers: tuple[type, ...], test: Callable[[Any], bool] | None = None
-) -> bool:
-    """Whether a container holds a tensor, or one for which `test` holds.
-
-    A container may hold itself, and one that is held twice is looked at once.
-
-    Args:
-        value: the container.
-        containers: types of the containers in it that are looked into.
-        test: asked of each tensor.
-    """
-    waiting = [value]
-    # With the containers, as some are made when they are asked for.
-    seen: dict[int, Any] = {}
-    while waiting:
-        container = waiting.pop()
-        if id(container) in seen:
-            continue
-        seen[id(container)] = container
-        for item in dict.values(container) if isinstance(container, dict) else container:
-            # Of most items the type tells: an abstract one takes longer.
-            kind = type(item)
-            if kind in PLAIN_TENSORS or (kind not in PLAIN and isinstance(item, torch.Tensor)):
-                if test is None or test(item):
-                    return True
-            elif isinstance(item, containers):
-                waiting.append(item)
-    return False
+def _sequence(value: Any) -> Iterable[Any] | None:
+    return value if isinstance(value, (list, tuple)) else None
 
 
 def takes_few(value: Any) -> bool:

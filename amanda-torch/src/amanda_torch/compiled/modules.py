@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx, nn
 
+from amanda.nested import leaves
 from amanda_torch import _internals
 from amanda_torch.compiled.binding import Binding
 from amanda_torch.compiled.capture import Suspended, capturing, reason_of
@@ -37,6 +38,7 @@ from amanda_torch.compiled.code import NotCapturableError
 from amanda_torch.compiled.noticing import NoticingRun, Step
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, NoTools
 from amanda_torch.eager.op_ids import Frame, Labels
+from amanda_torch.operators.calls import items_of
 
 CALLS = 2
 """Calls of a module that run as they are before it is captured."""
@@ -564,8 +566,9 @@ _MODULE = _forward.__code__.co_varnames[0]
 
 def _holds_other_tensors(value: Any) -> bool:
     """Whether a value is, or holds, a tensor of a subclass; nothing is read of it."""
-    return _internals.any_tensor_in(
-        (value,), (tuple, list, dict), lambda t: type(t) not in _internals.PLAIN_TENSORS
+    return any(
+        isinstance(leaf, torch.Tensor) and type(leaf) not in _internals.PLAIN_TENSORS
+        for leaf in leaves(value, items_of)
     )
 
 

@@ -26,6 +26,7 @@ from torch import nn
 
 from amanda.errors import CapabilityError
 from amanda.interface.calls import OpCall
+from amanda.nested import leaves
 from amanda_torch import _internals
 from amanda_torch.operators.names import is_constant, op_view
 from amanda_torch.operators.parameters import Slot, Source, slots_of
@@ -41,10 +42,15 @@ _CONTAINERS = (list, tuple, dict)
 """Types whose items are inputs of an operator, if they are tensors."""
 
 
+def items_of(value: Any) -> Iterable[Any] | None:
+    """What an operator's argument holds that may be inputs; None if it is no container."""
+    if isinstance(value, dict):
+        return dict.values(value)
+    return value if isinstance(value, (list, tuple)) else None
+
+
 def _has_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    return isinstance(value, _CONTAINERS) and _internals.any_tensor_in(value, _CONTAINERS)
+    return any(isinstance(leaf, torch.Tensor) for leaf in leaves(value, items_of))
 
 
 def _kind(value: Any) -> str:
@@ -350,34 +356,21 @@ def tensors_in(value: Any) -> list[Any]:
     """
     if isinstance(value, torch.Tensor):
         return [value]
-    found = []
-    waiting = [iter(_items(value))]
-    # What is nested may lead back to what it is in, as a node of a graph does.
-    seen = {id(value): value}
-    while waiting:
-        for item in waiting[-1]:
-            # Asked at each call of an outermost module: most items are tensors.
-            if isinstance(item, torch.Tensor):
-                found.append(item)
-            elif item is not None and type(item) not in _internals.PLAIN and id(item) not in seen:
-                seen[id(item)] = item
-                waiting.append(iter(_items(item)))
-                break
-        else:
-            waiting.pop()
-    return found
+    return [leaf for leaf in leaves(value, _items) if isinstance(leaf, torch.Tensor)]
 
 
-def _items(value: Any) -> Iterable[Any]:
-    """What a module may take its tensors from."""
+def _items(value: Any) -> Iterable[Any] | None:
+    """What a module may take its tensors from; None if it is no container."""
+    if type(value) in _internals.PLAIN or isinstance(value, torch.Tensor):
+        return None
     if isinstance(value, (list, tuple)):
         return value
+    # Most are dictionaries, of which an abstract class takes a microsecond to say so.
     if isinstance(value, (dict, Mapping)):
-        # Most are dictionaries, of which an abstract class takes a microsecond to say so.
         return value.values()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    return ()
+    return None
 
 
 def with_tensors(result: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
