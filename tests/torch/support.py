@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import gc
 import sys
 import weakref
@@ -209,17 +208,6 @@ class LiveTensors:
     def _all(self) -> Iterator[torch.Tensor]:
         # Not isinstance(), which asks proxies: Dynamo has weak ones, of what is gone.
         return (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
-
-
-@contextlib.contextmanager
-def no_gc() -> Iterator[None]:
-    """Only reference counting frees objects within it."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 # -- the framework's state ------------------------------------------------

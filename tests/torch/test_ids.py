@@ -14,7 +14,8 @@ from torch import nn
 
 import amanda
 from tests import models
-from tests.torch.support import Counter, ForwardCounter, applied, no_gc
+from tests.counting import no_collection
+from tests.torch.support import Counter, ForwardCounter, applied
 
 X = torch.linspace(-1, 1, 3)
 
@@ -475,6 +476,6 @@ def test_tracebacks_have_the_frames_of_pytorch() -> None:
         return []
 
     vanilla = frames()
-    with no_gc(), applied(Counter()):
+    with no_collection(), applied(Counter()):
         assert frames() == vanilla
         assert [tensor() for tensor in tensors] == [None, None]

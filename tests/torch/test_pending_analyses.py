@@ -12,6 +12,7 @@ from torch import nn
 
 import amanda
 from amanda_torch import _internals
+from tests.counting import no_collection
 from tests.torch.support import applied, interceptors
 
 EVERY = interceptors("mode", "gate", "capture")
@@ -76,6 +77,11 @@ def _read(value: Any) -> Any:
 NUMBERS = torch.tensor([0, 3, 1])
 
 
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    """Copies of the gradients of a model's parameters."""
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
 def told(model: nn.Module, before: int, passes: int = 1) -> tuple[list[Any], list[torch.Tensor]]:
     """What analyses are told in backward passes after some forward passes without one."""
     tool = Told()
@@ -85,7 +91,7 @@ def told(model: nn.Module, before: int, passes: int = 1) -> tuple[list[Any], lis
             model(NUMBERS)
         for _ in range(passes):
             model(NUMBERS).square().sum().backward()
-    return tool.log, [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return tool.log, gradients(model)
 
 
 @pytest.mark.parametrize("interceptor", EVERY)
@@ -99,9 +105,9 @@ def test_forward_passes_before_change_nothing_that_analyses_are_told(
     expected = told(model, 0)
     monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", interceptor)
     for before in (0, 1, 6):
-        log, gradients = told(model, before)
+        log, found = told(model, before)
         assert log == expected[0]
-        assert all(map(torch.equal, gradients, expected[1]))
+        assert all(map(torch.equal, found, expected[1]))
     log, _ = told(model, 6, passes=3)
     assert log == expected[0]
 
@@ -150,22 +156,17 @@ def test_routines_act_in_the_first_pass_after_others_without_one(
     torch.manual_seed(0)
     model = Tied()
     model(NUMBERS).square().sum().backward()
-    expected = [2 * p.grad for p in model.parameters() if p.grad is not None]
+    expected = [2 * gradient for gradient in gradients(model)]
     for keeps in (False, True):
         with applied(Doubled()):
-            kept = [model(NUMBERS) for _ in range(5)]
+            earlier = [model(NUMBERS) for _ in range(5)]
             if not keeps:
-                kept.clear()
-            for _ in range(3):
+                earlier.clear()
+            for result in (None, None, None, *earlier):
                 model.zero_grad()
-                model(NUMBERS).square().sum().backward()
-                found = [p.grad for p in model.parameters() if p.grad is not None]
-                assert all(map(torch.equal, found, expected))
-            for earlier in kept:
-                model.zero_grad()
-                earlier.square().sum().backward()
-                found = [p.grad for p in model.parameters() if p.grad is not None]
-                assert all(map(torch.equal, found, expected))
+                output = model(NUMBERS) if result is None else result
+                output.square().sum().backward()
+                assert all(map(torch.equal, gradients(model), expected))
 
 
 @pytest.mark.parametrize("interceptor", EVERY)
@@ -180,15 +181,12 @@ def test_nothing_is_kept_of_passes_without_a_backward_pass(
         for _ in range(6):
             model(NUMBERS)
         gc.collect()
-        gc.disable()
-        try:
+        with no_collection():
             x = torch.ones(3, 4, requires_grad=True)
             result = model.layer(x).tanh()
             gone = [weakref.ref(x), weakref.ref(result)]
             del x, result
             assert not any(one() for one in gone)
-        finally:
-            gc.enable()
         owner = weakref.ref(model)
         del model
         gc.collect()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from amanda_tools.remat import RematTool
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from tests.counting import no_collection  # noqa: E402
 from tests.tools.optimization.remat_support import (  # noqa: E402
     CASES,
     Alive,
@@ -159,17 +159,13 @@ def test_nothing_stays_alive() -> None:
     """A forward pass without a backward pass, and the end of the scope, leave nothing behind."""
     torch.manual_seed(0)
     model, x = mlp(6), torch.randn(32, 32)
-    with rematerialized(model, x, budget=0.3):
-        gc.disable()
-        try:
-            with Alive() as alive:
-                model(x)
-                output = model(x).detach()
-            parameters = [*model.parameters(), output, x]
-            model(x).sum().backward()
-            left = alive.bytes(parameters)
-        finally:
-            gc.enable()
+    with rematerialized(model, x, budget=0.3), no_collection():
+        with Alive() as alive:
+            model(x)
+            output = model(x).detach()
+        parameters = [*model.parameters(), output, x]
+        model(x).sum().backward()
+        left = alive.bytes(parameters)
     assert left == 0
     assert step(model, x)[0].shape == output.shape
 
@@ -178,13 +174,10 @@ def test_a_scope_that_ends_with_a_forward_pass() -> None:
     """What that pass has kept goes with its graph, though the tool and the result stay."""
     torch.manual_seed(0)
     model, x = mlp(6), torch.randn(32, 32)
-    gc.disable()
-    try:
+    with no_collection():
         with rematerialized(model, x, budget="1KiB") as tool, Alive() as alive:
             output = model(x).detach()
         assert alive.bytes([*model.parameters(), output, x]) == 0
-    finally:
-        gc.enable()
     assert tool.summary()["is_applied"]
 
 

@@ -79,27 +79,27 @@ class Points:
                 begun += 1
                 steps = scope.steps
                 is_next = steps.is_next(model, differentiates)
-                if is_next and scope.alive and not STATE.paused:
-                    can_note = scope.noting_of == REGISTERED.count and not differentiates
-                    number, begin = steps.count, steps.begin
-                    if can_note and number % NOTED and steps.follow(model, trains):
-                        # Outside of tools' code; it takes less than to look at the clock again.
-                        steps.begin = end = steps.end
-                        for tool, note_end in scope.noting:
-                            try:
-                                note_end(number, begin, end)
-                            except BaseException as error:
-                                _note(error, tool, note_end, Point.ITERATION_END)
-                                raise
-                        continue
+                if not is_next or not scope.alive or STATE.paused:
+                    tell = partial(self._tell, scope)
+                    begins = steps.forward_begins(model, trains, tell, differentiates, is_next)
+                    if begins and scope.routines_at(Point.FORWARD_BEGIN):
+                        self._tell(scope, Point.FORWARD_BEGIN, id=model)
+                    continue
+                can_note = scope.noting_of == REGISTERED.count and not differentiates
+                number, begin = steps.count, steps.begin
+                if not (can_note and number % NOTED and steps.follow(model, trains)):
                     # Three points at each call of a small model: tools' code is entered once.
                     args = scope, model, trains, differentiates
                     self._dispatcher.call_alone(scope, self._next_begins, args)
                     continue
-                tell = partial(self._tell, scope)
-                begins = steps.forward_begins(model, trains, tell, differentiates, is_next)
-                if begins and scope.routines_at(Point.FORWARD_BEGIN):
-                    self._tell(scope, Point.FORWARD_BEGIN, id=model)
+                # Outside of tools' code; it takes less than to look at the clock again.
+                steps.begin = end = steps.end
+                for tool, note_end in scope.noting:
+                    try:
+                        note_end(number, begin, end)
+                    except BaseException as error:
+                        _note(error, tool, note_end, Point.ITERATION_END)
+                        raise
         except BaseException:
             self.forward_is_given_up(scopes[:begun])
             raise
