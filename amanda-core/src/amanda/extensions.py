@@ -29,7 +29,7 @@ from amanda.errors import CoverageWarning
 
 @attrs.frozen
 class Extension:
-    """What a driver needs of its extension in C.
+    """A driver's optional extension in C, and what it has to be like to be used.
 
     Attributes:
         driver: the driver's distribution, which has an extra ``accel``.
@@ -46,11 +46,11 @@ class Extension:
 
     @property
     def distribution(self) -> str:
-        """Its name for pip."""
+        """The distribution that installs it, by its name for pip."""
         return self.package.replace("_", "-")
 
     def refusal(self, untested: str = "") -> str:
-        """What speaks against the extension before anything of it is tried; "" if nothing.
+        """The reason not to load the extension, as far as it is known without a try; "" for none.
 
         Args:
             untested: the framework with its version, if it was not tested with that.
@@ -121,6 +121,6 @@ def chosen(variable: str, names: Sequence[str], default: str = "auto") -> str:
 
 
 def mistake(variable: str, names: Sequence[str]) -> str:
-    """What is wrong with an environment variable that is to be one of `names`; "" if nothing."""
+    """The message if an environment variable is set to none of `names`; otherwise ""."""
     name = os.environ.get(variable, "") if variable else ""
     return f"{variable}={name} is none of {', '.join(names)}" if name and name not in names else ""

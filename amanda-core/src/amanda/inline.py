@@ -260,7 +260,7 @@ class Check:
         self._held[threading.get_ident()] = inputs, was_finite
 
     def supply(self, inputs: Sequence[Any], *, is_new: bool) -> None:
-        """The inputs of an execution before which a driver has done without :attr:`before`.
+        """Take the inputs of an execution for which a driver has not called :attr:`before`.
 
         Args:
             inputs: finite ones, if the operator overwrites them.
@@ -288,7 +288,7 @@ class Check:
         return True
 
     def _take(self) -> tuple[Sequence[Any], bool]:
-        """What was left in this thread; the oldest, where another one ran the first routine."""
+        """Take what the first routine left in this thread, or else the oldest of another one."""
         thread, held = threading.get_ident(), self._held
         try:
             return held.pop(thread if thread in held else next(iter(held)))
@@ -376,7 +376,7 @@ class ShapeSum:
             self._held[thread] = None
 
     def supply(self, inputs: Sequence[Any], *, is_new: bool) -> None:
-        """As :meth:`Check.supply`."""
+        """Take the inputs of an execution, as :meth:`Check.supply`."""
         thread = threading.get_ident()
         if is_new or thread not in self._held:
             self._held[thread] = self.shapes_of(inputs)

@@ -77,7 +77,7 @@ class LiveScope(Protocol):
         """Whether any tool analyses backward operators."""
 
     def turns(self, point: Any) -> Mapping[int, Any]:
-        """What each tool does at `point`, by the id of the tool."""
+        """The calls of each tool at `point`, by the ``id()`` of the tool."""
 
     def routines_at(self, point: Any) -> Sequence[tuple[Any, Callable[..., Any]]]:
         """The tools' routines at a derived point, in order, each with its tool."""

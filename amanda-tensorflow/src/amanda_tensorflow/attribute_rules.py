@@ -93,7 +93,7 @@ def _layout(context: OpContext) -> str:
 
 
 def _places(context: OpContext, items: Sequence[Any] | None) -> tuple[Any, ...]:
-    """Of what is given for each axis of the data, that for the axes of space."""
+    """The items for the spatial axes, of one item for each axis of the data."""
     if items is None:
         return ()
     pairs = zip(_layout(context), items, strict=False)
@@ -127,7 +127,7 @@ def _weight(context: OpContext) -> dict[str, int]:
 
 
 def _window(context: OpContext, data: Sequence[int | None] | None) -> dict[str, Any]:
-    """What a convolution and a transposed one share, for data of this shape."""
+    """The attributes that convolutions and transposed ones share, for data of this shape."""
     given, sizes = context.get_attrs(), _weight(context)
     spatial = [letter for letter in context["weight_layout"] if letter in "DHW"]
     kernel = tuple(sizes[letter] for letter in spatial if letter in sizes)

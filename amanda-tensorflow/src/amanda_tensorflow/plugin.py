@@ -165,7 +165,7 @@ class TensorFlowEagerDriver(TensorFlowDriver):
 
     @classmethod
     def reason_against_settings(cls) -> str:
-        """What the environment asks for that there is not; "" if nothing."""
+        """Explain an environment variable that names an unknown accelerator."""
         found = mistake(cls.accelerator_variable, cls.accelerators)
         return found or super().reason_against_settings()
 

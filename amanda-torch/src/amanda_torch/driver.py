@@ -93,7 +93,7 @@ class LoadedDriver(TorchDriver):
         super().attach()
 
     def ad_isolated(self) -> AbstractContextManager[Any]:
-        """As ``torch.no_grad()``."""
+        """A context in which no gradient is recorded, as ``torch.no_grad()``."""
         return _NoGradients()
 
     def is_tensor(self, value: Any) -> bool:

@@ -42,7 +42,7 @@ class TorchDriver(Driver, abc.ABC):
 
     @classmethod
     def reason_against_settings(cls) -> str:
-        """As every driver, and a compiler that there is not."""
+        """Explain an environment variable that names an unknown interceptor or compiler."""
         reason = super().reason_against_settings()
         if reason or not mistake(COMPILER_VARIABLE, COMPILERS):
             return reason
@@ -74,7 +74,7 @@ class TorchEagerDriver(TorchDriver):
 
 
 class TorchGraphDriver(TorchDriver):
-    """As eager mode, but compiled functions have to be captured; the class is ``target``."""
+    """``torch-graph``: sees operators in compiled functions, too, and has to be asked for."""
 
     name = "torch-graph"
     mode = "graph"
@@ -84,7 +84,7 @@ class TorchGraphDriver(TorchDriver):
 
     @classmethod
     def missing_symbols(cls) -> list[str]:
-        """Those of the eager driver, whose code it shares, and those of the compiler."""
+        """The missing symbols of the eager driver, whose code it shares, and of the compiler."""
         from amanda_torch import _internals
 
         return [*super().missing_symbols(), *_internals.missing(compiler=True)]

@@ -126,7 +126,7 @@ Inlined = tuple[Callable[..., Any], ...]
 def inlined_around(
     before: Sequence[Action], after: Sequence[Action]
 ) -> tuple[Inlined | None, Inlined | None, Sequence[Check | ShapeSum]]:
-    """What C can run of the routines before an operator, and of those after it.
+    """Find the routines around an operator that C can run without Python.
 
     Returns:
         The routines of each point, None for one with a routine that C cannot run: the two routines
@@ -250,7 +250,7 @@ class RoutineDispatcher(Dispatcher):
     def call_alone(
         self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]
     ) -> None:
-        """As :meth:`Dispatcher.call_alone`; in one function.
+        """Call code of a tool as :meth:`Dispatcher.call_alone` does, in one function.
 
         Modes of the program, and classes of its tensors, see nothing of it.
         """
@@ -329,14 +329,14 @@ class RoutineDispatcher(Dispatcher):
         result: Any,
         shown: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """As :meth:`Dispatcher.put`; counts changes."""
+        """Put a result in as :meth:`Dispatcher.put` does, and count the change."""
         changed = super().put(action, values, selected, result, shown)
         if changed is not values:
             self.changes += 1
         return changed
 
     def replace(self, action: Action, values: list[Any], call: OpCall | None = None) -> Any:
-        """As :meth:`Dispatcher.replace`; counts it."""
+        """Replace an operator as :meth:`Dispatcher.replace` does, and count it."""
         self.changes += 1
         return super().replace(action, values, call)
 

@@ -20,7 +20,7 @@ def prose(docstring: str | None) -> str:
 
 
 def entries(docstring: str) -> dict[str, str]:
-    """What the sections "Args" and "Attributes" say, by name."""
+    """The entries of the sections "Args" and "Attributes", by name."""
     texts: dict[str, str] = {}
     name, indent, inside = "", 0, False
     for line in docstring.splitlines():

@@ -24,7 +24,7 @@ _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "mpirun", "mpiexe
 
 
 def explain_target(target: Program, tools: Sequence[str]) -> str:
-    """What is meant by a word that is no program: a tool, an option, a script; "" if unknown.
+    """Explain a word in the program's place that is a tool, an option or a script; else "".
 
     Args:
         target: what stands in the place of the program.
@@ -76,7 +76,7 @@ def explain_no_program(options: Sequence[str]) -> str:
 
 
 def explain_no_tool(target: Program) -> str:
-    """What is meant by tools after the program, which are arguments of its own; "" without any."""
+    """Explain names of tools after the program, which takes them as its own; "" without any."""
     for option, value in zip(target.arguments, target.arguments[1:], strict=False):
         if option not in ("-t", "--tool", "--tools"):
             continue
@@ -88,7 +88,7 @@ def explain_no_tool(target: Program) -> str:
 
 
 def _explain_command(name: str, rest: str) -> str:
-    """How a command of the shell is run; "" if it is none, or no Python program."""
+    """Explain how to run a command of the shell; "" if it is none, or no Python program."""
     if name in _LAUNCHERS:
         return f"{name} starts amanda: {name} ... -m amanda run ... -- {rest}"
     # This interpreter's scripts come first: PATH may name another's, or a shim of a shell.
@@ -109,7 +109,7 @@ def first_line(path: Path) -> str:
 
 
 def explain_option(word: str, tools: Sequence[str], known: Sequence[str]) -> str:
-    """What is meant by an option that the command does not have: one of a tool, or another one.
+    """Explain an unknown option: it is one of a tool, or was probably another one.
 
     Args:
         word: the option, as written.

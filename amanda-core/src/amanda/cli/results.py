@@ -328,7 +328,7 @@ def describe_ops(statistics: Statistics) -> str:
 
 
 def explain_ways(parts: Mapping[str, str]) -> str:
-    """How the parts of a program ran that are named, with their numbers; "" without any."""
+    """Count how the named parts of a program ran, as text; "" without any."""
     ways = collections.Counter(parts.values())
     return ", ".join(f"{way}: {count}" for way, count in ways.most_common())
 

@@ -196,7 +196,7 @@ def _convert(annotation: Any, text: str) -> Any:
 
 
 def _rank(kind: Any) -> int:
-    """In which order the types of a union are tried: the one that accepts less comes first."""
+    """The order in which the types of a union are tried: those that accept less come first."""
     # int before float, which accepts 3, and before bool, which accepts 1; str accepts every text.
     return {float: 1, bool: 2, str: 3}.get(kind, 0)
 

@@ -382,7 +382,7 @@ class EagerDriver(Driver):
         """
 
     def phase_outside(self, inputs: Tensors) -> Phase:
-        """What an operator outside of modules and of :meth:`in_phase` belongs to.
+        """The phase of an operator outside of modules and of :meth:`in_phase`.
 
         The default is forward: a loss, or a program without modules.
         """
@@ -465,7 +465,7 @@ class EagerDriver(Driver):
         return self.operator_class(self, op, name, arguments, function).run()
 
     def phase_now(self, inputs: Tensors) -> Phase:
-        """What the operator that is about to run belongs to."""
+        """The phase of the operator that is about to run."""
         thread = self.thread
         if thread.modules:
             return "forward"

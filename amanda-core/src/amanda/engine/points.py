@@ -153,7 +153,7 @@ class Points:
         return scopes
 
     def backward_ends(self, told: Scopes) -> None:
-        """It has ended."""
+        """A backward pass has ended."""
         for scope in told:
             tell = partial(self._tell, scope)
             tell(Point.BACKWARD_END)
@@ -168,7 +168,7 @@ class Points:
         return scopes
 
     def optimizer_ends(self, told: Scopes, has_stepped: bool = True) -> None:
-        """It has stepped; or raised."""
+        """An optimizer has stepped, or raised."""
         for scope in told:
             scope.steps.optimizing = False
             if has_stepped:

@@ -231,7 +231,7 @@ class OpContext(dict[Any, Any]):
         return self._state.module
 
     def get_phase(self) -> Phase:
-        """What the operator belongs to, as of its first execution (contract rule 15)."""
+        """The phase of the program in which the operator first ran (contract rule 15)."""
         return self._state.phase
 
     def get_tensor_specs(self) -> OpTensors:

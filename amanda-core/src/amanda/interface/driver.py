@@ -139,7 +139,7 @@ class Driver(abc.ABC):
 
     @classmethod
     def reason_against_settings(cls) -> str:
-        """What the environment asks of the driver that there is not; "" if nothing.
+        """The reason why the driver cannot do what environment variables ask of it; "" for none.
 
         Asked before a program starts. A driver that overrides it begins with this one, and imports
         no framework.
@@ -183,8 +183,8 @@ class Driver(abc.ABC):
 
     @classmethod
     def remarks(cls) -> Sequence[str]:
-        """How the driver works here, where that is not the same everywhere; for ``amanda doctor``.
-        No problems: those are what :meth:`self_test` returns. It may import the framework."""
+        """Properties of the driver that depend on the machine, one sentence each, for ``amanda
+        doctor``. Problems belong to :meth:`self_test`. It may import the framework."""
         return ()
 
     @property

@@ -27,7 +27,7 @@ class Point(enum.Enum):
 # Without slots it is made in half the time, at each iteration.
 @attrs.frozen(kw_only=True, eq=False, slots=False)
 class PointContext:
-    """What a routine at a derived point is told.
+    """The argument of a routine at a derived point.
 
     Attributes:
         point: where it is.

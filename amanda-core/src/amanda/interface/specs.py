@@ -59,7 +59,7 @@ class TensorSpec:
 
     @property
     def device(self) -> str:
-        """Where its elements are: ``cpu``, ``cuda:0``, ``gpu:0``; "" if that is not known."""
+        """The device of its elements: ``cpu``, ``cuda:0``, ``gpu:0``; "" if it is not known."""
         if self._device is None:
             return ""
         # TensorFlow says /job:localhost/replica:0/task:0/device:CPU:0.
@@ -81,7 +81,7 @@ Specs = tuple[TensorSpec | None, ...]
 
 
 class OpTensors:
-    """What is known of the tensors of one operator, as of its first execution.
+    """The shapes, types and devices of an operator's tensors in its first execution.
 
     Filled as the operator runs; of a backward operator the tensors are gradients.
 

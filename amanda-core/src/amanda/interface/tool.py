@@ -282,7 +282,7 @@ None for nothing."""
 
 
 def turn_of(tool: Tool, point: InstPoint) -> Turn:
-    """What a tool does at one point."""
+    """The calls of a tool at one point: before its analyses, these, and after them."""
     before: Analysis | None = tool.before_analyses
     after: Analysis | None = tool.after_analyses
     # Those of the base class do nothing, and would be called for each operator that is new.

@@ -335,7 +335,7 @@ def explain_unusable(cls: type[Driver]) -> str:
 
 
 def explain_settings(cls: type[Driver]) -> str:
-    """What the environment asks of a driver that there is not; "" if nothing, or if it fails."""
+    """The driver's :meth:`Driver.reason_against_settings`; "" also if that fails."""
     if cls in FAILED:
         return ""
     try:
@@ -386,7 +386,7 @@ def _find(name: str) -> type[Driver]:
 
 
 def _choose_by_priority(classes: Sequence[type[Driver]]) -> list[type[Driver]]:
-    """Of the usable drivers of each framework and mode, the one of highest priority."""
+    """The usable driver of highest priority for each framework and mode."""
     best: dict[tuple[str, str], type[Driver]] = {}
     for cls in classes:
         if cls.opt_in or explain_unusable(cls):
@@ -403,7 +403,7 @@ def _mode(cls: type[Driver]) -> tuple[str, str]:
 
 
 def _explain_uncovered(ready: Sequence[type[Driver]], only: str = "") -> list[str]:
-    """One message per imported known framework (or of one) that no ready driver covers."""
+    """One message for each imported framework, or for one, that no ready driver covers."""
     covered = {cls.framework for cls in ready}
     messages = []
     for framework, distribution in plugins.KNOWN_FRAMEWORKS.items():

@@ -43,13 +43,13 @@ def configured_backend() -> str:
 
 
 def explain_backend(backend: str) -> str:
-    """What is not seen of Keras on this backend, and what to do."""
+    """The message that Keras is not seen on this backend, and what to do."""
     name = OTHERS.get(backend, backend)
     return f"all of Keras, which computes with {name}: no driver sees {name}; {_REMEDY}"
 
 
 def explain_others(sees_ops: bool) -> list[str]:
-    """What a program has imported that no driver sees.
+    """A message for each framework that the program has imported and no driver sees.
 
     Args:
         sees_ops: whether operators were seen: then another framework that is imported as well may

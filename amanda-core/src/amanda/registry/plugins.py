@@ -264,7 +264,7 @@ def _looks_like_hook(plugin: Any, name: str) -> bool:
 
 
 def _no_plugin(plugin: Any) -> str:
-    """What is wrong with an entry point that names something without any hook."""
+    """The message for an entry point that names something without any hook."""
     kind = "module" if inspect.ismodule(plugin) else "class" if inspect.isclass(plugin) else ""
     what = f"the {kind} {plugin.__name__}" if kind else described(plugin)
     return (

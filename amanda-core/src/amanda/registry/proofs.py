@@ -50,7 +50,7 @@ def is_proving() -> bool:
 
 
 def untested_version(cls: type[Driver]) -> str:
-    """What a driver answers to :meth:`Driver.untested_version`; "" if it cannot be loaded."""
+    """The driver's :meth:`Driver.untested_version`; "" if it cannot be loaded."""
     try:
         return cls.loaded().untested_version()
     except BROKEN:

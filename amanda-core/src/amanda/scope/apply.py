@@ -75,7 +75,7 @@ class apply(WithBlock):  # noqa: N801 - part of the paper's API
 
     @property
     def statistics(self) -> Statistics:
-        """What the last finished block has seen."""
+        """The statistics of the last finished block."""
         return self._statistics or Statistics()
 
 

@@ -35,7 +35,7 @@ _METHODS = ("__enter__", "__exit__", "__aenter__", "__aexit__")
 
 
 class Opened(Protocol):
-    """What one entry has opened."""
+    """A scope or switch that one entry into a block has opened."""
 
     def exit(self) -> None:
         """End it; harmless when called twice."""
@@ -203,7 +203,7 @@ class WithBlock(contextlib.ContextDecorator, abc.ABC):
             self.finished(opened)
 
     def _new_entry(self) -> _Entry:
-        """That of the with-statement which is about to enter, if it is one."""
+        """The entry of the with-statement that is about to enter, or a new one without it."""
         last = _LAST.exit
         made = None if last is None else last()
         # It has no second argument where it was read from the class.

@@ -140,7 +140,7 @@ class Scope:
         return self._is_backward
 
     def turns(self, point: InstPoint) -> Mapping[int, Turn]:
-        """What each tool does at `point`, by the id of the tool."""
+        """The calls of each tool at `point`, by the ``id()`` of the tool."""
         if self._registered != REGISTERED.count:
             self._find_points()
         found = self._turns.get(point)
@@ -334,7 +334,7 @@ class Scope:
         self.statistics.steps = self.steps.count
 
     def _close(self) -> None:
-        """From here on it covers nothing; drivers are told while they are still attached."""
+        """End the scope: it covers nothing any more. Drivers are still attached."""
         self.alive = False
         with contextlib.suppress(ValueError):
             LIVE_SCOPES.remove(self)

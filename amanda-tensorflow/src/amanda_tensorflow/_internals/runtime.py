@@ -187,7 +187,7 @@ def native_functions() -> NativeFunctions | None:
 
 
 def _addresses(library: ctypes.CDLL, symbols: Sequence[str]) -> tuple[int, ...]:
-    """Where these functions lie in a library, or in those that it needs; empty if one does not."""
+    """The addresses of functions in a library and its dependencies; empty if one is missing."""
     try:
         found = [ctypes.cast(library[symbol], ctypes.c_void_p).value for symbol in symbols]
     except AttributeError:
@@ -449,7 +449,7 @@ def takes_fast_path(op_type: str, args: Sequence[Any]) -> bool:
 
 @attrs.frozen
 class Declared:
-    """What the slow path checks and converts of an operator's arguments.
+    """The arguments of an operator that the slow path checks and converts.
 
     Attributes:
         fixed: the dtypes, by position, of the inputs whose dtype is the same in all calls.
@@ -511,8 +511,8 @@ _SLOW_PATH = "_eager_fallback"
 
 
 def slow_path_of(frame: FrameType) -> tuple[Callable[..., Any], dict[str, Any]] | None:
-    """What one of TensorFlow's generated functions calls if the fast path does not take its
-    arguments (2.16 to 2.21), and the arguments that it calls it with; None for other functions.
+    """The slow path of one of TensorFlow's generated functions (2.16 to 2.21), and the arguments
+    that it would be called with; None for other functions.
 
     Args:
         frame: the function, which is calling the fast path.

@@ -61,7 +61,7 @@ def reason_unusable() -> str:
 
 
 def refusal() -> str:
-    """What speaks against the accelerator before anything is tried."""
+    """The reason not to load the accelerator, as far as it is known without a try; "" for none."""
     return EXTENSION.refusal(TensorFlowEagerDriver.untested_version())
 
 
@@ -133,7 +133,7 @@ def configure_native() -> str:
 
 
 class _Output:
-    """What stands for a tensor that an operator makes."""
+    """A stand-in for a tensor that an operator makes."""
 
 
 class _Trial:
@@ -163,7 +163,7 @@ class _Trial:
         return self._outputs[-1]
 
     def noticed(self) -> list[Any]:
-        """What comes of operators with entries of each kind."""
+        """The outcomes of operators with entries of each kind."""
         plan = ActionPlan("trial", claims=True)
         variable = _internals.VARIABLE.__new__(_internals.VARIABLE)
         handle = np.zeros(())

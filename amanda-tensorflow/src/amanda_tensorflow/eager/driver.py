@@ -179,7 +179,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
 
     @classmethod
     def proofs(cls) -> Sequence[Proof]:
-        """One of all operators, and one for each mechanism that the driver can do without."""
+        """A proof for all operators, and one for each mechanism that the driver can do without."""
         return [
             Proof("eager operators and their gradients", _prove),
             Proof(_CUSTOM_GRADIENTS, _prove_custom_gradients, "recomputed operators have new ids"),

@@ -207,7 +207,7 @@ class Interception:
         )
 
     def _decider(self) -> Callable[[Any, str, tuple[Any, ...]], Any]:
-        """What finds the way of an operator on the fast path.
+        """A function that decides how an operator on the fast path is run.
 
         It returns one of:
 

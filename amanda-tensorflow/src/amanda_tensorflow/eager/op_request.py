@@ -130,13 +130,13 @@ class EagerCall(OpCall):
         return self.values.of(self.inputs[index])
 
     def value_key(self, index: int) -> Hashable | None:
-        """The number of that variable's handle; None for other inputs."""
+        """The number of the handle of an input's variable; None for other inputs."""
         assert self.values is not None
         source = self.values.source_of(self.inputs[index])
         return None if source is None else source.key
 
     def variable(self, index: int) -> Variable | None:
-        """That variable; None for other inputs."""
+        """The variable that an input is the handle or the value of; None for other inputs."""
         assert self.values is not None
         source = self.values.source_of(self.inputs[index])
         handle = None if source is None else source.handle()

@@ -28,7 +28,7 @@ class Needed(Protocol):
 
 
 class Deferral:
-    """What adds operators to a copy, as long as nothing needs them.
+    """The steps that add operators to a copy, kept until something needs them.
 
     Args:
         is_open: whether anything is kept.

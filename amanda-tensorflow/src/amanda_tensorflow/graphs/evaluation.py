@@ -38,7 +38,7 @@ class _NoEvaluation(Exception):
 
 @attrs.frozen
 class _Step:
-    """One operator.
+    """One operator of a graph that is evaluated.
 
     Attributes:
         inputs: the numbers of the tensors that it reads.
@@ -117,7 +117,7 @@ def _program(graph: Any) -> _Program:
 
 
 def _running(op: Any) -> _Run:
-    """What runs an operator of a graph.
+    """A function that runs an operator of a graph.
 
     Raises:
         _NoEvaluation: it does not run by itself.
@@ -154,7 +154,7 @@ def _called(op: Any) -> Mapping[str, Sequence[_Program]]:
 
 
 def _alone(op: Any) -> _Run:
-    """What runs an operator that runs no function of the graph."""
+    """A function that runs an operator which calls no function of the graph."""
     kind, count, device = op.type, len(op.outputs), op.device
     attributes = _internals.attributes_to_execute(op)
 

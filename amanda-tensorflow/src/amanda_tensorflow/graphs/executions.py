@@ -38,7 +38,7 @@ class Executions:
     def of(
         cls, building: Building, roots: Iterable[Any], fed: Container[int] = frozenset()
     ) -> Executions | None:
-        """Those of some runs of a copy; None where they have no counters.
+        """The executions in some runs of a copy; None if there is nothing to count.
 
         Args:
             building: the copy.
@@ -51,13 +51,13 @@ class Executions:
 
     @classmethod
     def of_function(cls, building: Building) -> Executions | None:
-        """Those of the runs of a function; None where it has no counters."""
+        """The executions in runs of a function; None if there is nothing to count."""
         graph = building.graph
         return cls.of(building, [*(tensor.op for tensor in graph.outputs), *graph.control_outputs])
 
     @classmethod
     def of_vanilla(cls, building: Building, site: Site, count: int | None) -> Executions | None:
-        """Those of the runs of a vanilla function, no copy of which was needed.
+        """The executions in runs of a vanilla function that needed no copy; None likewise.
 
         Args:
             site: the function.
@@ -134,7 +134,7 @@ class Ends:
             return [identity_after(tensor, []).op for tensor in read]
 
     def one(self, op: Any) -> Any:
-        """One operator that has run when `op` has, as far as it is needed."""
+        """As :meth:`of`, joined into one operator."""
         found = self.of(op)
         if len(found) == 1:
             return found[0]

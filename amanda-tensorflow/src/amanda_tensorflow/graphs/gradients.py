@@ -87,7 +87,7 @@ class ForwardTensors(Sequence[Any]):
         self._tensors = tensors
 
     def new(self) -> Sequence[Any] | None:
-        """Those of the copy; nothing if they are in another graph."""
+        """The tensors in the copy; None if they are in another graph."""
         raise NotImplementedError
 
     def tensor(self, index: int) -> Any:
@@ -118,7 +118,7 @@ class ForwardTensors(Sequence[Any]):
 
 
 class _OwnTensors(ForwardTensors):
-    """Those of an operator of this copy.
+    """The tensors of an operator of this copy.
 
     They are made for each operator that has a gradient: functions in place of the class would be
     twice as many objects, which Python's garbage collector visits.
@@ -147,7 +147,7 @@ class _OwnTensors(ForwardTensors):
 
 
 class _EarlierTensors(ForwardTensors):
-    """Those of an operator of a graph that was run before.
+    """The tensors of an operator of a graph that was run before.
 
     Args:
         site: where the vanilla operator is.
@@ -468,7 +468,7 @@ class GraphGradients:
         return self._shared(site, name, values, f"inputs {positions} of op {call.forward.name}")
 
     def _shared(self, site: Site, name: TensorName, values: Tensors, what: str) -> Any:
-        """One tensor for gradients that are one in the vanilla graph."""
+        """Merge gradients that are one tensor in the vanilla graph."""
         if all(value is values[0] for value in values):
             return values[0]
         key = tuple(map(id, values))

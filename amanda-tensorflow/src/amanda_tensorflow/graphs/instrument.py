@@ -167,7 +167,7 @@ class Instrument:
         return inner, instrument
 
     def gradient_branch(self, source: Any, graph: Any) -> tuple[Site, Instrument]:
-        """The same for a body in a gradient that was derived in the copy."""
+        """As :meth:`branch`, for a body in a gradient that was derived in the copy."""
         building = Building(graph, self.building.scopes, needs_gradient=True)
         instrument = Instrument(self.dispatcher, building, self.ids, self.read)
         instrument.keys = self.keys

@@ -57,12 +57,12 @@ class Iterations:
 
     @classmethod
     def of(cls, graph: Any) -> Iterations:
-        """Those of all of a graph."""
+        """The iterations of a graph."""
         return cls.among(graph, graph.get_operations())
 
     @classmethod
     def among(cls, graph: Any, operations: Iterable[Any]) -> Iterations:
-        """Those of some operators of a graph."""
+        """The iterations of some operators of a graph."""
         in_layers = layer_calls(graph)
         found = cls(calls_model=bool(in_layers), differentiates=bool(log_of(graph).calls))
         found.accumulating = _accumulating(graph)

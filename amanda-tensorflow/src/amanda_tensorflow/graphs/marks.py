@@ -83,7 +83,7 @@ class Marks:
             yield
 
     def before(self, kind: str, inputs: Sequence[Any], controls: Sequence[Any]) -> list[Any]:
-        """What an operator has to wait for besides, to run after the last mark.
+        """The control inputs that make an operator run after the last mark.
 
         Nothing, where what it reads or waits for does so already: a control edge keeps operators
         from being fused. Worse, oneDNN's rewriting ends the process at a convolution that its

@@ -128,7 +128,7 @@ class ModuleMarks:
     # -- what is called where ---------------------------------------------
 
     def _events(self, site: Site, around: _Call | None) -> list[_Event]:
-        """What happens at a site, and at those of the functions that it calls, in order.
+        """The events at a site and at the sites of functions that it calls, in order.
 
         Args:
             around: the call of a module within which the site is.

@@ -112,7 +112,7 @@ class GraphBackwardCall(BackwardCall):
     def shown(
         self, grad_outputs: Sequence[Any] | None, grad_inputs: Sequence[Any] | None
     ) -> tuple[Sequence[Any] | None, Sequence[Any] | None]:
-        """Those of the vanilla graph, where they tell; they do before the operator has run."""
+        """The gradients as tensors of the vanilla graph, where these have the same specs."""
         if grad_outputs is None:
             return grad_outputs, grad_inputs
         received = shown(grad_outputs, self.source, "inputs")

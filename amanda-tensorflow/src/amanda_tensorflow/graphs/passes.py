@@ -117,7 +117,7 @@ class Passing:
         points.forward_begins(scopes, name, in_training, differentiates)
 
     def end(self, has_run: bool) -> None:
-        """It has ended.
+        """The pass has ended.
 
         Args:
             has_run: False if it has raised.
@@ -174,7 +174,7 @@ class RunningModules:
         self._points.module(scopes, Point.MODULE_ENTRY, **facts)
 
     def leave(self, call: object, outputs: Sequence[Any]) -> None:
-        """It is left.
+        """A module is left.
 
         Args:
             outputs: the tensors that it gives.
@@ -215,11 +215,11 @@ class GraphRun:
             modules.begin_run()
 
     def end(self, has_run: bool, count: Callable[[], None] | None = None) -> None:
-        """It has ended.
+        """The run has ended.
 
         Args:
             has_run: False if it has raised.
-            count: counts a run that has not.
+            count: called if it has not.
         """
         if self._modules is not None:
             self._modules.end_run()

@@ -28,7 +28,7 @@ class Labels:
         return self.label_of(weakref.ref(layer), str(layer.name))
 
     def label_of(self, reference: weakref.ref[Any], name: str) -> str:
-        """The same for a layer that may be gone, as graphs outlive the layers that have made them.
+        """The label of a layer that may be gone, as graphs outlive the layers that have made them.
 
         Args:
             reference: Python has one weak reference to each object, also when that has died.

@@ -186,7 +186,7 @@ class SessionCopies:
         return made.is_inserted if isinstance(made, InlineFunction) else self.building.is_changed
 
     def _unshared(self, operations: Sequence[Any]) -> str | None:
-        """What random operator has a generator that a copy cannot share, and where; None if none.
+        """Explain a random operator whose generator a copy cannot share; None if there is none.
 
         Args:
             operations: the operators that the run needs.

@@ -28,7 +28,7 @@ from amanda_tensorflow.graphs.sites import Site
 def draws_from(
     session: Any, apart: dict[str, str]
 ) -> Callable[[Site, Any], Callable[[Sequence[Any]], Any] | None]:
-    """What adds the seeded random operators of a session's graph to a copy.
+    """A function that adds the seeded random operators of a session's graph to a copy.
 
     Args:
         apart: gets, by the name of a call, the name of a random operator in it that TensorFlow

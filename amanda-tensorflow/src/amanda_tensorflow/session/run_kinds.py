@@ -11,7 +11,7 @@ RunKind = Literal["train", "forward", "setup"]
 
 
 def kind_of(run: SessionRun) -> RunKind:
-    """What a run is."""
+    """Classify a run by the variables that it changes."""
     roots = [*(tensor.op for tensor in run.fetches), *run.targets]
     found: dict[Any, None] = dict.fromkeys(roots)
     waiting = list(found)

@@ -110,7 +110,7 @@ Way = list[tuple[int, int, int]]
 
 
 class GraphShape:
-    """What all gradient graphs of one form have in common.
+    """The structure that all gradient graphs of one form share.
 
     Attributes:
         form, edges: see :class:`~amanda_torch.autograd.nodes.Traced`.
@@ -322,15 +322,15 @@ class Execution:
         return self._call
 
     def layout(self) -> Layout | None:
-        """How to find the inputs of other executions."""
+        """The layout that finds the inputs of other executions; None without a key."""
         call = self.call()
         return None if self.key is None else Layout.of(call, call.op.__name__, self.key)
 
     def past(self, outputs: Sequence[Any], layout: Layout | None = None) -> Past:
-        """Its tensors, held weakly.
+        """The tensors of the execution, held weakly.
 
         Args:
-            layout: finds its inputs without a description.
+            layout: finds the inputs without a description.
         """
         if self._past is None:
             inputs: Sequence[Any] | None = None
@@ -371,7 +371,7 @@ class Past(list[Any]):
 
     @classmethod
     def of(cls, found: Any) -> Past:
-        """That of an execution which the gate has noted, or which is one already."""
+        """Convert the gate's note of an execution; a `Past` is returned as it is."""
         if isinstance(found, cls):
             return found
         references, inputs, outputs = found.parts()
@@ -389,7 +389,7 @@ class Past(list[Any]):
         return self._handle
 
     def bare(self) -> Past:
-        """The same without a handle, which holds the operator's records."""
+        """A copy without the handle, which would keep the operator's records alive."""
         count = self._inputs + self._outputs
         copy = Past((), (), self[count:])
         copy[:0] = self[:count]
@@ -625,10 +625,10 @@ class Claimer:
     def claim_again(
         self, plan: ActionPlan, known: KnownGradients, result: Any, start: int, iteration: int
     ) -> bool:
-        """As :meth:`claim`, for an operator of one node of which everything is known.
+        """Do the work of :meth:`claim` fast, for an operator of one node of which all is known.
 
         Returns:
-            Whether that is so.
+            Whether it was such an operator; otherwise nothing is done.
         """
         graph = known.graph
         if graph is None or not graph.is_quick or type(result) is not torch.Tensor:
@@ -725,7 +725,7 @@ class Claimer:
     def resume(
         self, known: KnownGradients, graph: KnownGraph, past: Any, reached: Sequence[Accumulation]
     ) -> Claim:
-        """What acts at an execution that the gate has noted, now that a pass has come to it.
+        """The claim of an execution that the gate has noted, made when a pass comes to it.
 
         Args:
             past: its tensors, as the gate has them.
@@ -940,7 +940,7 @@ class Claimer:
         return None if len(marks) > 1 else one
 
     def _handed_over(self, node: Any, mark: Accumulation, known: KnownGradients) -> Any:
-        """What acts at an accumulation: the gate's instead of Python's, as soon as it can be.
+        """Exchange Python's hooks of an accumulation for the gate's, if that is possible now.
 
         Where the graph of one step is alive until that of the next one has been made, as a loop's
         ``loss = ...`` keeps it, all steps have the accumulations of the first one, in which
@@ -1140,7 +1140,7 @@ class Claimer:
 
 
 def mark_of(node: Any) -> Any:
-    """What stands at a leaf's accumulation for the operators that own it; None for nothing."""
+    """The mark of the owning operators on a leaf's accumulation; None if it has none."""
     return node.metadata.get(_MARK)
 
 

@@ -246,7 +246,7 @@ class HookMaker(Protocol):
     def leaf_hooks(
         self, known: Any, backward_id: str, scopes: Sequence[Any], past: Any
     ) -> NodeHooks:
-        """Those of one, for the arguments of :class:`Accumulation`."""
+        """The hooks of one accumulation; the arguments are those of :class:`Accumulation`."""
 
 
 class Accumulation:
@@ -338,7 +338,7 @@ class Accumulation:
         return hooks
 
     def marks(self) -> dict[Any, Accumulation | None]:
-        """What stands in a leaf's marks for it, by scope."""
+        """The entries of this accumulation in its leaf's marks, by scope."""
         return dict.fromkeys(self.scopes, self)
 
 

@@ -79,16 +79,16 @@ class BackwardPass:
         return self._is_whole and task == self._task
 
     def enter(self) -> None:
-        """It begins."""
+        """Make this the pass that the thread is in."""
         self._outer, _THREAD.running = _THREAD.running, self
 
     def end(self) -> None:
-        """It has run all that it is to run."""
+        """Count what was noted of the pass, which has run to its end."""
         for added, numbers in self.entered.items():
             added(numbers, self.counted)
 
     def leave(self) -> None:
-        """It has ended, or raised."""
+        """Return to the outer pass: this one has ended, or raised."""
         _THREAD.running = self._outer
         for one in self.timed:
             one.end()

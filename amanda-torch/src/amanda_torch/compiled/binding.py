@@ -25,7 +25,7 @@ from amanda_torch.eager.op_ids import Cell, Child, Frame
 
 
 class Span:
-    """What a run of a graph does to the counters of the module call that it is in.
+    """The change that a run of a graph makes to the counters of the surrounding module call.
 
     Args:
         counts: of an operator's cell before and after the run, where they differ.
@@ -56,7 +56,7 @@ class Span:
         begins: Child | None,
         has_restarted: bool,
     ) -> Span:
-        """That of a run that has just ended.
+        """The change made by a run that has just ended.
 
         Args:
             start: the counters before it, as :meth:`Frame.counters` gives them.

@@ -91,7 +91,7 @@ class Capture:
         self._refused_under = weakref.ref(scopes[-1]) if is_refused and scopes else None
 
     def under(self, suspended: Suspended, say: Callable[[Any, str], None]) -> Capture:
-        """The same, which captures within the context that a function makes.
+        """This capture, set to run within the context that `suspended` makes.
 
         Args:
             say: see :meth:`say`; it is given the compiler, too.
@@ -163,8 +163,8 @@ class Capture:
 
 
 def _subject(frame: Any) -> Any:
-    """What a frame runs: its code; or the function that Dynamo's own wrapper calls, whose code all
-    functions that it wraps have in common."""
+    """The code that a frame runs; in Dynamo's own wrapper the wrapped function, since all wrapped
+    functions share the wrapper's code."""
     wrapped = frame.f_locals.get("fn")
     if not frame.f_globals.get("__name__", "").startswith("torch._dynamo") or wrapped is None:
         return frame.f_code
@@ -173,15 +173,15 @@ def _subject(frame: Any) -> Any:
 
 
 def _state_of(subject: Any) -> Any:
-    """What decides, beside what a subject is, whether Dynamo can take it: a module may run as one
-    fused operator without gradients, and not in training."""
+    """The modes on which it depends whether Dynamo can take a subject: in inference a module may
+    run as one fused operator, and in training not."""
     if not isinstance(subject, nn.Module):
         return None
     return getattr(subject, "training", None), torch.is_grad_enabled()
 
 
 def _place(subject: Any) -> str:
-    """What a subject is called: where its code is, or the class of a layer of PyTorch."""
+    """The name of a subject in messages: the place of its code, or the class of a PyTorch layer."""
     code = getattr(subject, "__code__", subject)
     if isinstance(code, types.CodeType):
         return f"{code.co_filename}:{code.co_firstlineno}"
@@ -204,7 +204,7 @@ def _said_by_dynamo(explanation: str) -> str:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What Dynamo's compiler, or code of ours that Dynamo asks, has raised: Dynamo wraps it."""
+    """The error behind one of Dynamo's: of its compiler, or of code of ours that it calls."""
     found: BaseException = getattr(error, "inner_exception", error)
     asked = found.__context__
     return asked if isinstance(asked, NotCapturableError) else found

@@ -215,7 +215,7 @@ class CapturedGraph:
     def _rehearsal(
         self, interceptor: Interceptor, inputs: Sequence[Any], is_static: bool
     ) -> Rehearsal | None:
-        """What the next run, the first one at its place, may be a rehearsal by; None if none."""
+        """A rehearsal for the first run at a place; None where there is to be none."""
         if not self._is_auto() or not (is_static or self._as_it_is is not None):
             return None
         if _internals.without_modes(reason_against_rehearsal, self._code, inputs):
@@ -400,7 +400,7 @@ def _routines(actions: Mapping[str, Inlined]) -> set[str]:
 
 
 def _without_sizes(every: Sequence[Added | Sized]) -> list[Added]:
-    """What is the same for all sizes."""
+    """The additions that do not depend on sizes."""
     return [one for one in every if not isinstance(one, Sized)]
 
 

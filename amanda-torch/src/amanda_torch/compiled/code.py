@@ -120,7 +120,7 @@ class GraphCode:
 
     @property
     def held(self) -> Sequence[Any]:
-        """Its tensors that are no inputs: parameters of optimizers, and constants."""
+        """The tensors that the graph holds itself: constants, and parameters of optimizers."""
         names = dict.fromkeys(n.target for n in self._module.graph.nodes if n.op == "get_attr")
         found = (operator.attrgetter(str(name))(self._module) for name in names)
         return [value for value in found if isinstance(value, torch.Tensor)]

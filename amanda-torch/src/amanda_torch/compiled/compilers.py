@@ -15,7 +15,7 @@ EAGER_COMPILERS = frozenset({"eager", "eager_noexcept", "eager_debug"})
 
 
 def asked_compiler() -> str:
-    """What the environment says."""
+    """The compiler that the environment names; `AUTO` without one."""
     return os.environ.get(COMPILER_VARIABLE, AUTO)
 
 

@@ -71,7 +71,7 @@ Shapes = tuple[Any, Any]
 
 
 class StaticSum:
-    """What one operator adds to a sum in each run: in a graph, sizes are always the same.
+    """A constant that one operator adds to a sum in each run, as sizes in a graph are fixed.
 
     Args:
         to: the sum.
@@ -86,7 +86,7 @@ class StaticSum:
 
     @classmethod
     def of(cls, to: ShapeSum, inputs: Sequence[Any], outputs: Sequence[Any]) -> Self:
-        """That of an operator with these tensors."""
+        """The addition of an operator with these tensors."""
         found = cls(to)
         found.learn(inputs, outputs)
         return found
@@ -218,7 +218,7 @@ class CalledModule:
         dispatcher.points.module(dispatcher.scopes(), point, **self.facts(inputs, outputs))
 
     def facts(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> dict[str, Any]:
-        """What routines are told of it, at its entry or exit."""
+        """The facts for routines at the entry or exit of the module."""
         return {
             "module": self.path,
             "id": self.id,
@@ -578,7 +578,7 @@ class Executions:
 
 
 class _TimedRun:
-    """What the clock has said in one run.
+    """The times measured in one run.
 
     Args:
         executions: those of a whole run.

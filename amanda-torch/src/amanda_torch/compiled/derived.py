@@ -112,7 +112,7 @@ class Trial:
     def noting(
         self, number: int, function: Callable[..., Any], known: KnownGradients
     ) -> Callable[..., Any]:
-        """What runs an operator and its actions, and notes its nodes.
+        """A function that runs an operator with its actions, and notes its autograd nodes.
 
         Args:
             number: of the operator in the graph.
@@ -175,7 +175,7 @@ class Trial:
             nodes[number].register_prehook(functools.partial(self._flow, number))
 
     def _place(self, target: Any, number: int) -> int | None:
-        """Where an edge leads, see :attr:`edges`.
+        """The target of an edge in the numbering of :attr:`edges`.
 
         Args:
             target: the node there.
@@ -292,7 +292,7 @@ def _way(trial: Trial, wanted: Mapping[int, Leaf]) -> list[tuple[int, int, int |
 
 
 def _at_leaves(claimer: Claimer, leaves: Mapping[int, Leaf]) -> Iterator[tuple[int, Inlined]]:
-    """What runs at the accumulations of leaves, by identity."""
+    """The routines at the accumulations of leaves, by the identity of the leaf."""
     for key, leaf in leaves.items():
         hooks = leaf.hooks(claimer)
         yield key, (hooks.inlined() if hooks is not None else None) or Inlined()
@@ -444,7 +444,7 @@ class DerivedGraph:
         TOOL_LOCK.hold(every.add)
 
     def _find_added(self, entries: Iterable[int]) -> tuple[Added, frozenset[int], Additions]:
-        """What nodes behind some outputs add, the leaves there, and what all of it adds."""
+        """What the nodes behind some outputs add, their leaves, and what both add together."""
         reached = self.reached(entries)
         nodes = [one for number, found in self._all.items() if number in reached for one in found]
         if self.leaves is None:

@@ -358,7 +358,7 @@ class _Writer:
         return self._code.rewritten(self._functions, self._blocks, self._frame(), names)
 
     def _frame(self) -> str:
-        """What stands around the statements of the graph."""
+        """The code around the statements of the graph; "..." stands for these."""
         beginning, ending = self._deferred.beginning(), self._deferred.ending()
         handler: list[str] = []
         if self._points:
@@ -613,7 +613,7 @@ class _Writer:
 
 @attrs.frozen
 class _Found:
-    """What one of several routines has returned.
+    """The result of one of several routines.
 
     Attributes:
         number: of the routine.
@@ -643,7 +643,7 @@ class _Routines:
             )
 
     def given(self, values: Sequence[str]) -> Sequence[str]:
-        """What the function is given: expressions."""
+        """The expressions that the function is called with."""
         if len(self.actions) == 1:
             return selected(self.actions[0], values)
         # What no routine takes need not be a tensor: an operator of several outputs has a tuple.
@@ -715,7 +715,7 @@ def _expression(place: Place, operator: Operator, statement: Statement) -> str:
 
 
 def _given(key: int | str, statement: Statement) -> ast.expr:
-    """What a statement passes at a position or by a keyword."""
+    """The expression that a statement passes at a position or by a keyword."""
     return statement.arguments[key] if isinstance(key, int) else statement.keywords[key]
 
 

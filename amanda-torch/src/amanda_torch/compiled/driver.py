@@ -50,12 +50,12 @@ class EagerDriver(InterceptingDriver):
         self._namespace: Namespace | None = None
 
     def invalidate(self) -> None:
-        """As the eager driver; the environment is read anew."""
+        """Drop what is known, the compiler that the environment names included."""
         self._namespace = None
         super().invalidate()
 
     def patch(self, patches: PatchSet) -> None:
-        """As the eager driver; with ``capture``, and in time with ``auto``, it captures modules."""
+        """As the eager driver; ``capture``, and after a while ``auto``, capture modules, too."""
         asked = gate.name_asked() if self.takes_gate else "mode"
         made = {"capture": Modules, "auto": RepeatedModules}.get(asked)
         if made is not None and not (self.switched_off or is_proving()):
@@ -87,7 +87,7 @@ class EagerDriver(InterceptingDriver):
 
     @property
     def namespace(self) -> Namespace:
-        """That of eager mode where operators run one by one; ``graph`` with a compiler."""
+        """The mode is ``eager`` where operators run one by one, and ``graph`` with a compiler."""
         if self._namespace is None:
             # Asked for each operator that is new, and the environment answers slowly.
             is_eager = asked_compiler() in (AUTO, "eager")
@@ -137,7 +137,7 @@ class EagerDriver(InterceptingDriver):
 
 
 class GraphDriver(TorchGraphDriver, EagerDriver):
-    """The same, where it is asked for."""
+    """``torch-graph``, the driver that a program chooses by name."""
 
     takes_gate = False
 
@@ -146,7 +146,7 @@ class GraphDriver(TorchGraphDriver, EagerDriver):
         self._has_said = True
 
     def attach(self) -> None:
-        """As the eager driver is, whose place it takes.
+        """Attach in the place of the eager driver.
 
         Raises:
             CapabilityError: the eager driver is attached.

@@ -164,7 +164,7 @@ class OtherBackwardError(Exception):
 
 
 class Tally:
-    """What is done when compiled code has run, and when its backward pass has.
+    """The counts to add when compiled code has run, and when its backward pass has.
 
     Args:
         claimer: hooks the accumulations of leaves, which are no part of the code.
@@ -333,7 +333,7 @@ class Site:
         routine: Callable[[Action], Routine],
         numbers: Sequence[int],
     ) -> Callable[..., Any]:
-        """What stands in the graph for the operator.
+        """The function that the graph calls in place of the operator.
 
         It gets the keyword arguments of routines, and the inputs of the graph that the operator
         has, before the operator's arguments.

@@ -174,7 +174,7 @@ class CompiledCode:
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """What Amanda has noted at an error."""
+    """The notes of Amanda's at an error."""
     notes = getattr(error, "__notes__", ())
     return [text for text in notes if text.startswith("amanda:")]
 

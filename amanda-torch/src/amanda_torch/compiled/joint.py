@@ -210,7 +210,7 @@ def learn(
     added: Sequence[Added],
     count: Count,
 ) -> JointBackward | None:
-    """What is known of the node; None as long as leaves have to be hooked.
+    """Collect the facts about the node; None as long as leaves have to be hooked.
 
     Args:
         sites: the operators of the graph that use leaves.
@@ -254,7 +254,7 @@ def leaves_behind(node: Any) -> list[Any]:
 
 
 def _added(hooks: NodeHooks | None) -> Sequence[Added] | None:
-    """What an accumulation adds to in each pass; None if that is not known."""
+    """The additions of an accumulation in each pass; None if they are not known."""
     found = None if hooks is None else hooks.added()
     if found is None:
         return None

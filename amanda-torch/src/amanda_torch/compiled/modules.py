@@ -100,7 +100,7 @@ class Modules:
     def runner(
         self, interceptor: Interceptor, module: nn.Module, vanilla: Callable[..., Any]
     ) -> Callable[..., Any] | None:
-        """What runs a module whose frame has just been entered; None if it runs as it is.
+        """The function that runs a module which was just entered; None if it is to run as it is.
 
         Args:
             vanilla: the ``nn.Module.__call__`` that would run it.
@@ -180,7 +180,7 @@ class Modules:
 
 
 class RepeatedModules(Modules):
-    """The same without being asked for: outermost modules that are called again and again.
+    """Captures outermost modules that are called again and again, in programs that ask for none.
 
     The first iterations are as many as it takes to earn a capture back. So a program that ends soon
     loses nothing, and one in which no module can be captured loses about as much time as a captured
@@ -193,7 +193,7 @@ class RepeatedModules(Modules):
     def runner(
         self, interceptor: Interceptor, module: nn.Module, vanilla: Callable[..., Any]
     ) -> Callable[..., Any] | None:
-        """As that of :class:`Modules`; None where something looks at the program's lines or calls.
+        """As :meth:`Modules.runner`; None under a debugger or profiler.
 
         A debugger or a profiler would miss those of a captured module.
         """
@@ -390,7 +390,7 @@ class CapturedModule:
         _internals.forget_captured(self.function.__code__)
 
     def form(self, interceptor: Interceptor, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """What calls with the same operators have in common, as a rule: no sizes and no values.
+        """A key of calls that, as a rule, run the same operators: no sizes and no values.
 
         That of calls with tensors of a subclass is ``_OTHER_TENSORS``: they are not captured. What
         reads such a tensor, as Dynamo does to guard and to trace, may be code of the program.
@@ -484,7 +484,7 @@ class CapturedModule:
 
 
 def _attempts_in(interceptor: Interceptor) -> Attempts:
-    """Those of the outermost module that runs."""
+    """The attempts to capture the outermost module that runs."""
     frame = interceptor.frame
     while frame.caller is not None and frame.caller is not interceptor.root:
         frame = frame.caller
@@ -493,7 +493,7 @@ def _attempts_in(interceptor: Interceptor) -> Attempts:
 
 
 def _kind(module: nn.Module, form: Any, operators: Operators) -> Any:
-    """What modules of a class have in common of which Dynamo takes all or none, as a rule."""
+    """A key of modules of one class of which Dynamo can, as a rule, take all or none."""
     own = (vars(inner).get("forward") for inner in module.modules())
     forwards = frozenset(weakref.ref(getattr(f, "__code__", type(f))) for f in own if f is not None)
     return forwards, _without_classes(form), operators

@@ -161,7 +161,7 @@ class NoticingRun:
         return len(site.calls) == 1 and base is not None and base() is module
 
     def _given(self, number: int, tensors: Sequence[Any]) -> Sequence[Any]:
-        """What a module is given, at its entry and at its exit."""
+        """The inputs of a module, the same objects at its entry and at its exit."""
         return self._inputs.setdefault(number, tensors)
 
     # -- modules ----------------------------------------------------------
@@ -223,7 +223,7 @@ class NoticingRun:
         return function
 
     def binding(self) -> Binding | None:
-        """What runs the graph from now on; None if not all is known of its operators."""
+        """A binding that runs the graph from now on; None if an operator is not fully known yet."""
         interceptor = self._interceptor
         if self._generation != interceptor.generation or interceptor.stale:
             return None
@@ -245,7 +245,7 @@ class NoticingRun:
 
 
 class Step:
-    """What a site has done in the first run.
+    """The record of what one call in the graph did in the first run.
 
     Args:
         site: the call.
@@ -296,7 +296,7 @@ class Step:
         return bool(self._entered)
 
     def known(self, function: Callable[..., Any]) -> Known:
-        """What has been learned of it.
+        """The facts that the first run has shown about the call.
 
         Args:
             function: that of :meth:`function`.

@@ -71,7 +71,7 @@ class Passes:
         dispatcher.points.forward_begins(scopes, model, trains)
 
     def end(self) -> None:
-        """It has ended; harmless where none has begun."""
+        """Tell of the end of the forward pass, if one has begun."""
         begun, self.begun = self.begun, None
         if begun is None:
             return

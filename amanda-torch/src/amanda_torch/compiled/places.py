@@ -129,7 +129,7 @@ def _stand_in(cls: type[nn.Module], number: int) -> nn.Module:
 
 
 def _parsed(text: str) -> Path | None:
-    """What an expression of Dynamo says; None for one of another form."""
+    """Parse an expression of Dynamo's; None for one of another form."""
     found = _expression(text, 0)
     return None if found is None or found[1] != len(text) else found[0]
 
@@ -184,7 +184,7 @@ def _referent(reference: Any) -> Any:
 
 
 def _follow(value: Any, steps: Sequence[Step]) -> Any:
-    """What steps lead to; None if they lead nowhere."""
+    """Follow steps from an object; None if they lead nowhere."""
     try:
         for step in steps:
             value = step(value)

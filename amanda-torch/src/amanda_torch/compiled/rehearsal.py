@@ -174,7 +174,7 @@ class Rehearsal:
     def _made(
         self, make: Callable[..., Added], *groups: Sequence[Any] | None, meta: bool = True
     ) -> Added | Sized | None:
-        """What is made of tensors in each run; None if their sizes are not known in all."""
+        """The result of `make` for these tensors in any run; None if a size is not always known."""
         if self._run is None:
             return make(*groups)
         sized: Sized | None = self._run.sized(make, *groups, meta=meta)
@@ -291,7 +291,7 @@ class Rehearsal:
             found.grad_inputs = _shaped(grad_inputs)
 
     def backward(self) -> list[Added | Sized]:
-        """What the backward operators add to counters and sums; it may set :attr:`reason`."""
+        """The additions of the backward operators to counters and sums; may set :attr:`reason`."""
         added: list[Added | Sized] = self._quietly(self._added_in_backward)
         return added
 
@@ -358,7 +358,7 @@ def _shaped(tensors: Sequence[Any]) -> Sequence[Any]:
 
 @contextmanager
 def _paused(thread: dict[str, Any]) -> Iterator[None]:
-    """As in a tool's code, no routine runs."""
+    """Within it no routine runs, as in a tool's code."""
     outer = thread["paused"]
     try:
         thread["paused"] = outer + 1

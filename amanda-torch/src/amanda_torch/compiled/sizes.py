@@ -48,7 +48,7 @@ class TensorSpec:
         return made if meta else _internals.valueless(made, self.device)
 
     def shape_of(self, values: dict[Any, int]) -> tuple[int, ...]:
-        """Its shape there."""
+        """The shape in a run in which the symbols have these values."""
         return tuple([_internals.size_of(size, values) for size in self.shape])
 
 
@@ -74,7 +74,7 @@ class SymbolicSizes:
             self._sources.setdefault(symbol, source)
 
     def key(self, inputs: Sequence[Any]) -> Hashable:
-        """What tells runs with other sizes apart.
+        """The sizes of a run that are not constant, as a key.
 
         Args:
             inputs: of the graph.
@@ -110,8 +110,8 @@ class SymbolicSizes:
         return tensors_of(self._examples.get(name))
 
     def spec(self, example: torch.Tensor) -> TensorSpec | None:
-        """What a tensor of Dynamo's says of one of a run; None if its sizes are of other symbols
-        than those of the inputs."""
+        """The symbolic spec of a tensor of Dynamo's; None if its sizes depend on symbols that the
+        inputs do not determine."""
         shape = [_internals.expression_of(size) for size in example.shape]
         symbols = set().union(*map(_internals.symbols_in, shape))
         if not symbols <= self._sources.keys():
@@ -147,7 +147,7 @@ class TensorsOfRun:
     def sized(
         self, make: Callable[..., Any], *groups: Sequence[Any] | None, meta: bool = True
     ) -> Sized | None:
-        """What is made of tensors of this run, in runs with other sizes; None if these are unknown.
+        """A call of `make` that is repeated for each size; None if some symbolic size is unknown.
 
         Args:
             make: makes it of tensors without values, in groups.

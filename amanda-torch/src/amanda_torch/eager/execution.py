@@ -277,7 +277,7 @@ class Executor:
     def _run_simply(
         self, call: TorchCall, scopes: Sequence[Any], execution: OpExecution, values: list[Any]
     ) -> tuple[Any, ActionPlan, KnownGradients]:
-        """The same for an operator that runs as it is: most of the new ones of a large model."""
+        """Run a new operator that has no actions around it, as most of a large model."""
         start = _internals.sequence_number()
         result = _internals.call_in_place(call.func, call.args, call.kwargs)
         outputs = tensors_of(result)
@@ -572,7 +572,13 @@ class Executor:
     def resumed_after(
         self, known: KnownOp, result: Any, done: int, inputs: list[Any], returned: Any
     ) -> Any:
-        """The same after an operator with this result, that has run on `inputs`."""
+        """Go on with the routines after an operator, when a routine has returned something.
+
+        Args:
+            result: of the operator, which has run on `inputs`.
+            done: how many routines have run.
+            returned: by the last of them.
+        """
         outputs = [] if known.is_blind else tensors_of(result)
         try:
             changed = self._dispatcher.go_on(known.plan.after, done, outputs, returned)
@@ -620,7 +626,7 @@ class Executor:
         return result
 
     def gradients_of(self, known: KnownOp) -> KnownGradients:
-        """What is known of an operator's backward operators, to be added to."""
+        """The facts about an operator's backward operators, in a form that can be added to."""
         if known.gradients is NO_GRADIENTS:
             known.gradients = self._new_gradients(known.op_id, self._tracker.active)
             known.gradients.form, known.gradients.graph = NO_GRADIENTS.form, NO_GRADIENTS.graph

@@ -130,7 +130,7 @@ def _is_diverted() -> bool:
 
 
 def _bind(vanilla: Any) -> Any:
-    """Where C asks for the defaults of the arguments."""
+    """The patch of the function by which C fills in default arguments."""
 
     def bind_default_args(forward: Any, args: Any, kwargs: Any) -> Any:
         if _ENTERING.take_vanilla() or not _is_diverted():
@@ -142,7 +142,7 @@ def _bind(vanilla: Any) -> Any:
 
 
 def _transform(vanilla: Any) -> Any:
-    """Where C hands a call over: under a functorch transform, and where it was diverted."""
+    """The patch of the function to which C hands calls under functorch, and diverted ones."""
     inherited = _internals.FUNCTION_BASE.setup_context
 
     def call_custom_function_call(cls: Any, args: Any, kwargs: Any) -> Any:

@@ -36,7 +36,7 @@ _MAY_ACT: Any = torch.utils.weak.WeakIdKeyDictionary()
 
 
 class _Interceptor(Protocol):
-    """What is asked of a thread's :class:`~amanda_torch.eager.interceptors.Interceptor`."""
+    """The part of :class:`~amanda_torch.eager.interceptors.Interceptor` that is used here."""
 
     stale: bool
 

@@ -95,7 +95,7 @@ def reason_unusable() -> str:
 
 
 def refusal() -> str:
-    """What speaks against the gate before anything is tried."""
+    """The reason not to load the gate, as far as it is known without a try; "" for none."""
     return EXTENSION.refusal(LoadedDriver.untested_version())
 
 
@@ -153,7 +153,7 @@ def _configure_hooks(gate: Any) -> None:
 
 
 def _inlined() -> dict[str, Any]:
-    """What routines that run without Python are made of."""
+    """The classes and functions by which C recognizes and runs routines."""
     return {
         "counter": inline.Counter,
         "timer": inline.Timer,
@@ -201,7 +201,7 @@ def _inlined() -> dict[str, Any]:
 
 
 def _raised(error: BaseException, action: Action, name: str) -> BaseException:
-    """What is to be raised where a routine has raised an error before or after an operator."""
+    """The error to raise where a routine has failed before or after an operator."""
     note(error, action.routine, action.op_id)
     return unswallowed(error, name)
 
@@ -363,7 +363,7 @@ def _forms() -> Sequence[Callable[[torch.Tensor], Any]]:
 
 
 def _notices(cls: type[Interceptor]) -> list[list[str]]:
-    """What an interceptor notices of each form at its first and its second execution."""
+    """The operators that an interceptor sees of each form, at the first and second execution."""
     noticed: list[list[str]] = []
     for form in _forms():
         x = torch.ones(2, 2)

@@ -199,7 +199,7 @@ class Interceptor(Tracker, TorchFunctionMode):
                     scope.statistics.count_not_seen(reason, foreign)
 
     def end(self) -> None:
-        """Its thread, which is the current one, has left its last scope."""
+        """Stop for good: the current thread, whose interceptor it is, has left its last scope."""
         self.ended = self.stale = self.outdated = True
         # Within an operator PyTorch has taken the mode off, and puts it on again afterwards.
         if self._is_on and not self.is_listening():

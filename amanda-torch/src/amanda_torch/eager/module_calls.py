@@ -224,11 +224,11 @@ def _remove_left() -> None:
 
 
 class Current(Protocol):
-    """Where the tracker of the current thread is."""
+    """Gives the tracker of the current thread."""
 
     @property
     def interceptor(self) -> Tracker | None:
-        """It; None outside of scopes."""
+        """The tracker; None outside of scopes."""
 
 
 class OptimizerSteps:

@@ -229,13 +229,13 @@ def _checkpoints(reentrant: bool) -> Iterator[str]:
 
 
 def _uses_run_function() -> Iterator[str]:
-    """What can be said of reentrant checkpoints without a run."""
+    """Check the code of reentrant checkpoints, without a run."""
     if "run_function" not in _internals.CHECKPOINT.CheckpointFunction.backward.__code__.co_names:
         yield "CheckpointFunction.backward() does not call ctx.run_function()"
 
 
 def _calls_the_generator() -> Iterator[str]:
-    """What can be said of the other checkpoints without a run."""
+    """Check the code of other checkpoints, without a run."""
     known = vars(_internals.CHECKPOINT)
     met, left = set[str](), [_checkpoint]
     while left:

@@ -177,7 +177,7 @@ class Tracers:
         return traced
 
     def _capturing(self, keyword: str, vanilla: Any) -> Any:
-        """What ``torch._dynamo.explain`` and ``export`` compile is compiled, as without a scope."""
+        """The patch by which Dynamo's ``explain`` and ``export`` compile as without a scope."""
 
         @functools.wraps(vanilla)
         def optimize(*args: Any, **kwargs: Any) -> Any:
