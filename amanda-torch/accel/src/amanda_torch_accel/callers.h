@@ -58,10 +58,7 @@ static PyTypeObject Probe_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "amanda_torch_accel.gate.Probe",
     .tp_basicsize = sizeof(Probe),
-    .tp_flags =
-        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_vectorcall_offset = offsetof(Probe, vectorcall),
-    .tp_call = PyVectorcall_Call,
+    CALLED_SLOTS(Probe),
     .tp_members = probe_members,
 };
 

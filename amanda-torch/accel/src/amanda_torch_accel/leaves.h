@@ -161,10 +161,7 @@ static PyTypeObject Accumulation_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "amanda_torch_accel.gate.Accumulation",
     .tp_basicsize = sizeof(Accumulation),
-    .tp_flags =
-        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_vectorcall_offset = offsetof(Accumulation, vectorcall),
-    .tp_call = PyVectorcall_Call,
+    CALLED_SLOTS(Accumulation),
     .tp_methods = accumulation_methods,
     .tp_getset = accumulation_properties,
     .tp_dealloc = (destructor)accumulation_dealloc,
@@ -261,9 +258,6 @@ static PyTypeObject Entry_Type = {
     .tp_name = "amanda_torch_accel.gate.Entry",
     .tp_basicsize = offsetof(Entry, reached),
     .tp_itemsize = sizeof(Accumulation *),
-    .tp_flags =
-        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_vectorcall_offset = offsetof(Entry, vectorcall),
-    .tp_call = PyVectorcall_Call,
+    CALLED_SLOTS(Entry),
     .tp_dealloc = (destructor)entry_dealloc,
 };

@@ -1,5 +1,10 @@
 /* Part of gate.c: calls of operators, and the tracker's objects. */
 
+/* The slots of a type whose objects C makes, for PyTorch to call. They are in no cycle of references. */
+#define CALLED_SLOTS(type)                                                                            \
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,  \
+    .tp_vectorcall_offset = offsetof(type, vectorcall), .tp_call = PyVectorcall_Call
+
 typedef enum {
     KEYWORDS,   /* a method that takes (self, args, kwargs) */
     PLAIN,      /* a method that takes (self, argument): none, one, or a tuple, by `flags` */

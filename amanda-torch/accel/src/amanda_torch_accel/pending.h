@@ -99,10 +99,7 @@ static PyTypeObject Pending_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "amanda_torch_accel.gate.Pending",
     .tp_basicsize = sizeof(Pending),
-    .tp_flags =
-        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_vectorcall_offset = offsetof(Pending, vectorcall),
-    .tp_call = PyVectorcall_Call,
+    CALLED_SLOTS(Pending),
     .tp_dealloc = (destructor)pending_dealloc,
 };
 
