@@ -156,15 +156,63 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         generation = self.copies.generation
         source = _internals.graph_of(function)
         # By the name of the function: errors of the runtime show it.
-        graph = _internals.FuncGraph(source.name)
-        building = Building(graph, scopes, needs_gradient=True)
+        building = Building(_internals.FuncGraph(source.name), scopes, needs_gradient=True)
         iterations = self._iterations(source, building)
-        is_wanted = self.dispatcher.points.wants_modules(scopes)
+        self._prepare(building, source, iterations)
+        instrument = Instrument(self.dispatcher, building, self.ids, read_variable)
+        site = self._site(source, given, captured)
+        if building.inner_passes is not None:
+            site.iterations = iterations
+        name = f"function {function_name(source)}"
+        count = _internals.output_count(function)
+        with falling_back(self.dispatcher, building, name) as made, instrument.building_copy():
+            Replay(building.graph, instrument).function(site, count)
+            if building.has_python and _internals.is_compiled(_internals.function_attrs(function)):
+                refuse_compiled_only(source, building)
+        instrument.warn(site.ids)
+        payload = None
+        if made and building.is_changed:
+            self._warn_about_seeds(name, source)
+            attributes = self._attributes(function, building)
+            instrumented = _internals.instrumented(function, building.graph, attributes)
+            payload = FunctionCopy(instrumented, list(building.graph.external_captures))
+        copy = Copy.of(scopes, building, payload, generation)
+        if made and building.deferral.is_open:
+            copy.executions = Executions.of_vanilla(building, site, count)
+        elif made:
+            copy.executions = Executions.of_function(building)
+        if iterations is not None:
+            copy.iterations, copy.inner_passes = iterations, building.inner_passes
+            copy.told = "" if made and iterations.is_inside else function_name(source)
+        copy.modules = building.modules if building.tells_modules else None
+        copy.is_told = bool(copy.told) or copy.modules is not None or copy.inner_passes is not None
+        building.forget()
+        copy.remember(list(instrument.keys))
+        self.copies.keep(function, copy, scopes)
+        return copy
+
+    def _prepare(self, building: Building, source: Any, iterations: Iterations | None) -> None:
+        """Decide whether a copy tells of modules, and whether its operators are added at once.
+
+        Args:
+            source: the graph of the vanilla function.
+            iterations: those in its runs; None where nobody is told of them.
+        """
+        points, scopes = self.dispatcher.points, building.scopes
+        is_wanted = points.wants_modules(scopes)
         if is_wanted and calls_modules(source) and not sets_variables_only(source):
-            building.modules = RunningModules(self.dispatcher.points)
+            building.modules = RunningModules(points)
         is_deferred = not acts_on_gradients(scopes) and (not iterations or iterations.is_plain)
         building.deferral = Deferral(is_deferred and building.modules is None)
-        instrument = Instrument(self.dispatcher, building, self.ids, read_variable)
+
+    def _site(self, source: Any, given: Sequence[Any], captured: Sequence[Any]) -> Site:
+        """The site of a function.
+
+        Args:
+            source: its graph.
+            given: the tensors that it is called with.
+            captured: the tensors that it captures.
+        """
         concrete = {
             id(tensor): value
             for tensor, value in zip(source.inputs, [*given, *captured], strict=True)
@@ -175,38 +223,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         concrete |= {id(tensor): value for tensor, value in zip(inputs, captured, strict=True)}
         ids = self.ids.ids_of(source, function_name(source), concrete)
         layer_ids = self.ids.layer_ids(source, layers.EAGER.place())
-        site = Site(source, ids, layer_ids, captured=concrete)
-        if building.inner_passes is not None:
-            site.iterations = iterations
-        name = f"function {function_name(source)}"
-        count = _internals.output_count(function)
-        with falling_back(self.dispatcher, building, name) as made, instrument.building_copy():
-            Replay(graph, instrument).function(site, count)
-            if building.has_python and _internals.is_compiled(_internals.function_attrs(function)):
-                refuse_compiled_only(source, building)
-        instrument.warn(ids)
-        payload = executions = None
-        if made and building.is_changed:
-            self._warn_about_seeds(name, source)
-            payload = FunctionCopy(
-                _internals.instrumented(function, graph, self._attributes(function, building)),
-                list(graph.external_captures),
-            )
-        copy = Copy.of(scopes, building, payload, generation)
-        if made and building.deferral.is_open:
-            executions = Executions.of_vanilla(building, site, count)
-        elif made:
-            executions = Executions.of_function(building)
-        copy.executions = executions
-        if iterations is not None:
-            copy.iterations, copy.inner_passes = iterations, building.inner_passes
-            copy.told = "" if made and iterations.is_inside else function_name(source)
-        copy.modules = building.modules if building.tells_modules else None
-        copy.is_told = bool(copy.told) or copy.modules is not None or copy.inner_passes is not None
-        building.forget()
-        copy.remember(list(instrument.keys))
-        self.copies.keep(function, copy, scopes)
-        return copy
+        return Site(source, ids, layer_ids, captured=concrete)
 
     def _warn_about_seeds(self, name: str, source: Any) -> None:
         """Warn that a copy draws other random numbers than a vanilla run (CoverageWarning).

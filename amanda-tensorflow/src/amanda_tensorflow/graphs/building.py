@@ -58,7 +58,7 @@ class Building:
         is_replaced: whether an operator was replaced, perhaps by one with another shape.
         has_python: whether any inserted node calls Python.
         routines: the nodes that do.
-        is_static: whether each operator runs at most once in a run of the graph, so that counters
+        runs_once: whether each operator runs at most once in a run of the graph, so that counters
             need no nodes.
         counts: pairs of a counter and an operator of the copy whose executions it counts.
         deferral: what adds the operators while nothing needs the copy.
@@ -87,7 +87,7 @@ class Building:
     is_replaced: bool = False
     has_python: bool = False
     routines: list[Releasable] = attrs.field(factory=list)
-    is_static: bool = False
+    runs_once: bool = False
     counts: list[tuple[Counter, Any]] = attrs.field(factory=list)
     deferral: Deferral = attrs.field(factory=Deferral)
     vanilla_counts: list[tuple[Sequence[Counter], Any, Any]] = attrs.field(factory=list)
@@ -97,7 +97,7 @@ class Building:
         """Note the type of the operator that is added next."""
         self.takes_reference = takes_reference(kind)
         self.is_routing = kind in ROUTING
-        self._counting = [] if self.is_static else None
+        self._counting = [] if self.runs_once else None
 
     def count(self, action: Action) -> bool:
         """Note a counter of the operator that is added; False if the action is to be a node."""

@@ -209,7 +209,7 @@ class Replay:
             _internals.stop_recording(),
             self._counting(site, order),
         ):
-            if not building.is_static:
+            if not building.runs_once:
                 building.need()
             for op in order:
                 self._pass_boundary(site, boundaries.get(op.name))
@@ -264,13 +264,13 @@ class Replay:
     def _counting(self, site: Site, order: Sequence[Any]) -> Iterator[None]:
         """Within it, operators that run once in each run of the copy have counters, not nodes."""
         building = self._instrument.building
-        outer = building.is_static
+        outer = building.runs_once
         is_once = site.parent is None or outer
-        building.is_static = is_once and counts_statically(order)
+        building.runs_once = is_once and counts_statically(order)
         try:
             yield
         finally:
-            building.is_static = outer
+            building.runs_once = outer
 
     def final(self, site: Site, tensor: Any) -> Any:
         """The tensor of the copy for a vanilla one, as it is returned or fetched."""

@@ -85,7 +85,7 @@ def is_routable(tensor: Any) -> bool:
     return not _internals.is_reference(tensor.dtype)
 
 
-def _is_static(tensor: Any) -> bool:
+def _is_shape_constant(tensor: Any) -> bool:
     """Whether a tensor is a constant that TensorFlow may read while it builds a graph.
 
     Shapes and axes are such constants: another tensor in their place would lose static shapes.
@@ -223,7 +223,7 @@ class RunTimeRoutine(PythonNode):
         self._routed = [
             i
             for i, tensor in enumerate(selected)
-            if is_routable(tensor) and not (action.select is None and _is_static(tensor))
+            if is_routable(tensor) and not (action.select is None and _is_shape_constant(tensor))
         ]
         self._count = len(selected)
         at = {position: k for k, position in enumerate(self._positions)}
