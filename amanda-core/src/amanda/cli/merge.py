@@ -93,13 +93,7 @@ def merge(folder: Path, left_out: list[str] | None = None) -> list[Path]:
         left_out += problems
     elif problems:
         raise MergeError(f"{'; '.join(problems)}; amanda merge --partial merges what there is")
-    merged = {
-        name: merge_timelines(name, contents)
-        if name.endswith(_TIMELINE)
-        else merge_results(name, contents)
-        for name, contents in groups.items()
-        if contents
-    }
+    merged = {name: _merged(name, contents) for name, contents in groups.items() if contents}
     has_page = any(folder.glob("report-rank*.html"))
     if has_page:
         pages.check_page(pages.page_path(folder, ""))
@@ -111,6 +105,12 @@ def merge(folder: Path, left_out: list[str] | None = None) -> list[Path]:
         results = {n.removesuffix(".json"): c for n, c in merged.items() if _TIMELINE not in n}
         pages.write_page(written[-1], create_report(results))
     return written
+
+
+def _merged(name: str, contents: Mapping[int, Any]) -> dict[str, Any]:
+    if name.endswith(_TIMELINE):
+        return merge_timelines(name, contents)
+    return merge_results(name, contents)
 
 
 def _find_ranks(folder: Path, problems: list[str]) -> dict[str, dict[int, Path]]:

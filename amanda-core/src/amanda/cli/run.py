@@ -537,12 +537,23 @@ class Run:
             return self._check_drivers(0)
         finally:
             self._deliver_at_exit()
+        # Not in the except clause, which would be the context of an exception in the excepthook.
+        return self._fail(failure, modules)
+
+    def _fail(self, failure: BaseException, modules: set[str]) -> int:
+        """Show the exception that has ended the program; returns the exit status.
+
+        Args:
+            modules: those of the tools.
+
+        Raises:
+            KeyboardInterrupt: it is one.
+        """
         # The type only: str() of the exception may run code of the program.
         self._note_end(f"by {type(failure).__name__}")
         if tracebacks.is_refusal(failure, modules):
             complain(f"error: {failure} ({tracebacks.HOW_TO_SEE_ALL})")
             return self._check_drivers(WRONG_USAGE)
-        # Not in the except clause, which would be the context of an exception in the excepthook.
         tracebacks.show(failure, modules)
         if isinstance(failure, KeyboardInterrupt):
             # Python is to end by the signal, without a second traceback.

@@ -181,12 +181,10 @@ class ActionCache:
             model: what the keys of its records begin with, before a dot, a slash or a ``#``.
         """
         ends = tuple(f"{model}{end}" for end in "./#")
-        for key in tuple(self._records):
-            if key.startswith(ends):
-                record = self._remove(key)
-                if record is not None:
-                    for index, count in enumerate(_counts((record,))):
-                        self._forgotten[index] += count
+        keys = [key for key in tuple(self._records) if key.startswith(ends)]
+        removed = [record for key in keys if (record := self._remove(key)) is not None]
+        for index, count in enumerate(_counts(removed)):
+            self._forgotten[index] += count
 
     def counts(self) -> tuple[int, int, int]:
         """How many forward operators were met, how many backward ones, and how many of both have

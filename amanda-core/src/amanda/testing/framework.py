@@ -186,7 +186,7 @@ class Framework(abc.ABC):
         raise NotImplementedError
 
     def cast(self, tensor: Any) -> Any:
-        """The same values in another floating-point dtype; None if there is only one."""
+        """Cast a tensor to another floating-point dtype; None if the framework has only one."""
         return None
 
     def scale(self, tensor: Any, factor: float) -> Any:

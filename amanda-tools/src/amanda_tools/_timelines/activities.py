@@ -48,7 +48,7 @@ class Activity:
 
     @property
     def is_kernel(self) -> bool:
-        """It ran on a device other than the CPU."""
+        """Whether it ran on a device other than the CPU."""
         return self.device != "cpu"
 
 

@@ -39,7 +39,7 @@ _LONGEST = 20.0
 
 @attrs.define(eq=False)
 class Segment:
-    """What the profiler has recorded without a break.
+    """A recording of the profiler's without a break.
 
     Attributes:
         folder: where its files are, until it is released.

@@ -89,7 +89,7 @@ def convolution(call: GradientShapes) -> int:
 
 
 def one_convolution(call: GradientShapes) -> int:
-    """One gradient of a convolution, where each is an operator of its own."""
+    """The cost of one gradient of a convolution, where each gradient is an operator of its own."""
     return _one_gradient(call)
 
 
@@ -128,7 +128,7 @@ def fused_attention(call: GradientShapes) -> int:
 
 
 def as_forward(call: GradientShapes) -> int:
-    """One gradient per factor, each at the cost of the forward operator."""
+    """The cost of one gradient per factor, each that of the forward operator."""
     factors = [shape for shape in call.grad_inputs if shape is not None and len(shape) > 1]
     return len(factors) * call.forward_macs
 

@@ -332,7 +332,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
 
 
 class _OfOps:
-    """What was recorded, by operator.
+    """The recorded kernels, by operator.
 
     Attributes:
         activities: those of each operator.

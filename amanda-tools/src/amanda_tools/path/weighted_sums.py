@@ -125,7 +125,7 @@ def _convolved(call: Call) -> tuple[list[Operand], str]:
 
 @rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def average_pooling(call: Call, wanted: Wanted) -> None:
-    """As a convolution with equal weights."""
+    """Average pooling, as a convolution with equal weights."""
     image, letters = call.memo("windows", lambda: _pooled(call, 0.0))
     weighted_sum(call, wanted, [image], letters, (0,), relative=True)
 

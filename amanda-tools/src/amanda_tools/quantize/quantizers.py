@@ -108,7 +108,7 @@ class Quantizer:
 
     @property
     def is_ready(self) -> bool:
-        """It is calibrated: it rounds."""
+        """Whether it is calibrated, and so rounds."""
         return self.remaining == 0
 
     # -- routines ---------------------------------------------------------

@@ -24,7 +24,7 @@ class CountedOp:
     bytes: int = attrs.field(default=0, kw_only=True)
 
     def add(self, macs: int, size: int) -> None:
-        """One execution."""
+        """Count one execution."""
         self.executions += 1
         self.macs, self.bytes = macs, size
 

@@ -97,7 +97,7 @@ class TorchCalls:
         self.passed_now(point)
 
     def passed_now(self, point: PointContext) -> None:
-        """The same, for calls whose times are taken."""
+        """As :meth:`passed`, for calls that are timed."""
         module = point.target
         if not isinstance(module, nn.Module):
             return

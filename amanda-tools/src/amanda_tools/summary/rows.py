@@ -129,7 +129,7 @@ def _folded(
 
 
 def _end(rows: Sequence[dict[str, Any]], position: int) -> int:
-    """Where the parts of a module end."""
+    """The index of the row after the parts of a module."""
     depth, end = rows[position]["depth"], position + 1
     while end < len(rows) and rows[end]["depth"] > depth:
         end += 1
@@ -147,7 +147,7 @@ def _follows(row: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _likeness(rows: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """What alike modules have in common: the first row's figures, and those of its parts."""
+    """A key that alike modules share: the figures of the first row and of its parts."""
     names = ["", *map(_name, rows[1:])]
     return [
         (name, row["depth"], *(row[figure] for figure in _FIGURES))

@@ -132,7 +132,7 @@ class PointTests(ContractTests):
 
     @requires(Capability.MODULES)
     def test_a_forward_pass_is_a_call_of_an_outermost_module(self) -> None:
-        """It begins and ends once, around the calls of its modules."""
+        """A forward pass begins and ends once, around the calls of its modules."""
         program, tool = self.fw.program(self.fw.model(W), X), Passed()
         self.run(program, tool, times=2)
         kinds = [c.point for c in tool.of(Point.FORWARD_BEGIN, Point.FORWARD_END)]
@@ -186,7 +186,7 @@ class PointTests(ContractTests):
         assert [context.iteration for context in tool.of(Point.ITERATION_END)] == [0, 1]
 
     def test_an_exception_of_a_point_reaches_the_user(self) -> None:
-        """It names the tool."""
+        """An exception of a routine at a point reaches the user and names the tool."""
         tool = Tool()
 
         def fail(point: PointContext) -> None:
@@ -228,7 +228,7 @@ class PointTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_backward_operators_are_of_the_backward_phase(self) -> None:
-        """Whatever their forward operator belongs to."""
+        """Backward operators are of the backward phase, whatever the phase of the forward one."""
         phases: list[str] = []
         tool = self.probe(before_backward=lambda c: phases.append(c.get_phase()))
         self.train(self.training(), tool)

@@ -71,7 +71,7 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_recorded_after_the_op(self) -> None:
-        """Recorded by an after-analysis they act in the backward of that very execution."""
+        """Backward actions of an after-analysis act in the backward of that very execution."""
         seen: list[Any] = []
 
         def analyse(context: OpContext) -> None:
@@ -83,7 +83,7 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_inner_ops_of_a_model(self) -> None:
-        """They act on an operator in the middle of a model as on the first and the last."""
+        """Whole-operator routines act on inner operators as on the first and the last."""
         seen: list[Any] = []
         tool = self.probe("relu", before=lambda c: c.insert_after_backward_op(self.look(seen)))
         program = self.fw.program(
@@ -98,8 +98,8 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_around_backward_ops(self) -> None:
-        """They run before the first and after the last backward op of the operator, and the
-        routines of each backward op before and after it."""
+        """Whole-operator routines run before the first and after the last backward op of the
+        operator, those of a backward op before and after that."""
         seen: list[str] = []
 
         def whole(context: OpContext) -> None:
@@ -145,8 +145,8 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.BACKWARD, Capability.REPLACE_OP)
     def test_a_replacement_of_several_ops(self) -> None:
-        """They act on all operators of a replacement as on one: each runs once, with the
-        gradients of the outputs or the summed gradients of the inputs."""
+        """Whole-operator routines act on all operators of a replacement as on one: each runs once,
+        with the gradients of the outputs or the summed gradients of the inputs."""
         seen: list[Any] = []
 
         def analyse(context: OpContext) -> None:
@@ -160,7 +160,7 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.BACKWARD, Capability.REPLACE_OP)
     def test_changed_gradients_of_a_replacement_of_several_ops(self) -> None:
-        """The gradients that they return reach all operators of a replacement."""
+        """Gradients from whole-operator routines reach all operators of a replacement."""
 
         def analyse(context: OpContext) -> None:
             context.replace_op(lambda x, w: self.fw.add(self.fw.mul(x, x), w))
@@ -172,7 +172,7 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_an_op_with_several_outputs(self) -> None:
-        """They get one gradient per output."""
+        """Whole-operator routines get one gradient per output."""
         seen: list[Any] = []
         tool = self.probe("split", before=lambda c: c.insert_before_backward_op(self.look(seen)))
         self.train(self.fw.program(self.fw.split, X), tool)
@@ -180,7 +180,7 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.BACKWARD, Capability.IN_PLACE)
     def test_an_in_place_op(self) -> None:
-        """They act on an in-place operator, which stays one."""
+        """Whole-operator routines act on an in-place operator, which stays one."""
         seen: list[Any] = []
 
         def analyse(context: OpContext) -> None:
@@ -199,7 +199,7 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.SECOND_ORDER)
     def test_second_order(self) -> None:
-        """They leave gradients of gradients as they are."""
+        """Whole-operator routines leave gradients of gradients as they are."""
         program = self.fw.program(lambda x: self.fw.mul(self.fw.mul(x, x), x), X)
 
         def analyse(context: OpContext) -> None:
