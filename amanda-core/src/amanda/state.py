@@ -343,8 +343,8 @@ ATTACHED: dict[type[Any], Any] = {}
 """Attached drivers by class: one instance serves all scopes. See :func:`note_attached`."""
 
 UNPAUSED: dict[type[Any], Any] = {}
-"""Those of them that do not notice by themselves that a thread is paused: their ``vanilla()`` is
-entered wherever a tool's code runs (``Driver.follows_pauses``)."""
+"""Attached drivers that do not notice by themselves that a thread is paused: their ``vanilla()``
+is entered wherever a tool's code runs (``Driver.follows_pauses``)."""
 
 FAILED: dict[type[Any], str] = {}
 """Drivers that could not be attached in this process, and the reason for each."""

@@ -175,7 +175,7 @@ A letter per axis: I, O channels in and out, D, H, W space, V, E vocabulary and 
 is a depthwise convolution: C channels with M outputs each."""
 
 _LAYOUT_FUNCTIONS = (permute, reshape)
-"""How tensors change their layout: those of TensorFlow have no methods for it."""
+"""Functions that change the layout of tensors: those of TensorFlow have no methods for it."""
 
 _TRANSPOSED = (("transpose_a", "adj_x", "a"), ("transpose_b", "adj_y", "b"))
 """Attributes of products by which the left and the right factor are transposed."""

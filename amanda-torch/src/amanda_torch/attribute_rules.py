@@ -27,7 +27,7 @@ from amanda.tools.canonical import (
 Found = Mapping[str, Any]
 
 _REDUCTIONS = ("none", "mean", "sum")
-"""What PyTorch's numbers for the reduction of a loss mean."""
+"""The reductions of losses, by PyTorch's number for each."""
 
 
 def _places(context: OpContext) -> int:

@@ -19,7 +19,7 @@ COMPILER_VARIABLE = "AMANDA_TORCH_COMPILER"
 """The environment variable that names the compiler of captured graphs."""
 
 COMPILERS = ("auto", "own", "eager", "inductor", "aot_eager", "aot_eager_decomp_partition")
-"""Those that it may name, beside Dynamo's backends that packages register as entry points."""
+"""The compilers that it may name, beside Dynamo backends that packages register by entry points."""
 
 
 class TorchDriver(Driver, abc.ABC):

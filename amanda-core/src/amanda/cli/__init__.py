@@ -33,7 +33,7 @@ _OTHER_WORDS = {
     **dict.fromkeys(("exec", "start", "launch"), "run"),
     **dict.fromkeys(("report", "html", "page"), "run --html"),
 }
-"""What other programs call a command, and what it is called here."""
+"""Names that other programs have for a command, and its name here."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ WRONG_USAGE = 2
 """The exit status of a command line that is wrong."""
 
 _OPTION = re.compile(r"argument (?P<option>-[^/:]+)[^:]*: (?P<said>.*)", re.DOTALL)
-"""What argparse says about an option; it names all forms of the option."""
+"""The message of argparse about an option; it names all forms of the option."""
 
 
 class CommandParser(argparse.ArgumentParser):

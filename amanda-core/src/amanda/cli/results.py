@@ -29,7 +29,7 @@ from amanda.tools.op_filter import OpFilter
 from amanda.tools.reporting import plain_text
 
 _RECURSION_LIMIT = 1000
-"""That of Python itself, which results are written with at least."""
+"""Python's default; results are written with at least this limit."""
 
 _LINES = "\n\t"
 """Control characters that stay in messages: those of others may have several lines."""

@@ -22,7 +22,7 @@ FollowRoutine = Callable[[int, float, float], Any]
 NoteRoutine = Callable[[int, float | None, float], Any]
 
 NOTED = 64
-"""Of so many iterations at least one is told in tools' code."""
+"""One in so many iterations is told in tools' code; the others may be told outside of it."""
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -35,7 +35,7 @@ plugins, so that it is not done for frameworks whose drivers do not use it."""
 _LOOPBACK = "amanda.testing.loopback"
 
 _ANSWERS: dict[type[Driver], str] = {}
-"""What drivers have answered to ``reason_unusable`` while scopes are open."""
+"""Answers of drivers to ``reason_unusable``, kept while scopes are open."""
 
 
 @attrs.frozen

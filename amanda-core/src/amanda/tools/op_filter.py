@@ -27,7 +27,7 @@ _REPLACING = (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP)
 """Actions that are never left out of an execution: a model is not to change its operators."""
 
 _REGEX = re.compile(r"[\^$|()+]|\.\*\.|\\")
-"""What stands in regular expressions, and in no path of a module."""
+"""Characters of regular expressions that no path of a module has."""
 
 _NO_REGEX = "; in a pattern * is any text and ? any character: it is no regular expression"
 

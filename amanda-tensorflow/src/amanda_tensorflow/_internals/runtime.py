@@ -482,7 +482,7 @@ class _Declared(dict[str, Declared]):
 
 
 DECLARED = _Declared()
-"""What the slow path checks and converts, by operator type."""
+"""The arguments that the slow path checks and converts, by operator type."""
 
 TENSORS_ONLY = frozenset({ops.EagerTensor})
 

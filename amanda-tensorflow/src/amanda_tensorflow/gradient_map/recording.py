@@ -230,26 +230,20 @@ def _gradient_function(
     inputs: Any,
     outputs: Any,
     out_grads: Any,
-    skip_input_indices: Any,
-    forward_pass_name_scope: Any,
+    *rest: Any,
 ) -> Any:
     """Replaces ``backprop._gradient_function``, which tapes call for every record.
 
     The call is noted if the record is of an operator in a graph, and run by the eager driver if it
     carries that driver's mark.
+
+    Args:
+        rest: ``skip_input_indices`` and ``forward_pass_name_scope``.
     """
+    vanilla = _internals.vanilla_gradient_function
     names = attr_tuple[::2] if attr_tuple else ()
     if MARK not in names:
-        return _internals.vanilla_gradient_function(
-            op_name,
-            attr_tuple,
-            num_inputs,
-            inputs,
-            outputs,
-            out_grads,
-            skip_input_indices,
-            forward_pass_name_scope,
-        )
+        return vanilla(op_name, attr_tuple, num_inputs, inputs, outputs, out_grads, *rest)
     # As `unmarked` does it.
     position = 2 * names.index(MARK)
     mark = attr_tuple[position + 1]
@@ -258,32 +252,15 @@ def _gradient_function(
     if run is not None:
         results = None
         try:
+            gradients = run.summed(out_grads) if run.has_sums else out_grads
             # No function of ours is between: the runtime finds the line of each at each operator.
-            results = _internals.vanilla_gradient_function(
-                op_name,
-                own_attrs,
-                num_inputs,
-                inputs,
-                outputs,
-                run.summed(out_grads) if run.has_sums else out_grads,
-                skip_input_indices,
-                forward_pass_name_scope,
-            )
+            results = vanilla(op_name, own_attrs, num_inputs, inputs, outputs, gradients, *rest)
             return results
         finally:
             run.leave(results)
 
     def call(gradients: Sequence[Any]) -> Any:
-        return _internals.vanilla_gradient_function(
-            op_name,
-            own_attrs,
-            num_inputs,
-            inputs,
-            outputs,
-            gradients,
-            skip_input_indices,
-            forward_pass_name_scope,
-        )
+        return vanilla(op_name, own_attrs, num_inputs, inputs, outputs, gradients, *rest)
 
     if isinstance(mark, ForwardOp):
         return _noted(mark, call, out_grads)

@@ -129,7 +129,7 @@ class Passing:
 
 
 Facts = Mapping[str, Any]
-"""What tools are told of a call of a module: its path, id, and target."""
+"""The facts about a call of a module for tools: its path, id, and target."""
 
 
 class RunningModules:

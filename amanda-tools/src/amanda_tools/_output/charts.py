@@ -29,7 +29,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64.0, 12.0, 10.0, 34.0
 """Size of a drawing with axes, and its margins for them, in pixels."""
 
 AXES = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "bottom": BOTTOM}
-"""What templates read of these."""
+"""The same sizes, for templates."""
 
 COLOURS = (
     "#3b73b9", "#d98032", "#4c9a6a", "#b5485d", "#7a62b0", "#8a7a4c", "#3d97a8", "#b0578f",

@@ -23,7 +23,7 @@ _GRADIENT = ({"stop": 0, "bgColor": "#fff4e8"}, {"stop": 1, "bgColor": "#e8833a"
 """Colours of the lowest and the highest value."""
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
-"""What a name of TensorBoard's graph must not hold."""
+"""Characters that names in TensorBoard's graphs must not have."""
 
 Rows = Iterable[Mapping[str, Any]]
 

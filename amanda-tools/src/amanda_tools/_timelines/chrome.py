@@ -24,7 +24,7 @@ _MODULES = 1 << 31
 """Added to a thread's id for the id of the track with its modules."""
 
 _COLLECTIONS = 1 << 32
-"""The same for the track with the garbage collections of Python on it."""
+"""Added to a thread's id for the id of the track with Python's garbage collections."""
 
 
 def write(timeline: Timeline, sources: Mapping[str, str], path: Path) -> None:

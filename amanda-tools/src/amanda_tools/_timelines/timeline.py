@@ -191,7 +191,7 @@ class Sums:
 
 
 _COLLECTION = -2
-"""What garbage collections have in the place of the number of an operator."""
+"""Stands for a garbage collection in the place of an operator's number."""
 
 
 class Collections:

@@ -23,7 +23,7 @@ _COPY = "identity"
 """The type of operators that hand a tensor on: graphs have them where nothing is computed."""
 
 _EQUAL_CONSTANTS = 12
-"""The same type, and the same one value in all elements: a counter of a loop, a tensor of zeros."""
+"""Score of a pair of the same type and the same single value, as of a loop counter or zeros."""
 
 _USUAL_TYPES = 8
 """Equal shapes, and of all types equal in value these two types correspond most often."""
@@ -38,7 +38,7 @@ _ONLY_SHAPE_AT_END = 2
 """Equal shapes after the last equal values, of types that only one of the runs has."""
 
 _ONLY_TYPE = 1
-"""The same type with other shapes."""
+"""Score of a pair of the same type with other shapes."""
 
 _NORM_TOLERANCE = 1e-9
 """Relative margin for rounding when candidates are looked up by their norms."""

@@ -30,7 +30,7 @@ _MOST = 8
 """Operators that are counted, of which one is the first that a run executes."""
 
 _WITHOUT_WEIGHT = 2
-"""So many of them have no weight."""
+"""Operators without a weight among these, at most."""
 
 _BATCHES: Mapping[str, tuple[str, int]] = {
     "rnn": ("hx", 1),

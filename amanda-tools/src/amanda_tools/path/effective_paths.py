@@ -18,7 +18,7 @@ from amanda_tools._values.tensor_files import write_tensors
 from amanda_tools._values.tensors import Array
 
 KINDS = ("neurons", "weights", "synapses")
-"""What can be critical."""
+"""The kinds of things that can be critical."""
 
 
 @attrs.frozen(eq=False)

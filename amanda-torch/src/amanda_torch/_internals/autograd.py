@@ -76,7 +76,7 @@ def native_tensors() -> tuple[Any, ...] | None:
 _parse_key = symbol("torch._C._dispatch_key_parse")
 
 _PLAIN_KEYS = ("CUDA", "AutocastCUDA")
-"""Those that plain tensors of other devices than the processor have, which need not be there."""
+"""Keys of plain tensors on other devices than the CPU; a build of PyTorch may lack them."""
 
 
 def native_shapes() -> tuple[Any, ...] | None:
@@ -102,7 +102,7 @@ def native_shapes() -> tuple[Any, ...] | None:
 
 
 _DISPATCH_KEYS = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "Tracer")
-"""Those that are on wherever :data:`_is_transformed` or :data:`_tracing_state` finds something."""
+"""Keys that are on wherever :data:`_is_transformed` or :data:`_tracing_state` finds something."""
 
 
 def native_functions() -> tuple[Any, ...] | None:

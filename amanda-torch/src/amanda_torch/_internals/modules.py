@@ -19,7 +19,7 @@ FUSED_OPERATORS = ("_transformer_encoder_layer_fwd", "_native_multi_head_attenti
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
-"""Where a module keeps its hooks; only its instances have these attributes."""
+"""The attributes with a module's hooks; only its instances have these attributes."""
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -60,7 +60,7 @@ def accelerator_in_use() -> set[torch.device]:
 
 # These two are asked several times per operator: functions of C cost no Python frame.
 version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
-"""How often a tensor has been changed in place."""
+"""The number of in-place changes of a tensor so far."""
 
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
 """The tensor of which another is a view; None for one that is no view."""

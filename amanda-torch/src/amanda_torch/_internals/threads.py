@@ -67,7 +67,7 @@ def no_dispatch_modes() -> AbstractContextManager[Any]:
 
 
 dispatch_depth: Callable[[], int] = symbol("torch._C._len_torch_dispatch_stack")
-"""How many dispatch modes are on in this thread, PyTorch's own among them."""
+"""The number of dispatch modes that are on in this thread, PyTorch's own included."""
 
 _pop_dispatch_mode = symbol("torch._C._pop_torch_dispatch_stack")
 _push_dispatch_mode = symbol("torch._C._push_on_torch_dispatch_stack")
@@ -189,7 +189,7 @@ def is_traced() -> bool:
 
 
 Question = Callable[[], Any] | tuple[dict[str, Any], str]
-"""What the gate asks: a function, or a dictionary for one of its keys, which takes less time."""
+"""A question of the gate: a function, or a dictionary for one of its keys, which is quicker."""
 
 compiling_asked: Question = (
     (vars(torch.compiler), "_is_compiling_flag")
@@ -203,7 +203,7 @@ RECORDERS: Sequence[Question] = (
     functools.partial(_dispatch_mode, _PROXY),
     compiling_asked,
 )
-"""What :func:`is_only_run` asks: all are None or False where operators run as they are."""
+"""The questions of :func:`is_only_run`: all are None or False where operators run as they are."""
 
 TRANSFORMERS: Sequence[Question] = (
     _is_transformed,
@@ -212,8 +212,8 @@ TRANSFORMERS: Sequence[Question] = (
     dispatch_depth,
     (vars(forward_ad), "_current_level"),
 )
-"""What :func:`is_plain` asks beside the depth of function modes: all are None, False, 0 or -1 where
-it holds."""
+"""The questions of :func:`is_plain` beside the depth of function modes: all are None, False, 0 or
+-1 where it holds."""
 
 
 def is_only_run() -> bool:

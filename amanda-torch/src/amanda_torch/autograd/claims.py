@@ -283,8 +283,8 @@ _NO_NODES = _no_nodes()
 """The graph of an operator whose outputs want no gradient: nothing is to be found out of it."""
 
 NO_GRADIENTS = KnownGradients(OpHandle("", ()))
-"""What is known of such an operator, to be read only: one for all, since objects of their own would
-be two more for the garbage collector to visit."""
+"""The facts about such an operator, to be read only. One object serves all: objects of their own
+would be two more for the garbage collector to visit."""
 NO_GRADIENTS.form, NO_GRADIENTS.graph = (), _NO_NODES
 
 
@@ -1153,7 +1153,7 @@ def is_marked(node: Any, scopes: Sequence[Any]) -> bool:
 
 
 _CLAIMERS: weakref.WeakSet[Claimer] = weakref.WeakSet()
-"""Those of all threads whose operators own leaves."""
+"""The claimers of all threads whose operators own leaves."""
 
 _NAMES: dict[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]] = {}
 """Each result of :func:`_input_names` once."""

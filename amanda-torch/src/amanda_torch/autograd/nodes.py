@@ -45,7 +45,7 @@ def form_of(outputs: Any) -> Any:
 
 
 Edge = tuple[Any, int]
-"""Where a gradient goes: an autograd node and the number of its input, or a leaf and -1."""
+"""The target of a gradient: an autograd node and the number of its input, or a leaf and -1."""
 
 
 def edge_of(tensor: Any) -> Edge | None:

@@ -11,7 +11,7 @@ AUTO = "auto"
 """The compiler without it: the program's own one, where no routine has to run between operators."""
 
 EAGER_COMPILERS = frozenset({"eager", "eager_noexcept", "eager_debug"})
-"""Those that run a graph operator by operator."""
+"""The compilers that run a graph operator by operator."""
 
 
 def asked_compiler() -> str:

@@ -63,11 +63,11 @@ def _is_known(routine: Any) -> bool:
 
 
 _Execution = tuple[Timer, int, int]
-"""What one operator leaves for a timer, with the places of start and end among a run's times."""
+"""An operator's execution for a timer, with the places of start and end among a run's times."""
 
 
 Shapes = tuple[Any, Any]
-"""Those of the inputs and of the outputs of an execution."""
+"""The shapes of the inputs and of the outputs of an execution."""
 
 
 class StaticSum:
@@ -373,7 +373,7 @@ class Deferred:
 
 
 Added = Counter | StaticSum | DeferredCall | DeferredPoint
-"""What an execution adds to, or calls."""
+"""A counter or sum that an execution adds to, or a function that it calls."""
 
 
 class Additions:

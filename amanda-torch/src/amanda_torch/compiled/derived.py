@@ -61,10 +61,10 @@ def _outputs(result: Any, start: int, count: int) -> Iterator[tuple[int, Any]]:
 
 
 Added = Sequence[Counter | ShapeSum]
-"""What executions add to."""
+"""The counters and sums that executions add to."""
 
 Weight = tuple[int | None, tuple[Any, Any]]
-"""What a sum adds for an execution, and the shapes of its inputs and outputs."""
+"""The amount that a sum adds for an execution, and the shapes of its inputs and outputs."""
 
 
 class Trial:
@@ -418,7 +418,7 @@ class DerivedGraph:
         return True
 
     def may_add(self) -> bool:
-        """Whether what the pass that runs now executes may be added up at its end."""
+        """Whether the executions of the running pass may be added up at its end."""
         return (
             self.is_current()
             and not torch.is_grad_enabled()

@@ -203,7 +203,7 @@ class KnownRuns(Protocol):
     lost: int
 
     def may_add(self) -> bool:
-        """Whether what the pass that runs now executes may be counted at its end."""
+        """Whether the executions of the running pass may be counted at its end."""
 
 
 class LeavesRun:

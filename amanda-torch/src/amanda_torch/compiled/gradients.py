@@ -41,7 +41,7 @@ from amanda_torch.operators.calls import Place, item_at, put_item, tensors_of, w
 from amanda_torch.routines import RoutineDispatcher
 
 JOINT_COMPILERS = frozenset({"inductor", "aot_eager", "aot_eager_decomp_partition"})
-"""Those that trace the backward pass with the forward pass."""
+"""The compilers that trace the backward pass with the forward pass."""
 
 Routine = Callable[..., Sequence[Any]]
 """A routine as the code calls it: it returns a tensor for each one that it gets."""

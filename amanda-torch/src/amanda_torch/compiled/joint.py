@@ -122,7 +122,7 @@ class JointBackward:
         node.register_prehook(run.enter)
 
     def may_add(self) -> bool:
-        """Whether what the pass that runs now executes may be counted at its end."""
+        """Whether the executions of the running pass may be counted at its end."""
         return (
             self._settled is self._dispatcher.settled
             and not torch.is_grad_enabled()

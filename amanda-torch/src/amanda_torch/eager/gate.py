@@ -245,7 +245,7 @@ def _is_report_of(name: str, func: Any) -> bool:
 
 
 def _unwritable() -> str:
-    """Whether what is written to lies in memory that can be written to."""
+    """The reason why the memory to be patched cannot be written to; "" if it can."""
     try:
         with open("/proc/self/maps") as file:
             lines = [line.split(maxsplit=2) for line in file]

@@ -25,11 +25,11 @@ class Kind(enum.Enum):
     """How the call of a function is treated."""
 
     LEAF = enum.auto()
-    """It is an operator."""
+    """The function is an operator."""
     COMPOSITE = enum.auto()
-    """It is written in Python: the operators that it calls are noticed."""
+    """The function is written in Python: the operators that it calls are noticed."""
     IGNORED = enum.auto()
-    """It is no operator, and calls none."""
+    """The function is no operator, and calls none."""
 
 
 VIEW_PROPERTIES = ("T", "mT", "H", "mH", "real", "imag")

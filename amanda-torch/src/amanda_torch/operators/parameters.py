@@ -114,7 +114,7 @@ def _from_signature(function: Any, *, skip: int = 0) -> tuple[Parameter, ...]:
 
 _T = TypeVar("_T")
 _OF_CLASSES: weakref.WeakKeyDictionary[type, dict[Any, Any]] = weakref.WeakKeyDictionary()
-"""What is known of classes, the ``autograd.Function``s, as long as the program holds them."""
+"""The parameters of ``autograd.Function`` classes, as long as the program holds these."""
 
 
 def _kept(function: Callable[..., _T]) -> Callable[..., _T]:

@@ -38,13 +38,13 @@ _OWNERS = (
     nn.functional,
     nn.init,
 )
-"""Where functions are kept that report themselves to modes."""
+"""The namespaces of functions that report themselves to modes."""
 
 _VANILLA: Sequence[tuple[Any, Mapping[str, Any]]] = [
     (owner, dict(vars(owner))) for owner in _OWNERS if hasattr(owner, "__dict__")
 ]
-"""What was there when this module was imported. Methods in C that a program has replaced before are
-found in the base class of ``torch.Tensor``."""
+"""Their attributes when this module was imported. Methods in C that a program has replaced before
+are found in the base class of ``torch.Tensor``."""
 
 
 class _Place(NamedTuple):

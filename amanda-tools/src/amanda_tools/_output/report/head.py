@@ -12,7 +12,7 @@ from amanda_tools._output.report.model_tree import ModelView
 from amanda_tools._output.units import format_short
 
 _WELL = "normally"
-"""What a run says of a program that has ended without an error."""
+"""The note of a run whose program has ended without an error."""
 
 _LEAST_SHARE = 0.01
 """Percentages below it are told as such."""

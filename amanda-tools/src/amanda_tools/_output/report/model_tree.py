@@ -34,7 +34,7 @@ _MOST_CHILDREN = 150
 """A node with more children gets a level between: a browser lays out small groups quickly."""
 
 _FEW_OPS = 12
-"""So many operators in a row stay as they are among many children."""
+"""Operators in a row that are not folded among many children."""
 
 _FEW_TYPES = 3
 """A module of operators of at most so many types is told by them."""
@@ -43,8 +43,8 @@ _DIGITS = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"[0-9]+$")
 
 _AROUND = "around"
-"""What operators are that no way from a module leads to: without phases known, those that make
-weights and inputs, and those that update weights."""
+"""The part of the page for operators that no path from a module leads to: without phases known,
+those that make weights and inputs, and those that update weights."""
 
 _OTHER = {
     "setup": "setup: building and initialising",

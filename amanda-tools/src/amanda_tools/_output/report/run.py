@@ -24,7 +24,7 @@ _COMMON = frozenset({"tool", "schema", "namespaces", "summary", "ops"})
 """Keys of a result in the common form, which have their own places on the page."""
 
 _SAID_TWICE = frozenset({"name", "direction"})
-"""What type, id and phase of an operator say as well."""
+"""Columns that repeat the type, id or phase of an operator."""
 
 _FEW = 6
 """A list with at most so many plain values is shown as a figure, not as a table."""

@@ -26,7 +26,7 @@ _OWN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 """The classes whose tensors hold their numbers, and compute as PyTorch does."""
 
 _PACKED = torch.float4_e2m1fn_x2
-"""Its elements are two numbers each, which no kernel reads."""
+"""Dtypes whose elements are two numbers each, which no kernel reads."""
 
 _transform = _internals.transform_check()
 _is_old_batch = _internals.old_batch_check()
