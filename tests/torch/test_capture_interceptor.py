@@ -45,7 +45,8 @@ from amanda_torch.eager.interceptors import LOCAL
 from amanda_torch.plugin import TorchEagerDriver
 from tests import models
 from tests.benchmarks.watching import Watch
-from tests.torch.support import Counter, applied, fingerprint, interceptors, no_gc
+from tests.counting import no_collection
+from tests.torch.support import Counter, applied, fingerprint, interceptors
 from tests.torch.test_call_counts import profiled
 
 VARIABLE = TorchEagerDriver.interceptor_variable
@@ -1767,7 +1768,7 @@ def test_backward_operators_are_counted_as_by_the_mode_whatever_passes_run(
         _KEPT.clear()
         model, tool = Branches(), kind()
         # What the collector ends meanwhile, of other tests, may end what is known of passes.
-        with no_gc(), applied(tool):
+        with no_collection(), applied(tool):
             for run in (*[first] * 6, passes, first, passes, first):
                 model.zero_grad()
                 run(model, model(torch.ones(3, 4)))

@@ -18,6 +18,7 @@ from amanda.tools.graph_tracing import GraphTracingTool
 from amanda_torch.eager.interceptors import LOCAL
 from amanda_torch.plugin import TorchEagerDriver
 from tests import models
+from tests.counting import no_collection
 from tests.torch.support import (
     TRANSPARENT,
     Counter,
@@ -27,7 +28,6 @@ from tests.torch.support import (
     before,
     framework_state,
     interceptors,
-    no_gc,
 )
 
 
@@ -60,7 +60,7 @@ def test_activations_die_by_reference_counting(make: Callable[[], amanda.Tool]) 
     model = _network()
     died: list[weakref.ref[torch.Tensor]] = []
     kept = [module.register_forward_hook(_note(died)) for module in model]
-    with no_gc(), applied(make()):
+    with no_collection(), applied(make()):
         for _ in range(3):
             output = model(torch.rand(2, 3, 8, 8))
             loss = output.sum()
@@ -94,7 +94,7 @@ def test_activations_of_an_inference_die_on_the_way(make: Callable[[], amanda.To
             return y
 
     model = nn.Sequential(*[Layer(3, 3) for _ in range(5)])
-    with no_gc(), torch.no_grad():
+    with no_collection(), torch.no_grad():
         model(torch.rand(2, 3))
         vanilla = list(alive)
         with applied(make()):
@@ -109,7 +109,7 @@ def test_activations_of_an_inference_die_on_the_way(make: Callable[[], amanda.To
 def test_a_graph_without_backward_dies(make: Callable[[], amanda.Tool]) -> None:
     """A graph whose backward pass never runs is freed by reference counting too."""
     model = _network()
-    with no_gc(), applied(make()):
+    with no_collection(), applied(make()):
         output = model(torch.rand(2, 3, 8, 8))
         died = weakref.ref(output)
         del output
@@ -120,7 +120,7 @@ def test_a_graph_without_backward_dies(make: Callable[[], amanda.Tool]) -> None:
 def test_a_graph_that_outlives_the_scope_dies(make: Callable[[], amanda.Tool]) -> None:
     """A graph built in a scope and run after it is vanilla there, and dies as it should."""
     model = _network()
-    with no_gc():
+    with no_collection():
         with applied(make()):
             output = model(torch.rand(2, 3, 8, 8))
         output.sum().backward()
@@ -203,7 +203,7 @@ def test_routines_get_no_stale_context() -> None:
         kept.append(context)
         died.extend(weakref.ref(t) for t in context.get_inputs())
 
-    with no_gc(), applied(On(relu=keep)):
+    with no_collection(), applied(On(relu=keep)):
         torch.relu(torch.rand(3))
         assert [ref() for ref in died] == [None]
     assert kept[0].get_op().__name__ == "relu"
@@ -394,7 +394,7 @@ def test_records_of_a_model_that_is_gone() -> None:
     the model is there, its routines run."""
     tool = Doubling()
     x = torch.ones(2, requires_grad=True)
-    with no_gc(), applied(tool) as scope:
+    with no_collection(), applied(tool) as scope:
         for _ in range(20):
             model = nn.Sequential(nn.ReLU(), nn.Tanh())
             loss = model(x)
@@ -410,7 +410,7 @@ def test_records_of_a_model_that_is_gone() -> None:
 def test_records_of_models_without_a_backward_pass() -> None:
     """A scope keeps no actions of a model that is gone, also if no iteration has ended."""
     tool = Doubling()
-    with no_gc(), applied(tool):
+    with no_collection(), applied(tool):
         for _ in range(3):
             nn.Sequential(nn.ReLU())(torch.ones(2))
             assert [factor() for factor in tool.factors] == [None] * len(tool.factors)
@@ -432,7 +432,7 @@ def test_records_of_a_model_that_another_thread_has_run() -> None:
 
 def test_what_threads_know_of_models_that_are_gone_is_forgotten() -> None:
     """A thread that makes many models in one scope keeps nothing of those that are gone."""
-    with no_gc(), applied(Doubling()):
+    with no_collection(), applied(Doubling()):
         claimer = LOCAL.interceptor.executor.claimer  # type: ignore[union-attr]
         sizes = []
         for _ in range(4):

@@ -107,24 +107,12 @@ def node_data(name: str, rows: Rows, key: str) -> dict[str, Any]:
 def graph_def(rows: Rows, edges: Rows, graph_pb2: Any) -> Any:
     """Return forward operators and their edges as TensorBoard's message ``GraphDef``."""
     forward = [row for row in rows if row["direction"] == "forward"]
-    names: dict[str, str] = {}
-    taken: set[str] = set()
-    for row in forward:
-        parts = [*_groups(row), str(row["id"]).rpartition("/")[2]]
-        name = "/".join(_NO_NAME.sub("_", part) for part in parts)
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        names[row["id"]] = name
+    names = _node_names(forward)
     graph = graph_pb2.GraphDef()
     nodes = {}
     for row in forward:
         nodes[row["id"]] = node = graph.node.add(name=names[row["id"]], op=str(row["type"]))
-        for tensor in row.get("outputs") or ():
-            if isinstance(tensor, Mapping) and isinstance(tensor.get("shape"), (list, tuple)):
-                shape = node.attr["_output_shapes"].list.shape.add()
-                for size in tensor["shape"]:
-                    shape.dim.add(size=-1 if size is None else size)
+        _add_shapes(node, row.get("outputs") or ())
         for key, value in (row.get("attributes") or {}).items():
             node.attr[_NO_NAME.sub("_", str(key))].s = str(value).encode("utf-8", "replace")
     for edge in edges:
@@ -133,3 +121,26 @@ def graph_def(rows: Rows, edges: Rows, graph_pb2: Any) -> Any:
             nodes[edge["consumer"]].input.append(names[edge["producer"]] + output)
     graph.versions.producer = 22
     return graph
+
+
+def _node_names(rows: Rows) -> dict[str, str]:
+    """The names of nodes by operator id, no name twice."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for row in rows:
+        parts = [*_groups(row), str(row["id"]).rpartition("/")[2]]
+        name = "/".join(_NO_NAME.sub("_", part) for part in parts)
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        names[row["id"]] = name
+    return names
+
+
+def _add_shapes(node: Any, outputs: Iterable[Any]) -> None:
+    """Add the shapes of an operator's outputs to its node; an unknown size is -1."""
+    for tensor in outputs:
+        if isinstance(tensor, Mapping) and isinstance(tensor.get("shape"), (list, tuple)):
+            shape = node.attr["_output_shapes"].list.shape.add()
+            for size in tensor["shape"]:
+                shape.dim.add(size=-1 if size is None else size)

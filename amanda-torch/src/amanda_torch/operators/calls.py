@@ -356,21 +356,36 @@ def tensors_in(value: Any) -> list[Any]:
     """
     if isinstance(value, torch.Tensor):
         return [value]
-    return [leaf for leaf in leaves(value, _items) if isinstance(leaf, torch.Tensor)]
+    found = []
+    # Not nested.leaves(), which takes functions for each leaf: this runs at each call of an
+    # outermost module.
+    waiting = [iter(_items(value))]
+    # What is nested may lead back to what it is in, as a node of a graph does.
+    seen = {id(value): value}
+    while waiting:
+        for item in waiting[-1]:
+            # Most items are tensors.
+            if isinstance(item, torch.Tensor):
+                found.append(item)
+            elif item is not None and type(item) not in _internals.PLAIN and id(item) not in seen:
+                seen[id(item)] = item
+                waiting.append(iter(_items(item)))
+                break
+        else:
+            waiting.pop()
+    return found
 
 
-def _items(value: Any) -> Iterable[Any] | None:
-    """What a module may take its tensors from; None if it is no container."""
-    if type(value) in _internals.PLAIN or isinstance(value, torch.Tensor):
-        return None
+def _items(value: Any) -> Iterable[Any]:
+    """What a module may take its tensors from."""
     if isinstance(value, (list, tuple)):
         return value
-    # Most are dictionaries, of which an abstract class takes a microsecond to say so.
     if isinstance(value, (dict, Mapping)):
+        # Most are dictionaries, of which an abstract class takes a microsecond to say so.
         return value.values()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    return None
+    return ()
 
 
 def with_tensors(result: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
