@@ -304,6 +304,30 @@ def test_a_pass_that_begins_within_the_optimizer_has_weights() -> None:
         assert path.ops[END].weights is not None
 
 
+def test_an_optimizer_that_skips_parameters_numbers_its_operators_anew() -> None:
+    """What has an id in one step may have had another one in the step before."""
+    torch.manual_seed(13)
+    first, second = nn.Linear(6, 5), nn.Linear(5, 4)
+    parameters = [*second.parameters(), *first.parameters()]
+    optimizer = torch.optim.AdamW(parameters, 0.1, foreach=False)
+    tool, x = PathTool(), torch.rand(6)
+    with amanda.apply(tool):
+        for step in range(6):
+            optimizer.zero_grad()
+            (first(x) if step % 2 else second(first(x).relu())).square().sum().backward()
+            optimizer.step()
+    assert tool.paths
+
+
+def test_a_pass_that_ends_in_a_number_is_left_out() -> None:
+    """The output that was found in the first pass may be anything in a later one."""
+    net, tool = nn.Softplus(), PathTool()
+    with amanda.apply(tool):
+        for shape in ((2, 3), (3,), (), (0,), (2, 0), (2, 3)):
+            net(torch.ones(shape))
+    assert len(tool.paths) == 2 + 1 + 2
+
+
 def test_watching_changes_nothing() -> None:
     torch.manual_seed(8)
     net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))

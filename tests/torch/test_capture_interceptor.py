@@ -7,6 +7,7 @@ import copy
 import functools
 import gc
 import os
+import pickle
 import random
 import sys
 import threading
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch._dynamo import convert_frame
+from torch._dynamo import convert_frame, mark_static_address
 from torch._subclasses import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
@@ -411,6 +412,33 @@ def test_a_module_stays_as_it_is_and_is_not_kept_alive() -> None:
         gc.collect()
         assert [reference() for reference in left] == [None] * len(left)
         assert len(_CAPTURED[False]) == known - 1
+
+
+def test_tensors_of_a_captured_module_get_no_attributes() -> None:
+    """Copies and pickles of the module are those of one that was never captured."""
+    net = Net().eval()
+    tensors = [*net.parameters(), *net.buffers()]
+    vars(tensors[0])["own"] = "the program's"
+    before = pickle.dumps(net.state_dict(keep_vars=True))
+    with applied(Counter()) as scope:
+        for _ in range(CALLS):
+            infer(net, X[0])
+        assert [vars(tensor) for tensor in tensors[1:]] == [{}] * (len(tensors) - 1)
+        assert vars(tensors[0]) == {"own": "the program's"}
+        assert pickle.dumps(net.state_dict(keep_vars=True)) == before
+    assert scope.statistics.modules == {"Net": "captured"}
+
+
+def test_marks_of_the_program_on_tensors_stay() -> None:
+    """Dynamo marks tensors as static, as a program may by ``mark_static_address``."""
+    net = Net()
+    weight = next(net.parameters())
+    mark_static_address(weight)
+    before = vars(weight).copy()
+    with applied(Counter()):
+        for _ in range(CALLS):
+            infer(net, X[0])
+    assert vars(weight) == before != {}
 
 
 def test_what_was_captured_is_gone_with_its_module() -> None:

@@ -101,6 +101,32 @@ def test_what_is_made_in_inference_mode_can_be_trained(make: Maker) -> None:
     assert all(value.grad is not None for value in tool.parameters())
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PruneTool(sparsity=0.5),
+        lambda: PruneTool(method="nm"),
+        lambda: PruneTool(method="attention"),
+        lambda: QuantizeTool(),
+        lambda: QuantizeTool(method="dynamic"),
+        lambda: InjectTool(target="weights"),
+    ],
+    ids=["magnitude", "nm", "attention", "static", "dynamic", "inject"],
+)
+def test_constants_made_in_inference_mode_serve_in_training(make: Maker) -> None:
+    """A mask or a scale that an evaluation has made does not end the training after it."""
+    net = Net()
+    found = []
+    with amanda.apply(make()):
+        with torch.inference_mode():
+            net(X)
+        for x in (X, -X):
+            net.zero_grad()
+            net(x).square().sum().backward()
+            found.append([p.grad for p in net.parameters()])
+    assert all(gradient is not None for step in found for gradient in step)
+
+
 def test_pruned_weights_are_quantized_and_stay_pruned() -> None:
     """Two tools on the same weights, in the order of apply: rounding keeps zeros."""
     net, tool = Net(), PruneTool(method="nm")

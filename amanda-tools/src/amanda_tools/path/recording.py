@@ -180,6 +180,11 @@ class RecordedExecution:
         """Return the positions of outputs of real numbers."""
         return [i for i, array in enumerate(self.outputs) if is_real(array)]
 
+    def gives_entries(self) -> bool:
+        """True if an output has an entry along its last axis, and so something to begin at."""
+        real = [self.outputs[i] for i in self.real_outputs()]
+        return any(array is not None and array.ndim > 0 and array.shape[-1] > 0 for array in real)
+
     def gives_rows(self) -> bool:
         """True if an output can be scores of classes, for each input of a batch."""
         real = [self.outputs[i] for i in self.real_outputs()]
@@ -276,13 +281,16 @@ class PassRecorder(Tool):
         if is_parameter and source is not None and not source.op.is_in_module:
             source = None  # the source has written a parameter: an optimizer, or an initializer
         if source is None or link is None or link.position >= len(source.outputs):
-            execution.inputs.append(None if tensor is None else _array(tensor))
-            execution.sources.append(None)
-            execution.is_data.append(execution.is_fed(position))
+            _feed(execution, None if tensor is None else _array(tensor))
             return
         made = source.outputs[link.position]
         if execution.op.is_eager and made is not None:
             now = _array(tensor)
+            if now is not None and now.shape != made.shape:
+                # An earlier pass has made it, in which another operator had this id: an optimizer
+                # that skips a parameter numbers the operators of the others anew.
+                _feed(execution, now)
+                return
             if not _are_same(made, now):
                 made = now
                 execution.written.append(position)
@@ -308,6 +316,13 @@ class PassRecorder(Tool):
         # Routines in graphs get other tensors at each run.
         known = op.about.id in self._graph
         return self._graph.op(op.about.id).inputs if known else [None] * len(tensors)
+
+
+def _feed(execution: RecordedExecution, array: Array | None) -> None:
+    """Note an input that no operator of the pass has made."""
+    execution.inputs.append(array)
+    execution.sources.append(None)
+    execution.is_data.append(execution.is_fed(len(execution.inputs) - 1))
 
 
 def _may_be_variable(graph: Graph, link: TracedTensor) -> bool:

@@ -184,6 +184,8 @@ class PathTool(PrintingTool[PathOptions]):
         wanted = self.options.output or self._start
         if wanted in run.executions:
             found = run.executions[wanted]
+            if not self.options.output and not found.gives_entries():
+                return None  # a later pass may run the operator on a number
             return found if found.real_outputs() else None
         if self._start and not self.options.output:
             return None

@@ -273,8 +273,16 @@ def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if two tensors have equal layouts and are equal bit by bit."""
     if (a.shape, a.dtype, a.stride()) != (b.shape, b.dtype, b.stride()):
         return False
-    flat = (tensor.detach().reshape(-1).view(torch.uint8) for tensor in (a, b))
-    return torch.equal(*flat)
+    return torch.equal(_bytes_of(a), _bytes_of(b))
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements' bytes, in a row."""
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:
+        # view() takes bytes of neighbours only; a single element is contiguous with any stride.
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

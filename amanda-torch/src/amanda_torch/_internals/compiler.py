@@ -133,6 +133,7 @@ def frame_converter(
                 stack.enter_context(_told_not_compiled())
                 stack.enter_context(_fakes_uncached())
                 stack.enter_context(_generators_untouched())
+                stack.enter_context(_tensors_unmarked())
                 stack.enter_context(_errors_unlogged())
                 # Dynamo looks at `grad` of the inputs, for one, of which PyTorch warns.
                 stack.enter_context(warnings.catch_warnings(action="ignore"))
@@ -275,6 +276,36 @@ def _generators_untouched() -> Iterator[None]:
             for name, answer in (("get_rng_state", _NO_STATE), ("set_rng_state", None)):
                 stack.enter_context(_answered(module, name, answer))
         yield
+
+
+_STATIC = "_dynamo_static_input_type"
+
+
+@contextmanager
+def _tensors_unmarked() -> Iterator[None]:
+    """Parameters and buffers lose the marks that Dynamo sets on them; to be used with its lock.
+
+    It marks them as static, for the compilers of CUDA graphs, by an attribute that copies and
+    pickles of the module would hold as well (2.13). Those that the program has set stay.
+    """
+    decorators: Any = sys.modules["torch._dynamo.decorators"]
+    vanilla = decorators.mark_static_address
+    thread, marked = threading.get_ident(), list[torch.Tensor]()
+
+    @functools.wraps(vanilla)
+    def marking(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and not hasattr(tensor, _STATIC):
+            marked.append(tensor)
+        return vanilla(tensor, *args, **kwargs)
+
+    decorators.mark_static_address = marking
+    try:
+        yield
+    finally:
+        if decorators.mark_static_address is marking:
+            decorators.mark_static_address = vanilla
+        for tensor in marked:
+            vars(tensor).pop(_STATIC, None)
 
 
 @contextmanager

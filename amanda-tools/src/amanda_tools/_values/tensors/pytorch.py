@@ -256,8 +256,9 @@ class TorchArithmetic(Arithmetic):
     # -- constants and variables ------------------------------------------
 
     def constant(self, array: Array, like: Any) -> Any:
-        # Tensors made within a transform are wrapped, and of no use after it.
-        with _outside():
+        # Tensors made within a transform are wrapped, and of no use after it; those made in
+        # inference mode cannot be multiplied by what is trained.
+        with torch.inference_mode(False), _outside():
             return torch.tensor(array, dtype=like.dtype, device=like.device)
 
     def cast_like(self, constant: Any, like: Any) -> Any:
