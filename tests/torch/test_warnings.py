@@ -52,6 +52,8 @@ _WARNING: dict[str, Callable[[], Any]] = {
     "an index": lambda: torch.ones(2)[torch.tensor([1, 0], dtype=torch.uint8)],
     "a loss": lambda: functional.mse_loss(torch.ones(2, 1), torch.ones(2)),
     "a dimension": lambda: functional.softmax(X),
+    "an initializer": lambda: nn.init.kaiming_uniform_(torch.empty(0, 3)),
+    "an initializer of a module": lambda: nn.Linear(3, 0),
     "a module": lambda: _Warning()(torch.ones(2)),
     "a backward pass": lambda: (X * 2).sum().backward(create_graph=True),
     "a hook": _hooked,

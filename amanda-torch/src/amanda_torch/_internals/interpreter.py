@@ -71,18 +71,22 @@ _OF_PYTHON = frozenset({types.FunctionType, functools.partial, type})
 """Types of functions that warn in frames of their own."""
 
 
-def call_in_place(func: Any, args: Any, kwargs: Any) -> Any:
+def call_in_place(func: Any, args: Any, kwargs: Any, frame: Any = None) -> Any:
     """``func(*args, **kwargs)`` in the place of the program's line that has led here.
 
     Warnings of C++ are shown at the line of the innermost Python frame, filtered by its module, and
     once for each such line. That is to be the program's line and not one of ours, so the call is
     made by code that has its file, its line and its globals.
+
+    Args:
+        frame: where that line is; searched for if None.
     """
     if type(func) in _OF_PYTHON:
         return func(*args, **kwargs)
-    frame: Any = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_OURS) and frame.f_back is not None:
-        frame = frame.f_back
+    if frame is None:
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(_OURS) and frame.f_back is not None:
+            frame = frame.f_back
     place = frame.f_code.co_filename, frame.f_lineno
     code = _PLACES.get(place)
     if code is None:

@@ -386,7 +386,14 @@ class Interceptor(Tracker, TorchFunctionMode):
         """Run a function written in Python; the operators that it calls are noticed."""
         _internals.push_mode(self)
         try:
-            return _internals.call_composite(func, types, args, kwargs)
+            # Not at our line, for it may warn of its caller. That has called it before; it has
+            # called the handler then, which has called the mode.
+            return _internals.call_in_place(
+                _internals.call_composite,
+                (func, types, args, kwargs),
+                {},
+                _internals.caller_frame(3).f_back.f_back,
+            )
         finally:
             _internals.pop_mode()
 
