@@ -66,7 +66,8 @@ class SessionRun:
         """This run with other values, in the order of its feeds."""
         given = list(values)
         feeds = [(tensor, value) for (tensor, _), value in zip(self.feeds, given, strict=True)]
-        feeds += [(tensor, given[index]) for tensor, index in self.further]
+        if self.further:
+            feeds += [(tensor, given[index]) for tensor, index in self.further]
         return SessionRun(feeds, self.fetches, self.targets)
 
     def roots(self) -> list[Any]:
