@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,16 @@ def test_results_have_the_permissions_of_other_files(tmp_path: Path) -> None:
     plain.touch()
     write_json(path, {})
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_data_that_holds_itself_is_written(tmp_path: Path) -> None:
+    """There is an ellipsis where it would begin anew; what is held twice is there twice."""
+    row: dict[str, Any] = {"ops": [1]}
+    data: dict[str, Any] = {"first": row, "second": row}
+    data["self"] = [data]
+    write_json(tmp_path / "a.json", data)
+    expected = {"first": {"ops": [1]}, "second": {"ops": [1]}, "self": ["..."]}
+    assert read_json(tmp_path / "a.json") == expected
 
 
 def test_lone_surrogates_survive(tmp_path: Path) -> None:

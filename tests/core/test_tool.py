@@ -134,6 +134,20 @@ def test_an_inline_routine_of_what_cannot_be_called(make: Any, argument: str) ->
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: amanda.inline.ShapeSum(len, 0), "a Counter or None as total"),  # type: ignore[arg-type]
+        (lambda: amanda.inline.ShapeSum(len, of=len), "a ShapeSum or None as of"),  # type: ignore[arg-type]
+        (lambda: amanda.inline.Timer([]), "a Log or None as log"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_inline_routine_that_adds_to_something_else(make: Any, argument: str) -> None:
+    """It is a TypeError where it is made, and not at an operator."""
+    with pytest.raises(TypeError, match=rf"\(\) needs {argument}, got "):
+        make()
+
+
 @pytest.mark.parametrize("item", [None, 1.5, (1,)])
 @pytest.mark.parametrize("method", ["get_value", "get_variable", "get_value_key", "get_value_view"])
 def test_a_position_that_is_none(method: str, item: Any) -> None:

@@ -111,13 +111,22 @@ def _put_in_place(partial: Path, path: Path) -> Iterator[None]:
         raise
 
 
-def plain_data(value: Any) -> Any:
+def plain_data(value: Any, around: tuple[Any, ...] = ()) -> Any:
     """Convert a value to types that JSON has: containers to dictionaries and lists, and infinities,
-    NaN and whatever else there is to text."""
-    if isinstance(value, Mapping):
-        return {str(key): plain_data(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain_data(item) for item in value]
+    NaN and whatever else there is to text.
+
+    Args:
+        value: what is written.
+        around: the containers that it is in. For one that holds itself there is an ellipsis.
+    """
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        for one in around:
+            if one is value:
+                return "..."
+        around = (*around, value)
+        if isinstance(value, Mapping):
+            return {str(key): plain_data(item, around) for key, item in value.items()}
+        return [plain_data(item, around) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, (str, int, float)) else str(value)

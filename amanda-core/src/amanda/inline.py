@@ -107,6 +107,9 @@ class Timer:
         log: where each execution is noted, beside the sums; None for none.
         number: names this timer in the log.
 
+    Raises:
+        TypeError: `log` is no :class:`Log`.
+
     Attributes:
         executions: how often :attr:`stop` was reached after :attr:`start`. An operator that raises
             is not counted.
@@ -116,6 +119,8 @@ class Timer:
     __slots__ = ("__weakref__", "_started", "executions", "log", "nanoseconds", "number")
 
     def __init__(self, log: Log | None = None, number: int = 0) -> None:
+        if log is not None and not isinstance(log, Log):
+            raise TypeError(f"Timer() needs a Log or None as log, got {log!r}")
         self.log = log
         self.number = number
         self.executions = 0
@@ -332,6 +337,9 @@ class ShapeSum:
         of: a sum on whose last shapes the number depends, too, as that of a backward operator on
             those of its forward operator; None for none.
 
+    Raises:
+        TypeError: `weigh` cannot be called, or `total` or `of` is nothing of its kind.
+
     Attributes:
         executions: the executions so far.
         amount: the numbers of all of them.
@@ -354,6 +362,11 @@ class ShapeSum:
         of: ShapeSum | None = None,
     ) -> None:
         _check_callable("ShapeSum()", weigh=weigh)
+        # No function for each: tools make a sum for each operator.
+        if total is not None and not isinstance(total, Counter):
+            raise TypeError(f"ShapeSum() needs a Counter or None as total, got {total!r}")
+        if of is not None and not isinstance(of, ShapeSum):
+            raise TypeError(f"ShapeSum() needs a ShapeSum or None as of, got {of!r}")
         self.weigh = weigh
         self.total = total
         self.shapes_of = shapes_of

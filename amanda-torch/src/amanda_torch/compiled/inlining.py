@@ -158,10 +158,10 @@ class CompiledCode:
             if node.target is _internals.observing_operator():
                 graph.graph.erase_node(node)
         graph.recompile()
+        state = torch.get_rng_state()
         try:
-            copies = (x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)
-            with torch.random.fork_rng(devices=[]):
-                _internals.without_gradients(graph, *copies)
+            copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+            _internals.without_gradients(graph, *copies)
         except Exception as found:
             # One without notes is the program's own.
             for text in notes_of(found):
@@ -171,6 +171,8 @@ class CompiledCode:
                 f"amanda: raised by code that {self._compiler} made with "
                 f"{', '.join(sorted(self._routines))}, and not operator by operator"
             )
+        finally:
+            torch.set_rng_state(state)
 
 
 def notes_of(error: BaseException) -> list[str]:
