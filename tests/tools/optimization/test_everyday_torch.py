@@ -127,6 +127,32 @@ def test_constants_made_in_inference_mode_serve_in_training(make: Maker) -> None
     assert all(gradient is not None for step in found for gradient in step)
 
 
+@pytest.mark.parametrize("given", [Net(), 3, None], ids=["the model", "a number", "nothing"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda prune, quantize, run: prune.bake(run),
+        lambda prune, quantize, run: prune.dense_weights(run),
+        lambda prune, quantize, run: quantize.integer_weights(run),
+        lambda prune, quantize, run: quantize.sensitivity(run),
+        lambda prune, quantize, run: InjectTool().campaign(run, 2),
+    ],
+    ids=["bake", "dense weights", "integers", "sensitivity", "campaign"],
+)
+def test_what_runs_the_model_takes_no_arguments(call: Callable[..., Any], given: Any) -> None:
+    """The model in the place of a function that runs it is an error that says what is wanted."""
+    prune, quantize = PruneTool(method="nm"), QuantizeTool(method="dynamic")
+    net = Net()
+    with amanda.apply(prune):
+        net(X)
+    with amanda.apply(quantize):
+        net(X)
+    with pytest.raises(TypeError) as caught:
+        call(prune, quantize, given)
+    said = [str(caught.value), *getattr(caught.value, "__notes__", ())]
+    assert any("a function without arguments that runs the model" in line for line in said)
+
+
 def test_pruned_weights_are_quantized_and_stay_pruned() -> None:
     """Two tools on the same weights, in the order of apply: rounding keeps zeros."""
     net, tool = Net(), PruneTool(method="nm")

@@ -23,6 +23,7 @@ from amanda.errors import AmandaError
 from amanda.interface.calls import Variable
 from amanda.references import Reference
 from amanda.tools.mapping import MappingTool
+from amanda_tools._operators.running import run_model
 from amanda_tools._values.shapes import Shape, shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 
@@ -194,7 +195,7 @@ class WeightsOfRun:
         collector.depends_on(MappingTool.standard())
         collector.add_inst_for_op(self._collect)
         with amanda.apply(collector):
-            run()
+            run_model(run)
 
     def _collect(self, context: OpContext) -> None:
         op_id = context.get_op_id()

@@ -22,6 +22,7 @@ import amanda
 from amanda.errors import FileError
 from amanda.files import parse_json, plain_data, read_text, replaced
 from amanda.results import Table
+from amanda_tools._operators.running import run_model
 from amanda_tools._values.tensors import Array, arithmetic_of
 
 OUTCOMES = ("masked", "tolerable", "wrong", "not_finite", "error")
@@ -113,7 +114,7 @@ def run_once(run: Callable[[], Any]) -> Any:
     """Run the program; return its output with NumPy arrays in place of tensors."""
     # Ids of operators outside of modules are counted from here.
     amanda.new_iteration()
-    return _copied(run())
+    return _copied(run_model(run))
 
 
 def _copied(output: Any) -> Any:

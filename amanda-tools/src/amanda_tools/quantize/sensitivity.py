@@ -13,6 +13,7 @@ import amanda
 from amanda import OpContext
 from amanda.results import Table
 from amanda.tools.mapping import MappingTool
+from amanda_tools._operators.running import run_model
 from amanda_tools._values.tensors import arithmetic_of
 from amanda_tools.quantize.quantizers import Quantizer
 
@@ -103,7 +104,7 @@ def measure_noise(
     """
     measure = MeasuringTool(quantizers)
     with amanda.apply(measure):
-        output = run()
+        output = run_model(run)
     return output, measure.ratios()
 
 

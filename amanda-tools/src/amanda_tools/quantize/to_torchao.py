@@ -19,6 +19,7 @@ import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
 from amanda.tools.description import OpDescription, describe
+from amanda_tools._operators.running import run_model
 from amanda_tools.quantize.files import Quantizers, check_ready, grid_of, to_integers
 from amanda_tools.quantize.numbers import FLOATS
 from amanda_tools.quantize.quantizers import Quantizer
@@ -126,7 +127,7 @@ def _uses(run: Callable[[], Any]) -> list[ParameterUse]:
     collector = amanda.Tool()
     collector.add_inst_for_op(collect)
     with amanda.apply(collector):
-        run()
+        run_model(run)
     return found
 
 

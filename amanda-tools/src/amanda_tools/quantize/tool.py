@@ -18,6 +18,7 @@ from amanda.results import Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._operators.running import run_model
 from amanda_tools._operators.targets import Targets
 from amanda_tools._operators.weights import Untreatable, Weight, data_index, weight_of
 from amanda_tools._values.tensors import Array, arithmetic_of
@@ -255,7 +256,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
             for _ in range(self.options.calibration):
                 # Code outside of modules has no iterations of its own.
                 amanda.new_iteration()
-                run()
+                run_model(run)
         if not self.quantizers:
             types = ", ".join(self.options.ops)
             raise AmandaError(f"quantize: run() meets no op of the types {types}")
@@ -270,7 +271,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         self._focus(op_id)
         try:
             with amanda.apply(self):
-                return float(metric(run()))
+                return float(metric(run_model(run)))
         finally:
             self._focus(None)
 
