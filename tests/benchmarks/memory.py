@@ -55,7 +55,10 @@ class Usage:
         """Measure, after a full garbage collection."""
         gc.collect()
         # Subclasses, such as the fake tensors of PyTorch's tracers, hold no memory of their own.
-        tensors = [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter)]
+        # Nor do tensors of functorch's transforms, which Dynamo's graphs may keep.
+        is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001
+        kinds = torch.Tensor, nn.Parameter
+        tensors = [o for o in gc.get_objects() if type(o) in kinds and not is_wrapped(o)]
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return cls(

@@ -47,7 +47,7 @@ from amanda_torch.plugin import TorchEagerDriver
 from tests import models
 from tests.benchmarks.watching import Watch
 from tests.counting import no_collection
-from tests.torch.support import Counter, applied, fingerprint, interceptors
+from tests.torch.support import Counter, ForwardCounter, applied, fingerprint, interceptors
 from tests.torch.test_call_counts import profiled
 
 VARIABLE = TorchEagerDriver.interceptor_variable
@@ -412,6 +412,30 @@ def test_a_module_stays_as_it_is_and_is_not_kept_alive() -> None:
         gc.collect()
         assert [reference() for reference in left] == [None] * len(left)
         assert len(_CAPTURED[False]) == known - 1
+
+
+class _Unflattens(nn.Module):
+    """Calls a method that is written in Python, and calls the builtin of the same name."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = x.unflatten(1, (-1, 2)).flatten(1)
+        return x
+
+
+def test_operators_are_seen_after_a_look_at_the_graph() -> None:
+    """What runs without tools while a module is captured does not hide operators for good."""
+    counter, net, x = ForwardCounter(), _Unflattens(), torch.ones(2, 4)
+    with applied(counter):
+        for _ in range(CALLS):
+            net(x)
+        counter.ids.clear()
+        for _ in range(2):
+            torch.ones(4).unflatten(0, (2, 2))
+            torch.ones(2, 4).unflatten(1, (2, 2))
+    assert [op_id.partition(":")[0] for op_id in counter.ids if "unflatten" in op_id] == [
+        "/unflatten"
+    ] * 4
 
 
 def test_tensors_of_a_captured_module_get_no_attributes() -> None:

@@ -389,7 +389,12 @@ report(const Invocation *call, PyObject *mode)
     if (reported > 0 && result != NULL && result != Py_NotImplemented) {
         note_signature(call);
     }
-    site->unreported = is_silent ? site->unreported + 1 : 0;
+    if (reported > 0) {
+        site->unreported = HEARD;
+    }
+    else if (site->unreported != HEARD) {
+        site->unreported = is_silent ? site->unreported + 1 : 0;
+    }
     if (thread.mode == mode) {
         /* Python has popped it and pushed it again (torch.overrides.handle_torch_function). */
         Py_CLEAR(thread.mode);

@@ -24,7 +24,7 @@ typedef struct {
     int flags;
     void *original;     /* what stood there */
     PyObject *operator; /* what PyTorch reports to a mode; NULL as long as it is not known */
-    int unreported;     /* calls in a row that PyTorch has reported nothing of */
+    int unreported;     /* calls in a row that PyTorch has reported nothing of, or HEARD */
     int reports_first;  /* it is reported before PyTorch looks at its arguments */
     PyObject *owner;    /* the descriptor or function; keeps the place alive */
     void *closure;      /* of a getter */
@@ -34,8 +34,10 @@ typedef struct {
     unsigned fitting_count;
 } Site;
 
-/* Calls without a report after which a builtin is taken to be none that reports itself. */
+/* Calls without a report after which a builtin is taken to be none that reports itself. One that has
+   been reported is not: a program may turn reports off for a while, as PyTorch's tracers do. */
 #define SILENT 3
+#define HEARD (-1)
 
 /* One call of what a site stands for. */
 typedef struct {

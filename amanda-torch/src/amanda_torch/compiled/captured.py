@@ -123,9 +123,11 @@ class CapturedGraph:
             return self._vanilla(*inputs)
         if interceptor.stale and not interceptor.refresh():
             return self._vanilla(*inputs)
+        base = interceptor.frame
         roots: list[Any] | None = None
+        bindings = base.captured.get(self, ())
         if is_alone:
-            for binding in interceptor.frame.captured.get(self, ()):
+            for binding in bindings:
                 if not binding.is_told_by(inputs):
                     if roots is None:
                         roots = self._roots()
@@ -138,19 +140,6 @@ class CapturedGraph:
                     return result
         if roots is None:
             roots = self._roots()
-        return self._run_unbound(interceptor, inputs, roots, is_alone)
-
-    def _run_unbound(
-        self, interceptor: Interceptor, inputs: Sequence[Any], roots: list[Any], is_alone: bool
-    ) -> Any:
-        """Run the graph where no binding holds, and make one for later runs if that is possible.
-
-        Args:
-            roots: see :meth:`_roots`.
-            is_alone: the answer of :meth:`Interceptor.is_alone`.
-        """
-        base = interceptor.frame
-        bindings = base.captured.get(self, ())
         modules = self._code.places.find(roots)
         # Dynamo passes symbolic sizes as numbers.
         is_static = self._is_static and all(isinstance(each, torch.Tensor) for each in inputs)

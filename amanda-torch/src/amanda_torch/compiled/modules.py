@@ -369,6 +369,7 @@ class CapturedModule:
         forget = _internals.forget_captured
         self._module = weakref.ref(module, lambda _: forget(code))
         self._expected: Operators = ()
+        self._class: type[Interceptor] = Interceptor
         convert = _internals.frame_converter(self._backend, eager=True, refuse=_refuse_tensor)
         self._convert = convert
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
@@ -418,7 +419,7 @@ class CapturedModule:
             return _internals.not_captured(recursive=True)
         expected = self.seen.pop(form, None)
         if expected is not None:
-            self.within = _attempts_in(interceptor)
+            self.within, self._class = _attempts_in(interceptor), type(interceptor)
             found = self._attempt(frame, args, expected, _kind(module, form, expected))
             if found is not None:
                 self.seen[form] = expected
@@ -480,7 +481,7 @@ class CapturedModule:
         if any(code.co_name == "__torch_function__" for code in self._codes):
             # Dynamo does what it does without the nodes of autograd that PyTorch adds.
             raise NotCapturableError(_USES_OTHER_TENSORS)
-        return ModuleGraph(graph, inputs, module, self._expected)
+        return ModuleGraph(graph, inputs, module, self._expected, self._class)
 
 
 def _attempts_in(interceptor: Interceptor) -> Attempts:
@@ -609,15 +610,23 @@ class ModuleGraph(CapturedGraph):
     Args:
         module: it.
         expected: the operators of that call.
+        interceptor_class: that of the scope's interceptors. The gate takes builtins to report
+            nothing that it is not told of.
 
     Raises:
         NotCapturableError: the graph is not sure to do the same.
     """
 
     def __init__(
-        self, graph: fx.GraphModule, inputs: Sequence[Any], module: nn.Module, expected: Operators
+        self,
+        graph: fx.GraphModule,
+        inputs: Sequence[Any],
+        module: nn.Module,
+        expected: Operators,
+        interceptor_class: type[Interceptor],
     ) -> None:
         super().__init__(graph, inputs, _no_context)
+        self._class = interceptor_class
         # They are for compilers, which are not asked.
         self._inputs, self._context = (), None
         if self._code.places.only_root("L", _MODULE):
@@ -640,7 +649,7 @@ class ModuleGraph(CapturedGraph):
 
     def _operators(self, module: nn.Module, inputs: Sequence[Any]) -> Operators:
         """The operators that an interceptor will notice, found with tensors without values."""
-        interceptor = Interceptor(NoTools(), Labels())  # type: ignore[arg-type]
+        interceptor = self._class(NoTools(), Labels())  # type: ignore[arg-type]
         interceptor.stale = False
         variables = types.SimpleNamespace(f_locals={_MODULE: module}, f_globals={})
         modules = self._code.places.find(self._code.places.roots(variables))  # type: ignore[arg-type]
