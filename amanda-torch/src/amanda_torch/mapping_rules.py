@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from amanda.memo import Memo
 from amanda.tools.contraction import weight_layout
 from amanda_torch.attribute_rules import RULES
 
@@ -118,9 +119,7 @@ def _describe(context: OpContext) -> None:
     name = context.get_op().__name__
     keys = _KEYS.get(name)
     if keys is None:
-        keys = _keys_of(canonical(name))
-        if len(_KEYS) < _MOST_KEYS:
-            _KEYS[name] = keys
+        keys = _KEYS[name] = _keys_of(canonical(name))
     weight = keys.get("weight_index")
     if weight is not None and weight >= len(context.get_input_names()):
         # ``torch.ops.quantized.linear`` (2.13): an object that is no tensor holds the weight.
@@ -142,11 +141,9 @@ def _value(context: OpContext, index: int) -> Any:
     return context.get_value(index) if index < len(context.get_input_names()) else None
 
 
-_KEYS: dict[str, Mapping[str, Any]] = {}
-"""By the operator's name the keys that it alone says: they are set for each operator."""
-
-_MOST_KEYS = 1024
-"""Names that are kept; those of the program's own functions are among them."""
+_KEYS: Memo[str, Mapping[str, Any]] = Memo(1024)
+"""By the operator's name, which may be that of a function of the program, the keys that it alone
+says: they are set for each operator."""
 
 
 def _keys_of(op_type: str) -> Mapping[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
+from amanda.memo import Memo
+
 Phase = Literal["setup", "forward", "backward", "optimizer", "other"]
 """What an operator belongs to: to building and initialising models, to the computation of results
 and losses, to that of gradients, to the change of parameters, or to none of them: data, metrics."""
@@ -97,15 +99,12 @@ class OpTensors:
         self.outputs: Specs | None = None
 
 
-_KNOWN: dict[Any, TensorSpec] = {}
+_KNOWN: Memo[Any, TensorSpec] = Memo(4096)
 """Descriptions by shape, element type and device, where these are plain: most operators of a
 program share a few, and each would be an object for the garbage collector to visit."""
 
-_TOGETHER: dict[Specs, Specs] = {}
+_TOGETHER: Memo[Specs, Specs] = Memo(4096)
 """Likewise those of all inputs, or all outputs, of an operator."""
-
-_MOST = 4096
-"""Descriptions that are kept, of either kind."""
 
 
 def specs_of(tensors: Iterable[Any]) -> Specs:
@@ -126,16 +125,16 @@ def specs_of(tensors: Iterable[Any]) -> Specs:
     specs = tuple(found)
     together = _TOGETHER.get(specs)
     if together is None:
-        together = specs
-        if len(_TOGETHER) < _MOST and all(spec is None or spec.is_shared for spec in specs):
-            _TOGETHER[specs] = specs
+        if not all(spec is None or spec.is_shared for spec in specs):
+            return specs
+        together = _TOGETHER[specs] = specs
     return together
 
 
 def _new_spec(tensor: Any) -> TensorSpec:
     """The first description of a shape, element type and device."""
     spec, shape = TensorSpec(tensor), tensor.shape
-    if len(_KNOWN) < _MOST and _is_plain(shape):
+    if _is_plain(shape):
         spec.is_shared = True
         _KNOWN[shape, tensor.dtype, tensor.device] = spec
     return spec

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import amanda
+from amanda.memo import Memo
 
 _EVENTS = 1000
 """Calls and returns of functions until an operator has ended for certain."""
@@ -58,10 +59,8 @@ _OURS = tuple(
 )
 """The folders of amanda-core and of this package."""
 
-_MOST_PLACES = 4096
-"""Lines of the program whose code is kept."""
-
-_PLACES: dict[tuple[str, int], types.CodeType] = {}
+_PLACES: Memo[tuple[str, int], types.CodeType] = Memo(4096)
+"""By file and line of the program, the code that calls in their place."""
 
 
 _CALL = (lambda func, args, kwargs: func(*args, **kwargs)).__code__
@@ -98,8 +97,7 @@ def call_in_place(func: Any, args: Any, kwargs: Any, frame: Any = None) -> Any:
             co_name=of.co_name,
             co_qualname=of.co_qualname,
         )
-        if len(_PLACES) < _MOST_PLACES:
-            _PLACES[place] = code
+        _PLACES[place] = code
     called = types.FunctionType(code, frame.f_globals)
     # A traceback would lead to it.
     del frame

@@ -25,6 +25,7 @@ from torch import nn
 from amanda.engine.backward import OpHandle, PastTensor, backward_needs
 from amanda.engine.plan import ActionPlan
 from amanda.interface.calls import NamedOp
+from amanda.memo import Memo
 from amanda.references import Reference
 from amanda.state import STATE, Lock
 from amanda_torch import _internals
@@ -158,14 +159,11 @@ class GraphShape:
         return way
 
 
-_SHAPES: dict[Any, GraphShape] = {}
+_SHAPES: Memo[Any, GraphShape] = Memo(4096)
 """By form: a program has few, and a description for each operator would take most of the time in
 which a backward operator is first met."""
 
 _name = operator.methodcaller("name")
-
-_MOST_SHAPES = 4096
-"""Shapes that are kept; concatenations of many tensors have one for each number of them."""
 
 
 def shape_of(traced: Traced) -> GraphShape:
@@ -182,7 +180,7 @@ def shape_of(traced: Traced) -> GraphShape:
         is_kept = not any(
             isinstance(part, type) and issubclass(part, _internals.FUNCTION_NODE) for part in key
         )
-        if is_kept and len(_SHAPES) < _MOST_SHAPES:
+        if is_kept:
             _SHAPES[every] = shape
     return shape
 
@@ -1155,7 +1153,7 @@ def is_marked(node: Any, scopes: Sequence[Any]) -> bool:
 _CLAIMERS: weakref.WeakSet[Claimer] = weakref.WeakSet()
 """The claimers of all threads whose operators own leaves."""
 
-_NAMES: dict[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]] = {}
+_NAMES: Memo[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]] = Memo(4096)
 """Each result of :func:`_input_names` once."""
 
 
@@ -1180,4 +1178,4 @@ def _input_names(nodes: Sequence[Any], call: TorchCall) -> Sequence[Sequence[str
             names.append(name)
         found.append(tuple(names))
     key = tuple(found)
-    return _NAMES.setdefault(key, key) if len(_NAMES) < _MOST_SHAPES else key
+    return _NAMES.one_of(key)

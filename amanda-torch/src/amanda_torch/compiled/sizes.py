@@ -20,6 +20,7 @@ import torch
 from torch import fx
 from torch.utils.weak import WeakIdKeyDictionary
 
+from amanda.memo import Memo
 from amanda_torch import _internals
 from amanda_torch.compiled.deferred import Additions
 from amanda_torch.operators.calls import tensors_of
@@ -210,15 +211,13 @@ class BySize:
     def __init__(self, sizes: SymbolicSizes, every: Sequence[Any]) -> None:
         self._sizes = sizes
         self._every = every
-        self._known: dict[Hashable, Additions] = {}
+        self._known: Memo[Hashable, Additions] = Memo(_MOST_KNOWN)
 
     def added(self, inputs: Sequence[Any]) -> Additions:
         """For a run with these inputs."""
         key = self._sizes.key(inputs)
         found = self._known.get(key)
         if found is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
             every = [one.made(key) if isinstance(one, Sized) else one for one in self._every]
             found = self._known[key] = Additions(every)
         return found

@@ -26,6 +26,7 @@ from torch import nn
 
 from amanda.errors import CapabilityError
 from amanda.interface.calls import OpCall
+from amanda.memo import Memo
 from amanda.nested import leaves
 from amanda_torch import _internals
 from amanda_torch.operators.names import is_constant, op_view
@@ -187,7 +188,7 @@ class TorchCall(OpCall):
             op=op_view(func, name),
             op_id=op_id,
             inputs=inputs,
-            names=_one_of(tuple(names)),
+            names=_NAMES.one_of(tuple(names)),
             attributes=attributes,
             module=module,
             func=func,
@@ -230,16 +231,9 @@ class TorchCall(OpCall):
         return run
 
 
-_NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
-"""The names of the inputs of operators, each sequence once: they are kept for each operator."""
-
-_MOST_NAMES = 1024
-"""Sequences that are kept; concatenations of many tensors have one for each number of them."""
-
-
-def _one_of(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The one object of all equal sequences of names."""
-    return _NAMES.setdefault(names, names) if len(_NAMES) < _MOST_NAMES else names
+_NAMES: Memo[tuple[str, ...], tuple[str, ...]] = Memo(1024)
+"""The names of the inputs of operators, each sequence once: they are kept for each operator.
+Concatenations of many tensors have one for each number of them."""
 
 
 _GONE = object()

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from amanda.memo import Memo
 from amanda_torch import _internals
 
 _BUILTIN = (
@@ -65,12 +66,9 @@ class _Place(NamedTuple):
         return _is_of(vars(self.owner).get(self.name), value)
 
 
-_FOUND: dict[int, _Place] = {}
+_FOUND: Memo[int, _Place] = Memo(4096)
 """Where a program's object was last found, by its identity, which keeps nothing alive: another
 object may have it by now, and the object may be elsewhere."""
-
-_MOST_FOUND = 4096
-"""Objects that are remembered."""
 
 
 def original_of(func: Any) -> Any:
@@ -91,8 +89,6 @@ def _place_of(value: Any) -> _Place | None:
     if place is None or not place.holds(value):
         place = _search(value)
         if place is not None:
-            if len(_FOUND) >= _MOST_FOUND:
-                _FOUND.clear()
             _FOUND[id(value)] = place
     return place
 
