@@ -168,10 +168,9 @@ def _whole_steps(workload: str) -> Iterator[tuple[str, Program]]:
         import torchlens
 
         model, _ = WORKLOADS[workload].start()
-        yield (
-            "peer: torchlens.trace",
-            Program(lambda: torchlens.trace(model, [], input_kwargs=dict(inputs)), _unwrapped),
-        )
+        # By keyword, torchlens (2.36) gives the only parameter of a forward a second value.
+        values = list(inputs.values())
+        yield "peer: torchlens.trace", Program(lambda: torchlens.trace(model, values), _unwrapped)
     if importlib.util.find_spec("nnsight"):
         import nnsight
 
