@@ -12,11 +12,12 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from amanda.errors import FileError
+from amanda.nested import converted
 
 _CLOSED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 """The file is no link, and is closed in programs that this one starts."""
@@ -111,22 +112,15 @@ def _put_in_place(partial: Path, path: Path) -> Iterator[None]:
         raise
 
 
-def plain_data(value: Any, around: tuple[Any, ...] = ()) -> Any:
-    """Convert a value to types that JSON has: containers to dictionaries and lists, and infinities,
-    NaN and whatever else there is to text.
+def plain_data(value: Any) -> Any:
+    """Convert a value to types that JSON has.
 
-    Args:
-        value: what is written.
-        around: the containers that it is in. For one that holds itself there is an ellipsis.
+    Containers become dictionaries and lists; infinities, NaN and values of other types become text.
     """
-    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
-        for one in around:
-            if one is value:
-                return "..."
-        around = (*around, value)
-        if isinstance(value, Mapping):
-            return {str(key): plain_data(item, around) for key, item in value.items()}
-        return [plain_data(item, around) for item in value]
+    return converted(value, _json_leaf, (list, tuple, set, frozenset))
+
+
+def _json_leaf(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, (str, int, float)) else str(value)
