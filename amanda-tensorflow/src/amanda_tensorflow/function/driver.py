@@ -181,11 +181,8 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             copy.executions = Executions.of_vanilla(building, site, count)
         elif made:
             copy.executions = Executions.of_function(building)
-        if iterations is not None:
-            copy.iterations, copy.inner_passes = iterations, building.inner_passes
-            copy.told = "" if made and iterations.is_inside else function_name(source)
-        copy.modules = building.modules if building.tells_modules else None
-        copy.is_told = bool(copy.told) or copy.modules is not None or copy.inner_passes is not None
+        is_told_inside = made and iterations is not None and iterations.is_inside
+        _note_reports(copy, building, iterations, "" if is_told_inside else function_name(source))
         building.forget()
         copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)
@@ -318,6 +315,20 @@ def _recording_call(vanilla: Callable[..., Any]) -> Callable[..., Any]:
         vanilla(functions, flat_outputs, inference_args, input_tangents)
 
     return named_as(vanilla, record)
+
+
+def _note_reports(copy: Copy, building: Building, iterations: Iterations | None, name: str) -> None:
+    """Note which of the passes and modules in runs of a copy are reported to tools.
+
+    Args:
+        iterations: those in its runs; None where none is reported.
+        name: the function's name to report them by; "" where they are reported from within a run.
+    """
+    if iterations is not None:
+        copy.iterations, copy.inner_passes = iterations, building.inner_passes
+        copy.told = name
+    copy.modules = building.modules if building.tells_modules else None
+    copy.is_told = bool(copy.told) or copy.modules is not None or copy.inner_passes is not None
 
 
 def _told_run(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> GraphRun:

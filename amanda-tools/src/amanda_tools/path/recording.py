@@ -336,6 +336,16 @@ def find_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[Record
     A graph's body exchanges tensors with the outside through the operator that runs it only; a name
     scope of the same form does so directly.
     """
+    edges = [(e, source) for e in executions for source, _ in filter(None, e.sources)]
+    return {
+        name: body
+        for name, body in _named_bodies(executions).items()
+        if not any((execution in body) != (source in body) for execution, source in edges)
+    }
+
+
+def _named_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[RecordedExecution]]:
+    """What has the name of a loop or a branch, and may be a name scope all the same."""
     found: dict[str, set[RecordedExecution]] = {}
     parts: dict[str, set[str]] = {}
     for execution in executions:
@@ -345,13 +355,7 @@ def find_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[Record
             found.setdefault(name, set()).add(execution)
             parts.setdefault(name, set()).add(match[1])
     # A loop has both, a condition and a body; a branch has a name of its own.
-    found = {name: body for name, body in found.items() if len(parts[name] & {"body", "cond"}) != 1}
-    for execution in executions:
-        for source, _ in filter(None, execution.sources):
-            for name, inside in list(found.items()):
-                if (execution in inside) != (source in inside):
-                    del found[name]
-    return found
+    return {name: body for name, body in found.items() if len(parts[name] & {"body", "cond"}) != 1}
 
 
 def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | None:

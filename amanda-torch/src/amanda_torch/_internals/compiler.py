@@ -114,28 +114,22 @@ def frame_converter(
     else:
         inner = convert_frame.convert_frame(backend, own)
     convert: Callable[..., Any] = convert_frame.catch_errors_wrapper(inner, own)
-    # Else it makes tensors of floats that change, in code around the graph.
-    options: dict[str, Any] = {"specialize_float": True, **(_EAGER_CAPTURE if eager else {})}
-    # The program's wishes are for what it compiles; ours runs as it is where there is a limit.
-    wishes = ("error_on_recompile", "fail_on_recompile_limit_hit")
-    # Two calls at each run, by which profilers are told of the code before a graph (2.13).
-    marks_of_profilers = ("record_runtime_overhead",)
-    names = (*wishes, *marks_of_profilers)
-    options.update((name, False) for name in names if hasattr(config, name))
-    if refuse is not None:
-        options["nontraceable_tensor_subclasses"] = _Refused(refuse)
+    options = _capture_options(eager, refuse)
 
     def converter(*args: Any) -> Any:
         with ExitStack() as stack:
             stack.enter_context(convert_frame.compile_lock)
             stack.enter_context(config.patch(options))
             if eager:
-                stack.enter_context(_told_not_compiled())
-                stack.enter_context(_fakes_uncached())
-                stack.enter_context(_generators_untouched())
-                stack.enter_context(_tensors_unmarked())
-                stack.enter_context(_errors_unlogged())
-                # Dynamo looks at `grad` of the inputs, for one, of which PyTorch warns.
+                for unnoticed in (
+                    _told_not_compiled,
+                    _fakes_uncached,
+                    _generators_untouched,
+                    _tensors_unmarked,
+                    _errors_unlogged,
+                ):
+                    stack.enter_context(unnoticed())
+                # Dynamo reads `grad` of the inputs, among others, of which PyTorch warns.
                 stack.enter_context(warnings.catch_warnings(action="ignore"))
             stack.enter_context(_transforms_as_they_were())
             stack.enter_context(_marked(marks))
@@ -143,6 +137,26 @@ def frame_converter(
 
     setattr(converter, FRAME_CALLBACK_OF, convert)
     return converter
+
+
+def _capture_options(eager: bool, refuse: Callable[[type[Any]], Any] | None) -> dict[str, Any]:
+    """Dynamo's settings for a capture; the arguments are those of :func:`frame_converter`."""
+    from torch._dynamo import config
+
+    # Else it makes tensors of floats that change, in code around the graph.
+    options: dict[str, Any] = {"specialize_float": True, **(_EAGER_CAPTURE if eager else {})}
+    names = (
+        # The program sets these two for the code that it compiles; captured code runs uncompiled
+        # where a limit is reached.
+        "error_on_recompile",
+        "fail_on_recompile_limit_hit",
+        # Two calls at each run that tell profilers of the code before a graph (2.13).
+        "record_runtime_overhead",
+    )
+    options.update((name, False) for name in names if hasattr(config, name))
+    if refuse is not None:
+        options["nontraceable_tensor_subclasses"] = _Refused(refuse)
+    return options
 
 
 @contextmanager
