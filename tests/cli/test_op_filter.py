@@ -221,16 +221,16 @@ def test_on_the_command_line(amanda: Command, script: Script, tmp_path: Path) ->
     words = ["--ops", "add+mull", "--modules", "(nobody|I).*", str(script(MINIGRAD))]
     mistaken = amanda("run", "-t", "count", *words)
     assert mistaken.returncode == 0
-    complaint = "amanda: warning: {} fits no operator that the tools have met"
+    complaint = "amanda: warning: {} matches no operator that the tools have seen"
     assert mistaken.stderr.splitlines() == [
         complaint.format("--ops mull") + "; there are add, mul",
         complaint.format("--modules (nobody|I).*")
-        + "; in a pattern * is any text and ? any character: it is no regular expression",
+        + "; in a pattern * is any text and ? any character: it is not a regular expression",
     ]
     for option in ("--every=0", "--skip=-1"):
         wrong = amanda("run", "-t", "count", option, str(script("print('ran')")))
         assert wrong.returncode == 2
-        assert f"{option.partition('=')[0]} takes a whole number from" in wrong.stderr
+        assert f"{option.partition('=')[0]} needs a whole number of at least" in wrong.stderr
         assert wrong.stdout == ""
 
 

@@ -275,7 +275,7 @@ def test_a_file_that_does_not_end_is_no_script(amanda: Command) -> None:
     """Nobody waits until the memory is full."""
     run = amanda("run", "/dev/zero")
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == "amanda: error: /dev/zero is no Python script: it does not end\n"
+    assert run.stderr == "amanda: error: /dev/zero is not a Python script: it does not end\n"
 
 
 def test_unsafe_path_is_left_out_if_python_is_told_so(python: Command, script: Script) -> None:

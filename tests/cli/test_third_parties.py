@@ -113,7 +113,7 @@ def test_an_entry_point_without_any_hook_is_named(
 
 
 def test_doctor_finds_entry_points_that_nobody_reads(amanda: Command, tmp_path: Path) -> None:
-    """A group that is nearly called as ours is a problem; any other one is not."""
+    """A group whose name resembles ours is a problem; any other one is not."""
     site = Path(odd(tmp_path, ""))
     points = "[amanda.tools]\nodd = other_plugin\n[amanda_video]\nplayer = other_plugin\n"
     (site / "amanda_other-1.0.dist-info" / "entry_points.txt").write_text(points)
@@ -121,8 +121,8 @@ def test_doctor_finds_entry_points_that_nobody_reads(amanda: Command, tmp_path: 
     doctor = amanda("doctor", PYTHONPATH=str(site), AMANDA_DISABLE_PLUGINS=disabled)
     assert doctor.returncode == 1
     assert doctor.stdout.endswith(
-        "1 problem\n  amanda-other 1.0 has entry points in the group 'amanda.tools', which nobody "
-        "reads; the group is 'amanda'\n"
+        "1 problem\n  amanda-other 1.0 has entry points in the group 'amanda.tools', which is not "
+        "read; the group is 'amanda'\n"
     )
 
 
@@ -165,7 +165,7 @@ def test_a_constructor_that_fails_is_one_line(
     run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
     kind = error.partition("(")[0]
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith(f"amanda: error: tool odd cannot be made: {kind}: ")
+    assert run.stderr.startswith(f"amanda: error: tool odd cannot be created: {kind}: ")
     assert run.stderr.endswith(" (AMANDA_TRACEBACK=full shows where)\n")
     assert run.stderr.count("\n") == 1
 

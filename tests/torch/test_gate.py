@@ -1719,7 +1719,7 @@ def test_without_it_the_mode_is_used(asked: str, monkeypatch: pytest.MonkeyPatch
 def test_an_unknown_interceptor_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable names one of four; another word counts as auto, and is a warning."""
     monkeypatch.setenv(VARIABLE, "gat")
-    with pytest.warns(CoverageWarning, match="'gat', none of auto, capture, gate, mode"):
+    with pytest.warns(CoverageWarning, match="'gat', not one of auto, capture, gate, mode"):
         gate.choose()
 
 

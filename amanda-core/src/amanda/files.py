@@ -144,7 +144,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         mode = _mode_of(descriptor, path)
         if not stat.S_ISREG(mode):
             what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-            raise FileError(f"{path} cannot be read: it is {what}, and no file")
+            raise FileError(f"{path} cannot be read: it is {what}, not a file")
         with open(descriptor, "rb", closefd=False) as file:
             yield file
     finally:
@@ -170,7 +170,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
                 raise FileError(f"{path} cannot be read: it has {size:,} bytes, too many for text")
             return file.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise FileError(f"{path} cannot be read: it is no text ({error.reason})") from error
+        raise FileError(f"{path} cannot be read: it is not text ({error.reason})") from error
     except (OSError, MemoryError) as error:
         if isinstance(error, FileError):
             raise
@@ -197,7 +197,7 @@ def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError, MemoryError) as error:
-        raise FileError(f"{path} cannot be read: it is no JSON ({_reason(error)})") from error
+        raise FileError(f"{path} cannot be read: it is not JSON ({_reason(error)})") from error
 
 
 def _refuse_constant(name: str) -> NoReturn:

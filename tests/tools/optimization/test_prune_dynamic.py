@@ -352,8 +352,8 @@ def test_what_is_no_attention_is_skipped_with_the_reason() -> None:
     reasons = [row["reason"] for row in tool.result()["summary"]["skipped"]]
     assert reasons == [
         "it is causal: the choice of keys would depend on later queries",
-        "it is no softmax over keys",
-        "its input is no product of queries and keys",
+        "it is not a softmax over keys",
+        "its input is not a product of queries and keys",
     ]
 
 

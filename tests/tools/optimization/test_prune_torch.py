@@ -284,8 +284,8 @@ def test_what_cannot_be_pruned_is_listed_with_the_reason() -> None:
         Net()(torch.rand(2, 3, 8, 8))
     summary = tool.result()["summary"]
     assert {row["id"]: row["reason"] for row in summary["skipped"]} == {
-        "Net.first/conv2d:0": "its input axis, 3, is no multiple of m=4",
-        "Net.depthwise/conv2d:0": "its input axis, 1, is no multiple of m=4",
+        "Net.first/conv2d:0": "its input axis, 3, is not a multiple of m=4",
+        "Net.depthwise/conv2d:0": "its input axis, 1, is not a multiple of m=4",
         "Net.normed/linear:0": "its weight is no parameter: the program computes it",
         "Net/matmul:0": "none of its inputs is known as its weight",
     }
@@ -342,7 +342,7 @@ def test_the_summary_is_printed_and_written(tmp_path: Path, capsys: Any) -> None
     tool.print_summary(sys.stdout)
     printed = capsys.readouterr().out
     assert "prune: nm, 5581312 of 11162624 weights are zero" in printed
-    assert "is no multiple of m=4" in printed
+    assert "is not a multiple of m=4" in printed
     (path,) = tool.write_files(tmp_path, "prune")
     again = PruneTool()
     again.load(path)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 _HELP = """\
 usage: amanda COMMAND ...
 
-Instrument neural networks, their source untouched.
+Instrument neural networks without changing their source.
 
 commands:
   run      run a program under tools:  amanda run -t count -o out -- train.py

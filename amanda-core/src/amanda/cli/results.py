@@ -91,8 +91,8 @@ class Rank:
         if is_given and int(number) < int(count):
             return cls(int(number), int(count))
         warnings.warn(
-            f"RANK={number} and WORLD_SIZE={count} name no process among several: the results are "
-            "written as those of a single one",
+            f"RANK={number} and WORLD_SIZE={count} do not name a process of a distributed run: the "
+            "results are written as those of a single process",
             AmandaWarning,
             stacklevel=2,
         )

@@ -128,7 +128,7 @@ def _add_selection(own: CommandParser) -> None:
         "--modules",
         type=_some_names,
         metavar="A+B",
-        help="and of modules whose paths have these patterns, such as 'layer1.*'",
+        help="and in modules whose paths match these patterns, such as 'layer1.*'",
     )
     own.add_argument(
         "--every",
@@ -173,7 +173,7 @@ class _Folder(argparse.Action):
     ) -> None:
         known = getattr(namespace, self.dest)
         if not values:
-            raise argparse.ArgumentError(self, "needs the name of a folder, and got an empty text")
+            raise argparse.ArgumentError(self, "needs the name of a folder, got an empty string")
         if known is not None:
             raise argparse.ArgumentError(
                 self, f"is given twice ({known} and {values}); all results go to one folder"
@@ -189,14 +189,14 @@ def _some_names(text: str) -> str:
     """
     if grammar.split_names(text):
         return text
-    raise argparse.ArgumentTypeError(f"needs a name or several, and got {text!r}")
+    raise argparse.ArgumentTypeError(f"needs one or more names, got {text!r}")
 
 
 def _number_from(least: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
         if text.isdecimal() and int(text) >= least:
             return int(text)
-        raise argparse.ArgumentTypeError(f"takes a whole number from {least}, and not {text!r}")
+        raise argparse.ArgumentTypeError(f"needs a whole number of at least {least}, got {text!r}")
 
     return convert
 
@@ -409,7 +409,7 @@ def _create_tool(name: str, cls: type[Tool], arguments: dict[str, Any]) -> Tool:
         if tracebacks.are_full():
             raise
         raise UsageError(
-            f"tool {name} cannot be made: {described_error(error)} ({tracebacks.HOW_TO_SEE_ALL})"
+            f"tool {name} cannot be created: {described_error(error)} ({tracebacks.HOW_TO_SEE_ALL})"
         ) from error
 
 
@@ -429,7 +429,7 @@ def check_folder(folder: Path | None) -> None:
         # ValueError: the name holds a null character, as it can in a notebook.
         reason = getattr(error, "strerror", None) or error
         if isinstance(error, FileExistsError):
-            reason = "something of that name is there, which is no folder"
+            reason = "something of that name exists and is not a folder"
         raise UsageError(f"cannot write to the output folder {folder}: {reason}") from error
 
 

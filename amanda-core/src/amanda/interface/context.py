@@ -505,8 +505,7 @@ class OpContext(dict[Any, Any]):
         ):
             raise SelectionError(
                 f"{self._state.blame}{kind.selects}={selection!r:.60} at op "
-                f"{self._state.where}: positions (int) or names (str) "
-                "are selected, one or a list of them"
+                f"{self._state.where}: select one position (int) or name (str), or a list of these"
             )
         names, count = self._selectable(kind)
         found = (self._position(item, names, count, kind.selects) for item in items)
@@ -519,7 +518,7 @@ class OpContext(dict[Any, Any]):
             # A routine returns one tensor for each that it gets.
             raise SelectionError(
                 f"{self._state.blame}{kind.selects}={selection!r:.60} at op {self._state.where} "
-                "selects a tensor twice, which can be replaced by one only"
+                "selects a tensor twice; a tensor can have one replacement only"
             )
         return selected
 

@@ -72,7 +72,7 @@ def misplaced_groups(group: str) -> list[str]:
             # It is told of where its entry points are looked for.
             continue
         found += [
-            f"{name} {version} has entry points in the group {other!r}, which nobody reads; the "
+            f"{name} {version} has entry points in the group {other!r}, which is not read; the "
             f"group is {group!r}"
             for other in groups
             if similar.fullmatch(other)

@@ -212,7 +212,7 @@ def _attach_new(cls: type[Driver]) -> None:
         driver.attach()
         # Asked here, and not at the first operator: there it would end the program.
         if not isinstance(driver.namespace, str):
-            raise TypeError(f"its namespace is {driver.namespace!r}, which is no Namespace")
+            raise TypeError(f"its namespace is {driver.namespace!r}, which is not a Namespace")
         # A driver that cannot drop its plans would run out-of-date ones.
         driver.invalidate()
         note_attached(cls, driver)

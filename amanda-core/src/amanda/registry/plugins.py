@@ -171,7 +171,7 @@ class Registry:
         ]
         mode = os.environ.get("AMANDA_PLUGINS", "")
         if mode not in ("", "strict"):
-            mistakes.append(f"AMANDA_PLUGINS={mode} means nothing: its one value is strict")
+            mistakes.append(f"AMANDA_PLUGINS={mode} is unknown: the only value is strict")
         self._warn(mistakes)
 
     def _warn(self, messages: Sequence[str]) -> None:
@@ -185,7 +185,7 @@ class Registry:
         self._check_hooks(record)
         if self.manager.is_registered(record.plugin):
             first = str(self.manager.get_name(record.plugin)).partition(":")[2]
-            raise ValueError(f"it names what the entry point {first!r} names already")
+            raise ValueError(f"it names the same object as the entry point {first!r}")
         self.manager.register(record.plugin, name=f"{record.distribution}:{record.name}")
         if not self.manager.get_hookcallers(record.plugin) and len(self.mistakes) == mistakes:
             self._warn([f"plugin {record.title}: {_no_plugin(record.plugin)}"])
@@ -202,7 +202,7 @@ class Registry:
             TypeError: a function is marked as a hook that does not exist, or the plugin is None.
         """
         if record.plugin is None:
-            raise TypeError("the entry point names None, which is no plugin")
+            raise TypeError("the entry point names None, which is not a plugin")
         for name in dir(record.plugin):
             options = self.manager.parse_hookimpl_opts(record.plugin, name)
             if options is None:
@@ -295,7 +295,9 @@ def _check_drivers(answer: Any) -> tuple[type[Driver], ...]:
         raise TypeError(f"{hook} gave {described(answer)}, not a list of drivers")
     for cls in answer or ():
         if not (isinstance(cls, type) and issubclass(cls, Driver)):
-            raise TypeError(f"{hook} gave {described(cls)}, which is no subclass of amanda.Driver")
+            raise TypeError(
+                f"{hook} gave {described(cls)}, which is not a subclass of amanda.Driver"
+            )
         for name, kind in {**_ATTRIBUTES, "interface_version": int}.items():
             if not isinstance(getattr(cls, name, None), kind):
                 raise TypeError(f"driver {cls.__name__} has no {name} of type {kind.__name__}")
@@ -313,7 +315,7 @@ def _check_tools(answer: Any) -> dict[str, str]:
         raise TypeError(f"{hook} gave {described(answer)}, not a dict of tools")
     for name, target in (answer or {}).items():
         if not (isinstance(name, str) and _TOOL_NAME.fullmatch(name)):
-            raise TypeError(f"{hook} gave {name!r}, which is no name of a tool")
+            raise TypeError(f"{hook} gave {name!r}, which is not a valid tool name")
         if not (isinstance(target, str) and _TARGET.fullmatch(target)):
             raise TypeError(f"{hook} gave {target!r} for {name!r}, which is not 'module:Class'")
     return dict(answer or {})

@@ -97,8 +97,8 @@ def prove_late(classes: Sequence[type[Driver]], tell: Callable[[str], None]) -> 
         for proof, problem in _LOCK.hold(_prove, cls, version, False).items():
             tell(f"{proof.mechanism} did not work in {cls.name}")
             effect = (
-                "this scope has run before that could be found out, and what it has seen and "
-                f"changed there may be wrong; from now on {proof.without or 'no scope begins'}"
+                "this scope ran before that was detected, and what it has seen and changed may be "
+                f"wrong; from now on {proof.without or 'no scope begins'}"
             )
             _warn(cls, version, proof, problem, effect, stacklevel=9)
 

@@ -102,7 +102,7 @@ class Conversion:
         if order == sorted(order):
             return list(range(rank))
         raise MappingError(
-            f"a tensor of shape {tuple(tensor.shape)} has not the layout {self.layout}, which has "
+            f"a tensor of shape {tuple(tensor.shape)} does not have the layout {self.layout}, with "
             f"{len(self.layout)} axes"
         )
 

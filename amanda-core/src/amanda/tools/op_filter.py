@@ -29,7 +29,7 @@ _REPLACING = (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP)
 _REGEX = re.compile(r"[\^$|()+]|\.\*\.|\\")
 """Characters of regular expressions that no path of a module has."""
 
-_NO_REGEX = "; in a pattern * is any text and ? any character: it is no regular expression"
+_NO_REGEX = "; a pattern is not a regular expression: * is any text and ? any character"
 
 
 def _names(names: Any) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ class OpFilter:
         """A line for each name or pattern that has selected no operator, with what was there."""
         given = {"--ops": (self.ops, self._met_ops), "--modules": (self.modules, self._met_modules)}
         return [
-            f"{option} {name} fits no operator that the tools have met{_met(name, met)}"
+            f"{option} {name} matches no operator that the tools have seen{_met(name, met)}"
             + (_NO_REGEX if option == "--modules" and _REGEX.search(name) else "")
             for option, (names, met) in given.items()
             for name in names

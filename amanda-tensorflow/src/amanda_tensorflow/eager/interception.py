@@ -62,7 +62,7 @@ _now = time.perf_counter_ns
 
 Way = Callable[[Any, str, Any, tuple[Any, ...]], Any]
 """Runs an operator: it is given the arguments of the fast path."""
-_NO_TENSORS = "operators called with inputs that are no tensors"
+_NO_TENSORS = "operators called with inputs that are not tensors"
 
 
 class Interception:

@@ -121,7 +121,7 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
             raise ValueError(f"{member.filename} is too short for its shape {shape}")
         data = file.read(count * dtype.itemsize + 1)
         if len(data) != count * dtype.itemsize:
-            raise ValueError(f"{member.filename} has not the length of its shape {shape}")
+            raise ValueError(f"{member.filename} does not have the length of its shape {shape}")
     flat = np.frombuffer(bytearray(data), dtype, count) if data else np.zeros(count, dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
 

@@ -81,7 +81,7 @@ def check_tensors(path: Path, keys: Iterable[str], recording: str = "") -> None:
             its_recording = (file.metadata() or {}).get(RECORDING, "")
     # Its parser raises more than its own error for files that are damaged on purpose.
     except Exception as error:
-        raise FileError(f"{path} is no safetensors file, or is damaged: {error}") from error
+        raise FileError(f"{path} is not a safetensors file, or is damaged: {error}") from error
     if recording and its_recording != recording:
         raise FileError(f"{path} is of another recording: another run has written into its folder")
     for key in keys:

@@ -87,7 +87,7 @@ class Recording:
         try:
             entries = _entries(index)
         except FileError as error:
-            raise FileError(f"diff: {index} is no recording: {error}") from error
+            raise FileError(f"diff: {index} is not a recording: {error}") from error
         folder = index.parent
         return cls(
             _in_order(

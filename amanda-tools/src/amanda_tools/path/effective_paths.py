@@ -254,7 +254,7 @@ def _path_of(name: str, one: Mapping[str, Any], arrays: Mapping[str, Array]) -> 
             raise ValueError(f"the numbers of synapses of {key} are {figures}")
         synapses = arrays.get(stored_name(f"{name} {key} synapses"))
         if synapses is not None and not (synapses.ndim == 1 and synapses.dtype.kind in "iu"):
-            raise ValueError(f"the synapses of {key} are no list of whole numbers")
+            raise ValueError(f"the synapses of {key} are not a list of whole numbers")
         parts = (masks.get(f"{key} neurons"), masks.get(f"{key} weights"))
         ops[key] = OpPath(*parts, synapses, critical, total)
     inputs = {k.removeprefix("input "): m for k, m in masks.items() if k.startswith("input ")}
@@ -268,5 +268,5 @@ def _mask_of(key: str, shape: Any, bits: Array) -> Mask:
     """Make a mask; its shape decides for no more memory than its bits have."""
     is_shape = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
     if not is_shape or bits.dtype != np.uint8 or bits.shape != (-(-math.prod(shape) // 8),):
-        raise ValueError(f"the mask {key} has not the length of its shape {shape}")
+        raise ValueError(f"the mask {key} does not have the length of its shape {shape}")
     return Mask(tuple(shape), bits)

@@ -92,7 +92,7 @@ class _MarkedCall:
         """Write that of its exit, which is in the module, too."""
         stack = None if self.entry is None else self.entry.meta.get("nn_module_stack")
         if stack is None:
-            MODULE_MARKS.refused = "a module is called of which Dynamo notes no calls"
+            MODULE_MARKS.refused = "Dynamo does not note the calls of a module"
             return
         node = self._write(tx, self.entry.args[0], True, [result])
         node.meta["nn_module_stack"] = dict(stack)
@@ -103,9 +103,7 @@ class _MarkedCall:
             for value in values:
                 proxies += _proxies_in(tx, value)
         except Exception as error:
-            MODULE_MARKS.refused = (
-                f"a module takes or gives what Dynamo says nothing of ({type(error).__name__})"
-            )
+            MODULE_MARKS.refused = f"Dynamo gives no information about an input or output of a module ({type(error).__name__})"
         args = number, is_exit, proxies
         return tx.output.create_proxy("call_function", module_mark, args, {}).node
 

@@ -221,7 +221,7 @@ class TorchCall(OpCall):
             kwargs = {name: one() for name, one in called[2].items()}
             if any(one is _GONE for one in (func, *args, *kwargs.values())):
                 raise CapabilityError(
-                    f"op {op_id} cannot be run again: the program has let go of its function, or "
+                    f"op {op_id} cannot be run again: the program has dropped its function, or "
                     "of a function or module that it was given; keep them while you replay"
                 )
             new_args, new_kwargs = _placed(args, kwargs, places, empty, inputs)
