@@ -235,7 +235,7 @@ def test_on_the_command_line(amanda: Command, script: Script, tmp_path: Path) ->
 
 
 def test_a_single_name_is_a_list_of_one() -> None:
-    """A text is no list of its characters, which would select nothing."""
+    """A text is not a list of its characters, which would select nothing."""
     assert OpFilter(ops="linear", modules="1.*") == OpFilter(ops=["linear"], modules=["1.*"])
     assert counted(OpFilter(ops="linear")) == counted(OpFilter(ops=["linear"]))
 
@@ -269,6 +269,6 @@ def test_a_list_of_tools_is_answered_with_the_right_form() -> None:
 
 @pytest.mark.parametrize("name", [None, 3, CountTool])
 def test_a_tool_is_loaded_by_its_name(name: Any) -> None:
-    """What is no text names none."""
+    """What is not text names none."""
     with pytest.raises(TypeError, match="takes the name of a tool, got"):
         amanda.tools.load(name)

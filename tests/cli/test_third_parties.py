@@ -49,7 +49,7 @@ def odd(folder: Path, body: str, before: str = "", plugin: str = PLUGIN) -> str:
 def test_what_plugins_print_is_no_output_of_the_program(
     amanda: Command, program: str, tmp_path: Path
 ) -> None:
-    """It goes to stderr, where a plugin or a tool is loaded, and is no part of a list either."""
+    """It goes to stderr, where a plugin or a tool is loaded, and is not part of a list either."""
     site = odd(tmp_path, "", "print('tool')\n", f"print('plugin')\n{PLUGIN}")
     run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
     assert run.stdout.startswith("program\namanda: 1 ops seen")
@@ -212,7 +212,7 @@ def test_the_example_of_a_tool_gives_the_options_that_it_needs(
 def test_a_tool_that_fails_where_the_scope_ends_loses_no_results(
     error: str, amanda: Command, program: str, tmp_path: Path
 ) -> None:
-    """An exit in the place of an error is one."""
+    """An exit in place of an error is one."""
     site = odd(tmp_path, f"def exit_scope(self):\n    raise {error}('no')\n")
     run = amanda("run", "-t", "odd,count", "-o", "out", program, PYTHONPATH=site)
     assert run.returncode == 0
@@ -279,7 +279,7 @@ def test_what_a_tool_gives_in_a_wrong_form_is_lost_alone(
 
 
 def test_a_summary_of_any_form_is_printed(amanda: Command, program: str, tmp_path: Path) -> None:
-    """One that is no dictionary is one figure."""
+    """One that is not a dictionary is one figure."""
     site = odd(tmp_path, "def result(self):\n    return {'summary': [1, 2]}\n")
     run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
     assert (run.returncode, run.stderr) == (0, "")

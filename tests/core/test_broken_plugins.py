@@ -664,7 +664,7 @@ def test_the_doctor_finds_drivers_that_cannot_work(
 def test_the_doctor_is_content_without_a_framework(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A driver that says why it cannot be used is left out, and is no problem."""
+    """A driver that says why it cannot be used is left out, and is not a problem."""
     absent = driver("absent", reason_unusable=classmethod(lambda cls: "it is not installed"))
     install(FakeEntryPoint("one", plugin(drivers=[absent])))
     assert doctored(capsys) == (["absent: left out"], [])

@@ -150,7 +150,7 @@ def test_function_with_defaults_and_keywords(call: Any) -> None:
 
 
 def test_function_of_a_thread_outside_of_the_scope() -> None:
-    """A Function is no operator in a thread that no scope covers."""
+    """A Function is not an operator in a thread that no scope covers."""
     counter = Counter()
     inside = threading.Event()
     done = []

@@ -1313,7 +1313,7 @@ class Noting(TorchDispatchMode):
 @needs_gate
 @pytest.mark.usefixtures("gated")
 def test_checks_are_not_seen() -> None:
-    """What a check computes is no operator: neither tools nor modes of the program see it; it
+    """What a check computes is not an operator: neither tools nor modes of the program see it; it
     records no gradient, makes no node, and gradients are recorded as before."""
     x, tool, ids = torch.ones(2, requires_grad=True), Checks(), Ids(acts=True)
     with applied(tool), applied(ids):

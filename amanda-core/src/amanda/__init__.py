@@ -67,7 +67,7 @@ def summary(model: _Any, input: _Any, **options: _Any) -> _Any:
 
     Raises:
         UnknownNameError: amanda-tools is not installed.
-        TypeError: `model` is no module of a framework, or an option does not exist.
+        TypeError: `model` is not a module of a framework, or an option does not exist.
     """
     found: _Any = tools.load("summary")
     return found.of(model, input, **options)

@@ -20,7 +20,7 @@ from amanda.errors import FileError
 from amanda.nested import converted
 
 _CLOSED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-"""The file is no link, and is closed in programs that this one starts."""
+"""The file is not a link, and is closed in programs that this one starts."""
 
 LARGEST_TEXT = 4_000_000_000
 """Bytes of a text file that is read; more is refused before anything of it is in memory."""
@@ -162,7 +162,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """Read a text file that a user has named.
 
     Raises:
-        FileError: it cannot be read, is too large, or is no text in UTF-8.
+        FileError: it cannot be read, is too large, or is not text in UTF-8.
     """
     try:
         with opened(path) as file:
@@ -181,7 +181,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     """Read a file of JSON that a user has named.
 
     Raises:
-        FileError: it cannot be read, or is no JSON; NaN and infinities, which JSON lacks, included.
+        FileError: it cannot be read, or is not JSON; NaN and infinities, which JSON lacks,
+            included.
     """
     return parse_json(read_text(path), path)
 
@@ -190,7 +191,7 @@ def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
     """Parse JSON from a file that a user has named.
 
     Raises:
-        FileError: it is no JSON; NaN and infinities, which JSON lacks, included.
+        FileError: it is not JSON; NaN and infinities, which JSON lacks, included.
     """
     if not text.strip():
         raise FileError(f"{path} cannot be read: it is empty")

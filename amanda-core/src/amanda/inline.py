@@ -177,7 +177,7 @@ class Record:
         fields: the attributes of tensors that are noted; shapes are noted as tuples.
 
     Raises:
-        TypeError: `fields` are no names.
+        TypeError: `fields` are not names.
 
     Attributes:
         fields: them.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None))
-"""Types of plain data that are no containers."""
+"""Types of plain data that are not containers."""
 
 
 def items_of(value: Any) -> Iterable[Any] | None:
@@ -55,7 +55,7 @@ def converted(
 
     Args:
         value: a container, or a leaf.
-        leaf: converts a value that is no container.
+        leaf: converts a value that is not a container.
         containers: the types that become lists; mappings are always containers.
         parents: the containers that `value` is in. One that contains itself is ``"..."`` there.
     """

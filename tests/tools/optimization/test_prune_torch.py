@@ -193,7 +193,7 @@ def test_operators_that_share_a_weight_share_its_mask() -> None:
 
 
 def test_a_weight_that_an_embedding_reads_whole_is_reported() -> None:
-    """GPT-2's last layer shares the weight of its first, which is no linear layer."""
+    """GPT-2's last layer shares the weight of its first, which is not a linear layer."""
     model, inputs = models.build("gpt2")
     tool = PruneTool(method="nm")
     with amanda.apply(tool):

@@ -101,7 +101,7 @@ def _run_command(command: str, rest: Sequence[str]) -> int:
 
 
 def _hint(command: str) -> str:
-    """What is meant by a word that is no command: an option, a tool, a program, a command."""
+    """What is meant by a word that is not a command: an option, a tool, a program, a command."""
     from amanda.errors import close_matches
     from amanda.tools import available
 

@@ -122,7 +122,7 @@ def _checks(problems: list[str]) -> Iterator[str]:
             yield from check_driver(entry.cls, problems)
             continue
         yield f"{entry.cls.name}: left out ({reason})"
-        # A driver whose framework is not installed is no problem.
+        # A driver whose framework is not installed is not a problem.
         if entry.cls in FAILED or entry.cls.interface_version != INTERFACE_VERSION:
             problems.append(f"{entry.cls.name} is left out: {reason}")
     # The checks of the drivers have imported what they can.

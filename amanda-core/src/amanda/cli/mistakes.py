@@ -27,7 +27,7 @@ def explain_target(target: Program, tools: Sequence[str]) -> str:
     """Explain a word in the program's place that is a tool, an option or a script; else "".
 
     Args:
-        target: what stands in the place of the program.
+        target: what stands in place of the program.
         tools: the ``-t`` arguments before it.
     """
     name = target.target

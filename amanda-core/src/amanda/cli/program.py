@@ -71,7 +71,7 @@ class Program:
         """Check that a script can be opened; a module is looked for when it is run.
 
         Raises:
-            ProgramError: it cannot, or it is no program.
+            ProgramError: it cannot, or it is not a program.
         """
         if self.kind == "module" and (meant := self._meant_by_path()):
             raise ProgramError(f"No module named {self.target}; did you mean {meant}?", 2)
@@ -210,8 +210,8 @@ class Program:
 def split(arguments: Sequence[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command line into options of ``amanda run`` and the program with its arguments.
 
-    The program begins at the first argument that is no option, at ``-m``, ``-c`` or ``-``, or after
-    ``--``.
+    The program begins at the first argument that is not an option, at ``-m``, ``-c`` or ``-``, or
+    after ``--``.
 
     Args:
         arguments: the arguments of ``amanda run``.
@@ -275,7 +275,7 @@ def _without_interpreter(words: Sequence[str]) -> Sequence[str]:
 
 
 def _is_script(name: str) -> bool:
-    """Whether a file of this name is there that is no binary program."""
+    """Whether a file of this name is there that is not a binary program."""
     try:
         with open(name, "rb") as file:
             return b"\0" not in file.read(1000)

@@ -223,7 +223,7 @@ def main(arguments: Sequence[str]) -> int:
     caught: list[warnings.WarningMessage] = []
     problem: Exception | None = None
     out = sys.stdout
-    # What plugins and tools print as they are loaded is no output of the program.
+    # What plugins and tools print as they are loaded is not an output of the program.
     silent = contextlib.redirect_stdout(sys.stderr)
     try:
         with warnings.catch_warnings(record=True) as caught, silent, _random_kept():
@@ -652,7 +652,7 @@ def _apply(scope: apply) -> None:
     """Begin the scope of a run.
 
     Raises:
-        UsageError: code of a tool or driver has failed, which is no refusal.
+        UsageError: code of a tool or driver has failed, which is not a refusal.
     """
     try:
         scope.__enter__()

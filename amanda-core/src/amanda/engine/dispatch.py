@@ -443,7 +443,7 @@ class Dispatcher:
     def call_alone(
         self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]
     ) -> None:
-        """Call code of a scope's tools that is no routine: isolated from AD.
+        """Call code of a scope's tools that is not a routine: isolated from AD.
 
         A driver may have a faster way to do it (`Driver.dispatcher_class`).
         """

@@ -535,7 +535,7 @@ class EagerDriver(Driver):
 
     @contextmanager
     def backward_pass(self) -> Iterator[None]:
-        """A backward pass: its operators are no forward operators, its end ends an iteration."""
+        """A backward pass: its operators are not forward operators, its end ends an iteration."""
         thread, points = self.thread, self.dispatcher.points
         told = () if thread.backward or thread.vanilla else points.backward_begins()
         thread.backward += 1

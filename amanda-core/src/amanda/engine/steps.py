@@ -73,7 +73,7 @@ class Steps:
             is_known = not (self._is_training or self._has_gradients)
             (self._ended if is_known else self._close)(tell)
         if trains and not (self._is_open or self._has_gradients) and self._first_unsure is None:
-            # What was evaluated before training is no step; it was, if no gradient follows.
+            # What was evaluated before training is not a step; it was, if no gradient follows.
             self._evaluated, self.count = self.count, 0
         self._begun(tell, follows=self.end != ended)
         self._called[model] = trains

@@ -141,7 +141,7 @@ class Tool:
             note: called in its place, with the same, where all tools of the scope have one; but of
                 :data:`NOTED` iterations `routine` is called at one. It is not isolated from the
                 program: it may read and write numbers, and use neither tensors nor locks. It is
-                also called in the place of the routine at the end of iterations, with None as the
+                also called in place of the routine at the end of iterations, with None as the
                 begin, where :func:`amanda.new_iteration` ends one of code of which nothing tells
                 where an iteration begins.
         """
@@ -207,7 +207,7 @@ class Tool:
             op_id: for this forward or backward operator only; None for all.
 
         Raises:
-            TypeError: `op_id` is no text, but a context for instance.
+            TypeError: `op_id` is not text, but a context for instance.
         """
         if op_id is not None and not isinstance(op_id, str):
             raise TypeError(

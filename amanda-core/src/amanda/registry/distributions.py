@@ -60,7 +60,7 @@ def _readable_entry_points(group: str) -> tuple[list[metadata.EntryPoint], list[
 def misplaced_groups(group: str) -> list[str]:
     """A message for each distribution with entry points in a group that was meant to be `group`.
 
-    Such as ``amanda.tools`` in the place of ``amanda``: nobody reads it.
+    Such as ``amanda.tools`` in place of ``amanda``: nobody reads it.
     """
     similar = re.compile(rf"{group}s|{group}[._-](tools?|drivers?|plugins?|hooks?|rules?)")
     found: list[str] = []

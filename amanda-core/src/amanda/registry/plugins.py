@@ -190,7 +190,7 @@ class Registry:
         if not self.manager.get_hookcallers(record.plugin) and len(self.mistakes) == mistakes:
             self._warn([f"plugin {record.title}: {_no_plugin(record.plugin)}"])
         self.manager.check_pending()
-        # Checked here, so that a malformed answer is no error in the middle of a run.
+        # Checked here, so that a malformed answer is not an error in the middle of a run.
         record.drivers = _check_drivers(self.call(record, "amanda_register_drivers"))
         record.tools = _check_tools(self.call(record, "amanda_register_tools"))
         record.rules = _check_rules(self.call(record, "amanda_register_mapping_rules"))
@@ -288,7 +288,7 @@ def _check_drivers(answer: Any) -> tuple[type[Driver], ...]:
     """Check the answer to ``amanda_register_drivers``.
 
     Raises:
-        TypeError: it is no list of driver classes, or an attribute of a driver is missing.
+        TypeError: it is not a list of driver classes, or an attribute of a driver is missing.
     """
     hook = "amanda_register_drivers()"
     if not isinstance(answer, (list, tuple, type(None))):
@@ -308,7 +308,7 @@ def _check_tools(answer: Any) -> dict[str, str]:
     """Check the answer to ``amanda_register_tools``.
 
     Raises:
-        TypeError: it is no dictionary of names and ``module:Class``.
+        TypeError: it is not a dictionary of names and ``module:Class``.
     """
     hook = "amanda_register_tools()"
     if not isinstance(answer, (Mapping, type(None))):
@@ -325,7 +325,7 @@ def _check_rules(answer: Any) -> dict[str, tuple[Any, ...]]:
     """Check the answer to ``amanda_register_mapping_rules``.
 
     Raises:
-        TypeError: it is no dictionary of namespace prefixes and lists of rules.
+        TypeError: it is not a dictionary of namespace prefixes and lists of rules.
     """
     hook = "amanda_register_mapping_rules()"
     if not isinstance(answer, (Mapping, type(None))):

@@ -45,7 +45,7 @@ def load(name: str) -> type[Tool]:
         name: the short name; ``<distribution>/<name>`` if several packages have a tool of it.
 
     Raises:
-        TypeError: `name` is no text.
+        TypeError: `name` is not text.
         UnknownNameError: no installed package has a tool of this name; the message has close
             matches.
         PluginError: the package that registers the tool does not contain it.

@@ -19,7 +19,7 @@ from amanda.tools.canonical import op_name
 __all__ = ["OUTSIDE", "OpDescription", "describe", "op_name", "place", "plain_attributes"]
 
 OUTSIDE = "(outside of modules)"
-"""Shown in tables in the place of a module path for an operator that runs outside of modules."""
+"""Shown in tables in place of a module path for an operator that runs outside of modules."""
 
 
 @attrs.frozen

@@ -69,7 +69,7 @@ class OpFilter:
         skip: routines do not run at the first N executions of an operator.
 
     Raises:
-        TypeError: `ops` or `modules` are no names, or `every` or `skip` no whole number.
+        TypeError: `ops` or `modules` are not names, or `every` or `skip` no whole number.
         ValueError: `every` is less than 1, or `skip` less than 0.
     """
 

@@ -188,7 +188,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         return {}
 
     def momentary_figures(self) -> Mapping[str, float]:
-        """Figures that are no sums, such as the memory in use, of the step that ends now.
+        """Figures that are not sums, such as the memory in use, of the step that ends now.
 
         Called once at the end of each step: it has to be quick.
         """

@@ -337,7 +337,7 @@ def _prove() -> Sequence[str]:
         y = product * product
         dx, dw = tape.gradient(y, [x, weight])
     wanted = {"y": (y, [[9.0]]), "dx": (dx, [[18.0, 0.0]]), "dw": (dw, [[6.0], [12.0]])}
-    # The sum of both gradients of the product is no operator of the program.
+    # The sum of both gradients of the product is not an operator of the program.
     expected_ids = ["/MatMul:0", "/Mul:0"]
     problems = [] if seen == expected_ids else [f"operators seen: {seen}, not {expected_ids}"]
     for what, (got, expected) in wanted.items():

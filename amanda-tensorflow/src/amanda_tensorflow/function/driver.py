@@ -308,7 +308,7 @@ def _calling_in_tool_code(vanilla: Callable[..., Any]) -> Callable[..., Any]:
 
 def _recording_call(vanilla: Callable[..., Any]) -> Callable[..., Any]:
     """The patch of ``_TapeGradientFunctions.record``: what is recorded of an eager call can be
-    instrumented as long as the tape has it, also where the program has let go of the function."""
+    instrumented as long as the tape has it, also where the program has dropped the function."""
 
     def record(functions: Any, flat_outputs: Any, inference_args: Any, input_tangents: Any) -> None:
         _internals.keep_differentiated(functions)

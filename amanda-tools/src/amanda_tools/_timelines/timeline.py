@@ -191,7 +191,7 @@ class Sums:
 
 
 _COLLECTION = -2
-"""Stands for a garbage collection in the place of an operator's number."""
+"""Stands for a garbage collection in place of an operator's number."""
 
 
 class Collections:

@@ -93,7 +93,7 @@ def read_tensor(path: Path, key: str) -> Array:
     """Read one tensor of a file; types that NumPy lacks as float32.
 
     Raises:
-        FileError: the file cannot be read, is no safetensors file, or has no such tensor.
+        FileError: the file cannot be read, is not a safetensors file, or has no such tensor.
     """
     library, key = importlib.import_module("safetensors"), stored_name(key)
     try:

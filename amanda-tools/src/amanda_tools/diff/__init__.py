@@ -34,7 +34,7 @@ class DiffOptions(DumpOptions):
 
     Attributes:
         reference: the folder that an earlier run has written; a recording or a tool from Python.
-        tolerance: relative error of a tensor that is no divergence.
+        tolerance: relative error of a tensor that is not a divergence.
         align: how operators find each other: id, order (of their types), value or auto.
         html: also write the comparison as a page.
     """

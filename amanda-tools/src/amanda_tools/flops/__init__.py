@@ -327,7 +327,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
         It is the operations of a step over those that the device could have done in its time
         (Chowdhery et al., "PaLM", 2022, appendix B), here with recomputation. A step lasts from
-        the beginning of its forward pass to the end of the optimizer's step: loading data is no
+        the beginning of its forward pass to the end of the optimizer's step: loading data is not
         part of it. None without a step or a peak.
         """
         timed = [step["seconds"] for step in self.figures_of_steps().values() if "seconds" in step]
@@ -568,7 +568,7 @@ def _probes_of(namespace: Namespace) -> tuple[bool, Callable[[], bool]]:
 
 
 def _only_reads(op: OpDescription) -> tuple[bool, bool]:
-    """Whether an operator is no part of the model, and whether it computes nothing."""
+    """Whether an operator is not part of the model, and whether it computes nothing."""
     return op.phase != "forward", op.type in WITHOUT_ACTIVATION
 
 

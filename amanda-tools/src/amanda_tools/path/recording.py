@@ -277,7 +277,7 @@ class PassRecorder(Tool):
         source = None if link is None else running.executions.get(link.producer)
         position = len(execution.inputs)
         is_parameter = position in execution.op.parameters
-        # A script's operator that made a parameter is no part of the model.
+        # A script's operator that made a parameter is not part of the model.
         if is_parameter and source is not None and not source.op.is_in_module:
             source = None  # the source has written a parameter: an optimizer, or an initializer
         if source is None or link is None or link.position >= len(source.outputs):

@@ -54,7 +54,7 @@ class AttentionPruning:
         """Make an attention leave out blocks of keys.
 
         Raises:
-            Untreatable: it is no attention, or a causal one.
+            Untreatable: it is not attention, or a causal one.
         """
         if op.type == "softmax":
             check_softmax(context)

@@ -26,7 +26,7 @@ class OpFigures:
     Attributes:
         signature: facts that all executions share.
         formula: of its multiply-accumulates; None for an operator that counts none.
-        is_view: its outputs are no activations.
+        is_view: its outputs are not activations.
     """
 
     signature: Signature

@@ -362,7 +362,7 @@ class Recorder:
     def building(self) -> list[Any]:
         """The layers of Keras that are called in this thread, None for a call that builds a model.
 
-        While one of them is not built, calls are no part of a pass.
+        While one of them is not built, calls are not part of a pass.
         """
         layers: list[Any] | None = getattr(self._local, "building", None)
         if layers is None:

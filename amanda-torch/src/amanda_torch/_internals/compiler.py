@@ -143,7 +143,7 @@ def _capture_options(eager: bool, refuse: Callable[[type[Any]], Any] | None) -> 
     """Dynamo's settings for a capture; the arguments are those of :func:`frame_converter`."""
     from torch._dynamo import config
 
-    # Else it makes tensors of floats that change, in code around the graph.
+    # Otherwise it makes tensors of floats that change, in code around the graph.
     options: dict[str, Any] = {"specialize_float": True, **(_EAGER_CAPTURE if eager else {})}
     names = (
         # The program sets these two for the code that it compiles; captured code runs uncompiled

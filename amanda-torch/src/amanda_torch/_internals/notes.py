@@ -32,7 +32,7 @@ COMPILER_MODULE_CALL = "unpatched_nn_module_call"
 captures the code of any other one."""
 
 MADE_MODULE = "made"
-"""In the place of an expression that leads to a module, for one that the captured code makes."""
+"""In place of an expression that leads to a module, for one that the captured code makes."""
 
 
 class _Made:
@@ -103,7 +103,10 @@ class _MarkedCall:
             for value in values:
                 proxies += _proxies_in(tx, value)
         except Exception as error:
-            MODULE_MARKS.refused = f"Dynamo gives no information about an input or output of a module ({type(error).__name__})"
+            MODULE_MARKS.refused = (
+                "Dynamo gives no information about an input or output of a module "
+                f"({type(error).__name__})"
+            )
         args = number, is_exit, proxies
         return tx.output.create_proxy("call_function", module_mark, args, {}).node
 

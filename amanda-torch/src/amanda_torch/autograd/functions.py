@@ -1,6 +1,6 @@
 """The ``autograd.Function``s that the driver inserts: straight-through values, gathered gradients.
 
-``is_own`` in :mod:`amanda_torch.autograd.nodes` looks through their nodes, so that they are no
+``is_own`` in :mod:`amanda_torch.autograd.nodes` looks through their nodes, so that they are not
 backward operators.
 """
 
@@ -18,7 +18,7 @@ Gradients = Callable[[list[Any]], Sequence[Any]]
 
 
 class AmandaSubstitute(torch.autograd.Function):
-    """Another value in the place of a tensor; the gradient passes straight through to the tensor.
+    """Another value in place of a tensor; the gradient passes straight through to the tensor.
 
     Its arguments are the tensor and a list with the other value.
     """

@@ -5,7 +5,7 @@ Each call in the graph becomes the call of a global of the function::
     code = GraphCode(module)
     code.function(code.vanilla)(*inputs)        # as the graph itself
 
-Other statements can be written in the place of calls::
+Other statements can be written in place of calls::
 
     text = code.statements[0].text("site")      # relu = site(x)
     code.rewritten(code.vanilla, {0: text}, "", {"site": torch.relu})(*inputs)

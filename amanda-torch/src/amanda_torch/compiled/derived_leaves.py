@@ -9,7 +9,7 @@ hook no accumulation and leave no mark there. Instead:
   of the pass, as they are by operators with hooks (:meth:`Leaves.found`);
 - an operator outside of the graph that uses the same parameter has the accumulation marked and
   hooked before it looks at it, for it finds a :class:`LateClaims` of amanda_torch.autograd.claims
-  in the place of the owner's iteration (:meth:`Leaves.mark`).
+  in place of the owner's iteration (:meth:`Leaves.mark`).
 """
 
 from __future__ import annotations

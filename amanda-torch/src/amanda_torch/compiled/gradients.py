@@ -167,7 +167,7 @@ class Tally:
     """The counts to add when compiled code has run, and when its backward pass has.
 
     Args:
-        claimer: hooks the accumulations of leaves, which are no part of the code.
+        claimer: hooks the accumulations of leaves, which are not part of the code.
 
     Attributes:
         forward: what forward operators add to; not changed any more when the code has run.

@@ -375,7 +375,7 @@ class CapturedModule:
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
 
     def is_outdated(self) -> bool:
-        """Whether a class has got another method in the place of one that was captured.
+        """Whether a class has got another method in place of one that was captured.
 
         Dynamo guards functions of modules and of instances, and no methods of classes (2.13).
         """
@@ -501,7 +501,7 @@ def _kind(module: nn.Module, form: Any, operators: Operators) -> Any:
 
 
 def _without_classes(form: Any) -> Any:
-    """The form of a call with weak references in the place of classes."""
+    """The form of a call with weak references in place of classes."""
     if isinstance(form, tuple):
         return tuple(map(_without_classes, form))
     return weakref.ref(form) if isinstance(form, type) else form

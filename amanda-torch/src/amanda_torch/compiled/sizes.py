@@ -95,7 +95,7 @@ class SymbolicSizes:
 
         Args:
             inputs: of the graph.
-            held: its tensors that are no inputs.
+            held: its tensors that are not inputs.
         """
         names = [node.name for node in self._graph.nodes if node.op == "placeholder"]
         found = TensorsOfRun(self, self.values(self.key(inputs)))

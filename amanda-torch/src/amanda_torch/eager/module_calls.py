@@ -72,7 +72,7 @@ class ModuleCall:
     def __enter__(self) -> ModuleCall:
         # In one function: the calls of a small model come here again and again.
         tracker, module = self._tracker, self._module
-        # What a checkpoint runs again in a backward pass is no forward pass.
+        # What a checkpoint runs again in a backward pass is not a forward pass.
         is_outermost = tracker.frame.phase is not None and _graph_task() == -1
         self.parent = parent = tracker.enter_module(module)
         self._frame = frame = tracker.frame

@@ -246,7 +246,7 @@ class Frame(_ReadOfFrame):
     def check(self, is_checked: bool) -> None:
         """Set :attr:`is_checked`."""
         self.is_checked = is_checked
-        # Functions that are no operators stay: their cell is a list without a count.
+        # Functions that are not operators stay: their cell is a list without a count.
         for func in [func for func, cell in self.cells.items() if cell]:
             del self.cells[func]
 
@@ -491,7 +491,7 @@ class Tracker(_ReadOfTracker):
         frame = self.frame
         if frame.is_checked or not frame.asides:
             return frame.is_checked
-        # In training, what makes tensors is no setup any more.
+        # In training, what makes tensors is not a setup any more.
         left_out = "setup" if self.has_trained else ""
         return any(name in a.names for a in frame.asides.values() if a.phase != left_out)
 
@@ -586,7 +586,7 @@ class Tracker(_ReadOfTracker):
         for child in root.children.values():
             child.calls = 0
         for frame in root.asides.values():
-            # What builds models is no part of an iteration, unless the program tells of one.
+            # What builds models is not part of an iteration, unless the program tells of one.
             if frame.phase != "setup" or not (self.has_run or self.has_trained):
                 for cell in frame.names.values():
                     cell[0] = 0

@@ -75,7 +75,7 @@ class _Notes(amanda.Tool):
 
     Args:
         after: routines after forward operators, by type.
-        backward: routines in the place of backward operators, by type.
+        backward: routines in place of backward operators, by type.
     """
 
     def __init__(

@@ -212,7 +212,7 @@ class Tracers:
                 above = interceptor.exit()
             yield
         finally:
-            # First, so that the end of the scope finds it after an interrupt, and lets go of it.
+            # First, so that the end of the scope finds it after an interrupt, and drops it.
             LOCAL.interceptor = interceptor
             if listening and not interceptor.is_listening():
                 interceptor.enter(above)

@@ -70,7 +70,7 @@ class ContextTests(ContractTests):
         assert self.selected(program, "split", "insert_after_op") == [[X[0]], [X[1]]]
 
     def test_attributes(self) -> None:
-        """Arguments that are no tensors are attributes, by name."""
+        """Arguments that are not tensors are attributes, by name."""
         seen: list[Any] = []
         tool = self.probe("split", before=lambda c: seen.append(c.get_attrs()))
         self.run(self.fw.program(self.fw.split, X), tool)

@@ -30,7 +30,7 @@ _FEW = 6
 """A list with at most so many plain values is shown as a figure, not as a table."""
 
 _MANY = 24
-"""A mapping with more entries that are no figures is one table, not one table per entry."""
+"""A mapping with more entries that are not figures is one table, not one table per entry."""
 
 
 def document_of(report: RunReport) -> Document:
@@ -197,7 +197,7 @@ def _operators(ops: Any) -> list[PageTable]:
 
 
 def _with_step(op: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The figures of the last step in the place of those of the run, which come after them."""
+    """The figures of the last step in place of those of the run, which come after them."""
     step = op.get("per_step")
     if not isinstance(step, Mapping):
         return op
