@@ -387,7 +387,7 @@ def _paths(answer: Any) -> list[Path]:
     """The files that ``write_files()`` of a tool says to have written, one or several.
 
     Raises:
-        TypeError: something else than paths.
+        TypeError: something other than paths.
     """
     given = [answer] if isinstance(answer, (str, os.PathLike)) else answer
     try:

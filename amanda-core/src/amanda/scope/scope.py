@@ -256,7 +256,7 @@ class Scope:
                 driver.exit_thread()
 
     def _check_drivers(self, chosen: Sequence[type[Driver]]) -> None:
-        """See that one of the drivers that were chosen is in use.
+        """Check that one of the drivers that were chosen is in use.
 
         Raises:
             NoDriverError: all of them have failed.

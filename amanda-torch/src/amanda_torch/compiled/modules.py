@@ -228,7 +228,7 @@ def _number_of(operators: Sequence[Any]) -> int:
 
 
 _FIRST: Any = object()
-"""Stands for the form of a call that is not looked at."""
+"""Stands for the form of a call that is ignored."""
 
 _attribute = object.__getattribute__
 """An attribute of a module, past a look-up of its class's own."""
