@@ -185,7 +185,7 @@ def test_a_file_is_no_output_folder(amanda: Command, script: Script) -> None:
     path = str(script(OPERATORS))
     run = amanda("run", "-t", "count", "-o", path, path)
     assert run.returncode == 2
-    said = f"cannot write to the output folder {path}: something of that name is there, which is no"
+    said = f"cannot write to the output folder {path}: something of that name exists and is not"
     assert said in run.stderr
 
 

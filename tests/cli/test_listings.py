@@ -275,7 +275,7 @@ def test_mistakes_in_the_variables_are_warnings(amanda: Command) -> None:
         assert f"amanda: warning: {text}" in run.stderr
     doctor = amanda("doctor", **{**ALONE, "AMANDA_PLUGINS": "bogus"})
     assert doctor.returncode == 1
-    assert "1 problem\n  AMANDA_PLUGINS=bogus means nothing" in doctor.stdout
+    assert "1 problem\n  AMANDA_PLUGINS=bogus is unknown" in doctor.stdout
 
 
 def test_the_doctor_says_that_no_driver_is_installed(amanda: Command) -> None:

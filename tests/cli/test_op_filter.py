@@ -225,7 +225,7 @@ def test_on_the_command_line(amanda: Command, script: Script, tmp_path: Path) ->
     assert mistaken.stderr.splitlines() == [
         complaint.format("--ops mull") + "; there are add, mul",
         complaint.format("--modules (nobody|I).*")
-        + "; in a pattern * is any text and ? any character: it is not a regular expression",
+        + "; a pattern is not a regular expression: * is any text and ? any character",
     ]
     for option in ("--every=0", "--skip=-1"):
         wrong = amanda("run", "-t", "count", option, str(script("print('ran')")))

@@ -251,7 +251,7 @@ def test_the_path_of_a_module_is_answered_with_its_name(amanda: Command, script:
     ("name", "content", "said"),
     [
         ("run.sh", b"#!/bin/bash\npython train.py --its | tee log\n", "begins with #!/bin/bash"),
-        ("picture.png", b"\x89PNG\r\n\x1a\n\0\0", "no Python script: it is a binary file"),
+        ("picture.png", b"\x89PNG\r\n\x1a\n\0\0", "not a Python script: it is a binary file"),
         ("cells.ipynb", b'{"cells": [], "nbformat": 4}', "is a notebook; write %load_ext amanda"),
     ],
 )

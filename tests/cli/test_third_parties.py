@@ -253,7 +253,7 @@ MALFORMED = {
     "def charts(self):\n    return [Chart(title='c', kind='bar', labels=[], values={'s': [1]})]": (
         "chart 'c' has 0 labels, and 1 values of 's'"
     ),
-    "def charts(self):\n    return [3]": "charts: int 3 is no Chart",
+    "def charts(self):\n    return [3]": "charts: int 3 is not a Chart",
     "def result(self):\n    return {'summary': {'x': Mute()}}": "ValueError: mute",
 }
 

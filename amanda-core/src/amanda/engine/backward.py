@@ -28,7 +28,7 @@ Gradients = list[Any]
 
 
 class PastTensor:
-    """A forward tensor as a backward analysis reads it: gone when nobody else holds it.
+    """A forward tensor as a backward analysis reads it: released when nothing else holds it.
 
     Args:
         reference: gives the tensor while it lives, then None.
@@ -49,7 +49,7 @@ class PastTensor:
         return None
 
     def add_stand_in(self, reference: Callable[[], Any]) -> None:
-        """Note another tensor of the same value, which is handed on in place of this one."""
+        """Note another tensor of the same value, which is passed on in place of this one."""
         self._references.append(reference)
 
     def constant(self) -> Any:

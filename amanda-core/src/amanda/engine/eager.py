@@ -617,7 +617,7 @@ def _flat(result: Any, is_tensor: Callable[[Any], bool]) -> tuple[Tensors, Rebui
 
 
 class _ModuleCall:
-    """A call of a module of which tools are told."""
+    """A call of a module that is reported to tools."""
 
     def __init__(self, driver: EagerDriver, module: Any, inputs: Sequence[Any]) -> None:
         self._driver = driver

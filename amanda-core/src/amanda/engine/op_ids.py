@@ -62,7 +62,7 @@ class OpIds(threading.local):
 
     @property
     def prefix(self) -> str:
-        """What the ids of the running module's operators begin with, "" outside of modules."""
+        """The common beginning of the running module's operator ids, "" outside of modules."""
         return self._calls[-1].prefix if self._calls else ""
 
     def next(self, op_name: str, phase: Phase = "forward") -> str:

@@ -1,6 +1,6 @@
 """Runs the routines at derived points.
 
-A driver tells of modules, passes and optimizer steps as it meets them::
+A driver reports modules, passes and optimizer steps as they occur::
 
     points = dispatcher.points
     points.forward_begins(scopes, "Net", trains=True)
@@ -69,7 +69,7 @@ class Points:
         """An outermost module is called.
 
         Args:
-            model: what the ids of its operators begin with.
+            model: the common beginning of its operators' ids.
             trains: whether it is in training, with gradients.
             differentiates: whether the gradients are computed with it, as in a run of a graph.
         """
@@ -177,7 +177,7 @@ class Points:
     def call_optimizer(
         self, step: Callable[[], Any], steps: Callable[[], int | None] = lambda: None
     ) -> Any:
-        """Let an optimizer step, and tell of it.
+        """Run an optimizer step, and report it.
 
         Args:
             step: the call of the optimizer.

@@ -175,7 +175,7 @@ class ActionCache:
         return found or [record for record in self if backward_id in record.children]
 
     def forget(self, model: str) -> None:
-        """Drop the records of a model of which no operator can run again, forward or backward.
+        """Drop the records of a model none of whose operators can run again, forward or backward.
 
         Args:
             model: what the keys of its records begin with, before a dot, a slash or a ``#``.
@@ -206,7 +206,7 @@ def _counts(records: Sequence[OpRecord]) -> tuple[int, int, int]:
 
 
 class Rehearsal(Protocol):
-    """A backward pass of a driver's own, of which the program sees nothing.
+    """A backward pass of the driver itself, invisible to the program.
 
     Analyses of backward operators run in it, routines do not: the dispatcher is paused.
     """

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 Phase = Literal["setup", "forward", "backward", "optimizer", "other"]
-"""What an operator belongs to: to building and initialising models, to the computation of results
-and losses, to that of gradients, to the change of parameters, or to none of them: data, metrics."""
+"""The phase of an operator: building and initialising models, computing results and losses,
+computing gradients, changing parameters, or anything else (data, metrics)."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 

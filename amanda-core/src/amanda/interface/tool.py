@@ -31,7 +31,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class Registered:
     """Counts the registrations of analyses, of all tools.
 
-    What follows from them is right as long as the count stays the same.
+    Results derived from the registrations stay valid as long as the count does not change.
     """
 
     __slots__ = ("count",)

@@ -39,8 +39,8 @@ BROKEN = (Exception, SystemExit)
 module may end with ``sys.exit()``."""
 
 EXHAUSTED = (RecursionError, MemoryError)
-"""Exceptions that tell of the program's stack or memory, and nothing of the plugin or driver that
-meets them: they are raised, so that the program may try again."""
+"""Exceptions that are caused by the program's stack or memory, not by the plugin or driver in which
+they occur: they are raised, so that the program may try again."""
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith(f"{hookspecs.PROJECT}_"))
 """The names of the hooks."""
@@ -151,7 +151,7 @@ class Registry:
         except BROKEN as error:
             self._failed(record, error)
         except KeyboardInterrupt as error:
-            # It may have taken long: the user is told what has.
+            # It may have taken long: the message names the plugin.
             error.add_note(
                 f"interrupted while plugin {record.title} was loaded; "
                 f"AMANDA_DISABLE_PLUGINS={record.distribution} leaves it out"
@@ -355,8 +355,8 @@ def registry() -> Registry:
 def tools() -> dict[str, ToolEntry]:
     """All registered tools by name.
 
-    Of several tools with one short name, the one of our distributions has it, or else the one of
-    the first distribution in the alphabet; the others are found as ``<distribution>/<name>``.
+    If several tools have one short name, it means the one of Amanda's distributions, or else of the
+    alphabetically first distribution; the others are found as ``<distribution>/<name>``.
     """
     groups: dict[str, list[ToolEntry]] = {}
     for record in registry().loaded():

@@ -65,7 +65,7 @@ class OpDescription:
         return {**self.identity(), **self.facts()}
 
     def identity(self) -> dict[str, Any]:
-        """The keys that tell the operator; that of a backward operator also has ``forward``."""
+        """The keys that identify the operator; a backward operator also has ``forward``."""
         row = {
             "id": self.id,
             "type": self.type,

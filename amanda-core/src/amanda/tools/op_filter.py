@@ -1,6 +1,6 @@
 """A filter for all tools of a scope: which operators they see, at which executions they act.
 
-It is what ``--ops``, ``--modules``, ``--every`` and ``--skip`` of ``amanda run`` are made of::
+The options ``--ops``, ``--modules``, ``--every`` and ``--skip`` of ``amanda run`` use it::
 
     with amanda.apply(tool, op_filter=OpFilter(modules=["layer1.*"], skip=10)):
         train(model)
@@ -127,7 +127,7 @@ class OpFilter:
         return restricted
 
     def unmatched(self) -> list[str]:
-        """A line for each name or pattern that has selected no operator, with what was there."""
+        """A line for each name or pattern that has selected no operator, with existing ones."""
         given = {"--ops": (self.ops, self._met_ops), "--modules": (self.modules, self._met_modules)}
         return [
             f"{option} {name} matches no operator that the tools have seen{_met(name, met)}"
