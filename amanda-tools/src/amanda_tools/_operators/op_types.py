@@ -158,8 +158,8 @@ FREE = VIEWS.union(
 )
 """Types that count no floating-point operation, as papers that compare models count.
 
-Only sums of products count: not what computes element by element, moves, selects, reduces,
-normalizes or draws numbers.
+Only sums of products count, not operators that compute element by element, move, select, reduce,
+normalize or draw numbers.
 """
 
 

@@ -50,7 +50,7 @@ class Parameter:
 
 @attrs.define(eq=False)
 class VariableUse:
-    """What a run does with one variable.
+    """The uses of one variable in a run.
 
     Attributes:
         parameter: the variable, counted as a parameter.

@@ -19,7 +19,7 @@ _PRODUCTS = frozenset({"matmul", "einsum"})
 
 @attrs.define
 class Targets:
-    """Selects the model's operators by type, without excluded ones; remembers what it met.
+    """Selects the model's operators by type, without excluded ones; remembers which types occurred.
 
     Operators of other phases, as those that initialise weights, are left alone and counted.
 

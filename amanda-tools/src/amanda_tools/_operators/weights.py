@@ -1,4 +1,4 @@
-"""The weight of one operator, as tools see it that change weights: value, layout, groups.
+"""The weight of one operator, for tools that change weights: value, layout, groups.
 
 In an analysis::
 

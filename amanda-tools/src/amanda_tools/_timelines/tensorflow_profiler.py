@@ -80,7 +80,7 @@ class Recording:
         return _SHARED.runs
 
     def watch(self) -> None:
-        """Note from now on what use the program makes of the profiler; to be called before
+        """Note from now on when the program uses the profiler; to be called before
         :meth:`start`."""
         _SHARED.watch(self)
 

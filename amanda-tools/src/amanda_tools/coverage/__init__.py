@@ -63,7 +63,7 @@ class CoveredOp:
 
 
 class CoverageTool(PrintingTool[CoverageOptions]):
-    """Tells of each operator, forward and backward, which mechanisms see it (paper, Figure 9).
+    """Shows which mechanisms see each operator, forward and backward (paper, Figure 9).
 
     Example: ``amanda run -t coverage:by=module,svg=true -o out -- train.py``
     """
@@ -96,7 +96,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
                 self.add_inst_for_module(self._passed, exit=is_exit)
 
     def exit_scope(self) -> None:
-        """Forget what runs."""
+        """Forget the running calls."""
         for peers in self._peers.values():
             for peer in peers:
                 peer.exit()

@@ -59,8 +59,8 @@ from amanda_tools.flops.tally import (
 __all__ = ["FlopsOptions", "FlopsTool"]
 
 Op = ProductOp | ProductGradientOp | UnknownOp | OpDescription
-"""One that counts zero by convention is its description alone: most operators are, and a further
-object for each would be one more for the garbage collector to visit."""
+"""An operator that counts zero by convention, as most do, is represented by its description alone:
+one object more for each would cost the garbage collector a visit."""
 
 _WAYS = ("forward", "backward")
 
@@ -240,7 +240,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _has_known_gradients(
         self, known: ProductGradientOp, context: OpContext, forward: Any
     ) -> bool:
-        """Count the executions of a gradient of whose shapes the graph tells some.
+        """Count the executions of a gradient some of whose shapes the graph contains.
 
         Args:
             forward: shapes of the forward operator; None where the graph does not tell them.
@@ -562,13 +562,13 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
 @functools.cache
 def _probes_of(namespace: Namespace) -> tuple[bool, Callable[[], bool]]:
-    """Whether operators run one by one, and what tells that a backward pass runs."""
+    """Whether operators run one by one, and a function that says whether a backward pass runs."""
     is_eager = namespace.tags[-1] == "eager" or namespace.matches("pytorch")
     return is_eager, backward_probe(namespace.tags[0])
 
 
 def _only_reads(op: OpDescription) -> tuple[bool, bool]:
-    """Whether an operator is not part of the model, and whether it computes nothing."""
+    """Whether an operator is outside of the model, and whether it computes nothing."""
     return op.phase != "forward", op.type in WITHOUT_ACTIVATION
 
 

@@ -109,7 +109,7 @@ class Formulated(Protocol):
 
 @attrs.define(eq=False)
 class Tally(Generic[KeyT]):
-    """Counts executions by their shapes, and turns them into multiply-accumulates later.
+    """Counts executions by their shapes, and converts them to multiply-accumulates later.
 
     Attributes:
         op: gives the multiply-accumulates of one execution with given shapes.
@@ -166,7 +166,7 @@ class Tally(Generic[KeyT]):
                 total.macs += executions * macs
                 self.sum.add(executions * macs)
         if runs:
-            # What was counted is in the totals; the same shapes may come again.
+            # These counts are in the totals; the same shapes may occur again.
             self.folded = total
             runs.clear()
         if added is None:

@@ -233,7 +233,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Path]:
             about = parse_json((file.metadata() or {})["amanda_paths"], path)
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
         return {name: _path_of(name, one, arrays) for name, one in about.items()}
-    # Types and parts that differ raise whatever the code that uses them raises.
+    # Wrong types or missing parts raise different errors, depending on the code that uses them.
     except Exception as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise FileError(
@@ -242,7 +242,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Path]:
 
 
 def _path_of(name: str, one: Mapping[str, Any], arrays: Mapping[str, Array]) -> Path:
-    """Make the path of a name from what a file says of it, and from the file's arrays."""
+    """Create the path of a name from its entry in a file, and from the file's arrays."""
     masks = {
         key: _mask_of(key, shape, arrays[stored_name(f"{name} {key}")])
         for key, shape in one["shapes"].items()

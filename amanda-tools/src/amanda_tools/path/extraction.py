@@ -168,7 +168,8 @@ class Extraction:
     def _wanted(
         self, sample: int, execution: RecordedExecution, outputs: Sequence[int]
     ) -> list[Wanted]:
-        """Merge what readers have claimed of each output; where they disagree, own values count."""
+        """Merge the claims of all readers of each output; where they disagree, the output's own
+        values count."""
         found = []
         for position in outputs:
             claims = self._claims.pop((sample, execution, position), [])

@@ -345,7 +345,7 @@ def find_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[Record
 
 
 def _named_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[RecordedExecution]]:
-    """What has the name of a loop or a branch, and may be a name scope all the same."""
+    """Groups that are named like loops or branches, but may be plain name scopes."""
     found: dict[str, set[RecordedExecution]] = {}
     parts: dict[str, set[str]] = {}
     for execution in executions:
@@ -359,11 +359,11 @@ def _named_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[Reco
 
 
 def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | None:
-    """Find the output to explain: the end of the longest way through a model that may be scores.
+    """Find the output to explain: the end of the longest path through a model that may be scores.
 
-    Of equals the last. Operators of a loss, by name or type, and those outside of modules and Keras
-    layers count only if there is nothing else: this leaves out a script's own arithmetic and its
-    optimizer. Where loops or branches of a graph interrupt the way, the last candidate counts.
+    Of several the last. Operators of a loss, by name or type, and those outside of modules and
+    Keras layers count only if there is nothing else: this leaves out a script's own arithmetic and
+    its optimizer. Where loops or branches of a graph interrupt the way, the last candidate counts.
     """
     depths: dict[RecordedExecution, int] = {}
     for execution in executions:
