@@ -1,5 +1,4 @@
-"""The plugin: registers the tool. It is loaded whenever Amanda looks for tools; keep imports
-light."""
+"""The plugin: registers the tool. It is loaded whenever Amanda looks for tools; keep imports light."""
 
 from __future__ import annotations
 

@@ -62,8 +62,7 @@ class ShapesTool(ReportingTool[ShapesOptions]):
     # -- the result -------------------------------------------------------
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """For each operator ``executions``, and ``shapes`` with their number, most frequent
-        first."""
+        """For each operator ``executions``, and ``shapes`` with their number, most frequent first."""
         return [
             {
                 **op.row(),
