@@ -53,7 +53,7 @@ _COMMON = frozenset(
 
 
 class TensorFlowDriver(Driver, abc.ABC):
-    """The drivers of all modes of TensorFlow; what can be said of them without importing it.
+    """The base class of the drivers of all modes of TensorFlow; imports no TensorFlow.
 
     Attributes:
         patches: the patches that are in place while the driver is attached.

@@ -189,11 +189,11 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         return copy
 
     def _prepare(self, building: Building, source: Any, iterations: Iterations | None) -> None:
-        """Decide whether a copy tells of modules, and whether its operators are added at once.
+        """Decide whether a copy reports modules, and whether its operators are added immediately.
 
         Args:
             source: the graph of the vanilla function.
-            iterations: those in its runs; None where nobody is told of them.
+            iterations: those in its runs; None if they are not reported.
         """
         points, scopes = self.dispatcher.points, building.scopes
         is_wanted = points.wants_modules(scopes)
@@ -244,11 +244,11 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         )
 
     def _iterations(self, source: Any, building: Building) -> Iterations | None:
-        """The iterations in the runs of a function; None where nobody is told of them.
+        """The iterations in the runs of a function; None if they are not reported.
 
         Args:
             source: its graph.
-            building: the copy, which tells of those within its runs.
+            building: the copy, which reports those within its runs.
         """
         points = self.dispatcher.points
         if not points.is_wanted(building.scopes) or sets_variables_only(source):
@@ -275,8 +275,8 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
 
 
 def _raise_shown(error: Exception, function: Any) -> NoReturn:
-    """Raise what the program is to see of an error in a function: the exception of a routine, or
-    TensorFlow's own with the function's name."""
+    """Raise the error that the program sees for an error in a function: the exception of a routine,
+    or TensorFlow's own with the function's name."""
     raise_original(error)
     shown = reworded(error, _internals.graph_of(function))
     if shown is error:
@@ -332,7 +332,7 @@ def _note_reports(copy: Copy, building: Building, iterations: Iterations | None,
 
 
 def _told_run(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> GraphRun:
-    """Tells of a run of a copy, which begins."""
+    """Report the start of a run of a copy to the tools."""
     found, passing = copy.iterations, None
     if copy.told:
         assert found is not None

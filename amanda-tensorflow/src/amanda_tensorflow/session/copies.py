@@ -61,10 +61,10 @@ class Prepared:
     """A run that has been prepared.
 
     Attributes:
-        made: what runs instead of the user's graph.
+        made: the copy that runs instead of the user's graph.
         executions: counts the runs; None if there is nothing to count.
-        modules: tells of the modules that it enters; None where nobody is told.
-        kind: what it is; None where no tool has a routine at passes.
+        modules: reports the modules that it enters; None if they are not reported.
+        kind: the kind of run; None if no tool has a routine at passes.
     """
 
     made: Made

@@ -78,8 +78,8 @@ def _without_guards_of_ours(entries: Sequence[Any]) -> Sequence[bool]:
 
 
 class _Refused(set[type[Any]]):
-    """Stands for the classes of tensors that Dynamo does not look into, of which it asks for each
-    tensor of a subclass before it reads one: it is told of no answer, but of an error."""
+    """Replaces Dynamo's set of opaque tensor classes, which it checks for each tensor of a subclass
+    before it reads the tensor: the check raises an error instead."""
 
     def __init__(self, refuse: Callable[[type[Any]], Any]) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ _TRACERS_STATE = "tracing_state_functions"
 
 
 class _EagerAnswers(dict[Any, Any]):
-    """What code is told that asks whether it is compiled: no, as in eager mode."""
+    """The answers for code that checks whether it is compiled: no, as in eager mode."""
 
     def __getitem__(self, question: Any) -> Any:
         answer = super().__getitem__(question)
@@ -396,7 +396,7 @@ def compiler_of(callback: Any) -> Any:
 
 
 def not_captured(*, recursive: bool = False, always: bool = False) -> Any:
-    """What a frame callback returns for a frame that is to run as it is.
+    """The return value of a frame callback for a frame that is to run uncompiled.
 
     Args:
         recursive: whether the functions that it calls run as they are, too.
@@ -494,7 +494,7 @@ def call_captured(callback: Any, function: Callable[..., Any], *args: Any) -> An
 
 
 def forget_captured(code: types.CodeType, loaded: dict[str, Any] = sys.modules) -> None:
-    """Drop what Dynamo has captured of some code, which keeps the callback that it was captured by.
+    """Drop Dynamo's captures of some code, which keep the callback that made them.
 
     That is memory of C++: the garbage collector finds no cycle through it.
 

@@ -1,6 +1,6 @@
 """Backward operators: which autograd nodes belong to which operator, and when they are hooked.
 
-A :class:`Claimer` is told of an operator right after it has run::
+A :class:`Claimer` is called for an operator right after it has run::
 
     start = _internals.sequence_number()
     result = operator(...)
@@ -604,7 +604,7 @@ class Claimer:
         _CLAIMERS.discard(self)
 
     def forget(self, model: str) -> None:
-        """Drop what is known of the operators of a model that is gone; in whichever thread.
+        """Drop the facts about the operators of a model that is gone, in any thread.
 
         Args:
             model: what their ids begin with.
@@ -625,7 +625,7 @@ class Claimer:
     def claim_again(
         self, plan: ActionPlan, known: KnownGradients, result: Any, start: int, iteration: int
     ) -> bool:
-        """Do the work of :meth:`claim` fast, for an operator of one node of which all is known.
+        """A fast form of :meth:`claim` for an operator of one node about which everything is known.
 
         Returns:
             Whether it was such an operator; otherwise nothing is done.

@@ -245,7 +245,7 @@ class Writer:
     def _trace_gradients(
         self, node: fx.Node, inlined: Inlined, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> None:
-        """Put what finds the backward operators in place of the operator.
+        """Replace the operator by a function that finds its backward operators.
 
         Args:
             args, kwargs: of the operator, before its routines.

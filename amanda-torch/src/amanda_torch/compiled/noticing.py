@@ -1,7 +1,7 @@
-"""The run of a captured graph in which its operators are noticed, and what is learned in it.
+"""The run of a captured graph in which its operators are intercepted, and the facts noted in it.
 
 The interceptor is on, as it is in eager mode. Each call of the graph is a :class:`Step`, which says
-what has to be done at it from then on::
+what has to be done at that call in later runs::
 
     run = NoticingRun(interceptor, code, modules, is_static)
     result = run.run(inputs)
@@ -37,11 +37,11 @@ from amanda_torch.operators.names import Kind, kind_of
 _MODULES_NOT_FOUND = "calls of modules in captured graphs whose modules are not found"
 
 _NOT_KEPT: Any = object()
-"""Stands for what the interceptor has not kept of an operator."""
+"""Represents an operator of which the interceptor has kept nothing."""
 
 
 class NoticingRun:
-    """A run in which the interceptor notices each operator.
+    """A run in which the interceptor sees each operator.
 
     Args:
         interceptor: that of the current thread.

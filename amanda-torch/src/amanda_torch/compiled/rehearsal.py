@@ -1,8 +1,8 @@
-"""The first run of a graph that is then given to the program's compiler as it is.
+"""The first run of a graph that is then given unchanged to the program's compiler.
 
-Analyses need operators, with tensors that have values, and compiled code has none. So a graph runs
-operator by operator first, forward and backward; what this run has changed is put back, its outputs
-are dropped, and the program gets those of its compiler::
+Analyses need operators, with tensors that have values, and compiled code has none. So a graph first
+runs operator by operator, forward and backward; the effects of this run are undone, its outputs are
+dropped, and the program gets those of the compiled code::
 
     rehearsal = Rehearsal(code, inputs, interceptor, sizes)
     result = run(inputs)                            # analyses and routines of forward operators
@@ -317,7 +317,7 @@ class Rehearsal:
         return bool(self._quietly(self._before.is_complete))
 
     def undo(self) -> Callable[[], None]:
-        """Put back what has been changed; gives what takes that back."""
+        """Undo all changes; returns a function that applies them again."""
         redo: Callable[[], None] = self._quietly(self._before.restore)
         return lambda: self._quietly(redo)
 

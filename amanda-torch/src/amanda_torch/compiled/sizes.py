@@ -39,7 +39,7 @@ class TensorSpec:
     device: torch.device
 
     def of(self, values: dict[Any, int], *, meta: bool) -> torch.Tensor:
-        """It, where symbols have these values.
+        """The description for these values of the symbols.
 
         Args:
             meta: on the device ``meta``, and not one that tells its own device.

@@ -32,7 +32,7 @@ _is_grad_enabled = torch.is_grad_enabled
 
 
 class ModuleCall:
-    """A call of a module that is an outermost one, or of which tools are told.
+    """A call of a module that is an outermost one, or is reported to tools.
 
     Args:
         inputs: what the module is given.
@@ -132,7 +132,7 @@ class ModuleCall:
 
 
 class CallPatch:
-    """What takes the place of ``nn.Module.__call__`` in a scope.
+    """The replacement of ``nn.Module.__call__`` in a scope.
 
     ``torch.fx`` takes its place, too, for all threads, while one of them traces a model, and puts
     back what it has found. So a scope does not begin during a trace of another thread, and one that
@@ -210,7 +210,7 @@ _LOCK = Lock()
 """Held while ``nn.Module.__call__`` is replaced or put back."""
 
 _LEFT: list[tuple[PatchSet, Any]] = []
-"""What scopes have left to traces, with what they have put on."""
+"""The replacements that ended scopes have left to the end of a trace."""
 
 _LONGEST_TRACE = 30.0
 """Seconds that a scope waits for a trace, which may itself wait for the thread of the scope."""
@@ -232,7 +232,7 @@ class Current(Protocol):
 
 
 class OptimizerSteps:
-    """Tells of the steps of optimizers, by PyTorch's hooks for all of them.
+    """Reports the steps of optimizers, by PyTorch's hooks for all optimizers.
 
     The operators of a step count as those of the optimizer phase, unless a closure computes a loss
     within it.

@@ -491,7 +491,7 @@ class Tracker(_ReadOfTracker):
         frame = self.frame
         if frame.is_checked or not frame.asides:
             return frame.is_checked
-        # In training, what makes tensors is not a setup any more.
+        # In training, creating tensors is not setup any more.
         left_out = "setup" if self.has_trained else ""
         return any(name in a.names for a in frame.asides.values() if a.phase != left_out)
 
@@ -586,7 +586,7 @@ class Tracker(_ReadOfTracker):
         for child in root.children.values():
             child.calls = 0
         for frame in root.asides.values():
-            # What builds models is not part of an iteration, unless the program tells of one.
+            # Building models is not part of an iteration, unless the program declares one.
             if frame.phase != "setup" or not (self.has_run or self.has_trained):
                 for cell in frame.names.values():
                     cell[0] = 0

@@ -1,8 +1,8 @@
-"""What an operator belongs to: setup, forward, optimizer or other.
+"""The phase of an operator: setup, forward, optimizer or other.
 
-Operators of modules are forward ones. Outside of modules the code that calls an operator tells:
-a constructor of a module, an optimizer, a data loader. Where it does not, gradients do: what is
-recorded for differentiation leads to a loss. ::
+Operators of modules are forward ones. Outside of modules the phase follows from the code that calls
+the operator: a constructor of a module, an optimizer, a data loader. If that is inconclusive, an
+operator that is recorded for differentiation is a forward one, since it leads to a loss. ::
 
     phase = phase_outside("mul", (x, 2.0), tracker)     # before it is counted
     call.phase = phase_of(call, tracker)
@@ -89,7 +89,7 @@ def phase_of(call: TorchCall, tracker: Tracker) -> Phase:
 
 
 def phase_outside(name: str, values: Sequence[Any], tracker: Tracker) -> Phase:
-    """What an operator outside of modules belongs to.
+    """The phase of an operator outside of modules.
 
     Args:
         name: its name.
@@ -111,7 +111,7 @@ def phase_outside(name: str, values: Sequence[Any], tracker: Tracker) -> Phase:
 
 def is_plainly_recorded(name: str, args: Sequence[Any]) -> bool:
     """Whether an operator outside of modules is a forward one, as far as can be told at once."""
-    # Modes are told of what is asked of tensors.
+    # Modes see the attributes that are read from tensors.
     if not torch.is_grad_enabled() or name in _ASKED or _internals.mode_depth():
         return False
     # Not any(): a generator is one more frame, at each operator of a loss.

@@ -43,7 +43,7 @@ _CONTAINERS = (list, tuple, dict)
 
 
 def items_of(value: Any) -> Iterable[Any] | None:
-    """What an operator's argument holds that may be inputs; None if it is not a container."""
+    """The items of an operator's argument that may be inputs; None if it is not a container."""
     if isinstance(value, dict):
         return dict.values(value)
     return value if isinstance(value, (list, tuple)) else None
@@ -243,7 +243,7 @@ def _one_of(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 _GONE = object()
-"""Takes the place of what the program has dropped."""
+"""Represents an object that the program has dropped."""
 
 
 def _weak(value: Any) -> Callable[[], Any]:
