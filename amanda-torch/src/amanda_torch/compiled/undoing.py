@@ -1,9 +1,11 @@
-"""The state that a run of a graph may change, saved so that it can be restored::
+"""The state that a run of a graph may change, saved so that it can be restored.
 
-before = Before(code, inputs)
-run(inputs)
-if before.is_complete():
-    redo = before.restore()
+A run is undone, and redone, like this::
+
+    before = Before(code, inputs)
+    run(inputs)
+    if before.is_complete():
+        redo = before.restore()
 """
 
 from __future__ import annotations
