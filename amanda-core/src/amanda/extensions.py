@@ -50,7 +50,7 @@ class Extension:
         return self.package.replace("_", "-")
 
     def refusal(self, untested: str = "") -> str:
-        """The reason not to load the extension, as far as it is known without a try; "" for none.
+        """The reason not to load the extension, as far as it is known before loading; "" for none.
 
         Args:
             untested: the framework with its version, if it was not tested with that.

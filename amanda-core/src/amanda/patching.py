@@ -239,7 +239,7 @@ class _Replaced:
 
 
 def _noted(target: Any, name: str) -> list[_Replaced]:
-    """An attribute as it is, the last of them, and before it what changes with it."""
+    """An attribute as it is, preceded by the attributes that change with it."""
     beside: tuple[str, ...] = ()
     if inspect.isclass(target):
         beside = _OF_CLASSES.get(name, ())

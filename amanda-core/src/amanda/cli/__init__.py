@@ -101,7 +101,8 @@ def _run_command(command: str, rest: Sequence[str]) -> int:
 
 
 def _hint(command: str) -> str:
-    """What is meant by a word that is not a command: an option, a tool, a program, a command."""
+    """A hint about a word that is not a command: it may be an option, a tool, a program or a
+    misspelt command."""
     from amanda.errors import close_matches
     from amanda.tools import available
 

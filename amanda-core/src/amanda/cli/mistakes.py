@@ -1,4 +1,4 @@
-"""What is meant by a command line that is wrong: natural mistakes, and the right form of each.
+"""Explanations of wrong command lines: common mistakes, and the correct form of each.
 
 ``explain_target(Program("flops", (), False), [])`` tells that ``flops`` is a tool.
 """

@@ -246,7 +246,8 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _random_kept() -> Iterator[None]:
-    """Have the program draw the numbers that it draws without us: a plugin may draw some, too."""
+    """Restore the random state: a plugin may have drawn numbers, which the program must not
+    notice."""
     state = random.getstate()
     try:
         yield

@@ -144,7 +144,7 @@ class Points:
                 self._tell(scope, Point.FORWARD_END, id=model)
 
     def backward_begins(self) -> Scopes:
-        """A backward pass begins; the scopes that are to be told when it has ended."""
+        """A backward pass begins; returns the scopes to notify at its end."""
         scopes: Scopes = self._dispatcher.scopes()
         for scope in scopes:
             tell = partial(self._tell, scope)
@@ -160,7 +160,7 @@ class Points:
             scope.steps.backward_ends(tell)
 
     def optimizer_begins(self) -> Scopes:
-        """An optimizer begins to step; the scopes that are to be told when it has."""
+        """An optimizer begins a step; returns the scopes to notify at its end."""
         scopes: Scopes = self._dispatcher.scopes()
         for scope in scopes:
             # One that has raised before has not told that it has ended.

@@ -187,8 +187,8 @@ class ActionCache:
             self._forgotten[index] += count
 
     def counts(self) -> tuple[int, int, int]:
-        """How many forward operators were met, how many backward ones, and how many of both have
-        actions; those of models that are gone included."""
+        """The numbers of forward and of backward operators seen, and of both with actions; those of
+        models that are gone included."""
         ops, backward_ops, instrumented = self._forgotten
         now = _counts(tuple(self._records.values()))
         return ops + now[0], backward_ops + now[1], instrumented + now[2]

@@ -171,7 +171,7 @@ class Steps:
             self._close(tell)
 
     def _close(self, tell: Tell) -> None:
-        """End the iteration where nothing but its passes tells that it is complete."""
+        """Close an iteration that no step of an optimizer has ended."""
         if self._trains or (self._has_gradients and not self._is_training):
             # An evaluation between two steps of training belongs to neither.
             self._is_open, self._is_training, self._called = False, False, {}

@@ -102,7 +102,7 @@ class OpCall:
         return None
 
     def value_view(self, index: int) -> Hashable:
-        """A key that tells one view of a variable (reshaped, transposed) from another."""
+        """A key that identifies a view of a variable (reshaped, transposed)."""
         return ()
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:

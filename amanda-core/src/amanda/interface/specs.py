@@ -53,7 +53,7 @@ class TensorSpec:
 
     @property
     def itemsize(self) -> int | None:
-        """Bytes of an element; None where the framework does not tell."""
+        """Bytes of an element; None if the framework does not provide them."""
         size = getattr(self._dtype, "itemsize", None) or getattr(self._dtype, "size", None)
         return size if isinstance(size, int) else None
 

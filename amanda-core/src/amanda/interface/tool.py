@@ -277,8 +277,8 @@ class Tool:
 
 
 Turn = tuple[Analysis | None, Sequence[Analysis], Analysis | None]
-"""What a tool does at one point: before its analyses there, in them, and after those of all tools;
-None for nothing."""
+"""The calls of a tool at one point: before its analyses, the analyses, and after those of all
+tools; None for no call."""
 
 
 def turn_of(tool: Tool, point: InstPoint) -> Turn:

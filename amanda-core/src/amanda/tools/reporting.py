@@ -516,7 +516,7 @@ def _spread(figures: Mapping[str, float], low: dict[str, float], high: dict[str,
 def figures_by_phase(
     rows: Iterable[Mapping[str, Any]], figures: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Of each phase the number of operators, and sums of the figures of their rows."""
+    """The number of operators of each phase, and sums of the figures of their rows."""
     found: dict[str, dict[str, Any]] = {p: {"ops": 0, **dict.fromkeys(figures, 0)} for p in PHASES}
     ids = set[str]()
     for row in rows:

@@ -285,7 +285,7 @@ class Interception:
         return way_of
 
     def _slow(self, tracker: Tracker, op_name: str, args: tuple[Any, ...]) -> Way:
-        """The way of an operator whose entry tells that it takes the slow path.
+        """The way of an operator whose entry says that it takes the slow path.
 
         Raises:
             FallbackException: makes it take the slow path.
@@ -308,7 +308,7 @@ class Interception:
         op_name: str,
         args: tuple[Any, ...],
     ) -> Any:
-        """The way of an operator that is passed variables, and whose entry does not tell of them.
+        """The way of an operator that gets variables that its entry does not mention.
 
         Raises:
             FallbackException: it has to take the slow path.

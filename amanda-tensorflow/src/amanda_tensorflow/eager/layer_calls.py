@@ -1,4 +1,4 @@
-"""Calls of Keras layers and steps of Keras optimizers that run at once, told to tools."""
+"""Calls of Keras layers and steps of Keras optimizers in eager mode, reported to tools."""
 
 from __future__ import annotations
 

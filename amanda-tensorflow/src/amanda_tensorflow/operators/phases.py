@@ -1,4 +1,4 @@
-"""What a forward operator belongs to, by the code that has called it or added it to its graph."""
+"""The phase of a forward operator, by the code that has called it or added it to its graph."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class SessionCopies:
         return made, Executions.of(self.building, *_extent(made))
 
     def _tells_modules(self, run: SessionRun) -> bool:
-        """Whether tools are told of the modules that a run enters: building them enters none."""
+        """Whether the modules that a run enters are reported: building them enters none."""
         if self.building.modules is None or not calls_modules(self._user.graph):
             return False
         return kind_of(run) != "setup"
@@ -397,7 +397,8 @@ def _extent(run: SessionRun) -> tuple[list[Any], set[int]]:
 def _read_by_gradients(
     site: Site, run: SessionRun, feeds: Sequence[tuple[Any, Any]]
 ) -> list[tuple[Any, int]]:
-    """What gradients read in the shadow for the tensors that a run is fed, with their positions.
+    """The tensors that gradients read in the shadow for the fed tensors of a run, with their
+    positions.
 
     Behind a routine after an operator other operators read another tensor, the one that is fed.
 

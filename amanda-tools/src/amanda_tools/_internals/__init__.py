@@ -92,7 +92,7 @@ def is_profiling() -> bool:
 
 
 def prepare_profiler(profiler: Any) -> None:
-    """Have what is beneath a ``torch.profiler.profile`` get ready, as before a start.
+    """Prepare the backend of a ``torch.profiler.profile``, as before a start.
 
     ``prepare_trace()``, which is public, gives a warning where the profiler was used before (2.13).
     """

@@ -101,7 +101,7 @@ class ProfilerUses:
     def _first(
         self, vanilla: Callable[..., Any], session: Any, handle: Any, values: Any, metadata: Any
     ) -> Any:
-        """The first run of what was made callable before, with options that nothing tells of.
+        """The first run of an older callable, whose options are not known.
 
         Its metadata show whether it is traced.
         """

@@ -85,7 +85,7 @@ class Targets:
         ]
 
     def tables(self, tool: str) -> Iterable[Table]:
-        """Yield tables of skipped operators and of types that were never met."""
+        """Yield tables of skipped operators and of types that did not occur."""
         if self.skipped:
             rows = [(row["id"], row["type"], row["reason"]) for row in self.rows()]
             yield Table(f"{tool}: {len(rows)} ops skipped", ("op", "type", "reason"), rows)

@@ -65,8 +65,8 @@ one object more for each would cost the garbage collector a visit."""
 _WAYS = ("forward", "backward")
 
 _INPUTS, _SHAPES = object(), object()
-"""Keys of a forward operator's context: shapes of its inputs, and of inputs and outputs, where the
-graph tells them."""
+"""Keys of a forward operator's context: shapes of its inputs, and of inputs and outputs, if the
+graph has them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -163,7 +163,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
                 context.insert_before_op(known.counter, inputs=[])
 
     def _has_known_inputs(self, known: ProductOp, context: OpContext) -> bool:
-        """Count the executions of a product by the graph's runs, if the graph tells its shapes.
+        """Count the executions of a product by the graph's runs, if the graph has its shapes.
 
         Returns:
             False if it does not tell those of the inputs.
@@ -185,7 +185,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         return True
 
     def _has_known_outputs(self, known: ProductOp, context: OpContext) -> None:
-        """Count the executions of a product whose inputs have shapes that the graph tells."""
+        """Count the executions of a product whose input shapes are in the graph."""
         outputs = known_shapes(context.get_tensor_specs().outputs)
         if outputs is None:
             context.insert_after_op(known.end_of, shapes=context[_INPUTS])

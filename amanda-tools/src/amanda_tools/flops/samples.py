@@ -123,7 +123,7 @@ class Candidate:
     _counters: list[tuple[Counter, Sequence[int]]] = attrs.field(factory=list)
 
     def counter(self, sizes: Sequence[int]) -> Counter:
-        """The counter of executions on data of these sizes, which a graph tells."""
+        """The counter of executions on data of these sizes, which are in the graph."""
         counter = Counter()
         self._counters.append((counter, sizes))
         return counter

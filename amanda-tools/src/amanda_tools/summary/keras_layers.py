@@ -77,7 +77,7 @@ def _item_size(dtype: str) -> int:
 
 
 class KerasCalls:
-    """A patch of ``Layer.__call__`` that tells a recorder of calls.
+    """A patch of ``Layer.__call__`` that reports calls to a recorder.
 
     On the backend of PyTorch the layers are modules, whose hooks tell of them. There, and here, a
     layer that is not built calls its parts to learn their shapes before it runs (Keras 3.15); those

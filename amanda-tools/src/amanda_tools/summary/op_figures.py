@@ -1,4 +1,4 @@
-"""What one execution of an operator adds: multiply-accumulates, and bytes of its outputs."""
+"""The figures of one execution of an operator: multiply-accumulates, and bytes of its outputs."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Parameter:
 
 @attrs.frozen
 class ModuleFact:
-    """What a module is, without any call.
+    """The description of a module, without any call.
 
     Attributes:
         path: within the model, as ``module`` in the rows of tools.
@@ -263,7 +263,7 @@ class Recorder:
         self._local: Any = threading.local()
 
     def of_graphs(self) -> Recorder:
-        """A recorder of the same models for calls of which any thread may tell, in order."""
+        """A recorder of the same models for calls that any thread may report, in order."""
         other = Recorder(self._times)
         other.models, other._known, other._running = self.models, self._known, self._running
         other._local = SimpleNamespace()

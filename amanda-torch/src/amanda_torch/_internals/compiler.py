@@ -59,7 +59,7 @@ _MODE_GUARDS = frozenset({"TORCH_FUNCTION_STATE"})
 _VANILLA_CHECKS = [getattr(torch.overrides, check) for check in OVERRIDE_CHECKS]
 
 _OURS = f"{__package__.removesuffix('._internals')}."
-"""What the modules of the functions begin with that take the place of PyTorch's."""
+"""The common beginning of the modules whose functions replace PyTorch's."""
 _OUR_GLOBALS = f"G['__import_{_OURS.replace('.', '_dot_')}"
 """The globals of these modules, as they are named in guards."""
 
@@ -79,7 +79,7 @@ def _without_guards_of_ours(entries: Sequence[Any]) -> Sequence[bool]:
 
 class _Refused(set[type[Any]]):
     """Replaces Dynamo's set of opaque tensor classes, which it checks for each tensor of a subclass
-    before it reads the tensor: the check raises an error instead."""
+    before it reads the tensor: the check calls `refuse`, whose error ends the capture."""
 
     def __init__(self, refuse: Callable[[type[Any]], Any]) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ _EAGER_CAPTURE = {
     "skip_tensor_guards_with_matching_dict_tags": False,
     "use_recursive_dict_tags_for_guards": False,
 }
-"""Dynamo's settings where it captures code that nobody has compiled."""
+"""Dynamo's settings for the capture of code that the program does not compile."""
 
 
 _TOLD_COMPILED = "transformers."
@@ -208,7 +208,7 @@ difference, the operators are others than those of eager mode."""
 
 @contextmanager
 def _errors_unlogged() -> Iterator[None]:
-    """Log no errors of operators meanwhile: the module then runs as it is, and raises them.
+    """Log no errors of operators meanwhile: the module then runs uncaptured, and raises them.
 
     PyTorch 2.13 logs a traceback of each operator whose inputs do not fit; to be used with
     Dynamo's lock."""
@@ -344,7 +344,7 @@ _REGIONS = 1 << 40
 
 
 def count_captures_apart() -> None:
-    """Have Dynamo count what it captures in the present call of a compiled function by itself.
+    """Make Dynamo count its captures in the present call of a compiled function separately.
 
     The code that it has captured counts towards ``recompile_limit`` and ``error_on_recompile`` by
     regions, one for each function compiled with ``isolate_recompiles`` and one for all others
@@ -365,8 +365,7 @@ def _region_setter() -> Any:
 
 @contextmanager
 def captures_uncounted() -> Iterator[None]:
-    """What Dynamo does meanwhile is not in the counters that programs read; to be used with
-    Dynamo's lock."""
+    """Keep Dynamo's work out of the counters that programs read; to be used with Dynamo's lock."""
     counters = find_symbol("torch._dynamo.utils.counters")
     if counters is ABSENT:
         yield
@@ -425,7 +424,8 @@ def is_unsupported(error: BaseException) -> bool:
 
 
 def not_taken() -> dict[str, int]:
-    """What Dynamo could not take, each with how often; empty with a PyTorch that does not count it.
+    """The constructs that Dynamo could not capture, with their counts; empty if PyTorch does not
+    count them.
 
     PyTorch 2.13 counts the explanations that ``torch._dynamo.explain`` and its logs show.
     """
@@ -434,7 +434,7 @@ def not_taken() -> dict[str, int]:
 
 
 def is_layer_called_as_is(frame: Any) -> bool:
-    """Whether a frame is that of a recurrent layer which the code made by Dynamo calls as it is.
+    """Whether a frame is that of a recurrent layer that Dynamo's code calls uncompiled.
 
     PyTorch 2.15 breaks the graph before such a layer and counts no reason for the layer's frame;
     2.13 and 2.14 leave the function alone that calls it, and count why.
@@ -508,7 +508,7 @@ def forget_captured(code: types.CodeType, loaded: dict[str, Any] = sys.modules) 
 
 
 class Uncompiled:
-    """Has what is left of a compiled function, in the current thread, run as it is.
+    """Makes the rest of a compiled function, in the current thread, run uncompiled.
 
     It is Dynamo's frame callback meanwhile: whether it still is tells whether that function has
     ended.
@@ -542,7 +542,7 @@ class Uncompiled:
 
 
 def is_compiled_code(code: Any) -> bool:
-    """Whether Dynamo has met some code since it was last reset."""
+    """Whether Dynamo has seen some code since it was last reset."""
     from torch._dynamo import convert_frame
 
     return code in convert_frame.input_codes

@@ -1,4 +1,4 @@
-"""What Dynamo notes while it captures: calls of modules, stacks, the loss."""
+"""Notes of Dynamo while it captures: calls of modules, stacks, the loss."""
 
 from __future__ import annotations
 

@@ -371,7 +371,7 @@ class Past(list[Any]):
 
     @classmethod
     def of(cls, found: Any) -> Past:
-        """Convert the gate's note of an execution; a `Past` is returned as it is."""
+        """Convert the gate's note of an execution; a `Past` is returned unchanged."""
         if isinstance(found, cls):
             return found
         references, inputs, outputs = found.parts()
@@ -734,7 +734,7 @@ class Claimer:
         return Claim(self, known, graph, Past.of(past), reached)
 
     def _give_to_gate(self, known: KnownGradients, graph: KnownGraph) -> None:
-        """Have the gate do what follows: of later executions there is nothing to find out."""
+        """Hand over to the gate: nothing has to be found out about later executions."""
         make = self.dispatcher.native.hook
         if graph.natives is None:
             graph.natives = [make(hooks) for hooks in graph.hooks or ()]

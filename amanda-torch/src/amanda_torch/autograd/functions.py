@@ -162,7 +162,7 @@ class TracedOperator(torch.autograd.Function):
 
 
 def _passed(tangents: Sequence[Any]) -> tuple[Any, ...]:
-    """Tangents handed on as views: forward-mode AD does not take them as they are."""
+    """Tangents passed on as views: forward-mode AD does not accept the tangents themselves."""
     return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
 
 

@@ -34,7 +34,8 @@ class NotCapturableError(Exception):
 
 
 class NotMarkableError(NotCapturableError):
-    """The calls of its modules cannot be told: it runs as it is, with all that it calls."""
+    """The calls of its modules cannot be reported: it runs uncompiled, with everything that it
+    calls."""
 
 
 @attrs.frozen

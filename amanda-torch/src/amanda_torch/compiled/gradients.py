@@ -52,7 +52,7 @@ class OtherNodesError(Exception):
 
 
 def other_nodes_said(error: BaseException) -> str:
-    """What an :class:`OtherNodesError` says; "" for another error."""
+    """The text of an :class:`OtherNodesError`; "" for another error."""
     # Compilers wrap what is raised while they trace, and add to its text.
     found: BaseException | None = error
     while found is not None and not isinstance(found, OtherNodesError):

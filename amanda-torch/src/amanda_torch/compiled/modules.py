@@ -41,7 +41,7 @@ from amanda_torch.eager.op_ids import Frame, Labels
 from amanda_torch.operators.calls import items_of
 
 CALLS = 2
-"""Calls of a module that run as they are before it is captured."""
+"""Calls of a module that run uncaptured before it is captured."""
 
 CAPTURES = 8
 """Captures of one module, for different forms of call."""
@@ -100,7 +100,7 @@ class Modules:
     def runner(
         self, interceptor: Interceptor, module: nn.Module, vanilla: Callable[..., Any]
     ) -> Callable[..., Any] | None:
-        """The function that runs a module which was just entered; None if it is to run as it is.
+        """The function that runs a module that was just entered; None if it is to run uncaptured.
 
         Args:
             vanilla: the ``nn.Module.__call__`` that would run it.
@@ -234,7 +234,7 @@ _attribute = object.__getattribute__
 """An attribute of a module, past a look-up of its class's own."""
 
 _OTHER_TENSORS: Any = object()
-"""Stands for the form of a call that is given tensors of a subclass, of which nothing is read."""
+"""Represents the form of a call with tensors of a subclass, whose attributes are not read."""
 
 _WITH_OTHER_TENSORS = "inputs are of a subclass of Tensor"
 
@@ -605,7 +605,7 @@ def _form(value: Any) -> Any:
 
 
 class ModuleGraph(CapturedGraph):
-    """The graph of a module's forward, compared with a call that ran as it is.
+    """The graph of a module's forward, compared with an uncaptured call.
 
     Args:
         module: it.

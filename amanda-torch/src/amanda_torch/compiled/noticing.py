@@ -441,7 +441,7 @@ def _known(
 def _noticed(
     interceptor: Interceptor, function: Any, frame: Frame, cells: Sequence[tuple[Cell, int]]
 ) -> Callable[..., Any]:
-    """Runs a function with the interceptor on, which meets the operators that it calls."""
+    """Runs a function with the interceptor on, which sees the operators that it calls."""
     first: dict[int, tuple[Cell, int]] = {}
     for cell, count in cells:
         first.setdefault(id(cell), (cell, count - 1))

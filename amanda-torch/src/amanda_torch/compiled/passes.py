@@ -52,11 +52,12 @@ class Passes:
 
     @property
     def is_in_one(self) -> bool:
-        """Whether tools have been told of the begin of a pass, and not of its end."""
+        """Whether the begin of a pass has been reported to tools, but not its end."""
         return self.begun is not None
 
     def begin(self, module: nn.Module) -> None:
-        """The call of an outermost module has been entered: it begins, if a tool is to be told.
+        """The call of an outermost module has been entered: the pass begins, if it is reported to a
+        tool.
 
         The pass before it ends, if it has not.
         """

@@ -115,7 +115,7 @@ class Rehearsal:
         self._run = None if sizes is None else self._quietly(sizes.note_run, inputs, code.held)
 
     def _quietly(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of ours whose operators nobody is to notice."""
+        """Call a function of Amanda whose operators are not intercepted."""
         return self._interceptor.run_muted(function, args, {})
 
     # -- forward ----------------------------------------------------------
@@ -160,7 +160,7 @@ class Rehearsal:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
     ) -> None:
-        """Note that tools have been told of a module that is called, or has returned."""
+        """Note that the call or the return of a module has been reported to tools."""
         point = Point.MODULE_EXIT if is_exit else Point.MODULE_ENTRY
         for scope in self._dispatcher.scopes():
             for tool, routine in scope.routines_at(point):

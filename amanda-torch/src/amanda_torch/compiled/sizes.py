@@ -167,7 +167,7 @@ class TensorsOfRun:
 
 
 class Sized:
-    """What an execution adds to, or calls, for each size of its tensors.
+    """The counters and calls of an execution, for each size of its tensors.
 
     Args:
         sizes: of the graph.
@@ -200,7 +200,7 @@ class Sized:
 
 
 class BySize:
-    """What a run of a graph adds to, and calls, by the sizes of its inputs.
+    """The counters and calls of a run of a graph, by the sizes of its inputs.
 
     Args:
         sizes: of the graph.

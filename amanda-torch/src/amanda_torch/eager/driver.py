@@ -166,8 +166,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         return proofs.proofs()
 
     runner_of_outermost: Callable[[Interceptor, nn.Module, Any], Any] | None = None
-    """Asked at each call of an outermost module, and of one in an open frame, what runs it: None
-    where it runs as it is."""
+    """Called for each call of an outermost module, and of one in an open frame: returns the
+    function that runs it, None if it runs uncaptured."""
 
     iterations_before_runner: int = 0
     """Iterations of a thread in which :attr:`runner_of_outermost` is not asked yet."""

@@ -322,7 +322,8 @@ class Labels:
         self._models: dict[str, weakref.ref[Model]] = {}
 
     def label(self, module: nn.Module) -> tuple[str, Model]:
-        """``ResNet`` for the first ResNet met, ``ResNet@1`` for the second; what stands for it."""
+        """``ResNet`` for the first ResNet that runs, ``ResNet@1`` for the second; and the
+        model."""
         return self._lock.hold(self._label, module)
 
     def _label(self, module: nn.Module) -> tuple[str, Model]:

@@ -71,7 +71,7 @@ _DEEPEST = 60
 
 
 def phase_of(call: TorchCall, tracker: Tracker) -> Phase:
-    """What the operator that is about to run for the first time belongs to."""
+    """The phase of the operator that is about to run for the first time."""
     frame = tracker.frame
     if frame.phase:
         return frame.phase
@@ -130,7 +130,7 @@ def is_plainly_recorded(name: str, args: Sequence[Any]) -> bool:
 def _phase_of_code(
     name: str, tensors: Sequence[Any], tracker: Tracker, found: Phase | None
 ) -> Phase:
-    """The phase of an operator outside of modules, of which its callers tell `found`."""
+    """The phase of an operator outside of modules; its callers point to `found`."""
     is_recorded = _is_recorded(tensors)
     if found is not None:
         # A closure of an optimizer computes its loss within the optimizer's step.
@@ -186,7 +186,7 @@ def _changes_parameter(tensors: Sequence[Any]) -> bool:
 
 
 def _by_caller(tracker: Tracker) -> Phase | None:
-    """The phase that a calling function tells, the innermost one that does."""
+    """The phase that follows from the calling functions, the innermost one that determines it."""
     frame = inspect.currentframe()
     codes, depth = tracker.codes, _DEEPEST
     while frame is not None and depth:
@@ -208,7 +208,7 @@ _UNKNOWN = object()
 
 
 def _phase_told(told: Any, frame: FrameType) -> Phase | None:
-    """The phase that a function tells in this call of it.
+    """The phase that follows from this call of a function.
 
     Args:
         told: what its code does, see :func:`_told_by`.

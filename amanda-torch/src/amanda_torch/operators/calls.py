@@ -377,7 +377,7 @@ def tensors_in(value: Any) -> list[Any]:
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """What a module may take its tensors from."""
+    """The objects that a module may take its tensors from."""
     if isinstance(value, (list, tuple)):
         return value
     if isinstance(value, (dict, Mapping)):

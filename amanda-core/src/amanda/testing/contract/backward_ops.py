@@ -135,7 +135,7 @@ class BackwardOpTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_backward_context(self) -> None:
-        """A backward context tells of the backward op and of its forward op."""
+        """A backward context shows the backward op and its forward op."""
         seen: list[Any] = []
 
         def look(context: OpContext) -> None:

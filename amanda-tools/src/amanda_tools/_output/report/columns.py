@@ -49,7 +49,7 @@ _FEWEST_EQUAL = 3
 """A table with fewer rows keeps columns with one value."""
 
 _LONGEST_EQUAL = 60
-"""Characters of a value that is told below a table; a column of longer ones stays."""
+"""Characters of a value that is listed below a table; a column with longer ones stays."""
 
 _NAMING = frozenset({"type", "kind", "tensor", "output"})
 """Columns that stand before the figures, beside the first one."""

@@ -37,7 +37,7 @@ _FEW_OPS = 12
 """Operators in a row that are not folded among many children."""
 
 _FEW_TYPES = 3
-"""A module of operators of at most so many types is told by them."""
+"""A module without a type is described by its operators, if they have at most this many types."""
 
 _DIGITS = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"[0-9]+$")
