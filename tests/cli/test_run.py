@@ -335,7 +335,8 @@ def test_wrong_ranks_are_a_warning(amanda: Command, program: str, tmp_path: Path
     for rank, count in (("x", "2"), ("5", "2"), ("1", "9" * 30)):
         run = amanda("run", "-t", "largest", "-o", "out", program, RANK=rank, WORLD_SIZE=count)
         assert run.returncode == 0
-        assert run.stderr.startswith(f"amanda: warning: RANK={rank} and WORLD_SIZE={count} name no")
+        said = f"amanda: warning: RANK={rank} and WORLD_SIZE={count} do not name a process"
+        assert run.stderr.startswith(said)
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["largest.json"]
 
 
