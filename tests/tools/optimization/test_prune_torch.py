@@ -286,7 +286,7 @@ def test_what_cannot_be_pruned_is_listed_with_the_reason() -> None:
     assert {row["id"]: row["reason"] for row in summary["skipped"]} == {
         "Net.first/conv2d:0": "its input axis, 3, is not a multiple of m=4",
         "Net.depthwise/conv2d:0": "its input axis, 1, is not a multiple of m=4",
-        "Net.normed/linear:0": "its weight is no parameter: the program computes it",
+        "Net.normed/linear:0": "its weight is not a parameter: the program computes it",
         "Net/matmul:0": "none of its inputs is known as its weight",
     }
     assert list(tool.masks) == ["Net.last/linear:0"]

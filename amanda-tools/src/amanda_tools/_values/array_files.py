@@ -97,8 +97,8 @@ def read_arrays(path: str | os.PathLike[str], tool: str) -> dict[str, Array]:
     except Exception as error:
         about = str(error) or type(error).__name__
         raise FileError(
-            f"{tool}: {path} is no file that {tool} has written, or is damaged: {about}; save it "
-            "again"
+            f"{tool}: {path} is not a file that {tool} has written, or is damaged: {about}; save "
+            "it again"
         ) from error
 
 

@@ -121,7 +121,7 @@ def _entries(index: Path) -> list[dict[str, Any]]:
         raise FileError("it has no list of tensors")
     recording = content.get(RECORDING, "")
     if not isinstance(recording, str):
-        raise FileError(f"its {RECORDING!r} is no text")
+        raise FileError(f"its {RECORDING!r} is not text")
     keys: dict[str, list[str]] = {}
     for number, entry in enumerate(entries):
         about = entry if isinstance(entry, dict) else {}
