@@ -83,8 +83,8 @@ def new_beside(path: Path) -> Iterator[Path]:
 
 def _create_beside(path: Path) -> tuple[int, Path]:
     """Create a file in the folder of `path`, which os.replace() needs; its descriptor and path."""
-    # The name is random, and the file must be new: whoever else may write into the folder cannot
-    # have put a file or a link there.
+    # The name is random, and the file must be new: others with access to the folder cannot have put
+    # a file or a link there.
     partial = path.with_name(f".amanda-{secrets.token_hex(8)}.partial")
     try:
         return os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOSED, 0o666), partial
@@ -135,7 +135,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             one could read for ever.
     """
     try:
-        # Without O_NONBLOCK a pipe that nobody writes to would never be open.
+        # Without O_NONBLOCK, opening a pipe without a writer would block for ever.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except (OSError, ValueError) as error:
         # ValueError: the path holds a null character.

@@ -61,7 +61,7 @@ class TensorFlowDriver(Driver, abc.ABC):
 
     framework: ClassVar[str] = "tensorflow"
     interface_version: ClassVar[int] = 2
-    # Operators that run at once are asked for it one by one; graphs are met by the dispatcher.
+    # Eager operators check it one by one; for graphs the dispatcher does.
     follows_pauses: ClassVar[bool] = True
 
     @classmethod

@@ -172,7 +172,7 @@ class Report:
         """Make the folders that the program has removed, as one does that clears its own output."""
         for folder in (self.folder, self.page and self.page.parent):
             if folder is not None:
-                # What cannot be made is told with the result that has no place then.
+                # A folder that cannot be made is reported with the results that need it.
                 with contextlib.suppress(OSError):
                     folder.mkdir(parents=True, exist_ok=True)
 

@@ -163,7 +163,7 @@ class Points:
         """An optimizer begins a step; returns the scopes to notify at its end."""
         scopes: Scopes = self._dispatcher.scopes()
         for scope in scopes:
-            # One that has raised before has not told that it has ended.
+            # A step that raised has not reported its end.
             scope.steps.optimizing = True
         return scopes
 

@@ -115,7 +115,8 @@ class ActionCache:
 
     def __init__(self) -> None:
         self._records: dict[str, OpRecord] = {}
-        # By operator id those keys that are others: a model has the same ids in several graphs.
+        # The keys that differ from the operator id, by id: a model has the same ids in several
+        # graphs.
         self._other_keys: dict[str, dict[str, None]] = {}
         self._forgotten = [0, 0, 0]
 

@@ -111,7 +111,7 @@ def describe(context: OpContext) -> OpDescription:
     backward_name = op_name(context.get_backward_op())
     backward_type = str(context["backward_op_type"] or backward_name)
     about = str(context.get_backward_op_id()), backward_type, backward_name
-    # Its attributes are the forward operator's, of which a tool has mostly asked before.
+    # Its attributes are those of the forward operator, which a tool has mostly read before.
     forward: OpDescription | None = context[_DESCRIPTION]
     attributes = plain_attributes(context) if forward is None else forward.attributes
     facts = phase, attributes, context.get_tensor_specs()

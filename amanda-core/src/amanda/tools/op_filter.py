@@ -78,7 +78,7 @@ class OpFilter:
     every: int = attrs.field(default=1, validator=[_check_number, attrs.validators.ge(1)])
     skip: int = attrs.field(default=0, validator=[_check_number, attrs.validators.ge(0)])
     _matched: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
-    # Whether an operator of a forward pass was met there; in the order of meeting.
+    # Whether an operator of a forward pass occurred there; in the order of occurrence.
     _met_ops: dict[str, bool] = attrs.field(factory=dict, init=False, eq=False, repr=False)
     _met_modules: dict[str, bool] = attrs.field(factory=dict, init=False, eq=False, repr=False)
 

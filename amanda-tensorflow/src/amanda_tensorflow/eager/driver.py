@@ -243,7 +243,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
             tracker = LOCAL.tracker
             if tracker is None or tracker.muted or STATE.paused:
                 return vanilla(tape, target, sources, *args, **kwargs)
-            # While a function is traced nothing is computed: its run is told of.
+            # While a function is traced nothing is computed: its run is reported instead.
             tells = tracker.tells and not tracker.depth and _internals.executing_eagerly()
             told = self.dispatcher.points.backward_begins() if tells else ()
             outer = tracker.enter_backward()

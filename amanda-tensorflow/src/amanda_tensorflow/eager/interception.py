@@ -315,7 +315,8 @@ class Interception:
         """
         cell = cells[op_name]
         if type(entry) is Inlined:
-            # Nothing is read twice: an operator that has to take the slow path is told before.
+            # Nothing is read twice: it is known beforehand whether an operator has to take the slow
+            # path.
             readings = self._readings(cells, args, may_be_inlined=True)
             marked = self._marked(tracker, entry.plan)
             if readings is None or marked is None:

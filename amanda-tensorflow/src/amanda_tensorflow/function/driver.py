@@ -213,7 +213,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         concrete = {
             id(tensor): value
             for tensor, value in zip(source.inputs, [*given, *captured], strict=True)
-            # A tensor that is given is another one at the next call; a variable is the same.
+            # An argument tensor changes from call to call; a variable stays the same.
             if tensor.dtype == tf.resource
         }
         inputs = source.inputs[len(given) :]

@@ -199,7 +199,7 @@ class _SharedProfiler:
         try:
             self._session.start(folder.name, options._asdict())
         except tf.errors.AlreadyExistsError:
-            # Since before the recordings began; of the end of that use nothing tells.
+            # In use since before the recordings began; the end of that use cannot be noticed.
             self._session = None
             folder.cleanup()
             self._failed(_IN_USE)

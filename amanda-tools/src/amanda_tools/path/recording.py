@@ -287,8 +287,8 @@ class PassRecorder(Tool):
         if execution.op.is_eager and made is not None:
             now = _array(tensor)
             if now is not None and now.shape != made.shape:
-                # An earlier pass has made it, in which another operator had this id: an optimizer
-                # that skips a parameter numbers the operators of the others anew.
+                # It comes from an earlier pass, in which another operator had this id: an optimizer
+                # that skips a parameter renumbers the operators of the others.
                 _feed(execution, now)
                 return
             if not _are_same(made, now):

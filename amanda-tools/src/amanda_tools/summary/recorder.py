@@ -329,7 +329,8 @@ class Recorder:
         has_returned = sys.exception() is frame.handled
         figures = frame.within.at(frame.path)
         if has_returned and frame.number >= 0 and not figures.outputs:
-            # TensorFlow does not compute what nobody reads, as in a call that only tells a shape.
+            # TensorFlow does not compute unread tensors, as in a call that is only used for a
+            # shape.
             figures.outputs = outputs
         if self._times and all(other.path != frame.path for other in frames):
             figures.seconds += time.perf_counter() - frame.begin

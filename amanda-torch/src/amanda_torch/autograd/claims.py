@@ -719,7 +719,8 @@ class Claimer:
             # An operator that has returned its input has the form of another one.
             known.form = form if traced.entries or not form else None
         else:
-            # That of an earlier graph, of which nothing was wanted.
+            # The form of an earlier graph, at which there was nothing to do, does not hold any
+            # more.
             known.form = None
 
     def resume(

@@ -193,7 +193,8 @@ class NoticingRun:
             outermost.append(module)
         parent = interceptor.enter_module(module)
         if interceptor.iteration != iteration:
-            # Ids outside of modules begin anew: they are met again, and not passed as known.
+            # Ids outside of modules restart: their operators are looked up again, not taken as
+            # known.
             self._base.forget_plans(interceptor.generation)
             if not self.steps:
                 self._begins = parent.children.get(id(module))
@@ -282,7 +283,7 @@ class Step:
         self._entered = [weakref.ref(module) for module in entered]
         self._leaves = leaves
         self._cells = [(cell, count) for cell, count, *_ in met]
-        # Not looked up later: an id that occurs again in an iteration of the same run is met anew.
+        # Read now: an id that occurs again in an iteration of the same run gets a new entry.
         self._knowns = [
             cell[count] if count < len(cell) else _NOT_KEPT for cell, count in self._cells
         ]

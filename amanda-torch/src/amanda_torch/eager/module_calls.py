@@ -195,7 +195,7 @@ def trace(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 @_internals.unseen_by_warnings
 def _run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call it; the frame says that this thread traces."""
-    # Whoever replaces the call now has looked for traces before this one.
+    # Code that replaces the call now has checked for traces before this one began.
     _LOCK.hold(lambda: None)
     return function(*args, **kwargs)
 

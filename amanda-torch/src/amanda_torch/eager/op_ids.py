@@ -352,7 +352,7 @@ class Labels:
         forget, models = self._forget, self._models
 
         def died(reference: weakref.ref[Model]) -> None:
-            # After clear() nothing is told.
+            # After clear() nothing is reported.
             if models.get(label) is reference:
                 del models[label]
                 forget(label)
@@ -856,7 +856,7 @@ class Places:
             above = reference() if reference is not None else None
             if above is None or above is module or getattr(above, name, None) is not module:
                 return None
-            # Of each new module: most names tell without a function.
+            # For each new module: most names need no function call.
             if type(above).__name__ not in _TRANSPARENT or not is_transparent(above):
                 names.append(name)
             module = above

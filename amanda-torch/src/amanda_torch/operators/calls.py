@@ -381,7 +381,7 @@ def _items(value: Any) -> Iterable[Any]:
     if isinstance(value, (list, tuple)):
         return value
     if isinstance(value, (dict, Mapping)):
-        # Most are dictionaries, of which an abstract class takes a microsecond to say so.
+        # Most are dictionaries; a check with the abstract class takes a microsecond.
         return value.values()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, field.name, None) for field in dataclasses.fields(value)]

@@ -111,7 +111,7 @@ class ModelOp:
 def merge_ops(tools: Sequence[ToolReport]) -> dict[str, ModelOp]:
     """Return all operators in the results, by id, in the order of the longest result."""
     results = [tool.result for tool in tools if isinstance(tool.result, Mapping)]
-    # Results with edges tell the order of the run; others may be sorted by their figures.
+    # Results with edges are in the order of the run; others may be sorted by their figures.
     steps = steps_of(tools)
     results.sort(key=lambda result: not isinstance(result.get("edges"), (list, tuple)))
     found: dict[str, ModelOp] = {}
