@@ -213,11 +213,11 @@ class Thread:
         self.call = self.fast_path(self.run)
 
     def fast_path(self, vanilla: Callable[..., Any]) -> Any:
-        """What decides in the place of `vanilla`."""
+        """What decides in place of `vanilla`."""
         return self.module.fast_path(vanilla, self.ask, self.value_of, self.end, self.values)
 
     def gradient_function(self, vanilla: Callable[..., Any]) -> Any:
-        """What tapes call in the place of `vanilla`."""
+        """What tapes call in place of `vanilla`."""
         return self.module.gradient_function(vanilla, self.ask)
 
     def run(self, *args: Any) -> Any:
@@ -342,7 +342,7 @@ def test_all_else_is_decided_by_python(thread: Thread, name: str) -> None:
 
 
 def test_other_calls_are_pythons(thread: Thread) -> None:
-    """Keywords, too few arguments, and a type of operators that is no text."""
+    """Keywords, too few arguments, and a type of operators that is not text."""
     assert thread.call("ctx", "Add", name="x") == "asked"
     assert thread.call() == "asked"
     assert thread.call("ctx", 1, None) == "asked"

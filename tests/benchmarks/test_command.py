@@ -135,7 +135,7 @@ def test_a_run_is_resumed_from_a_file(measured: list[Any], tmp_path: Path) -> No
 
 
 def test_quick_concludes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """``--quick`` really runs, in blocks of one run, and is no measurement."""
+    """``--quick`` really runs, in blocks of one run, and is not a measurement."""
     runs: list[int] = []
     cases: command.Cases = {
         "c": lambda: [Comparison("x", Program(lambda: runs.append(1)), Program(lambda: None))]

@@ -20,7 +20,7 @@ def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_only_code_is_counted(tmp_path: Path) -> None:
-    """Documentation, comments and empty lines are no code; a call over two lines is two."""
+    """Documentation, comments and empty lines are not code; a call over two lines is two."""
     path = tmp_path / "example.py"
     path.write_text('"""Says."""\n\n# Why.\nx = max(\n    1, 2)  # both\n"""More."""\n')
     assert lines.code_lines(path) == 2

@@ -185,7 +185,7 @@ def test_a_file_is_no_output_folder(amanda: Command, script: Script) -> None:
     path = str(script(OPERATORS))
     run = amanda("run", "-t", "count", "-o", path, path)
     assert run.returncode == 2
-    said = f"cannot write to the output folder {path}: something of that name is there, which is no"
+    said = f"cannot write to the output folder {path}: something of that name exists and is not"
     assert said in run.stderr
 
 
@@ -197,7 +197,7 @@ def test_a_selection_of_nothing_is_wrong_usage(
     """An unset variable of the shell selects nothing, and not all."""
     run = amanda("run", "-t", "count", option, text, str(script(OPERATORS)))
     assert (run.returncode, run.stdout) == (2, "")
-    assert f"error: run: {option} needs a name or several, and got {text!r}; see: " in run.stderr
+    assert f"error: run: {option} needs one or more names, got {text!r}; see: " in run.stderr
 
 
 def test_a_folder_in_the_place_of_a_result_is_said_before_the_program_starts(

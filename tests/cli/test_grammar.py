@@ -31,7 +31,7 @@ def test_commas_start_tools_or_continue_options(texts: list[str], specs: list[To
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("count,", "no name of a tool"),
+        ("count,", "not a valid tool name"),
         ("ops=conv2d", "no tool comes before it"),
         ("count:ops", "key=value"),
         ("count:", "key=value"),

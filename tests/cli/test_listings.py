@@ -171,7 +171,7 @@ def test_doctor_names_what_is_wrong(amanda: Command, site: Path) -> None:
         "    raise AttributeError('no execute')\n"
         "@classmethod\n"
         "def reason_against_settings(cls):\n"
-        "    return 'SICK=nope is none of well'\n",
+        "    return 'SICK=nope is not one of well'\n",
     )
     install(site, "amanda-bad", "bad = no_such_module")
     install(site, "amanda", "")
@@ -184,7 +184,7 @@ def test_doctor_names_what_is_wrong(amanda: Command, site: Path) -> None:
             "amanda-core; try"
         ),
         "plugin bad (amanda-bad 1.0) is not loaded",
-        "SICK=nope is none of well",
+        "SICK=nope is not one of well",
         "sick check_internals",
         "sick self_test",
     ]
@@ -270,12 +270,12 @@ def test_mistakes_in_the_variables_are_warnings(amanda: Command) -> None:
     assert run.returncode == 0
     for text in (
         "AMANDA_DISABLE_PLUGINS: no plugin named 'amanda-tool'; did you mean amanda-tools",
-        "AMANDA_PLUGINS=bogus means nothing: its one value is strict",
+        "AMANDA_PLUGINS=bogus is unknown: the only value is strict",
     ):
         assert f"amanda: warning: {text}" in run.stderr
     doctor = amanda("doctor", **{**ALONE, "AMANDA_PLUGINS": "bogus"})
     assert doctor.returncode == 1
-    assert "1 problem\n  AMANDA_PLUGINS=bogus means nothing" in doctor.stdout
+    assert "1 problem\n  AMANDA_PLUGINS=bogus is unknown" in doctor.stdout
 
 
 def test_the_doctor_says_that_no_driver_is_installed(amanda: Command) -> None:

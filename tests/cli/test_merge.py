@@ -118,7 +118,7 @@ def test_a_run_tells_how_many_ranks_there_are(
     refused = amanda("merge", "out")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "largest.json has no result of rank 2" in refused.stderr
-    assert "amanda merge --partial merges what there is" in refused.stderr
+    assert "amanda merge --partial merges the others" in refused.stderr
     assert not (tmp_path / "out" / "largest.json").exists()
     merged = amanda("merge", "--partial", "out")
     assert merged.returncode == 0

@@ -221,21 +221,21 @@ def test_on_the_command_line(amanda: Command, script: Script, tmp_path: Path) ->
     words = ["--ops", "add+mull", "--modules", "(nobody|I).*", str(script(MINIGRAD))]
     mistaken = amanda("run", "-t", "count", *words)
     assert mistaken.returncode == 0
-    complaint = "amanda: warning: {} fits no operator that the tools have met"
+    complaint = "amanda: warning: {} matches no operator that the tools have seen"
     assert mistaken.stderr.splitlines() == [
         complaint.format("--ops mull") + "; there are add, mul",
         complaint.format("--modules (nobody|I).*")
-        + "; in a pattern * is any text and ? any character: it is no regular expression",
+        + "; a pattern is not a regular expression: * is any text and ? any character",
     ]
     for option in ("--every=0", "--skip=-1"):
         wrong = amanda("run", "-t", "count", option, str(script("print('ran')")))
         assert wrong.returncode == 2
-        assert f"{option.partition('=')[0]} takes a whole number from" in wrong.stderr
+        assert f"{option.partition('=')[0]} needs a whole number of at least" in wrong.stderr
         assert wrong.stdout == ""
 
 
 def test_a_single_name_is_a_list_of_one() -> None:
-    """A text is no list of its characters, which would select nothing."""
+    """A text is not a list of its characters, which would select nothing."""
     assert OpFilter(ops="linear", modules="1.*") == OpFilter(ops=["linear"], modules=["1.*"])
     assert counted(OpFilter(ops="linear")) == counted(OpFilter(ops=["linear"]))
 
@@ -269,6 +269,6 @@ def test_a_list_of_tools_is_answered_with_the_right_form() -> None:
 
 @pytest.mark.parametrize("name", [None, 3, CountTool])
 def test_a_tool_is_loaded_by_its_name(name: Any) -> None:
-    """What is no text names none."""
+    """What is not text names none."""
     with pytest.raises(TypeError, match="takes the name of a tool, got"):
         amanda.tools.load(name)

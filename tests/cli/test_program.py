@@ -251,7 +251,7 @@ def test_the_path_of_a_module_is_answered_with_its_name(amanda: Command, script:
     ("name", "content", "said"),
     [
         ("run.sh", b"#!/bin/bash\npython train.py --its | tee log\n", "begins with #!/bin/bash"),
-        ("picture.png", b"\x89PNG\r\n\x1a\n\0\0", "no Python script: it is a binary file"),
+        ("picture.png", b"\x89PNG\r\n\x1a\n\0\0", "not a Python script: it is a binary file"),
         ("cells.ipynb", b'{"cells": [], "nbformat": 4}', "is a notebook; write %load_ext amanda"),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_file_that_does_not_end_is_no_script(amanda: Command) -> None:
     """Nobody waits until the memory is full."""
     run = amanda("run", "/dev/zero")
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == "amanda: error: /dev/zero is no Python script: it does not end\n"
+    assert run.stderr == "amanda: error: /dev/zero is not a Python script: it does not end\n"
 
 
 def test_unsafe_path_is_left_out_if_python_is_told_so(python: Command, script: Script) -> None:

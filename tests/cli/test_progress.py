@@ -106,7 +106,7 @@ def test_a_line_comes_and_goes_without_a_trace(on_terminal: Run, script: Script)
 
 
 def test_the_line_has_the_steps_and_their_rate(on_terminal: Run, script: Script) -> None:
-    """From the first iteration that has ended, they stand in the place of operators."""
+    """From the first iteration that has ended, they stand in place of operators."""
     loop = (
         "for _ in range(12):\n    mg.add(a, a)\n    amanda.new_iteration()\n    time.sleep(0.1)\n"
     )

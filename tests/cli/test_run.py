@@ -252,7 +252,7 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
         (["-t", "largst"], "amanda tools"),
         (["-t", "LARGEST"], "no tool named 'LARGEST'; did you mean largest?"),
         (["-t", "largest:modules=a"], "--modules is for all tools of a run"),
-        (["-t", "largest", "page", "--"], "before -- is of amanda run: leave page out"),
+        (["-t", "largest", "page", "--"], "come before --: leave page out"),
         (["-t", "largest", "--html", "page", "--"], "--html takes no value"),
         (["-t", "largest", "count", "--"], "count is a tool: amanda run -t largest,count -- /"),
         (["torchrun"], "torchrun starts amanda: torchrun ... -m amanda run ... -- /"),
@@ -263,13 +263,13 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
         (["-t", "digits=1"], "no tool comes before it"),
         (["-t", "largest:ops=mul,add"], "join it with '+': ops=mul+add"),
         (["-t", "largest(digits=1)"], "did you mean -t largest:digits=1?"),
-        (["--every", "x"], "--every takes a whole number from 1, and not 'x'; see: amanda run"),
-        (["--every", "0"], "--every takes a whole number from 1, and not '0'"),
-        (["--skip=-1"], "--skip takes a whole number from 0, and not '-1'"),
+        (["--every", "x"], "--every needs a whole number of at least 1, got 'x'; see: amanda run"),
+        (["--every", "0"], "--every needs a whole number of at least 1, got '0'"),
+        (["--skip=-1"], "--skip needs a whole number of at least 0, got '-1'"),
         (["-t"], "no program is given: a script, or -m and a module; "),
         (["-o"], "program.py was taken as the value of -o: give that option one of its own"),
         (["-t", "-o"], "run: -t needs a value; see: amanda run --help"),
-        (["-o", ""], "run: -o needs the name of a folder, and got an empty text"),
+        (["-o", ""], "run: -o needs the name of a folder, got an empty string"),
         (["-o", "a", "-o", "b"], "-o is given twice (a and b); all results go to one folder"),
         (
             ["-t", "largest:ops=mul:digits=1"],
@@ -281,14 +281,14 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
         (["--htm"], "there is no option --htm; did you mean --html? see: amanda run --help"),
         (["-modules", "a"], "there is no option -modules; did you mean --modules?"),
         (["--driver", "minigrad-eager,minigra"], "no driver named 'minigra'; did you mean"),
-        (["cat"], "cat is a command and no Python program: name the script that it starts"),
+        (["cat"], "cat is a command, not a Python program: name the script that it starts"),
         ([""], "no program is given"),
         (["-m"], "No module named /"),
         (["my"], "did you mean 'my program.py'?"),
         (["progam.py"], "did you mean program.py?"),
         (["folder.train"], "did you mean -m folder.train?"),
-        (["config.yaml"], "config.yaml is a file of data by its name: give the program that reads"),
-        (["model.pt"], "model.pt is a file of data by its name: give the program that reads it"),
+        (["config.yaml"], "config.yaml looks like a data file: give the program that reads"),
+        (["model.pt"], "model.pt looks like a data file: give the program that reads it"),
         (["--digits=1", "-t", "largest"], "is an option of a tool: -t largest:digits=1"),
         (["-t", "largest:digits=1", "--ops-of=x"], "there is no option --ops-of=x"),
         (["--module=a"], "no option --module=a; did you mean --modules"),
@@ -323,9 +323,7 @@ def test_wrong_usage_is_said_before_the_program_starts(
 def test_tools_after_the_program_are_named_in_the_end(amanda: Command, script: Script) -> None:
     """They are arguments of the program; one that has its own -t hears nothing of it."""
     script("pass")
-    said = (
-        "no tool was given: options stand before the program: amanda run -t largest -- program.py"
-    )
+    said = "no tool was given: options come before the program: amanda run -t largest -- program.py"
     for value, is_ours in (("largest", True), ("nothing", False), ("largest,,", False)):
         run = amanda("run", "program.py", "-t", value)
         assert run.returncode == 0
@@ -337,7 +335,8 @@ def test_wrong_ranks_are_a_warning(amanda: Command, program: str, tmp_path: Path
     for rank, count in (("x", "2"), ("5", "2"), ("1", "9" * 30)):
         run = amanda("run", "-t", "largest", "-o", "out", program, RANK=rank, WORLD_SIZE=count)
         assert run.returncode == 0
-        assert run.stderr.startswith(f"amanda: warning: RANK={rank} and WORLD_SIZE={count} name no")
+        said = f"amanda: warning: RANK={rank} and WORLD_SIZE={count} do not name a process"
+        assert run.stderr.startswith(said)
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["largest.json"]
 
 
@@ -566,7 +565,7 @@ def test_a_wrong_interceptor_of_the_environment_is_wrong_usage(
     """As one of the command line: the program does not start."""
     run = amanda("run", "-t", "log", program, AMANDA_TORCH_INTERCEPTOR="nope")
     assert (run.returncode, run.stdout) == (2, "")
-    said = "amanda: error: AMANDA_TORCH_INTERCEPTOR=nope is none of auto, capture, gate, mode\n"
+    said = "amanda: error: AMANDA_TORCH_INTERCEPTOR=nope is not one of auto, capture, gate, mode\n"
     assert run.stderr == said
 
 
@@ -576,7 +575,7 @@ def test_a_wrong_accelerator_of_the_environment_is_wrong_usage(
     """The program does not start, whether the accelerator is there or not."""
     run = amanda("run", "-t", "log", program, AMANDA_TENSORFLOW_ACCEL="nope")
     assert (run.returncode, run.stdout) == (2, "")
-    said = "amanda: error: AMANDA_TENSORFLOW_ACCEL=nope is none of auto, off\n"
+    said = "amanda: error: AMANDA_TENSORFLOW_ACCEL=nope is not one of auto, off\n"
     assert run.stderr == said
 
 
@@ -586,7 +585,9 @@ def test_a_wrong_compiler_of_the_environment_is_wrong_usage(
     """The program does not start; a compiler that a package adds to Dynamo's may be named."""
     run = amanda("run", "-t", "log", program, AMANDA_TORCH_COMPILER="nope")
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith("amanda: error: AMANDA_TORCH_COMPILER=nope is none of auto, own")
+    assert run.stderr.startswith(
+        "amanda: error: AMANDA_TORCH_COMPILER=nope is not one of auto, own"
+    )
     assert run.stderr.count("\n") == 1
     metadata = tmp_path / "other_compiler-1.0.dist-info"
     metadata.mkdir()

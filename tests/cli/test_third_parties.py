@@ -49,7 +49,7 @@ def odd(folder: Path, body: str, before: str = "", plugin: str = PLUGIN) -> str:
 def test_what_plugins_print_is_no_output_of_the_program(
     amanda: Command, program: str, tmp_path: Path
 ) -> None:
-    """It goes to stderr, where a plugin or a tool is loaded, and is no part of a list either."""
+    """It goes to stderr, where a plugin or a tool is loaded, and is not part of a list either."""
     site = odd(tmp_path, "", "print('tool')\n", f"print('plugin')\n{PLUGIN}")
     run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
     assert run.stdout.startswith("program\namanda: 1 ops seen")
@@ -113,7 +113,7 @@ def test_an_entry_point_without_any_hook_is_named(
 
 
 def test_doctor_finds_entry_points_that_nobody_reads(amanda: Command, tmp_path: Path) -> None:
-    """A group that is nearly called as ours is a problem; any other one is not."""
+    """A group whose name resembles ours is a problem; any other one is not."""
     site = Path(odd(tmp_path, ""))
     points = "[amanda.tools]\nodd = other_plugin\n[amanda_video]\nplayer = other_plugin\n"
     (site / "amanda_other-1.0.dist-info" / "entry_points.txt").write_text(points)
@@ -121,8 +121,8 @@ def test_doctor_finds_entry_points_that_nobody_reads(amanda: Command, tmp_path: 
     doctor = amanda("doctor", PYTHONPATH=str(site), AMANDA_DISABLE_PLUGINS=disabled)
     assert doctor.returncode == 1
     assert doctor.stdout.endswith(
-        "1 problem\n  amanda-other 1.0 has entry points in the group 'amanda.tools', which nobody "
-        "reads; the group is 'amanda'\n"
+        "1 problem\n  amanda-other 1.0 has entry points in the group 'amanda.tools', which is not "
+        "read; the group is 'amanda'\n"
     )
 
 
@@ -165,7 +165,7 @@ def test_a_constructor_that_fails_is_one_line(
     run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
     kind = error.partition("(")[0]
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith(f"amanda: error: tool odd cannot be made: {kind}: ")
+    assert run.stderr.startswith(f"amanda: error: tool odd cannot be created: {kind}: ")
     assert run.stderr.endswith(" (AMANDA_TRACEBACK=full shows where)\n")
     assert run.stderr.count("\n") == 1
 
@@ -212,7 +212,7 @@ def test_the_example_of_a_tool_gives_the_options_that_it_needs(
 def test_a_tool_that_fails_where_the_scope_ends_loses_no_results(
     error: str, amanda: Command, program: str, tmp_path: Path
 ) -> None:
-    """An exit in the place of an error is one."""
+    """An exit in place of an error is one."""
     site = odd(tmp_path, f"def exit_scope(self):\n    raise {error}('no')\n")
     run = amanda("run", "-t", "odd,count", "-o", "out", program, PYTHONPATH=site)
     assert run.returncode == 0
@@ -253,7 +253,7 @@ MALFORMED = {
     "def charts(self):\n    return [Chart(title='c', kind='bar', labels=[], values={'s': [1]})]": (
         "chart 'c' has 0 labels, and 1 values of 's'"
     ),
-    "def charts(self):\n    return [3]": "charts: int 3 is no Chart",
+    "def charts(self):\n    return [3]": "charts: int 3 is not a Chart",
     "def result(self):\n    return {'summary': {'x': Mute()}}": "ValueError: mute",
 }
 
@@ -279,7 +279,7 @@ def test_what_a_tool_gives_in_a_wrong_form_is_lost_alone(
 
 
 def test_a_summary_of_any_form_is_printed(amanda: Command, program: str, tmp_path: Path) -> None:
-    """One that is no dictionary is one figure."""
+    """One that is not a dictionary is one figure."""
     site = odd(tmp_path, "def result(self):\n    return {'summary': [1, 2]}\n")
     run = amanda("run", "-t", "odd", program, PYTHONPATH=site)
     assert (run.returncode, run.stderr) == (0, "")

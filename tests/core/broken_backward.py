@@ -82,7 +82,7 @@ class LosesInPlaceChanges(LoopbackDriver):
 
 @fault("test_all_backward_ops", "test_owner_of_an_accumulation")
 class MissesAccumulation(LoopbackDriver):
-    """Gradient accumulation is no backward op for it."""
+    """Gradient accumulation is not a backward op for it."""
 
     def claim_nodes(self, operator: OperatorRun, outputs: Any) -> None:
         pass

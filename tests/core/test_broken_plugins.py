@@ -97,12 +97,12 @@ class NotADriver:
 GARBAGE = [
     ("drivers", 3, "gave int 3, not a list of drivers"),
     ("drivers", FakeDriver, "not a list of drivers"),
-    ("drivers", [NotADriver], "which is no subclass of amanda.Driver"),
+    ("drivers", [NotADriver], "which is not a subclass of amanda.Driver"),
     ("drivers", [driver("x", interface_version=None)], "no interface_version of type int"),
     ("drivers", [driver("x", priority="high")], "no priority of type int"),
     ("tools", ["a"], r"gave a list of 1 \(str\), not a dict of tools"),
-    ("tools", {"a b": "m:A"}, "'a b', which is no name of a tool"),
-    ("tools", {1: "m:A"}, "1, which is no name of a tool"),
+    ("tools", {"a b": "m:A"}, "'a b', which is not a valid tool name"),
+    ("tools", {1: "m:A"}, "1, which is not a valid tool name"),
     ("tools", {"a": "m.A"}, "'m.A' for 'a', which is not 'module:Class'"),
     ("tools", {"a": NotADriver}, "which is not 'module:Class'"),
     ("mapping_rules", [str], "not a dict of rules"),
@@ -152,8 +152,8 @@ def test_one_module_in_two_entry_points(install: Install) -> None:
         ("raise SystemExit(2)\n", "SystemExit: 2"),
         ("class Sick(:\n", "SyntaxError"),
         ("", "AttributeError: module 'sick_tool' has no attribute 'Sick'"),
-        ("class Sick: pass\n", "which is no subclass of amanda.Tool"),
-        ("Sick = 3\n", "which is no subclass of amanda.Tool: int 3"),
+        ("class Sick: pass\n", "which is not a subclass of amanda.Tool"),
+        ("Sick = 3\n", "which is not a subclass of amanda.Tool: int 3"),
     ],
 )
 def test_a_tool_that_cannot_be_loaded(
@@ -323,7 +323,7 @@ def test_a_driver_that_was_asked_for_ends_the_run(
 
 NO_NAMESPACE = [
     (property(raising(OSError("no version"))), "OSError: no version"),
-    (None, "TypeError: its namespace is None, which is no Namespace"),
+    (None, "TypeError: its namespace is None, which is not a Namespace"),
 ]
 
 
@@ -570,8 +570,8 @@ def test_the_doctor_tells_which_checks_there_are(
     test = driver("test", mode="d", self_test=CHECKED["self_test"])
     install(FakeEntryPoint("one", plugin(drivers=[none, usable, internals, test])))
     lines, problems = doctored(capsys)
-    unchecked = "has neither check_internals() nor self_test(), so that nothing tells whether"
-    assert problems == [f"{name} {unchecked} it works" for name in ("none", "usable")]
+    unchecked = "has neither check_internals() nor self_test(), so that it cannot be checked"
+    assert problems == [f"{name} {unchecked}" for name in ("none", "usable")]
     found = {line for line in lines if "is not implemented" not in line and "attach" not in line}
     assert found == {
         "usable: reason_unusable passed",
@@ -664,7 +664,7 @@ def test_the_doctor_finds_drivers_that_cannot_work(
 def test_the_doctor_is_content_without_a_framework(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A driver that says why it cannot be used is left out, and is no problem."""
+    """A driver that says why it cannot be used is left out, and is not a problem."""
     absent = driver("absent", reason_unusable=classmethod(lambda cls: "it is not installed"))
     install(FakeEntryPoint("one", plugin(drivers=[absent])))
     assert doctored(capsys) == (["absent: left out"], [])

@@ -361,7 +361,7 @@ def test_specs_of_inputs_are_told_without_the_tensors() -> None:
 
 
 class _Shape:
-    """A shape that is no tuple: equal by its sizes, as TensorFlow's, or by identity."""
+    """A shape that is not a tuple: equal by its sizes, as TensorFlow's, or by identity."""
 
     def __init__(self, *sizes: Any) -> None:
         self.sizes = sizes

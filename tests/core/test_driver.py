@@ -45,7 +45,7 @@ def test_defaults() -> None:
 
 @pytest.mark.parametrize("value", [None, True, 1, 1.0, 1j, "x", b"x", [1], (1,), {"a": 1}, {1}])
 def test_what_is_no_tensor(value: Any) -> None:
-    """Plain Python values are no tensors for any driver."""
+    """Plain Python values are not tensors for any driver."""
     assert not Driver.is_tensor(create_driver(LoopbackDriver), value)
 
 

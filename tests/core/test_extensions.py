@@ -71,7 +71,7 @@ def test_packages_that_do_not_fit_are_refused(
     assert "AMANDA_MOON_ACCEL_BUILD=require" in EXTENSION.refusal()
     package.VERSION = 2
     assert EXTENSION.refusal().startswith(
-        "amanda-moon-accel is of another release than amanda-moon"
+        "amanda-moon-accel and amanda-moon are of different releases"
     )
     monkeypatch.setitem(sys.modules, "amanda_moon_accel", None)
     assert EXTENSION.refusal().endswith("not installed; try: pip install 'amanda-moon[accel]'")
@@ -92,6 +92,6 @@ def test_a_variable_chooses_among_names(
 def test_another_word_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     """A word that is none of the names counts as the default, and is told of."""
     monkeypatch.setenv(VARIABLE, "fast")
-    with pytest.warns(CoverageWarning, match="'fast', none of auto, off: it counts as auto"):
+    with pytest.warns(CoverageWarning, match="'fast', not one of auto, off: auto is used"):
         assert chosen(VARIABLE, ("auto", "off")) == "auto"
-    assert mistake(VARIABLE, ("auto", "off")) == "AMANDA_MOON=fast is none of auto, off"
+    assert mistake(VARIABLE, ("auto", "off")) == "AMANDA_MOON=fast is not one of auto, off"

@@ -42,7 +42,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
 
 
 def test_a_link_in_the_place_of_a_result_is_replaced(tmp_path: Path) -> None:
-    """Neither the link is followed, nor one in the place of the file being written."""
+    """Neither the link is followed, nor one in place of the file being written."""
     other = tmp_path / "other"
     other.write_text("precious")
     path = tmp_path / "result.json"

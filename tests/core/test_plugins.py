@@ -289,7 +289,7 @@ def test_an_optional_hook_with_nearly_the_name_of_a_hook(install: Install) -> No
 
 
 def test_an_entry_point_that_names_none(install: Install) -> None:
-    """It is no plugin, and is named."""
+    """It is not a plugin, and is named."""
     install(FakeEntryPoint("one", None))
     with pytest.warns(PluginWarning, match="'one' .*the entry point names None"):
         assert plugins.tools() == {}

@@ -78,7 +78,7 @@ def test_a_proof_waits_for_the_module_that_it_needs(monkeypatch: pytest.MonkeyPa
         assert UntestedDriver.made == ["early", "late"]
     (text,) = _told(caught)
     assert text.startswith("late: switched off in the driver")
-    assert "this scope has run before that could be found out" in text
+    assert "this scope ran before that was detected" in text
     assert "from now on it is not late" in text
     assert caught[0].filename == __file__
     assert "late did not work in loopback" in scope.statistics.not_seen

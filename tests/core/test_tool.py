@@ -21,7 +21,7 @@ def count(calls: list[str]) -> amanda.Tool:
 
 
 def test_a_tool_instance() -> None:
-    """A Tool that is no subclass works with functions registered on it."""
+    """A Tool that is not a subclass works with functions registered on it."""
     calls: list[str] = []
     with amanda.apply(count(calls)):
         lb.add(lb.tensor(1.0), 2.0)
@@ -160,7 +160,7 @@ def test_a_position_that_is_none(method: str, item: Any) -> None:
 
 @pytest.mark.parametrize("thing", [3, "flops", None, print])
 def test_apply_of_no_tool(thing: Any) -> None:
-    """apply of something that is no tool is a TypeError saying so."""
+    """apply of something that is not a tool is a TypeError saying so."""
     with pytest.raises(TypeError, match=r"amanda\.apply\(\) needs amanda\.Tool instances, got"):
         amanda.apply(thing)
 

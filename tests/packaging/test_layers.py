@@ -50,7 +50,7 @@ def imports_of(package: str) -> Iterator[Import]:
     for importer, file in modules.items():
         for node in ast.walk(ast.parse(file.read_text())):
             for name in _named(node, importer, file):
-                # What is no module is a name in one: its parent is imported.
+                # What is not a module is a name in one: its parent is imported.
                 imported = name if name in modules else name.rpartition(".")[0]
                 if imported in modules and imported != importer:
                     yield Import(importer, imported, file, node.lineno)  # type: ignore[attr-defined]

@@ -45,7 +45,7 @@ def _verdict(result: Result, run: str) -> str:
 
 
 def write(row: Row) -> None:
-    """Put the line of a program into the document, in the place of an older one."""
+    """Put the line of a program into the document, in place of an older one."""
     text = DOCUMENT.read_text(encoding="utf-8")
     pattern = re.compile(rf"(<!-- {row.program.framework} -->\n)(.*?)(<!-- end -->)", re.DOTALL)
     found = pattern.search(text)

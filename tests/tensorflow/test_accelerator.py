@@ -107,10 +107,11 @@ def test_the_environment_says_whether_it_is_used(
 def test_an_unknown_value_counts_as_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value of the environment that there is not is told of, also before a program starts."""
     monkeypatch.setenv(VARIABLE, "fast")
-    with pytest.warns(CoverageWarning, match="none of auto, off"):
+    with pytest.warns(CoverageWarning, match="not one of auto, off"):
         assert accelerator.is_asked_for()
     assert (
-        TensorFlowEagerDriver.reason_against_settings() == f"{VARIABLE}=fast is none of auto, off"
+        TensorFlowEagerDriver.reason_against_settings()
+        == f"{VARIABLE}=fast is not one of auto, off"
     )
 
 

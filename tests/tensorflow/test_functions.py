@@ -130,7 +130,7 @@ def test_a_tape_across_the_scope() -> None:
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("make", [Watcher, Identity])
 def test_the_gradient_of_a_function_that_is_gone(order: int, make: Callable[[], Any]) -> None:
-    """The gradient of a function that the program has let go of is seen as that of any other."""
+    """The gradient of a function that the program has dropped is seen as that of any other."""
     x = tf.constant(X)
 
     def results(keeps: list[Any]) -> list[Any]:

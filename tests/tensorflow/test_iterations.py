@@ -178,7 +178,7 @@ def test_each_step_of_an_optimizer_is_an_iteration(program: str) -> None:
 
 
 def test_evaluations_belong_to_no_step() -> None:
-    """Validation after an epoch of several steps at once is no part of the next one."""
+    """Validation after an epoch of several steps at once is not part of the next one."""
     with amanda.apply(tool := Steps()) as scope:
         net = model()
         net.compile("sgd", "mse", steps_per_execution=3)

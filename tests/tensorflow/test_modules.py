@@ -185,7 +185,7 @@ def test_modules_have_the_same_paths_in_eager_execution_and_functions() -> None:
         assert list(found.products.values()) == CALLED[2:]
         assert found.phases["MatMul"] == {"forward"}
     eager = seen(lambda: net(x))
-    # The calls that it makes in eager execution alone: a part of a part, and one that is no part.
+    # The calls that it makes in eager execution alone: a part of a part, and one that is not part.
     extra = {"net/encoder/blocks.0", "net/dense"}
     assert [path for path in eager.entered if path not in extra] == [
         path for path in CALLED if path not in extra

@@ -52,7 +52,7 @@ def step(net: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
 
 def test_training_step_by_step() -> None:
     """Weights are drawn in the setup, losses belong to the forward pass, updates to the optimizer;
-    building a model is no pass of it."""
+    building a model is not a pass of it."""
     tool = Phases()
     with amanda.apply(tool) as scope:
         net, optimizer = model(), keras.optimizers.SGD(0.1)

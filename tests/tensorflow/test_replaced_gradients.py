@@ -1,4 +1,4 @@
-"""What a tool supplies in the place of an operator's gradient has the shapes of its inputs."""
+"""What a tool supplies in place of an operator's gradient has the shapes of its inputs."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Recurrent(nn.Module):
 
 
 class Attention(nn.Module):
-    """Its projection is no module that is called: its weight is read by a function."""
+    """Its projection is not a module that is called: its weight is read by a function."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -158,7 +158,7 @@ def test_the_summary_shows_types_and_modules() -> None:
 
 
 def test_what_looks_like_markup_is_printed_as_it_is() -> None:
-    """Types and modules in square brackets are no styles."""
+    """Types and modules in square brackets are not styles."""
 
     class Odd(CountTool):
         def tables(self) -> Iterable[Table]:

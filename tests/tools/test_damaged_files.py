@@ -317,7 +317,7 @@ def test_what_a_message_quotes_of_a_file_is_short(tmp_path: Path) -> None:
     content["tensors"][0]["key"] = "a" * 1_000_000
     index.write_text(json.dumps(content))
     with pytest.raises(
-        FileError, match=r"given\.index\.json is no recording.*another rec"
+        FileError, match=r"given\.index\.json is not a recording.*another rec"
     ) as found:
         Recording.read(index)
     assert len(str(found.value)) < 1500
@@ -399,7 +399,7 @@ def test_a_recording_is_of_one_run(tmp_path: Path) -> None:
         with pytest.raises(FileError, match=r"given\.safetensors is of another recording"):
             Recording.read(index)
     index.write_text(json.dumps({"recording": 1, **content}))
-    with pytest.raises(FileError, match="'recording' is no text"):
+    with pytest.raises(FileError, match="'recording' is not text"):
         Recording.read(index)
 
 

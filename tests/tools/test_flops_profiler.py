@@ -1,7 +1,7 @@
 """``flops`` against TensorFlow's own profiler, which counts the operators of a graph.
 
 It agrees on products and convolutions. It knows no formula of ``Einsum``, and counts additions
-(``BiasAdd``, element by element), which are no part of our convention.
+(``BiasAdd``, element by element), which are not part of our convention.
 """
 
 # ruff: noqa: E402 - without TensorFlow there is nothing to import

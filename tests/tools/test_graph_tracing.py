@@ -81,7 +81,7 @@ def test_absent_inputs_keep_their_position() -> None:
 
 
 def test_attributes_are_plain_data() -> None:
-    """Arguments that are no tensors are kept by name."""
+    """Arguments that are not tensors are kept by name."""
     graph, _ = traced(lambda x: lb.dropout(x, p=0.25), lb.tensor([1.0]))
     assert graph.op("/dropout:0").attributes == {"p": 0.25}
 
@@ -253,7 +253,7 @@ def test_a_replay_gives_any_tensor() -> None:
 
 
 def test_a_replay_is_not_instrumented() -> None:
-    """Inside of a scope the replayed operators are no operators of the program."""
+    """Inside of a scope the replayed operators are not operators of the program."""
     net, x, tool = model(), lb.tensor([[1.0, 2.0]]), GraphTracingTool()
     with amanda.apply(tool):
         net(x)

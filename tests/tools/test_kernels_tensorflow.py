@@ -94,7 +94,7 @@ class Heavy(amanda.Tool):
 
 @pytest.mark.parametrize("run", [step, tf.function(step)])
 def test_kernels_of_other_tools_are_not_counted(run: Any) -> None:
-    """What routines run, in Python or traced into the graph, is no operator's kernel."""
+    """What routines run, in Python or traced into the graph, is not an operator's kernel."""
     tool = applied(lambda: run(tf.ones((2, 4))), Heavy())
     kernels = {k["name"] for row in tool.op_rows() for k in row["kernels"]}
     assert kernels & {"MatMul", "_MklMatMul"}

@@ -71,7 +71,7 @@ def test_data_have_one_layout_with_or_without_a_batch(shape: tuple[int, ...]) ->
 
 def test_a_tensor_with_other_axes_is_refused() -> None:
     """The error has the shape and the layout."""
-    with pytest.raises(MappingError, match=r"shape \(2, 3\) has not the layout NHWC"):
+    with pytest.raises(MappingError, match=r"shape \(2, 3\) does not have the layout NHWC"):
         conversion("NHWC", "data", (1, 1, 1, 1)).to_canonical(np.zeros((2, 3)))
 
 

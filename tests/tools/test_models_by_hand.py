@@ -194,7 +194,7 @@ def train(name: str, steps: int) -> None:
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_has_the_figures_of_a_count_by_hand(name: str, steps: int) -> None:
-    """However many steps there are; building is no part of them."""
+    """However many steps there are; building is not part of them."""
     forward, backward, elements = MODELS[name][3]()
     flops, summary = FlopsTool(), amanda.tools.load("summary")()
     with amanda.apply(flops, summary):

@@ -262,7 +262,7 @@ def test_each_input_has_the_path_that_it_has_alone() -> None:
 
 
 def test_weights_are_weights_after_the_optimizer_has_written_them() -> None:
-    """A script that trains: the optimizer's operators are no part of the model."""
+    """A script that trains: the optimizer's operators are not part of the model."""
     torch.manual_seed(12)
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)

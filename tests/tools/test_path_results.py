@@ -80,7 +80,7 @@ def test_no_model_ran(tmp_path: Path) -> None:
 
 
 def test_an_axis_that_is_none(net: nn.Module) -> None:
-    with pytest.raises(ValueError, match="axis=0 is no axis of classes"):
+    with pytest.raises(ValueError, match="axis=0 is not an axis of classes"):
         applied(net, torch.rand(2, 6), axis=0)
 
 

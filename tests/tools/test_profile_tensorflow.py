@@ -104,7 +104,7 @@ def test_times_in_graphs_are_those_of_the_runtime(
 
 
 def test_runs_of_the_driver_are_not_the_programs() -> None:
-    """Variables that are copied to an instrumented graph, and constants that are folded, are no
+    """Variables that are copied to an instrumented graph, and constants that are folded, are not
     executions; an assignment whose node lacks the type's name is one."""
     tf1 = tf.compat.v1
     with tf.Graph().as_default() as graph:

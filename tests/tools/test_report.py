@@ -64,7 +64,8 @@ def test_amounts_have_three_digits_and_a_prefix(value: float, unit: str, text: s
 
 
 def test_bars_are_shares_of_the_longest() -> None:
-    """Series are stacked; what is no number or negative has no length; further bars are counted."""
+    """Series are stacked; what is not a number or negative has no length; further bars are
+    counted."""
     found = drawn(kind="bar", values={"x": [3, 1], "y": [1, None]}, unit="B")
     shares = [[part.percent for part in bar.parts] for bar in found.bars]
     assert shares == [[75, 25], [25, 0]]
@@ -334,7 +335,7 @@ def test_other_results_have_no_model(result: dict[str, Any]) -> None:
 
 
 def test_a_row_may_hold_anything() -> None:
-    """What is no number is no figure, and what is no shape is none."""
+    """What is not a number is not a figure, and what is not a shape is none."""
     odd = op("a", "b", flops="many", params=math.inf, outputs=[{"shape": 3}, 4], attributes=[1])
     found = model({"ops": [odd], "edges": [{"producer": "a"}], "summary": {"steps": True}})
     assert (found.figures, found.edges, found.steps) == ([], [], 0)

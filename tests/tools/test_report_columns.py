@@ -55,7 +55,7 @@ def test_modules_of_lists_are_names_in_any_column() -> None:
 
 
 def test_shapes_stand_beside_the_type_whatever_they_are() -> None:
-    """``4 x 10`` is no amount, and stands where ``scalar`` and ``-`` stand."""
+    """``4 x 10`` is not an amount, and stands where ``scalar`` and ``-`` stand."""
     for last in ("3 x 2", "scalar"):
         rows = [("a", "Net", "4 x 10", 8), ("b", "Linear", "-", 7), ("c", "Loss", last, 6)]
         found = make_table("t", ["module", "type", "output", "parameters"], rows)
@@ -112,7 +112,7 @@ def test_an_empty_list_is_an_empty_cell() -> None:
 
 
 def test_times_have_one_unit_and_attributes_read_as_in_calls() -> None:
-    """Microseconds are shown as times; attributes are no tensors, even with a shape among them."""
+    """Microseconds are shown as times; attributes are not tensors, even with a shape among them."""
     rows = [
         {"id": "a", "host_us": 118000.0, "attributes": {"shape": [2, 3], "mode": "same"}},
         {"id": "b", "host_us": 2.5, "attributes": {"stride": 2}, "seen_by": ["hooks", "amanda"]},

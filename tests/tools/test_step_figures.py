@@ -83,7 +83,7 @@ def figures(run: Callable[[], Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("build", [vit, llama, resnet50], ids=lambda build: build.__name__)
 def test_a_step_has_the_analytic_figure(build: Callable[[], models.Built]) -> None:
     """FLOPs of a step equal those that PyTorch's own counter finds, after one step and after three;
-    what builds and initializes the model is no part of it."""
+    what builds and initializes the model is not part of it."""
     with FlopCounterMode(display=False) as counter:
         train(build, 1)
     for steps in 1, 3:

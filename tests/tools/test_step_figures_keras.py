@@ -80,7 +80,8 @@ PROGRAMS: dict[str, Callable[[int], None]] = {
     ],
 )
 def test_a_step_has_the_figure_of_a_count_by_hand(program: str, steps: int) -> None:
-    """Twice as much backward as forward: every factor has a gradient. Building is no part of it."""
+    """Twice as much backward as forward: every factor has a gradient. Building is not part of
+    it."""
     tool = FlopsTool()
     with amanda.apply(tool):
         PROGRAMS[program](steps)
@@ -170,7 +171,7 @@ def test_values_of_parameters_are_no_outputs_in_profile() -> None:
 @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])
 def test_validation_and_a_smaller_last_batch(options: dict[str, Any]) -> None:
     """Each step has its own samples, those of the last one are fewer; what is evaluated before,
-    between and after epochs is no part of any."""
+    between and after epochs is not part of any."""
     layers = keras.layers
     model = keras.Sequential([layers.Input((5, 4)), layers.LSTM(3), layers.Dense(2)])
     model.compile("sgd", "mse", jit_compile=False, **options)

@@ -291,7 +291,7 @@ def test_modules_without_a_hash_have_a_tree() -> None:
 
 
 def test_a_module_that_holds_its_owner_is_shown_once() -> None:
-    """A reference to the module around it is no part."""
+    """A reference to the module around it is not part."""
     model = nn.Sequential(nn.Linear(2, 3))
     model[0].owner = model
     rows = watched((model, torch.rand(1, 2))).modules()
@@ -343,7 +343,7 @@ class Checkpointed(nn.Module):
 
 
 def test_what_is_recomputed_is_not_counted() -> None:
-    """A checkpoint calls its modules in the backward pass, which is no forward pass."""
+    """A checkpoint calls its modules in the backward pass, which is not a forward pass."""
     tool, model = amanda.tools.load("summary")(), Checkpointed()
     with amanda.apply(tool):
         model(torch.rand(2, 4)).sum().backward()
@@ -485,7 +485,7 @@ def test_modules_that_are_alike_have_one_line() -> None:
 def test_a_model_that_takes_nested_tensors_has_parameters_and_calls(
     layout: torch.layout, name: str
 ) -> None:
-    """Its sizes are no numbers: there is no output shape, and the program runs on."""
+    """Its sizes are not numbers: there is no output shape, and the program runs on."""
     model = nn.Linear(4, 3)
     items = [torch.ones(2, 4), torch.ones(5, 4)]
     with amanda.apply(tool := amanda.tools.load(name)()):

@@ -203,7 +203,7 @@ def test_the_output_of_a_cell_is_known_where_its_first_call_computes_nothing() -
 
 
 def test_a_layer_that_is_not_built_calls_its_parts_once() -> None:
-    """Keras calls them to learn their shapes, which is no part of the pass."""
+    """Keras calls them to learn their shapes, which is not part of the pass."""
     tool = amanda.tools.load("summary")()
     with amanda.apply(tool):
         keras_transformer.Block(8, name="block")(np.ones((4, 6, 8), "float32"))

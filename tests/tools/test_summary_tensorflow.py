@@ -120,7 +120,7 @@ def test_modules_have_the_figures_of_a_count_by_hand(block: type[Block], compile
 
 
 def test_modules_in_a_session_have_these_figures() -> None:
-    """In a graph of TensorFlow 1. What the program has let go of keeps all but parameters."""
+    """In a graph of TensorFlow 1. What the program has dropped keeps all but parameters."""
     with tf.Graph().as_default() as graph:
         net, fed = Net(), tf1.placeholder(tf.float32, (None, WIDTH))
         result = net(fed)

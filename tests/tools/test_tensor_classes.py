@@ -1,4 +1,4 @@
-"""The tools on tensors that are no plain ones: in transforms, nested, of a class of their own."""
+"""The tools on tensors that are not plain ones: in transforms, nested, of a class of their own."""
 
 from __future__ import annotations
 
@@ -461,7 +461,7 @@ class Standing:
 
 @pytest.mark.parametrize("tool", ["flops", "summary", "quantize", "stats"])
 def test_what_stands_for_a_tensor_is_no_input(tool: str) -> None:
-    """Operators that are given an object in the place of a weight have no weight for tools."""
+    """Operators that are given an object in place of a weight have no weight for tools."""
     weight, x = Standing(X.T.contiguous()), X.clone().requires_grad_()
 
     def products() -> list[Any]:

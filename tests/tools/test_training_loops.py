@@ -265,7 +265,7 @@ def test_positions_are_not_taken_for_samples() -> None:
 
 
 def test_a_product_without_samples_does_not_make_a_sequence_of_them() -> None:
-    """Positions that a layer multiplies after its data are no states of a recurrent layer."""
+    """Positions that a layer multiplies after its data are not states of a recurrent layer."""
 
     class Relative(nn.Module):
         def __init__(self) -> None:

@@ -81,7 +81,7 @@ def linear_of_packed(x: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def test_an_operator_whose_weight_is_no_input_has_no_weight() -> None:
-    """Where an object that is no tensor holds the weight, as for quantized operators, the keys
+    """Where an object that is not a tensor holds the weight, as for quantized operators, the keys
     name no input, and the type is not the one whose weight is an input."""
     found: list[tuple[str, Any]] = []
     tool, flops = amanda.Tool(), amanda.tools.load("flops")()

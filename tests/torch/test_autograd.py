@@ -14,21 +14,7 @@ from torch.autograd import backward, grad
 
 import amanda
 from tests.torch.reference import nodes_before
-from tests.torch.support import Counter, On, after, applied, before, fingerprint
-
-
-class Cube(torch.autograd.Function):
-    """An operator of the user's, in the classic form."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x * x * x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return gradient * 3 * x * x
+from tests.torch.support import Counter, Cube, On, after, applied, before, fingerprint
 
 
 class Square(torch.autograd.Function):
@@ -150,7 +136,7 @@ def test_function_with_defaults_and_keywords(call: Any) -> None:
 
 
 def test_function_of_a_thread_outside_of_the_scope() -> None:
-    """A Function is no operator in a thread that no scope covers."""
+    """A Function is not an operator in a thread that no scope covers."""
     counter = Counter()
     inside = threading.Event()
     done = []

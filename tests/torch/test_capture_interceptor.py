@@ -271,7 +271,7 @@ def test_models_run_captured_with_the_results_and_ids_of_the_mode(
 
 
 class Named(nn.Module):
-    """Two linear layers, one of which has a name that is no name of Python."""
+    """Two linear layers, one of which has a name that is not a name of Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -836,7 +836,7 @@ def test_another_forward_of_a_class_counts_at_the_next_call(
 
 
 class Scale:
-    """A class of a program's own, which is no module."""
+    """A class of a program's own, which is not a module."""
 
     def by_method(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -1353,7 +1353,7 @@ def test_a_check_in_the_code_of_a_graph_takes_no_function_where_all_is_finite() 
 def test_a_check_in_the_code_of_a_graph_asks_its_tool_of_what_has_no_sum(
     written: list[bool],
 ) -> None:
-    """Tensors whose sum is no real number are looked at by the tool."""
+    """Tensors whose sum is not a real number are looked at by the tool."""
     model, tool = Lambda(lambda fc, x: torch.complex(fc(x), x).abs()), Checking()
     with torch.no_grad(), applied(tool):
         for x in X * 2:

@@ -186,7 +186,8 @@ def test_dynamo_disable_and_is_compiling(small: Small) -> None:
 
 
 def test_fullgraph_runs_under_a_scope(small: Small) -> None:
-    """``fullgraph=True`` is no error where a compiled function runs captured, also when nested."""
+    """``fullgraph=True`` is not an error where a compiled function runs captured, also when
+    nested."""
     torch.compiler.reset()
     inner = torch.compile(small, backend="eager", fullgraph=True)
     outer = torch.compile(lambda x: inner(x) * 2, backend="eager", fullgraph=True)

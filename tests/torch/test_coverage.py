@@ -134,7 +134,7 @@ def test_operators_of_all_kinds_are_seen_once(run: Callable[[torch.Tensor], torc
 
 
 def test_a_model_is_moved() -> None:
-    """``model.to()`` works under a tool, and what it asks PyTorch for is no operator."""
+    """``model.to()`` works under a tool, and what it asks PyTorch for is not an operator."""
     seen: list[str] = []
     tool = amanda.Tool()
     tool.add_inst_for_op(lambda context: seen.append(context.get_op().__name__))

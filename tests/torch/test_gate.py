@@ -41,7 +41,7 @@ from amanda_torch.eager import gate
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of
 from amanda_torch.plugin import TorchEagerDriver
-from tests.torch.support import Counter, Identity, LiveTensors, Watcher, applied
+from tests.torch.support import Counter, Cube, Identity, LiveTensors, Watcher, applied
 from tests.torch.test_call_counts import profiled
 
 VARIABLE = TorchEagerDriver.interceptor_variable
@@ -101,18 +101,6 @@ class Doubled(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_function__(func, types, args, kwargs or {})
         return result * 2 if func is torch.Tensor.add else result
-
-
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x * x * x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return gradient * 3.0 * x * x
 
 
 early_add, early_relu = torch.add, nn.functional.relu
@@ -1313,7 +1301,7 @@ class Noting(TorchDispatchMode):
 @needs_gate
 @pytest.mark.usefixtures("gated")
 def test_checks_are_not_seen() -> None:
-    """What a check computes is no operator: neither tools nor modes of the program see it; it
+    """What a check computes is not an operator: neither tools nor modes of the program see it; it
     records no gradient, makes no node, and gradients are recorded as before."""
     x, tool, ids = torch.ones(2, requires_grad=True), Checks(), Ids(acts=True)
     with applied(tool), applied(ids):
@@ -1719,7 +1707,7 @@ def test_without_it_the_mode_is_used(asked: str, monkeypatch: pytest.MonkeyPatch
 def test_an_unknown_interceptor_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable names one of four; another word counts as auto, and is a warning."""
     monkeypatch.setenv(VARIABLE, "gat")
-    with pytest.warns(CoverageWarning, match="'gat', none of auto, capture, gate, mode"):
+    with pytest.warns(CoverageWarning, match="'gat', not one of auto, capture, gate, mode"):
         gate.choose()
 
 

@@ -134,7 +134,7 @@ def test_out_operators_with_substituted_inputs() -> None:
 
 
 def test_in_place_operator_on_a_substituted_output() -> None:
-    """A later in-place operator is legal on what a routine has put in the place of an output."""
+    """A later in-place operator is legal on what a routine has put in place of an output."""
     layer = nn.Linear(2, 2)
     with applied(On(linear=after(lambda y: y.clone()))):
         y = layer(torch.rand(3, 2))

@@ -32,7 +32,7 @@ from tests.torch.support import (
 
 
 class Cloning(amanda.Tool):
-    """Puts another tensor in the place of every input and output."""
+    """Puts another tensor in place of every input and output."""
 
     def __init__(self) -> None:
         self.add_inst_for_op(self.analyse)

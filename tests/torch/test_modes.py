@@ -183,8 +183,8 @@ class Computing(amanda.Tool):
 
 
 def test_a_dispatch_mode_does_not_see_the_operators_of_tools() -> None:
-    """What analyses and routines compute is no operator of the program: its dispatch modes do not
-    see it, in the forward and the backward pass, and they are on again afterwards."""
+    """What analyses and routines compute is not an operator of the program: its dispatch modes do
+    not see it, in the forward and the backward pass, and they are on again afterwards."""
 
     def run() -> list[str]:
         mode, x = Dispatches(), torch.ones(3, 2, requires_grad=True)
@@ -399,7 +399,7 @@ def test_complex_and_views_by_property() -> None:
 
 
 def test_printing_and_leaving_for_python() -> None:
-    """Printing, ``item`` and ``tolist`` are no operators of the model."""
+    """Printing, ``item`` and ``tolist`` are not operators of the model."""
     counter = ForwardCounter()
     with applied(counter):
         str(X), X.tolist(), X[0].item(), X.numpy(), bool(X[0] == 0)

@@ -37,11 +37,11 @@ def untested(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def _unpatched(*_: Any) -> None:
-    """In the place of a function that patches."""
+    """In place of a function that patches."""
 
 
 def _same(_: Any, vanilla: Any) -> Any:
-    """In the place of a wrapper: nothing is wrapped."""
+    """In place of a wrapper: nothing is wrapped."""
     return vanilla
 
 

@@ -91,7 +91,7 @@ def test_a_method_that_the_program_has_replaced_runs_once(
 def test_a_function_that_the_program_has_replaced_runs_once(
     owner: Any, name: str, run: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So it is where the function is no operator, is written in Python, or is of a module."""
+    """So it is where the function is not an operator, is written in Python, or is of a module."""
     _same(_Patch(monkeypatch, owner, name), run)
 
 
@@ -154,7 +154,7 @@ def test_what_the_program_has_put_there_is_looked_for_once(monkeypatch: pytest.M
 
 
 def test_what_the_program_has_put_there_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object that stood for one of PyTorch's functions goes when the program lets go of it."""
+    """An object that stood for one of PyTorch's functions goes when the program drops it."""
     with monkeypatch.context() as patched:
         patched.setattr(torch.Tensor, "exp", _Exp())
         gone = weakref.ref(vars(torch.Tensor)["exp"])

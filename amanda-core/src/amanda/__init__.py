@@ -60,14 +60,14 @@ def summary(model: _Any, input: _Any, **options: _Any) -> _Any:
         model: a module of PyTorch or a layer of Keras.
         input: a tensor; a tuple or list of the positional arguments; or a dictionary, of keyword
             arguments in PyTorch.
-        options: of the tool: ``depth=2`` shows two levels, ``time=True`` takes times.
+        options: options of the tool: ``depth=2`` shows two levels, ``time=True`` adds times.
 
     Returns:
         An object that prints as a table, in notebooks too, with the rows in ``modules``.
 
     Raises:
         UnknownNameError: amanda-tools is not installed.
-        TypeError: `model` is no module of a framework, or an option does not exist.
+        TypeError: `model` is not a module of a framework, or an option does not exist.
     """
     found: _Any = tools.load("summary")
     return found.of(model, input, **options)

@@ -29,7 +29,7 @@ def owned_check(lock: Any) -> Callable[[], bool]:
 
 
 def has_gil() -> bool:
-    """Whether this Python has the GIL, and is no build that could do without."""
+    """Whether this Python has the GIL, and is not a build that could do without."""
     return not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
@@ -43,7 +43,7 @@ def register_source(code: CodeType, source: str, file: str) -> None:
     """Have tracebacks show the source of code that is in no file.
 
     Since Python 3.13 they do so for ``python -c``, through this function of ``linecache``, which
-    takes the name of the file in the place of the code in 3.13. Nothing before.
+    takes the name of the file in place of the code in 3.13. Nothing before.
     """
     register = getattr(linecache, "_register_code", None)
     if register is not None:

@@ -2,7 +2,7 @@
 
 All errors derive from :class:`AmandaError`, all warnings from :class:`AmandaWarning`; the document
 ``docs/messages.md`` explains them with examples. An exception that a tool raises reaches the user
-as it is.
+unchanged.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CapabilityError(AmandaError):
 class UnsupportedProgramError(AmandaError, ValueError):
     """A tool cannot work on this program, or not with these options.
 
-    It is a ValueError as well, as that of an option that cannot be right for any program.
+    It is a ValueError as well, like the error for an option that no program could accept.
     ``amanda run`` ends with the message alone, without a traceback.
     """
 
@@ -67,15 +67,15 @@ class NoDriverError(AmandaError):
 
 
 class UnknownNameError(AmandaError, LookupError):
-    """No installed package has a tool or driver of a name."""
+    """No installed package has a tool or driver of the given name."""
 
 
 class FileError(AmandaError, OSError, ValueError):
     """A file that the user has named cannot be read, or is not what it has to be.
 
-    It is an OSError and a ValueError as well: what raises one for a missing file raises the other
-    for a damaged one, and callers handle both. What it quotes of the file is shortened: a message
-    is for a terminal, and a name in a damaged file may have megabytes.
+    It is an OSError and a ValueError as well: readers usually raise the first for a missing file
+    and the second for a damaged one, and callers handle both. Quotations from the file are
+    shortened, since a name in a damaged file may have megabytes.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -85,7 +85,7 @@ class FileError(AmandaError, OSError, ValueError):
 
 
 class MappingError(AmandaError):
-    """A mapping rule cannot describe an operator, or describes it in another form than asked."""
+    """A mapping rule cannot describe an operator, or returns something of another form."""
 
 
 class ToolTypeError(AmandaError):
@@ -109,7 +109,7 @@ class PluginWarning(AmandaWarning):
 
 
 class CoverageWarning(AmandaWarning):
-    """Something runs in a scope that a driver does not see, or runs in another way than usual."""
+    """A driver does not see a part of the program, or the part runs differently than usual."""
 
 
 class InPlaceWarning(AmandaWarning):

@@ -50,7 +50,7 @@ class Extension:
         return self.package.replace("_", "-")
 
     def refusal(self, untested: str = "") -> str:
-        """The reason not to load the extension, as far as it is known without a try; "" for none.
+        """The reason not to load the extension, as far as it is known before loading; "" for none.
 
         Args:
             untested: the framework with its version, if it was not tested with that.
@@ -89,7 +89,7 @@ class Extension:
             return f"{self.distribution} is not installed; try: pip install '{self.driver}[accel]'"
         if self.interface != package.VERSION:
             return (
-                f"{self.distribution} is of another release than {self.driver}; install both anew"
+                f"{self.distribution} and {self.driver} are of different releases; reinstall both"
             )
         try:
             package.load()
@@ -97,8 +97,8 @@ class Extension:
             variable = f"{self.package.upper()}_BUILD"
             return (
                 f"the extension of {self.distribution} cannot be loaded ({error}); without a C "
-                f"compiler, none is built: installed with {variable}=require, pip shows what the "
-                "compiler says"
+                f"compiler, none is built: install it with {variable}=require to see the "
+                "compiler's errors"
             )
         return ""
 
@@ -113,7 +113,7 @@ def chosen(variable: str, names: Sequence[str], default: str = "auto") -> str:
     if name in names:
         return name
     warnings.warn(
-        f"{variable} is {name!r}, none of {', '.join(names)}: it counts as {default}",
+        f"{variable} is {name!r}, not one of {', '.join(names)}: {default} is used",
         CoverageWarning,
         stacklevel=3,
     )
@@ -123,4 +123,6 @@ def chosen(variable: str, names: Sequence[str], default: str = "auto") -> str:
 def mistake(variable: str, names: Sequence[str]) -> str:
     """The message if an environment variable is set to none of `names`; otherwise ""."""
     name = os.environ.get(variable, "") if variable else ""
-    return f"{variable}={name} is none of {', '.join(names)}" if name and name not in names else ""
+    return (
+        f"{variable}={name} is not one of {', '.join(names)}" if name and name not in names else ""
+    )

@@ -12,14 +12,15 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from amanda.errors import FileError
+from amanda.nested import converted
 
 _CLOSED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-"""The file is no link, and is closed in programs that this one starts."""
+"""The file is not a link, and is closed in programs that this one starts."""
 
 LARGEST_TEXT = 4_000_000_000
 """Bytes of a text file that is read; more is refused before anything of it is in memory."""
@@ -82,8 +83,8 @@ def new_beside(path: Path) -> Iterator[Path]:
 
 def _create_beside(path: Path) -> tuple[int, Path]:
     """Create a file in the folder of `path`, which os.replace() needs; its descriptor and path."""
-    # The name is random, and the file must be new: whoever else may write into the folder cannot
-    # have put a file or a link there.
+    # The name is random, and the file must be new: others with access to the folder cannot have put
+    # a file or a link there.
     partial = path.with_name(f".amanda-{secrets.token_hex(8)}.partial")
     try:
         return os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOSED, 0o666), partial
@@ -111,22 +112,15 @@ def _put_in_place(partial: Path, path: Path) -> Iterator[None]:
         raise
 
 
-def plain_data(value: Any, around: tuple[Any, ...] = ()) -> Any:
-    """Convert a value to types that JSON has: containers to dictionaries and lists, and infinities,
-    NaN and whatever else there is to text.
+def plain_data(value: Any) -> Any:
+    """Convert a value to types that JSON has.
 
-    Args:
-        value: what is written.
-        around: the containers that it is in. For one that holds itself there is an ellipsis.
+    Containers become dictionaries and lists; infinities, NaN and values of other types become text.
     """
-    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
-        for one in around:
-            if one is value:
-                return "..."
-        around = (*around, value)
-        if isinstance(value, Mapping):
-            return {str(key): plain_data(item, around) for key, item in value.items()}
-        return [plain_data(item, around) for item in value]
+    return converted(value, _json_leaf, (list, tuple, set, frozenset))
+
+
+def _json_leaf(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, (str, int, float)) else str(value)
@@ -141,7 +135,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             one could read for ever.
     """
     try:
-        # Without O_NONBLOCK a pipe that nobody writes to would never be open.
+        # Without O_NONBLOCK, opening a pipe without a writer would block for ever.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except (OSError, ValueError) as error:
         # ValueError: the path holds a null character.
@@ -150,7 +144,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         mode = _mode_of(descriptor, path)
         if not stat.S_ISREG(mode):
             what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-            raise FileError(f"{path} cannot be read: it is {what}, and no file")
+            raise FileError(f"{path} cannot be read: it is {what}, not a file")
         with open(descriptor, "rb", closefd=False) as file:
             yield file
     finally:
@@ -168,7 +162,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """Read a text file that a user has named.
 
     Raises:
-        FileError: it cannot be read, is too large, or is no text in UTF-8.
+        FileError: it cannot be read, is too large, or is not text in UTF-8.
     """
     try:
         with opened(path) as file:
@@ -176,7 +170,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
                 raise FileError(f"{path} cannot be read: it has {size:,} bytes, too many for text")
             return file.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise FileError(f"{path} cannot be read: it is no text ({error.reason})") from error
+        raise FileError(f"{path} cannot be read: it is not text ({error.reason})") from error
     except (OSError, MemoryError) as error:
         if isinstance(error, FileError):
             raise
@@ -187,7 +181,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     """Read a file of JSON that a user has named.
 
     Raises:
-        FileError: it cannot be read, or is no JSON; NaN and infinities, which JSON lacks, included.
+        FileError: it cannot be read, or is not JSON; NaN and infinities, which JSON lacks,
+            included.
     """
     return parse_json(read_text(path), path)
 
@@ -196,14 +191,14 @@ def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
     """Parse JSON from a file that a user has named.
 
     Raises:
-        FileError: it is no JSON; NaN and infinities, which JSON lacks, included.
+        FileError: it is not JSON; NaN and infinities, which JSON lacks, included.
     """
     if not text.strip():
         raise FileError(f"{path} cannot be read: it is empty")
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError, MemoryError) as error:
-        raise FileError(f"{path} cannot be read: it is no JSON ({_reason(error)})") from error
+        raise FileError(f"{path} cannot be read: it is not JSON ({_reason(error)})") from error
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Routines that drivers know, and run without Python where they can.
+"""Routines that drivers recognize, and run without Python where they can.
 
 A tool inserts them like any other routine::
 
@@ -15,9 +15,9 @@ A tool inserts them like any other routine::
     ...
     print(counter.count, timer.nanoseconds, record.changes)
 
-Their meaning is that of the Python code below, in every mode. A driver that recognises one may
-have its effect in another way: the graph drivers of TensorFlow add up how often a graph was run,
-instead of calling Python at each of its operators; that of PyTorch runs them in C.
+They have the effect of the Python code below, in every mode. A driver that recognizes one may
+achieve it in another way: the graph drivers of TensorFlow count the runs of a graph, instead of
+calling Python at each of its operators; the gate of the PyTorch driver runs them in C.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
+
+_Owner = TypeVar("_Owner")
 
 
 class Counter:
     """Counts executions: of the operators, and at the points, at which it is inserted.
 
     One counter may be inserted many times; it then counts all of them together. The count may be
-    read at any time outside of the program's operators, and set.
+    read and set at any time outside of the program's operators.
 
     Attributes:
         count: the executions so far. A driver that adds up whole runs of a graph does so when
@@ -49,7 +51,7 @@ class Counter:
         self.count = count
 
     def __call__(self, *tensors: Any) -> None:
-        """Count one execution; the tensors at the point are not looked at."""
+        """Count one execution; the tensors at the point are ignored."""
         self.count += 1
 
     def __repr__(self) -> str:
@@ -57,14 +59,14 @@ class Counter:
 
 
 class Log:
-    """Where timers write what they have measured.
+    """The log into which timers write their measurements.
 
     Attributes:
         numbers: an ``array.array`` of 64-bit integers, four for each execution that has ended, one
             execution after the other: the number of the timer, start and end as
-            ``time.perf_counter_ns()`` gives them, and the native id of the thread. Whoever reads
-            them may delete what was read.
-        due: the end of an execution from which on :meth:`look` is called; None to call it never.
+            ``time.perf_counter_ns()`` gives them, and the native id of the thread. A reader may
+            delete the numbers that it has read.
+        due: :meth:`look` is called at executions that end from this time on; None to never call it.
     """
 
     __slots__ = ("__weakref__", "due", "numbers")
@@ -99,21 +101,21 @@ _NUMBERS = itertools.count(1)
 
 
 class Timer:
-    """Measures the time between two points, of which one is passed before the other.
+    """Measures the time from one point to another.
 
     One timer may be inserted at several operators, if none of them runs within another one.
 
     Args:
-        log: where each execution is noted, beside the sums; None for none.
-        number: names this timer in the log.
+        log: records each execution, in addition to the sums; None for none.
+        number: identifies this timer in the log.
 
     Raises:
-        TypeError: `log` is no :class:`Log`.
+        TypeError: `log` is not a :class:`Log`.
 
     Attributes:
         executions: how often :attr:`stop` was reached after :attr:`start`. An operator that raises
             is not counted.
-        nanoseconds: the time between them, in all.
+        nanoseconds: the total time between them.
     """
 
     __slots__ = ("__weakref__", "_started", "executions", "log", "nanoseconds", "number")
@@ -128,16 +130,16 @@ class Timer:
         self._started: dict[int, int] = {}
 
     def start(self, *tensors: Any) -> None:
-        """The routine at the first point; the tensors there are not looked at."""
+        """The routine at the first point; the tensors there are ignored."""
         started, thread = self._started, threading.get_ident()
         # The executor of TensorFlow's graphs may begin a second operator on a thread before the
-        # first one ends. Beginnings of operators that have raised stay, too: not for ever.
+        # first one ends. Start times of operators that raised stay, too, but not for ever.
         if thread in started and len(started) < _OVERLAPPING:
             started[-next(_NUMBERS)] = started[thread]
         started[thread] = time.perf_counter_ns()
 
     def stop(self, *tensors: Any) -> None:
-        """The routine at the second point; the tensors there are not looked at."""
+        """The routine at the second point; the tensors there are ignored."""
         end = time.perf_counter_ns()
         start = self._started.pop(threading.get_ident(), None)
         if start is None:
@@ -149,7 +151,7 @@ class Timer:
         self.add(start, end)
 
     def add(self, start: int, end: int) -> None:
-        """Note an execution that was measured otherwise.
+        """Add an execution that was measured in another way.
 
         Args:
             start, end: as ``time.perf_counter_ns()`` gives them.
@@ -167,7 +169,7 @@ class Timer:
 
 
 class Record:
-    """Notes shapes and the like of tensors where they are not those of the last execution.
+    """Notes shapes and other attributes of tensors whenever they differ from the last execution.
 
     One record belongs to one point of one operator.
 
@@ -175,20 +177,20 @@ class Record:
         fields: the attributes of tensors that are noted; shapes are noted as tuples.
 
     Raises:
-        TypeError: `fields` are no names.
+        TypeError: `fields` are not names.
 
     Attributes:
-        fields: them.
-        executions: the executions so far.
-        changes: for each execution that has differed from the one before it, and for the first
-            one, its number, from 0 on, and for each tensor a tuple of the values of the fields;
-            None for a tensor that is absent, and for a field that the framework does not have.
+        fields: the given attributes.
+        executions: the number of executions so far.
+        changes: a pair for the first execution and for each one that differs from the one before:
+            its number, from 0 on, and for each tensor a tuple of the values of the fields; None
+            for an absent tensor, and for a field that the framework does not have.
     """
 
     __slots__ = ("__weakref__", "changes", "executions", "fields")
 
     def __init__(self, fields: Sequence[str] = ("shape", "dtype")) -> None:
-        # The letters of one text would be noted as None, as all fields that no tensor has.
+        # A string would be a list of letters, and noted as None as other unknown fields are.
         is_listed = isinstance(fields, Iterable) and not isinstance(fields, str)
         names = tuple(fields) if is_listed else ()
         if not is_listed or not all(isinstance(name, str) for name in names):
@@ -218,22 +220,22 @@ class Record:
 
 
 class Check:
-    """Looks whether all tensors that an operator makes are finite, and calls a function if not.
+    """Checks whether all outputs of an operator are finite, and calls a function if not.
 
     :attr:`before` and :attr:`after` are two routines, for all inputs and all outputs. One check
-    belongs to one operator, and at a backward operator the gradients that it consumes are inputs.
+    belongs to one operator; at a backward operator the gradients that it consumes are the inputs.
 
     Args:
-        is_finite: says it of one tensor. It is True of each tensor without NaN and infinities,
-            so that a driver which finds that out by itself need not ask; of other tensors, as of
-            those whose numbers cannot be read, it says what the tool wants.
+        is_finite: checks one tensor. It must return True for each tensor without NaN and
+            infinities, so that a driver which knows this need not call it; for other tensors, such
+            as those whose numbers cannot be read, it returns what the tool wants.
         found: ``found(inputs, outputs, was_finite)``, called after an execution with an output
             that is not finite. `was_finite` is False if the operator overwrites inputs and one
             of them was not finite before.
-        overwrites: whether the operator may write into its inputs, so that these are looked at,
-            too, before it runs; None to find out at the first execution, as whether an output is
-            one of the inputs.
-        trail: gets `name` at the end of each execution, before `found` is called.
+        overwrites: whether the operator may write into its inputs, so that these are checked, too,
+            before it runs; None to find out at the first execution, by whether an output is one
+            of the inputs.
+        trail: `name` is appended to it after each execution, before `found` is called.
 
     Attributes:
         overwrites: as given; not None after the first execution.
@@ -305,14 +307,14 @@ class Check:
 
 
 def _check_callable(where: str, **functions: Any) -> None:
-    """See that the arguments of these names can be called, which an operator would tell later."""
+    """Check that these arguments can be called, since the error would otherwise come much later."""
     for name, function in functions.items():
         if not callable(function):
             raise TypeError(f"{where} needs a function as {name}, got {function!r}")
 
 
 _SHAPES = 64
-"""Kinds of executions of which a sum keeps the number for the driver."""
+"""The largest number of keys whose results of ``weigh`` a sum keeps for the driver."""
 
 
 def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -321,29 +323,29 @@ def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class ShapeSum:
-    """Adds up a number of each execution of an operator that depends on the shapes of its tensors.
+    """Sums, over the executions of an operator, a number that depends on its tensors' shapes.
 
     :attr:`before` and :attr:`after` are two routines, for all inputs, and for all outputs or none.
-    What raises is not added.
+    An execution that raises is not added.
 
     Args:
-        weigh: ``weigh((inputs, outputs))``, the number of an execution with tensors of these
-            shapes; None if it is not known. A driver need not ask it again for the same shapes.
-        total: gets the numbers of this and of other sums.
+        weigh: ``weigh((inputs, outputs))``, the number for an execution with tensors of these
+            shapes; None if it is not known. A driver need not call it again for the same shapes.
+        total: the sum is added to its count, together with other sums.
         shapes_of: gives the shapes of tensors, as a tuple.
-        in_backward: tells whether this thread is within a backward pass: a checkpoint recomputes
-            what runs there, and may end it by an exception as soon as it has what it needs, so
-            that it is added before it runs. A driver need not ask where it knows.
-        of: a sum on whose last shapes the number depends, too, as that of a backward operator on
-            those of its forward operator; None for none.
+        in_backward: whether this thread is within a backward pass. A checkpoint recomputes
+            operators there, and may end them by an exception as soon as it has what it needs, so
+            that they are added before they run. A driver that knows the answer need not call it.
+        of: another sum, if the number also depends on its last shapes, as that of a backward
+            operator depends on those of its forward operator; None for none.
 
     Raises:
-        TypeError: `weigh` cannot be called, or `total` or `of` is nothing of its kind.
+        TypeError: `weigh` cannot be called, or `total` or `of` has another type.
 
     Attributes:
-        executions: the executions so far.
-        amount: the numbers of all of them.
-        unknown: the executions whose number is not known.
+        executions: the number of executions so far.
+        amount: the sum of their numbers.
+        unknown: the number of executions whose number is not known.
         last: the shapes of the inputs and of the outputs of the last one.
     """
 
@@ -395,8 +397,8 @@ class ShapeSum:
             self._held[thread] = self.shapes_of(inputs)
 
     def expect(self, key: Any) -> None:
-        """The execution that :attr:`after` adds next in this thread is of a kind that the driver
-        gives a key: all of that kind have the same shapes."""
+        """Set the driver's key for the execution that :attr:`after` adds next in this thread; all
+        executions with the same key have the same shapes."""
         self._keys[threading.get_ident()] = key
 
     def after(self, *outputs: Any) -> None:
@@ -410,11 +412,11 @@ class ShapeSum:
             self._add((inputs, self.shapes_of(outputs)), self._keys.pop(thread, None))
 
     def add(self, weight: int | None, shapes: tuple[Any, Any]) -> None:
-        """Add an execution that a driver has noticed otherwise.
+        """Add an execution that a driver has noticed in another way.
 
         Args:
-            weight: what :attr:`weigh` says of it.
-            shapes: of its inputs and of its outputs.
+            weight: the result of :attr:`weigh` for it.
+            shapes: those of its inputs and of its outputs.
         """
         self.last = shapes
         self.executions += 1
@@ -448,35 +450,30 @@ def is_counter(routine: object) -> bool:
 
 
 def started_by(routine: object) -> Timer | None:
-    """The timer whose ``start`` a routine is, which a driver may run in its own way."""
-    return _timer_of(routine, Timer.start)
+    """The timer of which a routine is ``start``; a driver may run it in its own way."""
+    return _owner(routine, Timer, Timer.start)
 
 
 def stopped_by(routine: object) -> Timer | None:
-    """The timer whose ``stop`` a routine is, which a driver may run in its own way."""
-    return _timer_of(routine, Timer.stop)
+    """The timer of which a routine is ``stop``; a driver may run it in its own way."""
+    return _owner(routine, Timer, Timer.stop)
 
 
 def checked_by(routine: object) -> Check | None:
-    """The check of which a routine is one of the two, which a driver may run in its own way."""
-    if type(routine) is not MethodType:
-        return None
-    check = routine.__self__
-    is_one = routine.__func__ is Check.before or routine.__func__ is Check.after
-    return check if is_one and type(check) is Check else None
+    """The check of which a routine is a method; a driver may run it in its own way."""
+    return _owner(routine, Check, Check.before, Check.after)
 
 
 def summed_by(routine: object) -> ShapeSum | None:
-    """The sum of which a routine is one of the two, which a driver may run in its own way."""
+    """The sum of which a routine is a method; a driver may run it in its own way."""
+    return _owner(routine, ShapeSum, ShapeSum.before, ShapeSum.after)
+
+
+def _owner(routine: object, cls: type[_Owner], *methods: object) -> _Owner | None:
+    """The object of which a routine is one of these methods; None for one of a subclass."""
     if type(routine) is not MethodType:
         return None
-    total = routine.__self__
-    is_one = routine.__func__ is ShapeSum.before or routine.__func__ is ShapeSum.after
-    return total if is_one and type(total) is ShapeSum else None
-
-
-def _timer_of(routine: object, function: object) -> Timer | None:
-    if type(routine) is not MethodType or routine.__func__ is not function:
+    if not any(routine.__func__ is method for method in methods):
         return None
-    timer = routine.__self__
-    return timer if type(timer) is Timer else None
+    owner = routine.__self__
+    return owner if type(owner) is cls else None

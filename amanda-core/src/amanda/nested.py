@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None))
-"""Types of plain data that are no containers."""
+"""Types of plain data that are not containers."""
 
 
 def items_of(value: Any) -> Iterable[Any] | None:
@@ -45,22 +45,39 @@ def leaves(value: Any, items: Callable[[Any], Iterable[Any] | None] = items_of) 
             waiting.extend(reversed([*held]))
 
 
-def plain(value: Any, around: tuple[Any, ...] = ()) -> Any:
-    """Convert an argument to plain data, which keeps no object of the program alive.
+def converted(
+    value: Any,
+    leaf: Callable[[Any], Any],
+    containers: tuple[type, ...] = (list, tuple),
+    parents: tuple[Any, ...] = (),
+) -> Any:
+    """Convert nested containers to dictionaries with string keys and lists, and leaves by `leaf`.
 
     Args:
-        value: the argument, or what is in it.
-        around: the containers that it is in. For one that holds itself there is an ellipsis.
+        value: a container, or a leaf.
+        leaf: converts a value that is not a container.
+        containers: the types that become lists; mappings are always containers.
+        parents: the containers that `value` is in. One that contains itself is ``"..."`` there.
     """
+    is_mapping = isinstance(value, Mapping)
+    if not is_mapping and not isinstance(value, containers):
+        return leaf(value)
+    if any(parent is value for parent in parents):
+        return "..."
+    parents = (*parents, value)
+    if is_mapping:
+        return {str(key): converted(item, leaf, containers, parents) for key, item in value.items()}
+    return [converted(item, leaf, containers, parents) for item in value]
+
+
+def plain(value: Any) -> Any:
+    """Convert an argument to plain data, which keeps no object of the program alive."""
+    return converted(value, _plain_leaf)
+
+
+def _plain_leaf(value: Any) -> Any:
     if isinstance(value, SCALARS) and type(value).__module__ == "builtins":
         return value
-    if isinstance(value, (list, tuple, Mapping)):
-        if any(one is value for one in around):
-            return "..."
-        around = (*around, value)
-        if isinstance(value, Mapping):
-            return {str(key): plain(item, around) for key, item in value.items()}
-        return [plain(item, around) for item in value]
     name = getattr(value, "__qualname__", None)
     return name if isinstance(name, str) else short_text(value)
 

@@ -108,7 +108,7 @@ class PatchSet:
     def wrap_code(
         self, function: types.FunctionType, wrapper: Callable[[Callable[..., Any]], Any]
     ) -> None:
-        """Let `function` run ``wrapper(vanilla)``, whoever holds it: its ``__code__`` is replaced.
+        """Make `function` itself run ``wrapper(vanilla)``, by replacing its ``__code__``.
 
         For functions that programs bind by name (``from framework import add``) or keep as bound
         methods, which a change of the attribute does not reach. A method gets its object as the
@@ -152,7 +152,7 @@ class PatchSet:
 
 
 def named_as(vanilla: Any, function: _Function) -> _Function:
-    """`function`, named as the one whose place it takes.
+    """`function` with the name and parameters of the one that it replaces.
 
     Python's errors about wrong arguments have the name; with parameters of the same names they are
     those that the program would have met without the patch. ``functools.wraps`` is for functions of
@@ -239,7 +239,7 @@ class _Replaced:
 
 
 def _noted(target: Any, name: str) -> list[_Replaced]:
-    """An attribute as it is, the last of them, and before it what changes with it."""
+    """An attribute as it is, preceded by the attributes that change with it."""
     beside: tuple[str, ...] = ()
     if inspect.isclass(target):
         beside = _OF_CLASSES.get(name, ())

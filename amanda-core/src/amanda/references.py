@@ -1,4 +1,4 @@
-"""Weak references of Amanda's to objects of the program, told from the program's own."""
+"""Weak references of Amanda to objects of the program, distinguishable from the program's own."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class LiveScope(Protocol):
             at the begin and the end of forward passes; -1 if that is not known.
         noting, noting_of: what notes that an iteration follows another one, with its tool, as
             :meth:`amanda.Tool.follow_iterations` has named it; and the count of registrations up to
-            which it is in the place of all that the tools have between iterations, or -1.
+            which it is in place of all that the tools have between iterations, or -1.
     """
 
     alive: bool

@@ -49,7 +49,7 @@ def _called(name: str, tensor: Any, numbers: Sequence[int]) -> Any:
 
     has_values = not tf.is_symbolic_tensor(tensor) and hasattr(tensor, "numpy")
     if has_values and not tf.executing_eagerly():
-        # The value of a variable is no part of the graph that is being built, and a graph of a
+        # The value of a variable is not part of the graph that is being built, and a graph of a
         # session does not take it.
         return getattr(tensor.numpy(), name)(tuple(numbers))
     return getattr(tf, name)(tensor, list(numbers))

@@ -85,7 +85,7 @@ TYPES: Mapping[str, str] = {
     "unique": "Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2",
     "unsqueeze": "ExpandDims",
     "split": "Split SplitV",
-    # tensors made anew
+    # newly created tensors
     "arange": "Range",
     "full": "Fill",
     "linspace": "LinSpace",

@@ -53,7 +53,7 @@ _COMMON = frozenset(
 
 
 class TensorFlowDriver(Driver, abc.ABC):
-    """The drivers of all modes of TensorFlow; what can be said of them without importing it.
+    """The base class of the drivers of all modes of TensorFlow; imports no TensorFlow.
 
     Attributes:
         patches: the patches that are in place while the driver is attached.
@@ -61,7 +61,7 @@ class TensorFlowDriver(Driver, abc.ABC):
 
     framework: ClassVar[str] = "tensorflow"
     interface_version: ClassVar[int] = 2
-    # Operators that run at once are asked for it one by one; graphs are met by the dispatcher.
+    # Eager operators check it one by one; for graphs the dispatcher does.
     follows_pauses: ClassVar[bool] = True
 
     @classmethod

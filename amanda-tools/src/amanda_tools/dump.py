@@ -149,7 +149,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         shape = [int(size) for size in stored.shape]
         key = f"{routine.op.id} {name} {routine.step}"
         if key in self._waiting:
-            # The operator's counters began anew, as they do in a second scope.
+            # The operator's counters were restarted, as they are in a second scope.
             self.dropped += 1
             return
         # The format's writers take tensors of one framework: the first tensor decides for its file.

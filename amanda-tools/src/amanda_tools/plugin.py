@@ -36,7 +36,7 @@ def amanda_register_tools() -> Mapping[str, str]:
     }
 
 
-@hookimpl(trylast=True)  # whoever installs another one wants its pages
+@hookimpl(trylast=True)  # a user who installs another plugin wants its pages
 def amanda_render_report(report: RunReport) -> str:
     """Render the page of a run."""
     from amanda_tools._output.report import render

@@ -149,7 +149,7 @@ def pattern_share(array: Array, kept: int, of: int, axis: int) -> float | None:
         axis: the axis of the inputs.
 
     Returns:
-        The fraction; None if the axis is no multiple of `of` long.
+        The fraction; None if the axis is not a multiple of `of` long.
     """
     moved = np.moveaxis(array, axis, -1)
     if moved.shape[-1] % of or not moved.size:

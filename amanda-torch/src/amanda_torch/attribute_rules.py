@@ -286,7 +286,7 @@ def _getitem(context: OpContext) -> Found:
     if tensors and not items:
         return {"index": ("tensor",)}
     if tensors:
-        # In a mixed index None is a tensor or a new axis; which one is not told.
+        # In a mixed index None is a tensor or a new axis; which one it is cannot be seen.
         return {}
     items = ["tensor" if isinstance(item, (list, tuple)) else item for item in items]
     return known(index=index_items(items, shape_of(context, 0)))

@@ -122,7 +122,7 @@ def _describe(context: OpContext) -> None:
         keys = _KEYS[name] = _keys_of(canonical(name))
     weight = keys.get("weight_index")
     if weight is not None and weight >= len(context.get_input_names()):
-        # ``torch.ops.quantized.linear`` (2.13): an object that is no tensor holds the weight.
+        # ``torch.ops.quantized.linear`` (2.13): an object that is not a tensor holds the weight.
         keys = _keys_of(f"packed_{keys['op_type']}")
     context.update(keys)
     op_type = keys["op_type"]
@@ -137,7 +137,8 @@ def _describe(context: OpContext) -> None:
 
 
 def _value(context: OpContext, index: int) -> Any:
-    """A variable that is an input; None also where an object that is no tensor stands for one."""
+    """A variable that is an input; None also where an object that is not a tensor stands for
+    one."""
     return context.get_value(index) if index < len(context.get_input_names()) else None
 
 

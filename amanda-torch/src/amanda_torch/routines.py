@@ -173,7 +173,7 @@ def timers_around(
 
 
 def look(log: Log, now: int) -> None:
-    """Have a log looked at that is due, by a timer that runs in C: as a routine would do it."""
+    """Call ``look`` of a log that is due, for a timer that runs in C, as a routine would."""
     thread = vars(STATE)
     gradients, outer, start = _is_grad_enabled(), thread["paused"], 0.0
     try:
@@ -243,7 +243,7 @@ class RoutineDispatcher(Dispatcher):
         self._has_told = False
 
     def tells_of_transforms(self) -> bool:
-        """Whether it is to be told, once, that something is not done under ``torch.func``."""
+        """Whether to report, once, that something is not done under ``torch.func``."""
         tells, self._has_told = not self._has_told, True
         return tells
 

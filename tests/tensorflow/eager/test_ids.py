@@ -167,7 +167,7 @@ def test_the_end_of_a_backward_pass() -> None:
 
 
 def test_what_is_not_an_operator() -> None:
-    """Handles of variables and calls of functions are no operators to tools."""
+    """Handles of variables and calls of functions are not operators to tools."""
     function = tf.function(lambda x: x + 1.0)
     tool = Seen()
     with apply(tool):

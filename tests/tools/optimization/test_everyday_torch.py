@@ -140,7 +140,7 @@ def test_constants_made_in_inference_mode_serve_in_training(make: Maker) -> None
     ids=["bake", "dense weights", "integers", "sensitivity", "campaign"],
 )
 def test_what_runs_the_model_takes_no_arguments(call: Callable[..., Any], given: Any) -> None:
-    """The model in the place of a function that runs it is an error that says what is wanted."""
+    """The model in place of a function that runs it is an error that says what is wanted."""
     prune, quantize = PruneTool(method="nm"), QuantizeTool(method="dynamic")
     net = Net()
     with amanda.apply(prune):

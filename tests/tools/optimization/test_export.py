@@ -243,7 +243,7 @@ def test_safetensors(net: Any, images: Any, bits: int, tmp_path: Path) -> None:
 
 
 def test_safetensors_of_activations_and_floats(net: Any, images: Any, tmp_path: Path) -> None:
-    """Scales of activations are there; numbers that are no integers need no run."""
+    """Scales of activations are there; numbers that are not integers need no run."""
     tool, _ = simulated(net, images, number="e4m3")
     path = tool.export(tmp_path / "net.safetensors")
     with safe_open(path, "numpy") as file:

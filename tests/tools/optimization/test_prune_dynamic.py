@@ -14,6 +14,7 @@ from torch import nn
 import amanda
 from amanda_tools.prune import PruneTool
 from tests import models
+from tests.tools.optimization.training import trained
 
 
 class ChannelGatedConv(nn.Module):
@@ -78,26 +79,13 @@ def pair(wrap: Any) -> tuple[nn.Module, nn.Module, Any]:
     return net, twin, torch.randn(5, 4, 11, 11)
 
 
-def trained(model: nn.Module, parameters: Any, x: Any) -> list[Any]:
-    """Outputs of some steps that train all parameters."""
-    optimizer = torch.optim.SGD([*model.parameters(), *parameters], lr=0.1)
-    outputs = []
-    for _ in range(4):
-        optimizer.zero_grad()
-        output = model(x)
-        output.square().sum().backward()
-        optimizer.step()
-        outputs.append(output.detach().clone())
-    return outputs
-
-
 def assert_equal_training(tool: PruneTool, net: nn.Module, twin: nn.Module, x: Any) -> None:
     """The same outputs, weights and gates, within rounding, and gates that have learned."""
     with amanda.apply(tool):
         net(x)  # to know the gates
         before = [value.detach().clone() for value in tool.parameters()]
-        outputs = trained(net, tool.parameters(), x)
-    expected = trained(twin, [], x)
+        outputs = trained(net, tool.parameters(), x, steps=4, lr=0.1)
+    expected = trained(twin, [], x, steps=4, lr=0.1)
     for a, b in zip(outputs, expected, strict=True):
         assert torch.allclose(a, b, atol=1e-6, rtol=1e-5)
     own = [*net.one.parameters(), *net.two.parameters(), *net.fc.parameters()]
@@ -352,8 +340,8 @@ def test_what_is_no_attention_is_skipped_with_the_reason() -> None:
     reasons = [row["reason"] for row in tool.result()["summary"]["skipped"]]
     assert reasons == [
         "it is causal: the choice of keys would depend on later queries",
-        "it is no softmax over keys",
-        "its input is no product of queries and keys",
+        "it is not a softmax over keys",
+        "its input is not a product of queries and keys",
     ]
 
 

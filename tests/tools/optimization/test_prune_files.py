@@ -70,7 +70,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", a=np.ones(3))
     (tmp_path / "text.npz").write_text("no masks")
     for name in ("other.npz", "text.npz"):
-        with pytest.raises(AmandaError, match="no file that prune has written"):
+        with pytest.raises(AmandaError, match="a file that prune has written"):
             PruneTool(masks=str(tmp_path / name))
 
 

@@ -193,7 +193,7 @@ def test_operators_that_share_a_weight_share_its_mask() -> None:
 
 
 def test_a_weight_that_an_embedding_reads_whole_is_reported() -> None:
-    """GPT-2's last layer shares the weight of its first, which is no linear layer."""
+    """GPT-2's last layer shares the weight of its first, which is not a linear layer."""
     model, inputs = models.build("gpt2")
     tool = PruneTool(method="nm")
     with amanda.apply(tool):
@@ -284,9 +284,9 @@ def test_what_cannot_be_pruned_is_listed_with_the_reason() -> None:
         Net()(torch.rand(2, 3, 8, 8))
     summary = tool.result()["summary"]
     assert {row["id"]: row["reason"] for row in summary["skipped"]} == {
-        "Net.first/conv2d:0": "its input axis, 3, is no multiple of m=4",
-        "Net.depthwise/conv2d:0": "its input axis, 1, is no multiple of m=4",
-        "Net.normed/linear:0": "its weight is no parameter: the program computes it",
+        "Net.first/conv2d:0": "its input axis, 3, is not a multiple of m=4",
+        "Net.depthwise/conv2d:0": "its input axis, 1, is not a multiple of m=4",
+        "Net.normed/linear:0": "its weight is not a parameter: the program computes it",
         "Net/matmul:0": "none of its inputs is known as its weight",
     }
     assert list(tool.masks) == ["Net.last/linear:0"]
@@ -342,7 +342,7 @@ def test_the_summary_is_printed_and_written(tmp_path: Path, capsys: Any) -> None
     tool.print_summary(sys.stdout)
     printed = capsys.readouterr().out
     assert "prune: nm, 5581312 of 11162624 weights are zero" in printed
-    assert "is no multiple of m=4" in printed
+    assert "is not a multiple of m=4" in printed
     (path,) = tool.write_files(tmp_path, "prune")
     again = PruneTool()
     again.load(path)

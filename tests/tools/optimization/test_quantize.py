@@ -361,7 +361,7 @@ def test_what_is_not_quantized_is_listed_with_the_reason() -> None:
         Odd()(torch.rand(2, 4))
     summary = tool.result()["summary"]
     assert {row["id"]: row["reason"] for row in summary["skipped"]} == {
-        "Odd.normed/linear:0": "its weight is no parameter: the program computes it",
+        "Odd.normed/linear:0": "its weight is not a parameter: the program computes it",
         "Odd.fc/linear:0": "it is excluded",
     }
     assert summary["ops_never_met"] == ["conv2d"]

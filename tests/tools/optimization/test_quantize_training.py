@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 from pathlib import Path
@@ -19,6 +20,7 @@ from amanda.errors import AmandaError
 from amanda_tools._values.tensors import arithmetic_of
 from amanda_tools.quantize import QuantizeTool
 from tests import models
+from tests.tools.optimization.training import trained
 
 
 class LearnedStep(torch.autograd.Function):
@@ -95,16 +97,7 @@ def layers() -> tuple[nn.Sequential, Any]:
     return nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 4)), torch.randn(5, 6)
 
 
-def train(model: nn.Module, parameters: Any, x: Any) -> list[Any]:
-    optimizer = torch.optim.SGD([*model.parameters(), *parameters], lr=0.02)
-    outputs = []
-    for _ in range(5):
-        optimizer.zero_grad()
-        output = model(x)
-        output.square().sum().backward()
-        optimizer.step()
-        outputs.append(output.detach().clone())
-    return outputs
+train = functools.partial(trained, steps=5, lr=0.02)
 
 
 def test_learned_steps_train_as_the_paper_writes_them() -> None:

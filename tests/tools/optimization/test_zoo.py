@@ -32,7 +32,7 @@ def test_networks_of_convolutions(name: str, model: str) -> None:
     tool = zoo.made(name)
     count, skipped = zoo.treated(tool, zoo.TORCH[model]())
     assert count >= 16
-    assert name != "nm" or "its input axis, 3, is no multiple of m=4" in skipped
+    assert name != "nm" or "its input axis, 3, is not a multiple of m=4" in skipped
 
 
 @pytest.mark.parametrize("name", [t for t in zoo.TOOLS if t not in ("channel", "activation")])

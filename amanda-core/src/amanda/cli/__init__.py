@@ -14,7 +14,7 @@ from collections.abc import Sequence
 _HELP = """\
 usage: amanda COMMAND ...
 
-Instrument neural networks, their source untouched.
+Instrument neural networks without changing their source.
 
 commands:
   run      run a program under tools:  amanda run -t count -o out -- train.py
@@ -101,7 +101,8 @@ def _run_command(command: str, rest: Sequence[str]) -> int:
 
 
 def _hint(command: str) -> str:
-    """What is meant by a word that is no command: an option, a tool, a program, a command."""
+    """A hint about a word that is not a command: it may be an option, a tool, a program or a
+    misspelt command."""
     from amanda.errors import close_matches
     from amanda.tools import available
 

@@ -32,7 +32,7 @@ _CLASH = (
 )
 
 _NO_DRIVER = (
-    "nothing is wrong, but no driver is installed, so that nothing can be instrumented; "
+    "there is no error, but no driver is installed, so that nothing can be instrumented; "
     "try: pip install amanda-torch, or amanda-tensorflow"
 )
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         prog="amanda doctor",
         description="Check the installation: versions and plugins; attach each driver once, and "
-        "make its own checks.",
+        "run its own checks.",
     )
     parser.parse_args(arguments)
     problems: list[str] = []
@@ -122,7 +122,7 @@ def _checks(problems: list[str]) -> Iterator[str]:
             yield from check_driver(entry.cls, problems)
             continue
         yield f"{entry.cls.name}: left out ({reason})"
-        # A driver whose framework is not installed is no problem.
+        # A driver whose framework is not installed is not a problem.
         if entry.cls in FAILED or entry.cls.interface_version != INTERFACE_VERSION:
             problems.append(f"{entry.cls.name} is left out: {reason}")
     # The checks of the drivers have imported what they can.
@@ -183,8 +183,8 @@ def check_driver(cls: type[Driver], problems: list[str]) -> Iterator[str]:
     yield _make_check(cls, "self_test", self_test, problems)
     if check_internals is None and self_test is None:
         problems.append(
-            f"{cls.name} has neither check_internals() nor self_test(), so that nothing tells "
-            "whether it works"
+            f"{cls.name} has neither check_internals() nor self_test(), so that it cannot be "
+            "checked"
         )
 
 

@@ -102,7 +102,8 @@ def by_signal(number: int, error: BaseException | None = None) -> None:
 
 
 def remember_interrupt() -> None:
-    """Have Python end by SIGINT after the KeyboardInterrupt that ends the program, as it does.
+    """Make Python end by SIGINT after the KeyboardInterrupt that ends the program, as without
+    Amanda.
 
     Python notes such an end where the exception leaves the code of ``__main__``, and forgets it
     where an exit function runs code that is a text (seen in 3.11), as attrs, ``namedtuple`` and

@@ -107,7 +107,7 @@ def _parse_one(text: str) -> list[ToolSpec]:
                 "own can apply it, by amanda.apply()"
             )
         if not _NAME.fullmatch(tool):
-            raise GrammarError(f"-t {text}: {tool!r} is no name of a tool")
+            raise GrammarError(f"-t {text}: {tool!r} is not a valid tool name")
         specs.append(ToolSpec(tool, follows=option))
         option = first
         if colon:
@@ -119,7 +119,7 @@ def _add(spec: ToolSpec, item: str, text: str) -> None:
     key, equals, value = item.partition("=")
     if not equals or not key.isidentifier():
         raise GrammarError(
-            f"-t {text}: {item!r} is no option of {spec.name}; options are written key=value"
+            f"-t {text}: {item!r} is not an option of {spec.name}; options are written key=value"
         )
     if key in spec.options:
         raise GrammarError(

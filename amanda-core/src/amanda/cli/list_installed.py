@@ -36,7 +36,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     problem: AmandaError | None = None
     lines: list[str] = []
-    # What plugins print as they are loaded is no part of the list.
+    # What plugins print as they are loaded is not part of the list.
     silent = contextlib.redirect_stdout(sys.stderr)
     with warnings.catch_warnings(record=True) as caught, silent:
         warnings.simplefilter("always")

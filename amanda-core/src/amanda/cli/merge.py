@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--partial",
         action="store_true",
-        help="merge what there is, without the files that are missing or damaged",
+        help="merge the existing files if others are missing or damaged",
     )
     given = parser.parse_args(arguments)
     left_out: list[str] = []
@@ -92,7 +92,7 @@ def merge(folder: Path, left_out: list[str] | None = None) -> list[Path]:
     if left_out is not None:
         left_out += problems
     elif problems:
-        raise MergeError(f"{'; '.join(problems)}; amanda merge --partial merges what there is")
+        raise MergeError(f"{'; '.join(problems)}; amanda merge --partial merges the others")
     merged = {name: _merged(name, contents) for name, contents in groups.items() if contents}
     has_page = any(folder.glob("report-rank*.html"))
     if has_page:
@@ -216,7 +216,9 @@ def merge_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:
     """
     for rank, result in results.items():
         if not _is_common(result):
-            raise MergeError(f"{name}: the result of rank {rank} has not the common form of tools")
+            raise MergeError(
+                f"{name}: the result of rank {rank} does not have the common form of results"
+            )
     kinds = {(result["tool"], result["schema"]) for result in results.values()}
     if len(kinds) != 1:
         raise MergeError(f"{name}: the ranks' results are of different tools or versions")

@@ -1,4 +1,4 @@
-"""What is meant by a command line that is wrong: natural mistakes, and the right form of each.
+"""Explanations of wrong command lines: common mistakes, and the correct form of each.
 
 ``explain_target(Program("flops", (), False), [])`` tells that ``flops`` is a tool.
 """
@@ -27,7 +27,7 @@ def explain_target(target: Program, tools: Sequence[str]) -> str:
     """Explain a word in the program's place that is a tool, an option or a script; else "".
 
     Args:
-        target: what stands in the place of the program.
+        target: what stands in place of the program.
         tools: the ``-t`` arguments before it.
     """
     name = target.target
@@ -40,7 +40,7 @@ def explain_target(target: Program, tools: Sequence[str]) -> str:
     if meant := _meant_file(target):
         return f"did you mean {meant}?"
     if "--" in target.arguments:
-        return f"what stands before -- is of amanda run: leave {name} out"
+        return f"only options of amanda run come before --: leave {name} out"
     return _explain_command(name, rest)
 
 
@@ -83,7 +83,7 @@ def explain_no_tool(target: Program) -> str:
         with contextlib.suppress(grammar.GrammarError):
             if all(spec.name in available() for spec in grammar.parse([value])):
                 before = f"amanda run {option} {value} -- {target.target}"
-                return f"no tool was given: options stand before the program: {before}"
+                return f"no tool was given: options come before the program: {before}"
     return ""
 
 
@@ -97,7 +97,7 @@ def _explain_command(name: str, rest: str) -> str:
         return ""
     if "python" in first_line(Path(found)):
         return f"did you mean {found}?"
-    return f"{name} is a command and no Python program: name the script that it starts"
+    return f"{name} is a command, not a Python program: name the script that it starts"
 
 
 def first_line(path: Path) -> str:

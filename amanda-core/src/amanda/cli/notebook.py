@@ -187,7 +187,7 @@ def _parse(line: str) -> argparse.Namespace:
 
 def _identifier(text: str) -> str:
     if not text.isidentifier():
-        raise argparse.ArgumentTypeError(f"{text!r} is no name of a variable")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid variable name")
     return text
 
 

@@ -118,7 +118,7 @@ class Collector:
         found = self._try(name, asked)
         wrong = [item for item in found if not isinstance(item, kind)]
         if wrong:
-            self.lost.append(f"{name}: {described(wrong[0])} is no {kind.__name__}")
+            self.lost.append(f"{name}: {described(wrong[0])} is not a {kind.__name__}")
         return [item for item in found if isinstance(item, kind)]
 
     def _print_summary(self) -> str:

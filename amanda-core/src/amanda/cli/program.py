@@ -71,7 +71,7 @@ class Program:
         """Check that a script can be opened; a module is looked for when it is run.
 
         Raises:
-            ProgramError: it cannot, or it is no program.
+            ProgramError: it cannot, or it is not a program.
         """
         if self.kind == "module" and (meant := self._meant_by_path()):
             raise ProgramError(f"No module named {self.target}; did you mean {meant}?", 2)
@@ -87,7 +87,7 @@ class Program:
             raise ProgramError(f"can't open file {self.target!r}: {reason}", 2) from None
         if Path(self.target).suffix in _DATA and not Path(self.target).is_dir():
             raise ProgramError(
-                f"{self.target} is a file of data by its name: give the program that reads it", 2
+                f"{self.target} looks like a data file: give the program that reads it", 2
             )
         if self.target.endswith(".ipynb"):
             raise ProgramError(
@@ -137,13 +137,13 @@ class Program:
         with io.open_code(str(path)) as file:
             source = file.read(_LARGEST + 1)
         if len(source) > _LARGEST:
-            raise ProgramError(f"{self.target} is no Python script: it does not end", 2)
+            raise ProgramError(f"{self.target} is not a Python script: it does not end", 2)
         try:
             # dont_inherit: the `from __future__` imports of this module are not the program's.
             return compile(source, str(path), "exec", dont_inherit=True), module
         except (SyntaxError, ValueError):
             if reason := _no_python(source):
-                raise ProgramError(f"{self.target} is no Python script: {reason}", 2) from None
+                raise ProgramError(f"{self.target} is not a Python script: {reason}", 2) from None
             raise
 
     def _from_text(self) -> tuple[Any, types.ModuleType]:
@@ -210,8 +210,8 @@ class Program:
 def split(arguments: Sequence[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command line into options of ``amanda run`` and the program with its arguments.
 
-    The program begins at the first argument that is no option, at ``-m``, ``-c`` or ``-``, or after
-    ``--``.
+    The program begins at the first argument that is not an option, at ``-m``, ``-c`` or ``-``, or
+    after ``--``.
 
     Args:
         arguments: the arguments of ``amanda run``.
@@ -266,16 +266,16 @@ def _without_interpreter(words: Sequence[str]) -> Sequence[str]:
     has_option = option.startswith("-") and option not in ("-c", "-") and option[:2] != "-m"
     if is_own and not has_option:
         return words[1:]
-    begin = "its options go to the Python that runs amanda" if is_own else f"{found} is another one"
+    reason = "to pass options to Python" if is_own else f"to run it in {found}"
     raise ProgramError(
-        f"leave {words[0]!r} out: the program runs in this Python, {sys.executable}; {begin}: "
+        f"leave {words[0]!r} out: the program runs in this Python, {sys.executable}; {reason}: "
         f"{words[0]} ... -m amanda run ...",
         2,
     )
 
 
 def _is_script(name: str) -> bool:
-    """Whether a file of this name is there that is no binary program."""
+    """Whether a file of this name exists and is not a binary program."""
     try:
         with open(name, "rb") as file:
             return b"\0" not in file.read(1000)

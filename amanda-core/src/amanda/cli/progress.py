@@ -28,7 +28,7 @@ FIRST, EVERY = 3.0, 1.0
 """Seconds until the line is shown on a terminal, and between its updates."""
 
 PLAIN_EVERY = 30.0
-"""Seconds between two lines where stderr is no terminal."""
+"""Seconds between two lines where stderr is not a terminal."""
 
 _ERASE = "\r\x1b[K"
 
@@ -141,7 +141,7 @@ class Progress:
     def text(self) -> str:
         """The contents of a line: the time, the steps and their rate, the share of the tools.
 
-        As long as no step has ended, operators stand in the place of steps.
+        As long as no step has ended, operators stand in place of steps.
         """
         seconds = time.monotonic() - self._began
         share = 100 * self._scope.statistics.tool_seconds / max(seconds, 1e-9)

@@ -91,8 +91,8 @@ class Rank:
         if is_given and int(number) < int(count):
             return cls(int(number), int(count))
         warnings.warn(
-            f"RANK={number} and WORLD_SIZE={count} name no process among several: the results are "
-            "written as those of a single one",
+            f"RANK={number} and WORLD_SIZE={count} do not name a process of a distributed run: the "
+            "results are written as those of a single process",
             AmandaWarning,
             stacklevel=2,
         )
@@ -172,7 +172,7 @@ class Report:
         """Make the folders that the program has removed, as one does that clears its own output."""
         for folder in (self.folder, self.page and self.page.parent):
             if folder is not None:
-                # What cannot be made is told with the result that has no place then.
+                # A folder that cannot be made is reported with the results that need it.
                 with contextlib.suppress(OSError):
                     folder.mkdir(parents=True, exist_ok=True)
 
@@ -387,7 +387,7 @@ def _paths(answer: Any) -> list[Path]:
     """The files that ``write_files()`` of a tool says to have written, one or several.
 
     Raises:
-        TypeError: something else than paths.
+        TypeError: something other than paths.
     """
     given = [answer] if isinstance(answer, (str, os.PathLike)) else answer
     try:

@@ -128,7 +128,7 @@ def _add_selection(own: CommandParser) -> None:
         "--modules",
         type=_some_names,
         metavar="A+B",
-        help="and of modules whose paths have these patterns, such as 'layer1.*'",
+        help="and in modules whose paths match these patterns, such as 'layer1.*'",
     )
     own.add_argument(
         "--every",
@@ -173,7 +173,7 @@ class _Folder(argparse.Action):
     ) -> None:
         known = getattr(namespace, self.dest)
         if not values:
-            raise argparse.ArgumentError(self, "needs the name of a folder, and got an empty text")
+            raise argparse.ArgumentError(self, "needs the name of a folder, got an empty string")
         if known is not None:
             raise argparse.ArgumentError(
                 self, f"is given twice ({known} and {values}); all results go to one folder"
@@ -189,14 +189,14 @@ def _some_names(text: str) -> str:
     """
     if grammar.split_names(text):
         return text
-    raise argparse.ArgumentTypeError(f"needs a name or several, and got {text!r}")
+    raise argparse.ArgumentTypeError(f"needs one or more names, got {text!r}")
 
 
 def _number_from(least: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
         if text.isdecimal() and int(text) >= least:
             return int(text)
-        raise argparse.ArgumentTypeError(f"takes a whole number from {least}, and not {text!r}")
+        raise argparse.ArgumentTypeError(f"needs a whole number of at least {least}, got {text!r}")
 
     return convert
 
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str]) -> int:
     caught: list[warnings.WarningMessage] = []
     problem: Exception | None = None
     out = sys.stdout
-    # What plugins and tools print as they are loaded is no output of the program.
+    # What plugins and tools print as they are loaded is not an output of the program.
     silent = contextlib.redirect_stdout(sys.stderr)
     try:
         with warnings.catch_warnings(record=True) as caught, silent, _random_kept():
@@ -246,7 +246,8 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _random_kept() -> Iterator[None]:
-    """Have the program draw the numbers that it draws without us: a plugin may draw some, too."""
+    """Restore the random state: a plugin may have drawn numbers, which the program must not
+    notice."""
     state = random.getstate()
     try:
         yield
@@ -409,7 +410,7 @@ def _create_tool(name: str, cls: type[Tool], arguments: dict[str, Any]) -> Tool:
         if tracebacks.are_full():
             raise
         raise UsageError(
-            f"tool {name} cannot be made: {described_error(error)} ({tracebacks.HOW_TO_SEE_ALL})"
+            f"tool {name} cannot be created: {described_error(error)} ({tracebacks.HOW_TO_SEE_ALL})"
         ) from error
 
 
@@ -429,7 +430,7 @@ def check_folder(folder: Path | None) -> None:
         # ValueError: the name holds a null character, as it can in a notebook.
         reason = getattr(error, "strerror", None) or error
         if isinstance(error, FileExistsError):
-            reason = "something of that name is there, which is no folder"
+            reason = "something of that name exists and is not a folder"
         raise UsageError(f"cannot write to the output folder {folder}: {reason}") from error
 
 
@@ -652,7 +653,7 @@ def _apply(scope: apply) -> None:
     """Begin the scope of a run.
 
     Raises:
-        UsageError: code of a tool or driver has failed, which is no refusal.
+        UsageError: code of a tool or driver has failed, which is not a refusal.
     """
     try:
         scope.__enter__()

@@ -222,7 +222,7 @@ def _parse_boolean(text: str) -> bool:
 
 
 def _parse_number(kind: type[int] | type[float], text: str) -> int | float:
-    """Convert a number where text may be meant: 007, 1_000, inf and nan are no numbers there.
+    """Convert a number where text may be meant: 007, 1_000, inf and nan are not numbers there.
 
     Raises:
         ValueError: it is not written as numbers are.

@@ -14,7 +14,7 @@ from amanda.registry import drivers
 _REFUSALS = (CapabilityError, FileError, UnsupportedProgramError)
 
 HOW_TO_SEE_ALL = "AMANDA_TRACEBACK=full shows where"
-"""Added to a line that stands in the place of a traceback."""
+"""Added to a line that stands in place of a traceback."""
 
 
 def are_full() -> bool:

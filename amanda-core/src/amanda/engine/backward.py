@@ -2,7 +2,7 @@
 
 A driver that finds the backward operators of an operator by itself makes a
 :class:`BackwardExecution` for each, with the :class:`OpHandle` of the forward execution, and calls
-:meth:`BackwardExecution.run` in the place of the backward operator. :class:`OperatorGradients` has
+:meth:`BackwardExecution.run` in place of the backward operator. :class:`OperatorGradients` has
 the routines on the gradients of the operator as a whole. :func:`run_backward` runs both where the
 gradient of an operator is one function.
 """
@@ -28,7 +28,7 @@ Gradients = list[Any]
 
 
 class PastTensor:
-    """A forward tensor as a backward analysis reads it: gone when nobody else holds it.
+    """A forward tensor as a backward analysis reads it: released when nothing else holds it.
 
     Args:
         reference: gives the tensor while it lives, then None.
@@ -49,7 +49,7 @@ class PastTensor:
         return None
 
     def add_stand_in(self, reference: Callable[[], Any]) -> None:
-        """Note another tensor of the same value, which is handed on in the place of this one."""
+        """Note another tensor of the same value, which is passed on in place of this one."""
         self._references.append(reference)
 
     def constant(self) -> Any:

@@ -226,7 +226,7 @@ class Dispatcher:
         Args:
             selected: the values that the action selects.
             result: the routine's result.
-            shown: the form in which the routine got them, if it is another one.
+            shown: the form in which the routine got them, if it differs.
 
         Raises:
             RoutineResultError: the routine returned something unusable (contract rule 5).
@@ -249,7 +249,7 @@ class Dispatcher:
         return values if changed is None else changed
 
     def note_substitute(self, output: Any, substitute: Any, op_id: str) -> None:
-        """Tell the tools that follow tensors which one takes the place of an output."""
+        """Notify the tools that track tensors of the substitute of an output."""
         for scope in self.scopes():
             for tool in scope.followers:
                 try:
@@ -325,11 +325,11 @@ class Dispatcher:
     ) -> Any:
         """Call code of a tool: alone, and vanilla in all drivers.
 
-        An interrupt at any line leaves nothing behind. So there is no with-statement, of which
-        one that comes as the body ends would keep it from its exit.
+        An interrupt at any line leaves nothing behind. Hence no with-statement: an interrupt at the
+        end of its body would skip its exit.
 
         Args:
-            own: the context in this driver. To be left twice does no harm to it.
+            own: the context in this driver. Leaving it twice does no harm.
             action: the action whose routine is called, if one is.
             scopes: whose tools' code it is, if not that of all scopes of the thread.
         """
@@ -443,7 +443,7 @@ class Dispatcher:
     def call_alone(
         self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]
     ) -> None:
-        """Call code of a scope's tools that is no routine: isolated from AD.
+        """Call code of a scope's tools that is not a routine: isolated from AD.
 
         A driver may have a faster way to do it (`Driver.dispatcher_class`).
         """

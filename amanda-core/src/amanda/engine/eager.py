@@ -535,7 +535,7 @@ class EagerDriver(Driver):
 
     @contextmanager
     def backward_pass(self) -> Iterator[None]:
-        """A backward pass: its operators are no forward operators, its end ends an iteration."""
+        """A backward pass: its operators are not forward operators, its end ends an iteration."""
         thread, points = self.thread, self.dispatcher.points
         told = () if thread.backward or thread.vanilla else points.backward_begins()
         thread.backward += 1
@@ -617,7 +617,7 @@ def _flat(result: Any, is_tensor: Callable[[Any], bool]) -> tuple[Tensors, Rebui
 
 
 class _ModuleCall:
-    """A call of a module of which tools are told."""
+    """A call of a module that is reported to tools."""
 
     def __init__(self, driver: EagerDriver, module: Any, inputs: Sequence[Any]) -> None:
         self._driver = driver

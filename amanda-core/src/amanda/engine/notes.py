@@ -1,4 +1,4 @@
-"""Notes on exceptions that tools' code raises: whose it is, and at which operator or point."""
+"""Notes on exceptions that tools' code raises: the tool, and the operator or point."""
 
 from __future__ import annotations
 

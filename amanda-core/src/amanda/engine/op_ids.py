@@ -51,7 +51,7 @@ class OpIds(threading.local):
     def restart(self) -> None:
         """Restart the counters of code outside of modules: a new iteration."""
         self._outside = _Call()
-        # What builds models is no part of an iteration.
+        # What builds models is not part of an iteration.
         self._asides = {name: call for name, call in self._asides.items() if name == "setup"}
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -62,7 +62,7 @@ class OpIds(threading.local):
 
     @property
     def prefix(self) -> str:
-        """What the ids of the running module's operators begin with, "" outside of modules."""
+        """The common beginning of the running module's operator ids, "" outside of modules."""
         return self._calls[-1].prefix if self._calls else ""
 
     def next(self, op_name: str, phase: Phase = "forward") -> str:

@@ -1,6 +1,6 @@
 """Runs the routines at derived points.
 
-A driver tells of modules, passes and optimizer steps as it meets them::
+A driver reports modules, passes and optimizer steps as they occur::
 
     points = dispatcher.points
     points.forward_begins(scopes, "Net", trains=True)
@@ -69,7 +69,7 @@ class Points:
         """An outermost module is called.
 
         Args:
-            model: what the ids of its operators begin with.
+            model: the common beginning of its operators' ids.
             trains: whether it is in training, with gradients.
             differentiates: whether the gradients are computed with it, as in a run of a graph.
         """
@@ -144,7 +144,7 @@ class Points:
                 self._tell(scope, Point.FORWARD_END, id=model)
 
     def backward_begins(self) -> Scopes:
-        """A backward pass begins; the scopes that are to be told when it has ended."""
+        """A backward pass begins; returns the scopes to notify at its end."""
         scopes: Scopes = self._dispatcher.scopes()
         for scope in scopes:
             tell = partial(self._tell, scope)
@@ -160,10 +160,10 @@ class Points:
             scope.steps.backward_ends(tell)
 
     def optimizer_begins(self) -> Scopes:
-        """An optimizer begins to step; the scopes that are to be told when it has."""
+        """An optimizer begins a step; returns the scopes to notify at its end."""
         scopes: Scopes = self._dispatcher.scopes()
         for scope in scopes:
-            # One that has raised before has not told that it has ended.
+            # A step that raised has not reported its end.
             scope.steps.optimizing = True
         return scopes
 
@@ -177,7 +177,7 @@ class Points:
     def call_optimizer(
         self, step: Callable[[], Any], steps: Callable[[], int | None] = lambda: None
     ) -> Any:
-        """Let an optimizer step, and tell of it.
+        """Run an optimizer step, and report it.
 
         Args:
             step: the call of the optimizer.

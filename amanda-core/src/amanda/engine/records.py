@@ -115,7 +115,8 @@ class ActionCache:
 
     def __init__(self) -> None:
         self._records: dict[str, OpRecord] = {}
-        # By operator id those keys that are others: a model has the same ids in several graphs.
+        # The keys that differ from the operator id, by id: a model has the same ids in several
+        # graphs.
         self._other_keys: dict[str, dict[str, None]] = {}
         self._forgotten = [0, 0, 0]
 
@@ -175,7 +176,7 @@ class ActionCache:
         return found or [record for record in self if backward_id in record.children]
 
     def forget(self, model: str) -> None:
-        """Drop the records of a model of which no operator can run again, forward or backward.
+        """Drop the records of a model none of whose operators can run again, forward or backward.
 
         Args:
             model: what the keys of its records begin with, before a dot, a slash or a ``#``.
@@ -187,8 +188,8 @@ class ActionCache:
             self._forgotten[index] += count
 
     def counts(self) -> tuple[int, int, int]:
-        """How many forward operators were met, how many backward ones, and how many of both have
-        actions; those of models that are gone included."""
+        """The numbers of forward and of backward operators seen, and of both with actions; those of
+        models that are gone included."""
         ops, backward_ops, instrumented = self._forgotten
         now = _counts(tuple(self._records.values()))
         return ops + now[0], backward_ops + now[1], instrumented + now[2]
@@ -206,7 +207,7 @@ def _counts(records: Sequence[OpRecord]) -> tuple[int, int, int]:
 
 
 class Rehearsal(Protocol):
-    """A backward pass of a driver's own, of which the program sees nothing.
+    """A backward pass of the driver itself, invisible to the program.
 
     Analyses of backward operators run in it, routines do not: the dispatcher is paused.
     """

@@ -73,7 +73,7 @@ class Steps:
             is_known = not (self._is_training or self._has_gradients)
             (self._ended if is_known else self._close)(tell)
         if trains and not (self._is_open or self._has_gradients) and self._first_unsure is None:
-            # What was evaluated before training is no step; it was, if no gradient follows.
+            # An evaluation before training is not a step, but if no gradient follows at all, it is.
             self._evaluated, self.count = self.count, 0
         self._begun(tell, follows=self.end != ended)
         self._called[model] = trains
@@ -141,7 +141,7 @@ class Steps:
         """An optimizer has stepped."""
         self._is_met = True
         if not self._trains:
-            # What looked like iterations without an optimizer has accumulated gradients.
+            # The apparent iterations without an optimizer have accumulated gradients.
             self._trains = self._has_gradients = True
             if self._first_unsure is not None:
                 self.count, self._is_open = self._first_unsure, True
@@ -166,12 +166,12 @@ class Steps:
         return True
 
     def finish(self, tell: Tell) -> None:
-        """Nothing more comes: what can be an iteration without an optimizer is complete."""
+        """The end of the scope: an iteration without an optimizer is complete."""
         if self._is_open and not (self.forwards or self._trains):
             self._close(tell)
 
     def _close(self, tell: Tell) -> None:
-        """End the iteration where nothing but its passes tells that it is complete."""
+        """Close an iteration that no step of an optimizer has ended."""
         if self._trains or (self._has_gradients and not self._is_training):
             # An evaluation between two steps of training belongs to neither.
             self._is_open, self._is_training, self._called = False, False, {}

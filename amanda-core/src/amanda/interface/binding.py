@@ -224,7 +224,7 @@ class _Binding:
         return self._signature.is_tensor(value)
 
     def _extracted(self, name: str, value: Any) -> Any:
-        """`value` with slots in the place of its tensors, which join the inputs."""
+        """`value` with slots in place of its tensors, which join the inputs."""
         if value is None or self._signature.is_tensor(value):
             self._inputs.append(value)
             self._names.append(name)

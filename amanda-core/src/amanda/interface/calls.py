@@ -92,8 +92,8 @@ class OpCall:
         return None
 
     def value_key(self, index: int) -> Hashable | None:
-        """A key that tells the variable behind input `index` from all others; None where
-        :meth:`value` gives the parameter itself, or nothing."""
+        """A key that identifies the variable behind input `index`; None where :meth:`value` gives
+        the parameter itself, or nothing."""
         return None
 
     def variable(self, index: int) -> Variable | None:
@@ -102,7 +102,7 @@ class OpCall:
         return None
 
     def value_view(self, index: int) -> Hashable:
-        """A key that tells one view of a variable (reshaped, transposed) from another."""
+        """A key that identifies a view of a variable (reshaped, transposed)."""
         return ()
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
@@ -184,7 +184,7 @@ class BackwardCall:
 
 @attrs.frozen
 class NamedOp:
-    """The view of an operator that has nothing but a name.
+    """The view of an operator that only has a name.
 
     ``get_op()`` and ``get_backward_op()`` give it where the framework's own object would keep
     tensors or a graph alive.

@@ -48,7 +48,7 @@ class OpState:
         module: path of the module that runs the operator.
         node: name of the operator in its graph.
         phase: what the operator belongs to.
-        tensors: what is known of its tensors; None if nobody has asked.
+        tensors: the specs of its tensors; None until they are asked for.
         actions: the recorded actions by kind, in running order.
         call: the running execution of the forward operator, None outside of its analyses.
         outputs: its outputs, None before it has run.
@@ -59,7 +59,7 @@ class OpState:
         tool: the tool whose analysis runs.
 
     Args:
-        call: the forward operator's execution, which tells the rest.
+        call: the forward operator's execution, from which the rest is read.
     """
 
     __slots__ = (
@@ -171,9 +171,9 @@ def _expired(op_id: str) -> ContextExpiredError:
 class OpContext(dict[Any, Any]):
     """The inspection and instrumentation API of one operator, as an analysis routine gets it.
 
-    The mapping part belongs to the tools: a key that nobody has set reads as
+    The mapping part belongs to the tools: a key that has not been set reads as
     None. Tensors can be read only while an analysis routine runs; the operator,
-    its ids, its attributes and the keys stay.
+    its ids, its attributes and the keys stay readable.
 
     Attributes:
         namespace: where the operator runs, e.g. ``pytorch/2.13/eager``.
@@ -237,9 +237,9 @@ class OpContext(dict[Any, Any]):
     def get_tensor_specs(self) -> OpTensors:
         """Shapes, element types and devices of the operator's tensors at its first execution.
 
-        They stay readable, and are filled in as the operator runs: before it has run there are no
-        outputs. In a backward context they are those of its gradients, which a driver may tell
-        before the operator has run. No tensor is held, and none is made for it.
+        They stay readable, and are filled in as the operator runs: there are no outputs before it
+        has run. In a backward context they are those of its gradients, which a driver may know
+        before the operator has run. No tensor is held, and none is created for it.
         """
         state = self._state
         if state.tensors is None:
@@ -268,7 +268,7 @@ class OpContext(dict[Any, Any]):
     def get_input_specs(self) -> Sequence[TensorSpec | None]:
         """Shapes, element types and devices of the forward inputs; None for an absent one.
 
-        Unlike :meth:`get_inputs`, it makes no tensor: reading those of a graph makes a copy of it.
+        Unlike :meth:`get_inputs`, it creates no tensor: reading the tensors of a graph copies it.
 
         Raises:
             ContextExpiredError: no analysis of this operator is running.
@@ -338,9 +338,9 @@ class OpContext(dict[Any, Any]):
         return call.value_view(self._input(call, index))
 
     def get_function(self) -> OpFunction:
-        """A function of the operator's flat inputs that runs it with the attributes it has.
+        """A function of the operator's flat inputs that runs it with its attributes.
 
-        In a replacement it runs the operator itself, with the attributes of the execution
+        In a replacement it runs the original operator, with the attributes of the execution
         that is replaced. It holds no tensor.
 
         Raises:
@@ -368,10 +368,10 @@ class OpContext(dict[Any, Any]):
         return None
 
     def get_grad_input_names(self) -> list[str]:
-        """The forward input whose gradient each produced gradient is, by its declared name.
+        """For each produced gradient, the declared name of the forward input that it belongs to.
 
-        "" where the driver cannot tell, and for a gradient of none of them. Empty in a
-        forward context.
+        "" if the driver does not know the input, and for a gradient of no forward input. Empty in
+        a forward context.
         """
         return []
 
@@ -505,8 +505,7 @@ class OpContext(dict[Any, Any]):
         ):
             raise SelectionError(
                 f"{self._state.blame}{kind.selects}={selection!r:.60} at op "
-                f"{self._state.where}: positions (int) or names (str) "
-                "are selected, one or a list of them"
+                f"{self._state.where}: select one position (int) or name (str), or a list of these"
             )
         names, count = self._selectable(kind)
         found = (self._position(item, names, count, kind.selects) for item in items)
@@ -519,7 +518,7 @@ class OpContext(dict[Any, Any]):
             # A routine returns one tensor for each that it gets.
             raise SelectionError(
                 f"{self._state.blame}{kind.selects}={selection!r:.60} at op {self._state.where} "
-                "selects a tensor twice, which can be replaced by one only"
+                "selects a tensor twice; a tensor can have one replacement only"
             )
         return selected
 

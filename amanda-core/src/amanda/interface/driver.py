@@ -139,7 +139,7 @@ class Driver(abc.ABC):
 
     @classmethod
     def reason_against_settings(cls) -> str:
-        """The reason why the driver cannot do what environment variables ask of it; "" for none.
+        """The reason why the driver cannot follow its environment variables; "" if it can.
 
         Asked before a program starts. A driver that overrides it begins with this one, and imports
         no framework.
@@ -226,9 +226,9 @@ class Driver(abc.ABC):
         """The current thread has left its last scope of this driver."""
 
     def exit_other_thread(self, thread: int) -> None:
-        """Another thread, of this number, has left its last scope: the current one has ended it.
+        """The thread of this number has left its last scope, which the current thread has ended.
 
-        For drivers that have changed what only a thread itself can change back.
+        For drivers with changes that only the thread itself can undo.
         """
 
     def tool_raised(self, error: BaseException) -> None:

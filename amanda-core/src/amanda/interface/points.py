@@ -10,7 +10,7 @@ import attrs
 
 
 class Point(enum.Enum):
-    """The points beside those of operators, at which a tool's routine may run."""
+    """The points other than those of operators at which a tool's routine may run."""
 
     __hash__ = object.__hash__
 

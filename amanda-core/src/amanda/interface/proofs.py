@@ -1,4 +1,4 @@
-"""Proofs: tiny programs that show whether the mechanisms work by which a driver meets a framework.
+"""Proofs: tiny programs that test the mechanisms by which a driver hooks into a framework.
 
 A driver that replaces functions of a framework can be right with one version, and see nothing or
 change results with the next, in which another function is called::

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 from amanda.memo import Memo
 
 Phase = Literal["setup", "forward", "backward", "optimizer", "other"]
-"""What an operator belongs to: to building and initialising models, to the computation of results
-and losses, to that of gradients, to the change of parameters, or to none of them: data, metrics."""
+"""The phase of an operator: building and initialising models, computing results and losses,
+computing gradients, changing parameters, or anything else (data, metrics)."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -55,7 +55,7 @@ class TensorSpec:
 
     @property
     def itemsize(self) -> int | None:
-        """Bytes of an element; None where the framework does not tell."""
+        """Bytes of an element; None if the framework does not provide them."""
         size = getattr(self._dtype, "itemsize", None) or getattr(self._dtype, "size", None)
         return size if isinstance(size, int) else None
 

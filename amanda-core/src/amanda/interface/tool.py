@@ -22,7 +22,7 @@ FollowRoutine = Callable[[int, float, float], Any]
 NoteRoutine = Callable[[int, float | None, float], Any]
 
 NOTED = 64
-"""One in so many iterations is told in tools' code; the others may be told outside of it."""
+"""Of this many iterations, one is reported in tools' code; the others may be outside of it."""
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -31,7 +31,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class Registered:
     """Counts the registrations of analyses, of all tools.
 
-    What follows from them is right as long as the count stays the same.
+    Results derived from the registrations stay valid as long as the count does not change.
     """
 
     __slots__ = ("count",)
@@ -52,9 +52,9 @@ class Tool:
     Attributes:
         differentiable: True makes the tool's routines take part in automatic
             differentiation, as if recorded under ``amanda.ad_enabled()``.
-        only_watches: True says that no routine of the tool, forward or backward, changes a
-            value. A driver then need not look for operators inside of a fused one for it. It
-            holds for the code of the class that says it and of its bases, not for subclasses.
+        only_watches: True declares that no routine of the tool, forward or backward, changes a
+            value, so that a driver need not split fused operators for it. It covers the class
+            that sets it and its bases, not subclasses.
     """
 
     differentiable: ClassVar[bool] = False
@@ -84,12 +84,12 @@ class Tool:
         invalidate()
 
     def add_inst_for_module(self, routine: PointRoutine, *, exit: bool = False) -> None:
-        """Register a routine that runs at every call of a module, one without operators included.
+        """Register a routine that runs at every call of a module, also one without operators.
 
         Args:
-            routine: called with a :class:`~amanda.interface.points.PointContext`. What it returns
-                is not looked at.
-            exit: when the module has returned or raised, instead of before it runs.
+            routine: called with a :class:`~amanda.interface.points.PointContext`. Its return value
+                is ignored.
+            exit: run it after the module has returned or raised, instead of before.
 
         Raises:
             TypeError: `routine` cannot be called.
@@ -99,14 +99,14 @@ class Tool:
     def add_inst_for_pass(
         self, routine: PointRoutine, *, backward: bool = False, end: bool = False
     ) -> None:
-        """Register a routine that runs where a forward or backward pass begins or ends.
+        """Register a routine that runs when a forward or backward pass begins or ends.
 
         A forward pass is a call of an outermost module.
 
         Args:
-            routine: as of :meth:`add_inst_for_module`.
-            backward: of backward passes instead of forward ones.
-            end: where it has ended.
+            routine: see :meth:`add_inst_for_module`.
+            backward: for backward passes instead of forward ones.
+            end: run it at the end instead of the begin.
 
         Raises:
             TypeError: `routine` cannot be called.
@@ -117,11 +117,11 @@ class Tool:
             self._add_routine(Point.FORWARD_END if end else Point.FORWARD_BEGIN, routine)
 
     def add_inst_for_iteration(self, routine: PointRoutine, *, end: bool = False) -> None:
-        """Register a routine that runs where an iteration, a step of training, begins or ends.
+        """Register a routine that runs when an iteration (a step of training) begins or ends.
 
         Args:
-            routine: as of :meth:`add_inst_for_module`.
-            end: where it has ended.
+            routine: see :meth:`add_inst_for_module`.
+            end: run it at the end instead of the begin.
 
         Raises:
             TypeError: `routine` cannot be called.
@@ -129,21 +129,21 @@ class Tool:
         self._add_routine(Point.ITERATION_END if end else Point.ITERATION_BEGIN, routine)
 
     def follow_iterations(self, routine: FollowRoutine, note: NoteRoutine | None = None) -> None:
-        """Name a routine that does at once what those at the end and at the begin of iterations do.
+        """Register one routine that replaces those at the end and at the begin of iterations.
 
-        It is called in their place where the one directly follows the other, unless the tool, or
-        another one of the scope, has further routines there. Where a call of a small module is an
-        iteration, to tell of it is a large part of what it costs.
+        It is called in place of both if one iteration directly follows another, unless this tool or
+        another one of the scope has further routines there. If each call of a small module is an
+        iteration, two routines would cost a large part of its time.
 
         Args:
-            routine: called with the number of the iteration that has ended, and with when it began
-                and ended.
-            note: called in its place, with the same, where all tools of the scope have one; but of
-                :data:`NOTED` iterations `routine` is called at one. It is not isolated from the
-                program: it may read and write numbers, and use neither tensors nor locks. It is
-                also called in the place of the routine at the end of iterations, with None as the
-                begin, where :func:`amanda.new_iteration` ends one of code of which nothing tells
-                where an iteration begins.
+            routine: called with the number of the iteration that has ended, and the times at which
+                it began and ended.
+            note: called in its place, with the same arguments, if all tools of the scope have one;
+                `routine` is still called once in :data:`NOTED` iterations. It is not isolated from
+                the program: it may read and write numbers, but use neither tensors nor locks. It
+                is also called in place of the routine at the end of iterations, with None as the
+                begin, when :func:`amanda.new_iteration` ends an iteration whose begin cannot be
+                detected.
         """
         vars(self)["_following"] = self._bindable(routine)
         vars(self)["_noting"] = (False, None) if note is None else self._bindable(note)
@@ -151,8 +151,8 @@ class Tool:
         invalidate()
 
     def following(self) -> FollowRoutine | None:
-        """The routine named by :meth:`follow_iterations`; None if it cannot be called in the place
-        of all that are registered."""
+        """The routine of :meth:`follow_iterations`; None if it cannot replace all that are
+        registered."""
         points = Point.ITERATION_END, Point.ITERATION_BEGIN
         own, func = vars(self).get("_following", (False, None))
         if func is None or any(len(self.routines_at(point)) != 1 for point in points):
@@ -161,7 +161,7 @@ class Tool:
         return routine
 
     def noting(self) -> NoteRoutine | None:
-        """The second routine named by :meth:`follow_iterations`; None without one."""
+        """The second routine of :meth:`follow_iterations`; None without one."""
         own, func = vars(self).get("_noting", (False, None))
         note: NoteRoutine | None = func.__get__(self) if own else func
         return note
@@ -193,7 +193,7 @@ class Tool:
         """Run the analyses and routines of `tools` before those of this tool.
 
         Raises:
-            TypeError: something else than a tool is given.
+            TypeError: an argument is not a tool.
         """
         for tool in tools:
             check_tool(tool, f"{type(self).__name__}.depends_on()")
@@ -207,7 +207,7 @@ class Tool:
             op_id: for this forward or backward operator only; None for all.
 
         Raises:
-            TypeError: `op_id` is no text, but a context for instance.
+            TypeError: `op_id` is not a string (but a context, for instance).
         """
         if op_id is not None and not isinstance(op_id, str):
             raise TypeError(
@@ -250,10 +250,10 @@ class Tool:
         """Called when all analyses of a point have run; see :meth:`before_analyses`."""
 
     def note_substitute(self, output: Any, substitute: Any) -> None:
-        """Called where the result of a routine after an operator takes the place of an output.
+        """Called when the result of a routine after an operator takes the place of an output.
 
-        For tools that follow tensors from operator to operator, as ``GraphTracingTool`` does: those
-        that read the output from here on get the substitute. Framework calls are vanilla.
+        For tools that track tensors from operator to operator, as ``GraphTracingTool`` does: later
+        operators that read the output get the substitute. Framework calls are vanilla.
 
         Args:
             output: the output, as the operator or an earlier routine has left it.
@@ -264,8 +264,8 @@ class Tool:
         """Called when a scope with this tool begins, before anything runs in it, and again
         when a framework is imported inside of the scope.
 
-        For tools that start something beside their routines, such as a profiler. Its framework
-        calls run vanilla; an exception ends the scope.
+        For tools that start something besides their routines, such as a profiler. Framework calls
+        in it run vanilla; an exception ends the scope.
 
         Args:
             drivers: the drivers that the scope has just begun to use.
@@ -277,8 +277,8 @@ class Tool:
 
 
 Turn = tuple[Analysis | None, Sequence[Analysis], Analysis | None]
-"""What a tool does at one point: before its analyses there, in them, and after those of all tools;
-None for nothing."""
+"""The calls of a tool at one point: before its analyses, the analyses, and after those of all
+tools; None for no call."""
 
 
 def turn_of(tool: Tool, point: InstPoint) -> Turn:
@@ -294,17 +294,17 @@ def turn_of(tool: Tool, point: InstPoint) -> Turn:
 
 
 def _check_runs(routine: Any, where: str) -> None:
-    """See that `routine` is a function whose code runs when it is called.
+    """Check that `routine` is a function whose code runs when it is called.
 
     Args:
-        where: what got it, for the message.
+        where: the method that got it, for the message.
 
     Raises:
         TypeError: it cannot be called, or is a coroutine function or a generator function.
     """
     if not callable(routine):
         raise TypeError(f"{where} needs a function, got {routine!r}")
-    # Nobody looks at what it returns: the tool would do nothing, and not say so.
+    # Its return value, a coroutine or generator, is ignored: the tool would silently do nothing.
     if inspect.iscoroutinefunction(routine) or inspect.isasyncgenfunction(routine):
         raise TypeError(f"{where} needs a function that is not async, got {routine!r}")
     if inspect.isgeneratorfunction(routine):
@@ -312,13 +312,13 @@ def _check_runs(routine: Any, where: str) -> None:
 
 
 def check_tool(tool: Any, where: str) -> None:
-    """See that `tool` is an instance of a tool.
+    """Check that `tool` is an instance of a tool.
 
     Args:
         where: the call that got it, for the message.
 
     Raises:
-        TypeError: it is a class, or no tool.
+        TypeError: it is a class, or not a tool.
     """
     if isinstance(tool, type) and issubclass(tool, Tool):
         name = tool.__name__
@@ -337,10 +337,12 @@ def traceable(func: _F) -> _F:
 
 
 def deferrable(func: _F) -> _F:
-    """Mark a routine that returns nothing, and looks at nothing of its tensors but shape and
-    dtype: drivers may call it when the compiled code that its operator is a part of has run, with
-    tensors without values, so that the code stays as it is (contract rule 14). Of a routine at
-    modules, which gets a :class:`~amanda.interface.points.PointContext`, the same holds for the
-    tensors in that, of which it may also ask the device."""
+    """Mark a routine that returns nothing and reads only the shape and dtype of its tensors.
+
+    If its operator is part of compiled code, a driver may call it after that code has run, with
+    tensors without values, so that the code stays as it is (contract rule 14). The same holds for
+    a routine at modules and the tensors in its :class:`~amanda.interface.points.PointContext`,
+    whose device it may read as well.
+    """
     func.amanda_deferrable = True  # type: ignore[attr-defined]
     return func

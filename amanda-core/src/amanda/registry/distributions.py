@@ -58,9 +58,9 @@ def _readable_entry_points(group: str) -> tuple[list[metadata.EntryPoint], list[
 
 
 def misplaced_groups(group: str) -> list[str]:
-    """A message for each distribution with entry points in a group that was meant to be `group`.
+    """A message for each distribution with entry points in a group whose name resembles `group`.
 
-    Such as ``amanda.tools`` in the place of ``amanda``: nobody reads it.
+    An example is ``amanda.tools`` instead of ``amanda``, which is not read.
     """
     similar = re.compile(rf"{group}s|{group}[._-](tools?|drivers?|plugins?|hooks?|rules?)")
     found: list[str] = []
@@ -69,10 +69,10 @@ def misplaced_groups(group: str) -> list[str]:
         try:
             groups = sorted({point.group for point in distribution.entry_points})
         except Exception:
-            # It is told of where its entry points are looked for.
+            # It is reported where its entry points are read.
             continue
         found += [
-            f"{name} {version} has entry points in the group {other!r}, which nobody reads; the "
+            f"{name} {version} has entry points in the group {other!r}, which is not read; the "
             f"group is {group!r}"
             for other in groups
             if similar.fullmatch(other)

@@ -29,8 +29,8 @@ from amanda.registry.plugins import BROKEN, EXHAUSTED
 from amanda.state import ATTACHED, FAILED, LIVE_SCOPES, note_attached, note_detached
 
 ANNOUNCED = ("tensorflow",)
-"""Frameworks whose drivers are told of the import (``Driver.framework_imported``). It loads all
-plugins, so that it is not done for frameworks whose drivers do not use it."""
+"""Frameworks whose drivers are notified of the import (``Driver.framework_imported``). This loads
+all plugins, so it is left out for frameworks whose drivers do not need it."""
 
 _LOOPBACK = "amanda.testing.loopback"
 
@@ -212,7 +212,7 @@ def _attach_new(cls: type[Driver]) -> None:
         driver.attach()
         # Asked here, and not at the first operator: there it would end the program.
         if not isinstance(driver.namespace, str):
-            raise TypeError(f"its namespace is {driver.namespace!r}, which is no Namespace")
+            raise TypeError(f"its namespace is {driver.namespace!r}, which is not a Namespace")
         # A driver that cannot drop its plans would run out-of-date ones.
         driver.invalidate()
         note_attached(cls, driver)

@@ -39,8 +39,8 @@ BROKEN = (Exception, SystemExit)
 module may end with ``sys.exit()``."""
 
 EXHAUSTED = (RecursionError, MemoryError)
-"""Exceptions that tell of the program's stack or memory, and nothing of the plugin or driver that
-meets them: they are raised, so that the program may try again."""
+"""Exceptions that are caused by the program's stack or memory, not by the plugin or driver in which
+they occur: they are raised, so that the program may try again."""
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith(f"{hookspecs.PROJECT}_"))
 """The names of the hooks."""
@@ -151,7 +151,7 @@ class Registry:
         except BROKEN as error:
             self._failed(record, error)
         except KeyboardInterrupt as error:
-            # It may have taken long: the user is told what has.
+            # It may have taken long: the message names the plugin.
             error.add_note(
                 f"interrupted while plugin {record.title} was loaded; "
                 f"AMANDA_DISABLE_PLUGINS={record.distribution} leaves it out"
@@ -171,7 +171,7 @@ class Registry:
         ]
         mode = os.environ.get("AMANDA_PLUGINS", "")
         if mode not in ("", "strict"):
-            mistakes.append(f"AMANDA_PLUGINS={mode} means nothing: its one value is strict")
+            mistakes.append(f"AMANDA_PLUGINS={mode} is unknown: the only value is strict")
         self._warn(mistakes)
 
     def _warn(self, messages: Sequence[str]) -> None:
@@ -185,12 +185,12 @@ class Registry:
         self._check_hooks(record)
         if self.manager.is_registered(record.plugin):
             first = str(self.manager.get_name(record.plugin)).partition(":")[2]
-            raise ValueError(f"it names what the entry point {first!r} names already")
+            raise ValueError(f"it names the same object as the entry point {first!r}")
         self.manager.register(record.plugin, name=f"{record.distribution}:{record.name}")
         if not self.manager.get_hookcallers(record.plugin) and len(self.mistakes) == mistakes:
             self._warn([f"plugin {record.title}: {_no_plugin(record.plugin)}"])
         self.manager.check_pending()
-        # Checked here, so that a malformed answer is no error in the middle of a run.
+        # Checked here, so that a malformed answer is not an error in the middle of a run.
         record.drivers = _check_drivers(self.call(record, "amanda_register_drivers"))
         record.tools = _check_tools(self.call(record, "amanda_register_tools"))
         record.rules = _check_rules(self.call(record, "amanda_register_mapping_rules"))
@@ -202,7 +202,7 @@ class Registry:
             TypeError: a function is marked as a hook that does not exist, or the plugin is None.
         """
         if record.plugin is None:
-            raise TypeError("the entry point names None, which is no plugin")
+            raise TypeError("the entry point names None, which is not a plugin")
         for name in dir(record.plugin):
             options = self.manager.parse_hookimpl_opts(record.plugin, name)
             if options is None:
@@ -288,14 +288,16 @@ def _check_drivers(answer: Any) -> tuple[type[Driver], ...]:
     """Check the answer to ``amanda_register_drivers``.
 
     Raises:
-        TypeError: it is no list of driver classes, or an attribute of a driver is missing.
+        TypeError: it is not a list of driver classes, or an attribute of a driver is missing.
     """
     hook = "amanda_register_drivers()"
     if not isinstance(answer, (list, tuple, type(None))):
         raise TypeError(f"{hook} gave {described(answer)}, not a list of drivers")
     for cls in answer or ():
         if not (isinstance(cls, type) and issubclass(cls, Driver)):
-            raise TypeError(f"{hook} gave {described(cls)}, which is no subclass of amanda.Driver")
+            raise TypeError(
+                f"{hook} gave {described(cls)}, which is not a subclass of amanda.Driver"
+            )
         for name, kind in {**_ATTRIBUTES, "interface_version": int}.items():
             if not isinstance(getattr(cls, name, None), kind):
                 raise TypeError(f"driver {cls.__name__} has no {name} of type {kind.__name__}")
@@ -306,14 +308,14 @@ def _check_tools(answer: Any) -> dict[str, str]:
     """Check the answer to ``amanda_register_tools``.
 
     Raises:
-        TypeError: it is no dictionary of names and ``module:Class``.
+        TypeError: it is not a dictionary of names and ``module:Class``.
     """
     hook = "amanda_register_tools()"
     if not isinstance(answer, (Mapping, type(None))):
         raise TypeError(f"{hook} gave {described(answer)}, not a dict of tools")
     for name, target in (answer or {}).items():
         if not (isinstance(name, str) and _TOOL_NAME.fullmatch(name)):
-            raise TypeError(f"{hook} gave {name!r}, which is no name of a tool")
+            raise TypeError(f"{hook} gave {name!r}, which is not a valid tool name")
         if not (isinstance(target, str) and _TARGET.fullmatch(target)):
             raise TypeError(f"{hook} gave {target!r} for {name!r}, which is not 'module:Class'")
     return dict(answer or {})
@@ -323,7 +325,7 @@ def _check_rules(answer: Any) -> dict[str, tuple[Any, ...]]:
     """Check the answer to ``amanda_register_mapping_rules``.
 
     Raises:
-        TypeError: it is no dictionary of namespace prefixes and lists of rules.
+        TypeError: it is not a dictionary of namespace prefixes and lists of rules.
     """
     hook = "amanda_register_mapping_rules()"
     if not isinstance(answer, (Mapping, type(None))):
@@ -353,8 +355,8 @@ def registry() -> Registry:
 def tools() -> dict[str, ToolEntry]:
     """All registered tools by name.
 
-    Of several tools with one short name, the one of our distributions has it, or else the one of
-    the first distribution in the alphabet; the others are found as ``<distribution>/<name>``.
+    If several tools have one short name, it means the one of Amanda's distributions, or else of the
+    alphabetically first distribution; the others are found as ``<distribution>/<name>``.
     """
     groups: dict[str, list[ToolEntry]] = {}
     for record in registry().loaded():

@@ -1,4 +1,4 @@
-"""Makes the proofs of drivers before they are attached to a framework that is not a tested one.
+"""Runs the proofs of drivers before they are attached to an untested version of a framework.
 
 A scope calls :func:`prove` before it begins. The outcome of each driver is kept for the process.
 With a version and build of the framework that the driver was tested with, the tests have made the
@@ -61,7 +61,7 @@ def untested_version(cls: type[Driver]) -> str:
 def prove(classes: Sequence[type[Driver]], importing: bool = False) -> None:
     """Make the proofs of drivers that are about to be attached, where that is still to be done.
 
-    What fails is a :class:`~amanda.errors.CoverageWarning`, and :func:`failures` tells of it.
+    A failure is a :class:`~amanda.errors.CoverageWarning`, and :func:`failures` lists it.
 
     Args:
         classes: the drivers.
@@ -81,7 +81,7 @@ def prove(classes: Sequence[type[Driver]], importing: bool = False) -> None:
 def prove_late(classes: Sequence[type[Driver]], tell: Callable[[str], None]) -> None:
     """Make the proofs that have waited for a module, where a scope ends that has imported it.
 
-    What fails is a :class:`~amanda.errors.CoverageWarning`: the scope has not done without it.
+    A failure is a :class:`~amanda.errors.CoverageWarning`, since the scope has used the mechanism.
 
     Args:
         classes: the drivers that were attached.
@@ -97,8 +97,8 @@ def prove_late(classes: Sequence[type[Driver]], tell: Callable[[str], None]) -> 
         for proof, problem in _LOCK.hold(_prove, cls, version, False).items():
             tell(f"{proof.mechanism} did not work in {cls.name}")
             effect = (
-                "this scope has run before that could be found out, and what it has seen and "
-                f"changed there may be wrong; from now on {proof.without or 'no scope begins'}"
+                "this scope ran before that was detected, and what it has seen and changed may be "
+                f"wrong; from now on {proof.without or 'no scope begins'}"
             )
             _warn(cls, version, proof, problem, effect, stacklevel=9)
 
@@ -138,7 +138,7 @@ def failures(cls: type[Driver]) -> Mapping[Proof, str]:
 
 
 def switched_off(cls: type[Driver]) -> dict[str, str]:
-    """The mechanisms that a driver does without, and what holds without each.
+    """The mechanisms that are switched off in a driver, and the consequence of each.
 
     Raises:
         CapabilityError: a proof has failed that the driver cannot work without.
@@ -183,8 +183,8 @@ def _make(cls: type[Driver], waiting: frozenset[str] | None) -> _Made:
 def _make_elsewhere(cls: type[Driver], waiting: frozenset[str] | None) -> _Made:
     """Make the proofs in a thread of their own.
 
-    No scope covers it, and what the user's thread has switched on does not hold there: modes, AD,
-    autocast. It is not made by ``threading``, whose threads inherit scopes.
+    No scope covers it, and the modes of the user's thread (AD, autocast and others) do not hold
+    there. It is not made by ``threading``, whose threads inherit scopes.
     """
     done, made = threading.Event(), list[_Made]()
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class apply(WithBlock):  # noqa: N801 - part of the paper's API
     """Instrument everything that runs in the with-block with `tools`.
 
-    Blocks nest: the tools of outer and inner blocks both act. An ``apply``
-    object can be entered again, also where it is open, in other threads and in coroutines, and
-    used as a decorator: each entry is a scope of its own.
+    Blocks nest: the tools of outer and inner blocks both act. An ``apply`` object can be entered
+    again, also while it is open, in other threads and in coroutines, and it can be used as a
+    decorator: each entry is a scope of its own.
 
     Args:
         tools: tools, in the order in which they act; dependencies are added.
@@ -30,7 +30,7 @@ class apply(WithBlock):  # noqa: N801 - part of the paper's API
             :class:`amanda.tools.op_filter.OpFilter`.
 
     Raises:
-        TypeError: something else than a tool is given.
+        TypeError: an argument is not a tool.
         DependencyCycleError: the tools depend on each other in a circle.
         NoDriverError: (on entry) nothing can be instrumented.
     """
@@ -62,7 +62,7 @@ class apply(WithBlock):  # noqa: N801 - part of the paper's API
         return "apply"
 
     def open(self, frame: FrameType | None, task: Any) -> Scope:
-        """A new scope, of the code that `frame` and `task` tell."""
+        """A new scope of the code that `frame` and `task` identify."""
         return Scope(self._tools, self._drivers, self._filter, (frame, task))
 
     def start(self, opened: Scope) -> None:

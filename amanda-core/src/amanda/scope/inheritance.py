@@ -104,9 +104,8 @@ def _uncover() -> None:
 
 
 def release(scope: LiveScope) -> None:
-    """Let the threads that have inherited a scope which has ended hold it no longer.
-
-    One that waits for ever, as a library's monitor does, would keep its tools alive.
+    """Drop an ended scope from the threads that have inherited it. A thread that waits for ever,
+    such as a library's monitor, would keep its tools alive.
     """
     for block in [block for block in _INHERITED if block.scope is scope]:
         _INHERITED.remove(block)

@@ -46,8 +46,8 @@ class Statistics:
     """Figures about the run under a scope.
 
     Attributes:
-        ops_seen: distinct operators met (forward; by id).
-        backward_ops_seen: distinct backward operators met.
+        ops_seen: distinct operators seen (forward; by id).
+        backward_ops_seen: distinct backward operators seen.
         ops_instrumented: forward and backward operators with at least one action.
         not_seen: executions that are known to be not instrumented: reason to count.
         tool_seconds: wall time spent in analysis and instrumentation routines.
@@ -256,7 +256,7 @@ class Scope:
                 driver.exit_thread()
 
     def _check_drivers(self, chosen: Sequence[type[Driver]]) -> None:
-        """See that one of the drivers that were chosen is in use.
+        """Check that one of the drivers that were chosen is in use.
 
         Raises:
             NoDriverError: all of them have failed.
@@ -295,8 +295,8 @@ class Scope:
     def exit(self) -> None:
         """End the scope; drivers that no scope needs any more are detached.
 
-        Everything is undone first, each step on its own; then the tools are told, and the
-        statistics are made. Harmless when called twice.
+        Everything is undone first, each step on its own; then the tools are notified, and the
+        statistics are computed. Harmless when called twice.
 
         Raises:
             BaseException: the first exception of all the steps.

@@ -55,36 +55,36 @@ class _OpenSwitch:
 
 
 def disabled() -> _Switched:
-    """Within it, the current thread runs uninstrumented.
+    """A with-block in which the current thread runs uninstrumented.
 
-    In a generator or a coroutine, within it the code of that runs uninstrumented, and no other
-    code that runs while it is suspended; see contract rule 10. So for all switches.
+    In a generator or a coroutine, as with all switches, it affects the code of that generator or
+    coroutine only, not other code that runs while it is suspended; see contract rule 10.
     """
     return _Switched("disabled", "enabled", False)
 
 
 def enabled() -> _Switched:
-    """Within it, instrumentation is on again, inside of a ``disabled()`` block."""
+    """A with-block inside of ``disabled()`` in which instrumentation is on again."""
     return _Switched("enabled", "enabled", True)
 
 
 def cache_disabled() -> _Switched:
-    """Within it, analysis routines run at every execution."""
+    """A with-block in which analysis routines run at every execution."""
     return _Switched("cache_disabled", "cache", False)
 
 
 def cache_enabled() -> _Switched:
-    """Within it, the action cache is on again, inside of a ``cache_disabled()`` block."""
+    """A with-block inside of ``cache_disabled()`` in which the action cache is on again."""
     return _Switched("cache_enabled", "cache", True)
 
 
 def ad_enabled() -> _Switched:
-    """Routines recorded within it take part in automatic differentiation."""
+    """A with-block; routines recorded in it take part in automatic differentiation."""
     return _Switched("ad_enabled", "ad", True)
 
 
 def ad_disabled() -> _Switched:
-    """Routines recorded within it are isolated from automatic differentiation."""
+    """A with-block; routines recorded in it are isolated from automatic differentiation."""
     return _Switched("ad_disabled", "ad", False)
 
 
@@ -102,11 +102,11 @@ def new_iteration() -> None:
 
 @contextlib.contextmanager
 def vanilla() -> Iterator[None]:
-    """Within it, the current thread's framework calls are not instrumented.
+    """A with-block in which the current thread's framework calls are not instrumented.
 
-    Routines run like that anyhow. It is for code of a tool that a framework calls,
-    such as a hook that the tool has registered; far cheaper than :func:`disabled`, which it is
-    in a generator or a coroutine.
+    Routines always run like that. The block is for a tool's code that a framework calls, such as
+    a hook that the tool has registered. It is far cheaper than :func:`disabled`, except in a
+    generator or a coroutine, where it is the same.
     """
     if suspendable_frame(caller_frame(1)) is not None:
         with disabled():

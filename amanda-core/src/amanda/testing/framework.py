@@ -219,7 +219,7 @@ class Framework(abc.ABC):
         raise NotImplementedError
 
     def module_path(self, name: str) -> str:
-        """What ``get_module()`` gives for operators of the child of this name of ``model``."""
+        """The result of ``get_module()`` for operators of the child of this name of ``model``."""
         return name
 
     def user_op(self) -> tuple[str, Build]:

@@ -1,4 +1,4 @@
-"""Opens scope after scope, and tells what has grown.
+"""Opens scope after scope, and reports what has grown.
 
 For tests that scopes leave nothing behind::
 
@@ -42,7 +42,7 @@ _STATM = Path("/proc/self/statm")
 
 @attrs.frozen
 class Growth:
-    """What each scope has left behind, in the batch of scopes that has left the least.
+    """The remains of each scope, in the batch of scopes that has left the least.
 
     Attributes:
         scopes: how many scopes there were.

@@ -45,7 +45,7 @@ def load(name: str) -> type[Tool]:
         name: the short name; ``<distribution>/<name>`` if several packages have a tool of it.
 
     Raises:
-        TypeError: `name` is no text.
+        TypeError: `name` is not text.
         UnknownNameError: no installed package has a tool of this name; the message has close
             matches.
         PluginError: the package that registers the tool does not contain it.
@@ -59,8 +59,8 @@ def load(name: str) -> type[Tool]:
             hint += "; try: pip install amanda-tools"
         if os.path.isfile(f"{name}.py"):
             hint += (
-                f"; {name}.py is a file here, of which nobody knows: a package registers its "
-                "tools, see 'A tool for others' in writing-a-tool.md"
+                f"; {name}.py is a file here, but no package registers it, see 'A tool for others' "
+                "in writing-a-tool.md"
             )
         raise plugins.unknown_name("tool", name, plugins.tools(), hint)
     module, _, attribute = entry.target.partition(":")
@@ -74,6 +74,6 @@ def load(name: str) -> type[Tool]:
     if not (isinstance(found, type) and issubclass(found, Tool)):
         raise PluginError(
             f"tool {entry.name!r} of {entry.distribution} is registered as {entry.target}, "
-            f"which is no subclass of amanda.Tool: {described(found)}"
+            f"which is not a subclass of amanda.Tool: {described(found)}"
         )
     return found

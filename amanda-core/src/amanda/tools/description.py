@@ -19,7 +19,7 @@ from amanda.tools.canonical import op_name
 __all__ = ["OUTSIDE", "OpDescription", "describe", "op_name", "place", "plain_attributes"]
 
 OUTSIDE = "(outside of modules)"
-"""Shown in tables in the place of a module path for an operator that runs outside of modules."""
+"""Shown in tables in place of a module path for an operator that runs outside of modules."""
 
 
 @attrs.frozen
@@ -65,7 +65,7 @@ class OpDescription:
         return {**self.identity(), **self.facts()}
 
     def identity(self) -> dict[str, Any]:
-        """The keys that tell the operator; that of a backward operator also has ``forward``."""
+        """The keys that identify the operator; a backward operator also has ``forward``."""
         row = {
             "id": self.id,
             "type": self.type,
@@ -111,7 +111,7 @@ def describe(context: OpContext) -> OpDescription:
     backward_name = op_name(context.get_backward_op())
     backward_type = str(context["backward_op_type"] or backward_name)
     about = str(context.get_backward_op_id()), backward_type, backward_name
-    # Its attributes are the forward operator's, of which a tool has mostly asked before.
+    # Its attributes are those of the forward operator, which a tool has mostly read before.
     forward: OpDescription | None = context[_DESCRIPTION]
     attributes = plain_attributes(context) if forward is None else forward.attributes
     facts = phase, attributes, context.get_tensor_specs()

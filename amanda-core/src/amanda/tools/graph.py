@@ -131,7 +131,7 @@ class Graph:
 
     @property
     def inputs(self) -> list[TracedTensor]:
-        """The input tensors that are no parameters, in the order of their first use."""
+        """The input tensors that are not parameters, in the order of their first use."""
         return [t for t in self._tensors if not t.producer and not t.is_parameter]
 
     @property
@@ -326,7 +326,7 @@ class Graph:
                 self._bind(tensor, known)
 
     def note_substitute(self, output: Any, substitute: Any) -> None:
-        """Bind a tensor that a tool has put in the place of an output to the output's entry."""
+        """Bind a tensor that a tool has put in place of an output to the output's entry."""
         known = self.tensor_of(output)
         if known is not None and self.tensor_of(substitute) is None:
             self._bind(substitute, known)

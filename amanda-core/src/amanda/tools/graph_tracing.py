@@ -39,7 +39,7 @@ class GraphTracingTool(Tool):
     An operator is recorded at its first execution. A routine binds its output tensors to the graph
     at every execution, so that operators that first run in a later iteration are connected to it;
     without the routine they read tensors that seem to be inputs of the graph. A tensor that a tool
-    returns in the place of an output is that output to the graph.
+    returns in place of an output is that output to the graph.
 
     Args:
         follow: whether to insert that routine. Without it an operator costs nothing once it is

@@ -45,7 +45,7 @@ def _reshape(tensor: Any, shape: Sequence[int]) -> Any:
 
 @attrs.frozen
 class Conversion:
-    """The way of one tensor of an operator to its canonical layout and back.
+    """Converts one tensor of an operator to its canonical layout and back.
 
     It holds no tensor, and may be used in routines.
 
@@ -102,7 +102,7 @@ class Conversion:
         if order == sorted(order):
             return list(range(rank))
         raise MappingError(
-            f"a tensor of shape {tuple(tensor.shape)} has not the layout {self.layout}, which has "
+            f"a tensor of shape {tuple(tensor.shape)} does not have the layout {self.layout}, with "
             f"{len(self.layout)} axes"
         )
 
@@ -126,10 +126,10 @@ def conversion(context: OpContext, role: str = "data") -> Conversion | None:
     Args:
         context: a context of a tool that depends on ``MappingTool.standard()``, while an analysis
             of its operator runs.
-        role: "weight", or "data" for what the operator takes and gives.
+        role: "weight", or "data" for the operator's data input and output.
 
     Raises:
-        ValueError: the role is another one.
+        ValueError: another role is given.
     """
     if role not in ("weight", "data"):
         raise ValueError(f"a tensor's role is weight or data, got {role!r}")

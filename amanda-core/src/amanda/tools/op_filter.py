@@ -1,6 +1,6 @@
 """A filter for all tools of a scope: which operators they see, at which executions they act.
 
-It is what ``--ops``, ``--modules``, ``--every`` and ``--skip`` of ``amanda run`` are made of::
+The options ``--ops``, ``--modules``, ``--every`` and ``--skip`` of ``amanda run`` use it::
 
     with amanda.apply(tool, op_filter=OpFilter(modules=["layer1.*"], skip=10)):
         train(model)
@@ -29,7 +29,7 @@ _REPLACING = (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP)
 _REGEX = re.compile(r"[\^$|()+]|\.\*\.|\\")
 """Characters of regular expressions that no path of a module has."""
 
-_NO_REGEX = "; in a pattern * is any text and ? any character: it is no regular expression"
+_NO_REGEX = "; a pattern is not a regular expression: * is any text and ? any character"
 
 
 def _names(names: Any) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class OpFilter:
         skip: routines do not run at the first N executions of an operator.
 
     Raises:
-        TypeError: `ops` or `modules` are no names, or `every` or `skip` no whole number.
+        TypeError: `ops` or `modules` are not names, or `every` or `skip` no whole number.
         ValueError: `every` is less than 1, or `skip` less than 0.
     """
 
@@ -78,7 +78,7 @@ class OpFilter:
     every: int = attrs.field(default=1, validator=[_check_number, attrs.validators.ge(1)])
     skip: int = attrs.field(default=0, validator=[_check_number, attrs.validators.ge(0)])
     _matched: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
-    # Whether an operator of a forward pass was met there; in the order of meeting.
+    # Whether an operator of a forward pass occurred there; in the order of occurrence.
     _met_ops: dict[str, bool] = attrs.field(factory=dict, init=False, eq=False, repr=False)
     _met_modules: dict[str, bool] = attrs.field(factory=dict, init=False, eq=False, repr=False)
 
@@ -127,10 +127,10 @@ class OpFilter:
         return restricted
 
     def unmatched(self) -> list[str]:
-        """A line for each name or pattern that has selected no operator, with what was there."""
+        """A line for each name or pattern that has selected no operator, with existing ones."""
         given = {"--ops": (self.ops, self._met_ops), "--modules": (self.modules, self._met_modules)}
         return [
-            f"{option} {name} fits no operator that the tools have met{_met(name, met)}"
+            f"{option} {name} matches no operator that the tools have seen{_met(name, met)}"
             + (_NO_REGEX if option == "--modules" and _REGEX.search(name) else "")
             for option, (names, met) in given.items()
             for name in names

@@ -53,9 +53,9 @@ _APPLIES = "amanda.applies"
 
 
 def applies_if(what: str, holds: Callable[[Any], bool]) -> dict[str, Any]:
-    """Metadata of an option that has an effect with some values of other options only.
+    """Metadata of an option that has an effect only with some values of other options.
 
-    Given without effect it is refused: whoever gives it expects one::
+    It is refused where it would have none::
 
         depth: int = attrs.field(default=0, metadata=applies_if("by=module", lambda o: ...))
 
@@ -125,7 +125,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
     @property
     def _step_figures(self) -> StepFigures:
-        """With what was noted of steps before."""
+        """The figures of the steps so far; adds those that have only been noted."""
         if self._steps_noted:
             tool_locked(self._work_off)
         return self._figures_of_steps
@@ -134,7 +134,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         self._figures_of_steps.follow(self._steps_noted, self.figures_from)
 
     def _note_counts(self, number: int, begin: float | None, end: float) -> None:
-        # What follows from them waits until someone asks: steps may be small.
+        # Derived figures are computed on demand: steps may be small.
         self._steps_noted.append((number, begin, end, self.sums()))
 
     @property
@@ -143,7 +143,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         return self._step_figures.count
 
     def _begin_step(self, point: PointContext) -> None:
-        # To ask for them once for each step is half of what small steps cost.
+        # Reading them once for each step would be half of the cost of small steps.
         if not point.follows:
             self._noted_figures = dict(self.running_figures())
             if self._counts_ops:
@@ -188,15 +188,15 @@ class ReportingTool(Tool, Generic[OptionsT]):
         return {}
 
     def momentary_figures(self) -> Mapping[str, float]:
-        """Figures that are no sums, such as the memory in use, of the step that ends now.
+        """Figures that are not sums, such as the memory in use, of the step that ends now.
 
         Called once at the end of each step: it has to be quick.
         """
         return {}
 
     def op_counts(self) -> Mapping[str, Sequence[float]]:
-        """Sums of single operators so far, by name, of which a row's ``per_step`` is the share of
-        the last step.
+        """Sums of single operators so far, by name; a row's ``per_step`` is the part of the last
+        step.
 
         A sequence has one item per operator; each keeps its place, and new ones come at the end.
         Called where :meth:`running_figures` is, after it: it has to make copies, and no call of
@@ -220,7 +220,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         return _NO_FIGURES, _NO_COUNTS
 
     def op_counts_of_step(self) -> Mapping[str, Sequence[float]]:
-        """What the last step that has ended added to :meth:`op_counts`; empty before one."""
+        """What the last complete step added to :meth:`op_counts`; empty before the first one."""
         return self._step_figures.counts_of_last()
 
     @property
@@ -381,8 +381,8 @@ class StepFigures:
         """Note the figures where a step ends.
 
         Args:
-            number: of the step. One that has ended already has gone on: what looked like the end
-                of a step was none.
+            number: of the step. A number that was noted before means that the step has gone on
+                after an apparent end.
             figures: those of the run so far.
             momentary: those of the step.
             counts: sums of operators so far.
@@ -516,7 +516,7 @@ def _spread(figures: Mapping[str, float], low: dict[str, float], high: dict[str,
 def figures_by_phase(
     rows: Iterable[Mapping[str, Any]], figures: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Of each phase the number of operators, and sums of the figures of their rows."""
+    """The number of operators of each phase, and sums of the figures of their rows."""
     found: dict[str, dict[str, Any]] = {p: {"ops": 0, **dict.fromkeys(figures, 0)} for p in PHASES}
     ids = set[str]()
     for row in rows:

@@ -243,7 +243,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
             tracker = LOCAL.tracker
             if tracker is None or tracker.muted or STATE.paused:
                 return vanilla(tape, target, sources, *args, **kwargs)
-            # While a function is traced nothing is computed: its run is told of.
+            # While a function is traced nothing is computed: its run is reported instead.
             tells = tracker.tells and not tracker.depth and _internals.executing_eagerly()
             told = self.dispatcher.points.backward_begins() if tells else ()
             outer = tracker.enter_backward()
@@ -337,7 +337,7 @@ def _prove() -> Sequence[str]:
         y = product * product
         dx, dw = tape.gradient(y, [x, weight])
     wanted = {"y": (y, [[9.0]]), "dx": (dx, [[18.0, 0.0]]), "dw": (dw, [[6.0], [12.0]])}
-    # The sum of both gradients of the product is no operator of the program.
+    # The sum of both gradients of the product is not an operator of the program.
     expected_ids = ["/MatMul:0", "/Mul:0"]
     problems = [] if seen == expected_ids else [f"operators seen: {seen}, not {expected_ids}"]
     for what, (got, expected) in wanted.items():

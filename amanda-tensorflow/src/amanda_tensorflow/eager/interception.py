@@ -62,7 +62,7 @@ _now = time.perf_counter_ns
 
 Way = Callable[[Any, str, Any, tuple[Any, ...]], Any]
 """Runs an operator: it is given the arguments of the fast path."""
-_NO_TENSORS = "operators called with inputs that are no tensors"
+_NO_TENSORS = "operators called with inputs that are not tensors"
 
 
 class Interception:
@@ -285,7 +285,7 @@ class Interception:
         return way_of
 
     def _slow(self, tracker: Tracker, op_name: str, args: tuple[Any, ...]) -> Way:
-        """The way of an operator whose entry tells that it takes the slow path.
+        """The way of an operator whose entry says that it takes the slow path.
 
         Raises:
             FallbackException: makes it take the slow path.
@@ -308,14 +308,15 @@ class Interception:
         op_name: str,
         args: tuple[Any, ...],
     ) -> Any:
-        """The way of an operator that is passed variables, and whose entry does not tell of them.
+        """The way of an operator that gets variables that its entry does not mention.
 
         Raises:
             FallbackException: it has to take the slow path.
         """
         cell = cells[op_name]
         if type(entry) is Inlined:
-            # Nothing is read twice: an operator that has to take the slow path is told before.
+            # Nothing is read twice: it is known beforehand whether an operator has to take the slow
+            # path.
             readings = self._readings(cells, args, may_be_inlined=True)
             marked = self._marked(tracker, entry.plan)
             if readings is None or marked is None:

@@ -1,4 +1,4 @@
-"""Calls of Keras layers and steps of Keras optimizers that run at once, told to tools."""
+"""Calls of Keras layers and steps of Keras optimizers in eager mode, reported to tools."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from amanda_tensorflow.keras_layers.optimizers import accumulates
 
 
 class ToldCall:
-    """A call of a layer by a thread of which tools are told.
+    """A call of a layer by a thread, which is reported to tools.
 
     Args:
         layer: the layer.
-        inputs: what it is given.
+        inputs: its arguments.
     """
 
     __slots__ = ("_dispatcher", "_inputs", "_layer", "_outputs", "_pass", "_scopes", "_tracker")
@@ -134,7 +134,8 @@ def step_optimizer(vanilla: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _steps_of(optimizer: Any) -> int | None:
-    """The steps of an optimizer that adds up gradients meanwhile; None of one that steps always."""
+    """The steps of an optimizer that accumulates gradients; None for one that steps at every
+    call."""
     if not accumulates(optimizer):
         return None
     with muted():

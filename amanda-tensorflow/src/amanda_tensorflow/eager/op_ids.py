@@ -25,7 +25,7 @@ from amanda_tensorflow.keras_layers.module_names import is_plain_module, name_wi
 from amanda_tensorflow.operators.phases import phase_of_code
 
 _PLAIN = frozenset({None, "forward", "backward"})
-"""Phases of the calling code that are no part of an id outside of layers."""
+"""Phases of the calling code that are not part of an id outside of layers."""
 
 _LEARNING = 2
 """Iterations in which all operators outside of layers are asked for their phases: a first step, and

@@ -1,4 +1,4 @@
-"""A request of TensorFlow to run one eager operator, and the same as core is told of it."""
+"""A request of TensorFlow to run one eager operator, and its form for core."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class OpRequest:
         return input_names(self.kind, count, dict(zip(flat[::2], flat[1::2], strict=True)))
 
     def call(self, op_id: str, inputs: list[Any], module: str, values: VariableValues) -> EagerCall:
-        """The operator as core is told of it.
+        """The operator in the form for core.
 
         Args:
             module: the module path of the operator.

@@ -178,7 +178,7 @@ class Tracker:
         self.ids.nesting += 1
         if self.run is None:
             self.go_to(OUTSIDE, None)
-        # Else a gradient function has a tape of its own, and all of that pass belongs to it.
+        # Otherwise a gradient function has a tape of its own, and all of that pass belongs to it.
         self.sums = {}
         return outer
 

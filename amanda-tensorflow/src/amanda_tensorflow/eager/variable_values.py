@@ -94,7 +94,7 @@ class VariableValues:
     __slots__ = ("handles", "known", "most")
 
     def __init__(self) -> None:
-        # An entry whose tensor has died stays until there are many of them, because to be told of
+        # An entry whose tensor has died stays until there are many of them, because a callback for
         # each death would cost more than all the rest.
         self.known: dict[int, list[Any]] = {}
         self.handles: dict[int, Source] = {}

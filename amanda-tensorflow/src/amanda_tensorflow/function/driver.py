@@ -181,22 +181,19 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             copy.executions = Executions.of_vanilla(building, site, count)
         elif made:
             copy.executions = Executions.of_function(building)
-        if iterations is not None:
-            copy.iterations, copy.inner_passes = iterations, building.inner_passes
-            copy.told = "" if made and iterations.is_inside else function_name(source)
-        copy.modules = building.modules if building.tells_modules else None
-        copy.is_told = bool(copy.told) or copy.modules is not None or copy.inner_passes is not None
+        is_told_inside = made and iterations is not None and iterations.is_inside
+        _note_reports(copy, building, iterations, "" if is_told_inside else function_name(source))
         building.forget()
         copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)
         return copy
 
     def _prepare(self, building: Building, source: Any, iterations: Iterations | None) -> None:
-        """Decide whether a copy tells of modules, and whether its operators are added at once.
+        """Decide whether a copy reports modules, and whether its operators are added immediately.
 
         Args:
             source: the graph of the vanilla function.
-            iterations: those in its runs; None where nobody is told of them.
+            iterations: those in its runs; None if they are not reported.
         """
         points, scopes = self.dispatcher.points, building.scopes
         is_wanted = points.wants_modules(scopes)
@@ -216,7 +213,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         concrete = {
             id(tensor): value
             for tensor, value in zip(source.inputs, [*given, *captured], strict=True)
-            # A tensor that is given is another one at the next call; a variable is the same.
+            # An argument tensor changes from call to call; a variable stays the same.
             if tensor.dtype == tf.resource
         }
         inputs = source.inputs[len(given) :]
@@ -247,11 +244,11 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         )
 
     def _iterations(self, source: Any, building: Building) -> Iterations | None:
-        """The iterations in the runs of a function; None where nobody is told of them.
+        """The iterations in the runs of a function; None if they are not reported.
 
         Args:
             source: its graph.
-            building: the copy, which tells of those within its runs.
+            building: the copy, which reports those within its runs.
         """
         points = self.dispatcher.points
         if not points.is_wanted(building.scopes) or sets_variables_only(source):
@@ -278,8 +275,8 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
 
 
 def _raise_shown(error: Exception, function: Any) -> NoReturn:
-    """Raise what the program is to see of an error in a function: the exception of a routine, or
-    TensorFlow's own with the function's name."""
+    """Raise the error that the program sees for an error in a function: the exception of a routine,
+    or TensorFlow's own with the function's name."""
     raise_original(error)
     shown = reworded(error, _internals.graph_of(function))
     if shown is error:
@@ -311,7 +308,7 @@ def _calling_in_tool_code(vanilla: Callable[..., Any]) -> Callable[..., Any]:
 
 def _recording_call(vanilla: Callable[..., Any]) -> Callable[..., Any]:
     """The patch of ``_TapeGradientFunctions.record``: what is recorded of an eager call can be
-    instrumented as long as the tape has it, also where the program has let go of the function."""
+    instrumented as long as the tape has it, also where the program has dropped the function."""
 
     def record(functions: Any, flat_outputs: Any, inference_args: Any, input_tangents: Any) -> None:
         _internals.keep_differentiated(functions)
@@ -320,8 +317,22 @@ def _recording_call(vanilla: Callable[..., Any]) -> Callable[..., Any]:
     return named_as(vanilla, record)
 
 
+def _note_reports(copy: Copy, building: Building, iterations: Iterations | None, name: str) -> None:
+    """Note which of the passes and modules in runs of a copy are reported to tools.
+
+    Args:
+        iterations: those in its runs; None where none is reported.
+        name: the function's name to report them by; "" where they are reported from within a run.
+    """
+    if iterations is not None:
+        copy.iterations, copy.inner_passes = iterations, building.inner_passes
+        copy.told = name
+    copy.modules = building.modules if building.tells_modules else None
+    copy.is_told = bool(copy.told) or copy.modules is not None or copy.inner_passes is not None
+
+
 def _told_run(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> GraphRun:
-    """Tells of a run of a copy, which begins."""
+    """Report the start of a run of a copy to the tools."""
     found, passing = copy.iterations, None
     if copy.told:
         assert found is not None

@@ -142,7 +142,7 @@ class EagerGradients:
     begin: Callable[[Any], SharedRun | None] | None = None
 
     def replace(self, make: Callable[[Any, Any], Any] | None) -> None:
-        """Have tapes call another function for each record.
+        """Make tapes call another function for each record.
 
         Args:
             make: gives it, from TensorFlow's own and from the one that is called where the other

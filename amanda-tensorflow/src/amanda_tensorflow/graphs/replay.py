@@ -365,15 +365,12 @@ class Replay:
         if order is not None:
             inputs = [inputs[index] for index in order]
             self._instrument.building.is_changed = True
-        controls = [new for before in op.control_inputs for new in site.controls(before)]
-        controls += self._instrument.building.late_nodes(inputs)
-        if self._marks is not None:
-            controls += self._marks.before(op.type, inputs, [*controls, *waits])
+        controls = self._controls(site, op, inputs, waits)
         kind, attributes = op.type, _internals.attributes_proto(op)
         self._relocate(site, attributes)
         if changes is not None:
             kind, attributes = changes(kind, attributes)
-        with graph.control_dependencies(None), graph.control_dependencies([*controls, *waits]):
+        with graph.control_dependencies(None), graph.control_dependencies(controls):
             if instead is not None:
                 return instead(inputs)
             new = with_shapes(
@@ -400,6 +397,16 @@ class Replay:
             if old.dtype in UNROUTABLE:
                 _internals.copy_handle_data(old, tensor)
         return new
+
+    def _controls(
+        self, site: Site, op: Any, inputs: Sequence[Any], waits: Sequence[Any]
+    ) -> list[Any]:
+        """The control dependencies of a new operator, `waits` last; arguments of :meth:`create`."""
+        controls = [new for before in op.control_inputs for new in site.controls(before)]
+        controls += self._instrument.building.late_nodes(inputs)
+        if self._marks is not None:
+            controls += self._marks.before(op.type, inputs, [*controls, *waits])
+        return [*controls, *waits]
 
     def _relocate(self, site: Site, attributes: dict[str, Any]) -> None:
         """Let the attribute ``_class`` (colocation) name operators of the copy."""

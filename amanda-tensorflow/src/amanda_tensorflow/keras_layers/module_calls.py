@@ -28,7 +28,7 @@ _FOLLOWING: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def following(vanilla: types.FunctionType) -> Any:
-    """The function that takes the place of a method by which modules are called in their class."""
+    """The function that replaces a method by which modules are called, in their class."""
     in_graphs = _internals.undecorated(vanilla)
 
     @functools.wraps(vanilla)

@@ -44,7 +44,7 @@ def name_within(caller: Any, module: Any) -> str | None:
         caller: the module that calls it; None for an outermost one.
 
     Returns:
-        None for one without a name, which is no part of paths.
+        None for one without a name, which is not part of paths.
     """
     name = getattr(module, "name", None)
     if name is None or not is_plain_module(caller):

@@ -60,7 +60,7 @@ def module_of(name: str) -> str:
 
 @functools.cache
 def _input_args(kind: str) -> tuple[tuple[str, str], ...]:
-    """Of each input argument the name, and the attribute that gives the length of a list."""
+    """The name of each input argument, and the attribute that gives the length of a list."""
     definition = _internals.op_def_of(kind)
     if definition is None:
         return ()

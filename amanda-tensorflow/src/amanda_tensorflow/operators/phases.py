@@ -1,4 +1,4 @@
-"""What a forward operator belongs to, by the code that has called it or added it to its graph."""
+"""The phase of a forward operator, by the code that has called it or added it to its graph."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def phase_of_eager(kind: str, in_layer: bool, in_module: bool = False) -> Phase:
 
 
 def phase_of_code(known: dict[Any, Any], in_layer: bool) -> Phase | None:
-    """The phase that a calling function tells, the innermost one that does.
+    """The phase that follows from the calling functions, the innermost one that determines it.
 
     Args:
         known: what is known of functions, to be remembered: it is asked at operators.

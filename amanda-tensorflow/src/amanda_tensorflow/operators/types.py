@@ -46,7 +46,7 @@ STRUCTURAL = ROUTING | frozenset(
         "EagerPyFunc",
     }
 )
-"""Types that compute nothing: they hold, name or route values. They are no operators to tools."""
+"""Types that compute nothing: they hold, name or route values. They are not operators to tools."""
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 """Types that call one function. Its operators are instrumented instead of the call."""
@@ -67,7 +67,7 @@ CONTROL_FLOW = frozenset(
 ``for element in dataset:`` in a ``tf.function`` becomes a ReduceDataset or a ScanDataset."""
 
 NOT_OPS = STRUCTURAL | CALLS | CONTROL_FLOW
-"""Types that are no operators to tools."""
+"""Types that are not operators to tools."""
 
 DATASET_LOOPS = frozenset({"ReduceDataset", "ScanDataset"})
 """Loops over a dataset: their bodies take state, an element and further arguments."""
@@ -129,7 +129,7 @@ def takes_reference(kind: str) -> bool:
 
 @functools.cache
 def has_one_output(kind: str) -> bool:
-    """Whether operators of this type declare one output, which is no list."""
+    """Whether operators of this type declare one output, which is not a list."""
     definition = _internals.op_def_of(kind)
     if definition is None or len(definition.output_arg) != 1:
         return False

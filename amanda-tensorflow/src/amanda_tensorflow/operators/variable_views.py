@@ -76,5 +76,5 @@ def changed(value: Any, steps: Sequence[Step], function: Callable[[Any], Any]) -
 
 
 def view_of(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps that tell views apart: all but casts, which move no element."""
+    """The steps that distinguish views: all but casts, which move no element."""
     return tuple(step for step in steps if step.kind != "Cast")

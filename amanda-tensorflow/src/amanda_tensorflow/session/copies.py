@@ -61,10 +61,10 @@ class Prepared:
     """A run that has been prepared.
 
     Attributes:
-        made: what runs instead of the user's graph.
+        made: the copy that runs instead of the user's graph.
         executions: counts the runs; None if there is nothing to count.
-        modules: tells of the modules that it enters; None where nobody is told.
-        kind: what it is; None where no tool has a routine at passes.
+        modules: reports the modules that it enters; None if they are not reported.
+        kind: the kind of run; None if no tool has a routine at passes.
     """
 
     made: Made
@@ -216,7 +216,7 @@ class SessionCopies:
         return made, Executions.of(self.building, *_extent(made))
 
     def _tells_modules(self, run: SessionRun) -> bool:
-        """Whether tools are told of the modules that a run enters: building them enters none."""
+        """Whether the modules that a run enters are reported: building them enters none."""
         if self.building.modules is None or not calls_modules(self._user.graph):
             return False
         return kind_of(run) != "setup"
@@ -397,7 +397,8 @@ def _extent(run: SessionRun) -> tuple[list[Any], set[int]]:
 def _read_by_gradients(
     site: Site, run: SessionRun, feeds: Sequence[tuple[Any, Any]]
 ) -> list[tuple[Any, int]]:
-    """What gradients read in the shadow for the tensors that a run is fed, with their positions.
+    """The tensors that gradients read in the shadow for the fed tensors of a run, with their
+    positions.
 
     Behind a routine after an operator other operators read another tensor, the one that is fed.
 

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 import amanda
+from amanda.engine.points import Points
 from amanda.errors import CoverageWarning
 from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet, named_as
@@ -64,13 +65,9 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             if scopes:
                 handles = feeds, fetches, targets
                 ready, prepared = self.lock.hold(self._ready, session, scopes, handles)
-                executions, modules = prepared.executions, prepared.modules
-                count = None if executions is None else executions.add
-                passing = None
-                if prepared.kind in ("train", "forward"):
-                    passing = Passing(points, scopes, "session", prepared.kind == "train", False)
-                if passing is not None or modules is not None:
-                    told = GraphRun(passing, modules)
+                count = None if prepared.executions is None else prepared.executions.add
+                if prepared.kind is not None or prepared.modules is not None:
+                    told = _told_run(points, scopes, prepared)
             try:
                 if ready is None:
                     if not STATE.paused:
@@ -205,6 +202,16 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
     def proofs(cls) -> Sequence[Proof]:
         """One, without which the driver is of no use."""
         return [Proof("sessions", _prove)]
+
+
+def _told_run(points: Points, scopes: tuple[LiveScope, ...], prepared: Prepared) -> GraphRun | None:
+    """Report the start of a run to the tools; None if no routine is called for it."""
+    passing = None
+    if prepared.kind in ("train", "forward"):
+        passing = Passing(points, scopes, "session", prepared.kind == "train", False)
+    if passing is None and prepared.modules is None:
+        return None
+    return GraphRun(passing, prepared.modules)
 
 
 def _run_vanilla(vanilla: Callable[..., Any], session: Any, options: Any, *given: Any) -> Any:

@@ -5,7 +5,7 @@ their name: all runs of the session draw from it, whatever they fetch. A copy wo
 state of its own, and a program would draw other numbers under a tool. Therefore a random operator
 of a copy is a node that runs the vanilla one in the user's session, on the values that the copy has
 computed. One in a called function cannot be run by itself. TensorFlow puts the operators of a
-called function in the place of the call, as ``call/operator``, and keeps the state beside that
+called function in place of the call, as ``call/operator``, and keeps the state beside that
 name; so a node of that name in the user's graph draws from it (observed with 2.16 to 2.21)::
 
     replay = Replay(graph, instrument, draws_from(session))
@@ -54,7 +54,7 @@ def draws_from(
             apart[call] = f"{site.prefix}{op.name}"
             return None
         if f"{call}/" != site.prefix:
-            # A function that others call is not always put in the place of its call.
+            # A function that others call is not always put in place of its call.
             apart[call] = f"{site.prefix}{op.name}"
         device = op.device or site.device
         twin = _internals.twin_in(graph, op, f"{site.prefix}{op.name}", device)

@@ -1,4 +1,4 @@
-"""What a run of a session is: a step of training, a forward pass, or the setting of variables."""
+"""The kind of a session run: a step of training, a forward pass, or the setting of variables."""
 
 from __future__ import annotations
 

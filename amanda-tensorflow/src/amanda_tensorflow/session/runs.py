@@ -25,7 +25,7 @@ def key_of(feeds: Mapping[Any, Any], fetches: Iterable[Any], targets: Iterable[A
     return (
         tuple(
             [
-                # As is_handle() tells, without a call for each value.
+                # The same as is_handle(), without a call for each value.
                 (name(o.oper), o.index, getattr(getattr(v, "dtype", None), "names", None))
                 for o, v in feeds.items()
             ]

@@ -67,7 +67,7 @@ _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 
 
 def keeps_state(op: Any) -> bool:
-    """Whether an operator makes state that belongs to a session and is no variable."""
+    """Whether an operator makes state that belongs to a session and is not a variable."""
     if op.inputs or op.type in VARIABLES or not op.outputs or not _internals.is_stateful(op):
         return False
     return all(t.dtype == tf.resource or _internals.is_reference(t.dtype) for t in op.outputs)

@@ -22,7 +22,7 @@ _MARK = "amanda/variables"
 operators of the user's graph run there without the program asking for it."""
 
 _CHECKS = frozenset({"VarIsInitializedOp", "IsVariableInitialized"})
-"""Types of operators that tell whether a variable has a value."""
+"""Types of operators that check whether a variable has a value."""
 
 
 def _run(

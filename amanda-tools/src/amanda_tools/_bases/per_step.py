@@ -48,10 +48,10 @@ def with_steps(
 
 
 def has_steps(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether rows tell the figures of a step."""
+    """Whether rows have the figures of a step."""
     return any("per_step" in row for row in rows)
 
 
 def in_step(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows with the figures of the last step where they tell them, else those of the run."""
+    """Return rows with the figures of the last step if they have them, else those of the run."""
     return [{**row, **row.get("per_step", {})} for row in rows]

@@ -41,7 +41,7 @@ def print_tables(tables: Iterable[Table], file: TextIO) -> None:
 def to_rich(table: Table) -> rich.table.Table:
     """Convert a table to rich's form, without its title."""
     rows, _ = table.head()
-    # Text, not str: ids such as "[0]" are no markup.
+    # Text, not str: ids such as "[0]" are not markup.
     result = rich.table.Table()
     for position, column in enumerate(table.columns):
         numeric = bool(rows) and all(isinstance(row[position], Number) for row in rows)

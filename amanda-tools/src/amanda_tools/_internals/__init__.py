@@ -92,7 +92,7 @@ def is_profiling() -> bool:
 
 
 def prepare_profiler(profiler: Any) -> None:
-    """Have what is beneath a ``torch.profiler.profile`` get ready, as before a start.
+    """Prepare the backend of a ``torch.profiler.profile``, as before a start.
 
     ``prepare_trace()``, which is public, gives a warning where the profiler was used before (2.13).
     """
@@ -102,7 +102,8 @@ def prepare_profiler(profiler: Any) -> None:
 def watch_profilers(
     patches: PatchSet, begins: Callable[[Hashable], None], has_ended: Callable[[Hashable], None]
 ) -> None:
-    """Be told when PyTorch's profiler starts and stops, or what writes its execution traces.
+    """Call functions when PyTorch's profiler, or the writer of its execution traces, starts and
+    stops.
 
     There is no public way: the classes of 2.13 call functions of C. Where one is missing it is left
     out, with what :func:`is_profiling` says of the symbol that it needs.
@@ -130,7 +131,7 @@ def _tell(
     has_ended: Callable[[Hashable], None],
     key: Hashable = None,
 ) -> None:
-    """Tell of calls of a function that starts something, or with no `begins` of one that ends it.
+    """Report calls of a function that starts something or, without `begins`, of one that ends it.
 
     Args:
         key: what is told; None for the instance, of a method.

@@ -1,4 +1,4 @@
-"""Private symbols of TensorFlow that this package uses: by what its profiler is used.
+"""Private symbols of TensorFlow that this package uses: the functions that use its profiler.
 
 To be imported where TensorFlow is. The runtime has one profiler. Whatever begins to use it while
 another part of the process does gets an ``AlreadyExistsError`` (2.16 to 2.21): the public functions
@@ -25,7 +25,7 @@ _LEAST_LEVEL = config_pb2.RunOptions.HARDWARE_TRACE
 
 
 class ProfilerUses:
-    """Tells of each use of the profiler by the program, from :meth:`watch` to :meth:`undo`.
+    """Reports each use of the profiler by the program, from :meth:`watch` to :meth:`undo`.
 
     Args:
         begin: called before the program uses the profiler.
@@ -39,7 +39,7 @@ class ProfilerUses:
         self._callables: dict[tuple[int, Any], bool] = {}
 
     def watch(self) -> None:
-        """Tell of what begins from now on; harmless when called twice."""
+        """Report uses that begin from now on; harmless when called twice."""
         if self._patches:
             return
         session = _told_of(self._begin, self._end)
@@ -50,12 +50,12 @@ class ProfilerUses:
         self._patches.wrap(pywrap_tf_session, "TF_SessionRunCallable", self._calling)
 
     def undo(self) -> None:
-        """Tell of nothing more, but of the end of what has begun."""
+        """Report no further uses, only the end of those that have begun."""
         self._patches.undo()
         self._callables.clear()
 
     def _serving(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
-        """A server lasts as long as the process, and tells of no request."""
+        """A server lasts as long as the process, and its requests cannot be noticed."""
 
         def start_server(*args: Any) -> Any:
             result = vanilla(*args)
@@ -101,7 +101,7 @@ class ProfilerUses:
     def _first(
         self, vanilla: Callable[..., Any], session: Any, handle: Any, values: Any, metadata: Any
     ) -> Any:
-        """The first run of what was made callable before, with options that nothing tells of.
+        """The first run of an older callable, whose options are not known.
 
         Its metadata show whether it is traced.
         """
@@ -135,7 +135,7 @@ def _content(buffer: Any) -> bytes:
 
 
 def _told_of(begin: Callable[[], None], end: Callable[[], None]) -> type:
-    """A class that stands for ``ProfilerSession`` in the program, and tells of its uses."""
+    """A class that replaces ``ProfilerSession`` in the program, and reports its uses."""
 
     class Told:
         def __init__(self) -> None:

@@ -32,7 +32,7 @@ VIEWS = frozenset(
 WITHOUT_ACTIVATION = VIEWS | frozenset(
     "const constant placeholder rank read_variable shape shape_n size variable_shape".split()
 )
-"""Types whose outputs are no activations: views, values of parameters, constants, and sizes."""
+"""Types whose outputs are not activations: views, values of parameters, constants, and sizes."""
 
 _ELEMENTWISE = """
     abs absolute acos acosh add addcdiv addcmul addr angle arccos arccosh arcsin arcsinh arctan
@@ -158,8 +158,8 @@ FREE = VIEWS.union(
 )
 """Types that count no floating-point operation, as papers that compare models count.
 
-Only sums of products count: not what computes element by element, moves, selects, reduces,
-normalizes or draws numbers.
+Only sums of products count, not operators that compute element by element, move, select, reduce,
+normalize or draw numbers.
 """
 
 

@@ -35,7 +35,7 @@ _QUERYING = frozenset({"variable_shape", "var_is_initialized", "is_variable_init
 
 @attrs.frozen
 class Parameter:
-    """One parameter of a model, or what may turn out to be one.
+    """One parameter of a model, or a candidate for one.
 
     Attributes:
         number: identifies it within one :class:`Parameters`.
@@ -50,7 +50,7 @@ class Parameter:
 
 @attrs.define(eq=False)
 class VariableUse:
-    """What a run does with one variable.
+    """The uses of one variable in a run.
 
     Attributes:
         parameter: the variable, counted as a parameter.
@@ -140,7 +140,7 @@ class Parameters:
         self._differentiated.add(op_id)
 
     def select(self, parameters: Iterable[Parameter]) -> set[Parameter]:
-        """Of `parameters`, return those that the run so far shows to be model parameters."""
+        """Return the `parameters` that the run so far shows to be model parameters."""
         # Decided late: whether a variable is a parameter shows in the backward pass.
         others = {
             use.parameter

@@ -19,7 +19,7 @@ _PRODUCTS = frozenset({"matmul", "einsum"})
 
 @attrs.define
 class Targets:
-    """Selects the model's operators by type, without excluded ones; remembers what it met.
+    """Selects the model's operators by type, without excluded ones; remembers which types occurred.
 
     Operators of other phases, as those that initialise weights, are left alone and counted.
 
@@ -85,7 +85,7 @@ class Targets:
         ]
 
     def tables(self, tool: str) -> Iterable[Table]:
-        """Yield tables of skipped operators and of types that were never met."""
+        """Yield tables of skipped operators and of types that did not occur."""
         if self.skipped:
             rows = [(row["id"], row["type"], row["reason"]) for row in self.rows()]
             yield Table(f"{tool}: {len(rows)} ops skipped", ("op", "type", "reason"), rows)

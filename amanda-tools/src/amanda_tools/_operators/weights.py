@@ -1,4 +1,4 @@
-"""The weight of one operator, as tools see it that change weights: value, layout, groups.
+"""The weight of one operator, for tools that change weights: value, layout, groups.
 
 In an analysis::
 
@@ -131,7 +131,7 @@ def weight_of(context: OpContext) -> Weight:
         raise Untreatable("it is called without a weight")
     value = context.get_value(index)
     if value is None:
-        raise Untreatable("its weight is no parameter: the program computes it")
+        raise Untreatable("its weight is not a parameter: the program computes it")
     arithmetic = arithmetic_of(value)
     if not arithmetic.is_floating(value):
         raise Untreatable(f"its weight is of type {value.dtype}")

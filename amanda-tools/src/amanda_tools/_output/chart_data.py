@@ -20,7 +20,7 @@ FEWEST_PARTS = 2
 """A chart of fewer parts of bars compares nothing."""
 
 MOST_MODULES = 24
-"""Bars of a chart by module, where nobody picks a depth."""
+"""Bars of a chart by module, if no depth is picked."""
 
 BOTH_DIRECTIONS = {"forward": "forward", "backward": "backward"}
 """The series of groups from :func:`sum_by_direction`."""

@@ -147,7 +147,7 @@ def lay_out(chart: Chart) -> Drawing | None:
 
 
 def numbers_of(chart: Chart) -> dict[str, list[float | None]]:
-    """Return the values of each series; None for what is no finite number."""
+    """Return the values of each series; None for what is not a finite number."""
     return {
         str(name): [_number(value) for value in values] for name, values in chart.values.items()
     }

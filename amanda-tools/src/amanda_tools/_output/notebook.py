@@ -1,4 +1,4 @@
-"""What notebooks show: a page in a frame of the cell, and tables.
+"""Output for notebooks: a page in a frame of the cell, and tables.
 
 ::
 

@@ -37,7 +37,7 @@ def graph_collection(rows: Sequence[Mapping[str, Any]], edges: Rows) -> dict[str
     """
     nodes = {str(row["id"]): _node(row) for row in rows if row["direction"] == "forward"}
     for row in rows:
-        # A forward operator tells of its backward ones; no tensor leads from one to the other.
+        # A forward operator lists its backward ones; no tensor leads from one to the other.
         if node := nodes.get(str(row.get("forward"))):
             node["attrs"].append({"key": "backward", "value": printable(str(row["type"]))})
     for edge in edges:

@@ -1,4 +1,4 @@
-"""What profilers record, in one form: activities of operators, and executions of them."""
+"""The records of profilers, in one form: activities and executions of operators."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class OpSpan:
 
 @attrs.define
 class ProfilerRecording:
-    """What a profiler recorded.
+    """The record of a profiler.
 
     Attributes:
         activities: in no particular order.

@@ -1,4 +1,4 @@
-"""Names of the nodes of TensorFlow's graphs, by which what its runtime records is assigned."""
+"""Names of the nodes of TensorFlow's graphs, by which the records of its runtime are assigned."""
 
 from __future__ import annotations
 

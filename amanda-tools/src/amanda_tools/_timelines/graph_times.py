@@ -25,8 +25,7 @@ class GraphTimes:
         self._recording: Recording | None = None
 
     def watch(self) -> None:
-        """Note from now on what use the program makes of the profiler; harmless when called
-        twice."""
+        """Note from now on when the program uses the profiler; harmless when called twice."""
         if self._recording is not None:
             return
         # Here, as it imports TensorFlow, which a program without it need not have.

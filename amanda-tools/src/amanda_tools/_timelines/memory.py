@@ -14,7 +14,7 @@ _OPEN: dict[int, int] = {}
 
 
 def resident_bytes() -> int:
-    """Return the bytes of the process in main memory; 0 on systems that do not tell."""
+    """Return the bytes of the process in main memory; 0 on systems that do not provide them."""
     process = os.getpid()
     try:
         if process not in _OPEN:

@@ -80,7 +80,7 @@ class Recording:
         return _SHARED.runs
 
     def watch(self) -> None:
-        """Note from now on what use the program makes of the profiler; to be called before
+        """Note from now on when the program uses the profiler; to be called before
         :meth:`start`."""
         _SHARED.watch(self)
 
@@ -199,7 +199,7 @@ class _SharedProfiler:
         try:
             self._session.start(folder.name, options._asdict())
         except tf.errors.AlreadyExistsError:
-            # Since before the recordings began; of the end of that use nothing tells.
+            # In use since before the recordings began; the end of that use cannot be noticed.
             self._session = None
             folder.cleanup()
             self._failed(_IN_USE)

@@ -191,7 +191,7 @@ class Sums:
 
 
 _COLLECTION = -2
-"""Stands for a garbage collection in the place of an operator's number."""
+"""Stands for a garbage collection in place of an operator's number."""
 
 
 class Collections:
@@ -253,7 +253,7 @@ class Collections:
 
 
 def _noter(reference: weakref.ref[Collections]) -> Callable[[str, dict[str, int]], None]:
-    """Return what Python calls: it keeps nothing alive."""
+    """Return the callback for Python, which keeps nothing alive."""
 
     def note(phase: str, _: dict[str, int]) -> None:
         collections = reference()
@@ -361,7 +361,7 @@ class Timeline(Log):
         return settled_start, settled_stop
 
     def look(self, now: int) -> None:
-        """Do what is not done at every execution: sample the memory, count recent records."""
+        """The occasional work between executions: sample the memory, count recent records."""
         if self._samples:
             before, self._memory = self._memory, (resident_bytes(), device_bytes())
             is_same = before == self._memory
@@ -513,7 +513,7 @@ class Timeline(Log):
 
     @property
     def collections(self) -> Total:
-        """Sums over the garbage collections, of which no operator's time holds a part."""
+        """Sums over the garbage collections, which are not part of any operator's time."""
         self._take()
         return self._collections.total
 

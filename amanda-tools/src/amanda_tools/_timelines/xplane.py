@@ -80,7 +80,7 @@ class Names:
             return list(found)
         of_name = [i for i, label in found.items() if label.partition("@")[0] == function.name]
         labels = self._labels.get(function.name, [])
-        # Functions of one name are told apart by their order, if all of them have run.
+        # Functions of one name are distinguished by their order, if all of them have run.
         if len(labels) != function.count:
             return of_name or list(found)
         number = f"@{function.number}" if function.number else ""

@@ -1,4 +1,4 @@
-r"""Files of NumPy arrays (``.npz``): written whole, read as what anybody may have written.
+r"""Files of NumPy arrays (``.npz``): written atomically, and read without trust in their contents.
 
 Arrays have names of operators. ``stored_name("a\0b")`` is a name that a file can hold, from which
 ``original_name()`` gives the operator's again.
@@ -72,14 +72,14 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_arrays(path: str | os.PathLike[str], tool: str) -> dict[str, Array]:
-    """Read all arrays of a file, by name. Nothing of it is run, and no name is taken for a path.
+    """Read all arrays of a file, by name. No code in it runs, and no name is used as a path.
 
     Args:
         path: the file.
         tool: the tool that reads it, for messages.
 
     Raises:
-        FileError: it is missing or damaged, holds something else than arrays of numbers, or would
+        FileError: it is missing or damaged, holds something other than arrays of numbers, or would
             unpack to far more than its size.
     """
     try:
@@ -97,8 +97,8 @@ def read_arrays(path: str | os.PathLike[str], tool: str) -> dict[str, Array]:
     except Exception as error:
         about = str(error) or type(error).__name__
         raise FileError(
-            f"{tool}: {path} is no file that {tool} has written, or is damaged: {about}; save it "
-            "again"
+            f"{tool}: {path} is not a file that {tool} has written, or is damaged: {about}; save "
+            "it again"
         ) from error
 
 
@@ -121,7 +121,7 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
             raise ValueError(f"{member.filename} is too short for its shape {shape}")
         data = file.read(count * dtype.itemsize + 1)
         if len(data) != count * dtype.itemsize:
-            raise ValueError(f"{member.filename} has not the length of its shape {shape}")
+            raise ValueError(f"{member.filename} does not have the length of its shape {shape}")
     flat = np.frombuffer(bytearray(data), dtype, count) if data else np.zeros(count, dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
 

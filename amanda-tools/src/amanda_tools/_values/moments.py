@@ -51,7 +51,7 @@ class _Float:
     Attributes:
         fields: number of exponent fields.
         edges: where a bin begins among the fields of both signs; of either sign the first is that
-            of field 0 and the last that of the numbers that are not finite, which are no bins.
+            of field 0 and the last that of the numbers that are not finite, which are not bins.
     """
 
     def __init__(self, bits: type[np.unsignedinteger[Any]], fraction: int) -> None:

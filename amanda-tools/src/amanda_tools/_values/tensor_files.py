@@ -81,7 +81,7 @@ def check_tensors(path: Path, keys: Iterable[str], recording: str = "") -> None:
             its_recording = (file.metadata() or {}).get(RECORDING, "")
     # Its parser raises more than its own error for files that are damaged on purpose.
     except Exception as error:
-        raise FileError(f"{path} is no safetensors file, or is damaged: {error}") from error
+        raise FileError(f"{path} is not a safetensors file, or is damaged: {error}") from error
     if recording and its_recording != recording:
         raise FileError(f"{path} is of another recording: another run has written into its folder")
     for key in keys:
@@ -93,7 +93,7 @@ def read_tensor(path: Path, key: str) -> Array:
     """Read one tensor of a file; types that NumPy lacks as float32.
 
     Raises:
-        FileError: the file cannot be read, is no safetensors file, or has no such tensor.
+        FileError: the file cannot be read, is not a safetensors file, or has no such tensor.
     """
     library, key = importlib.import_module("safetensors"), stored_name(key)
     try:

@@ -63,7 +63,7 @@ class CoveredOp:
 
 
 class CoverageTool(PrintingTool[CoverageOptions]):
-    """Tells of each operator, forward and backward, which mechanisms see it (paper, Figure 9).
+    """Shows which mechanisms see each operator, forward and backward (paper, Figure 9).
 
     Example: ``amanda run -t coverage:by=module,svg=true -o out -- train.py``
     """
@@ -96,7 +96,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
                 self.add_inst_for_module(self._passed, exit=is_exit)
 
     def exit_scope(self) -> None:
-        """Forget what runs."""
+        """Forget the running calls."""
         for peers in self._peers.values():
             for peer in peers:
                 peer.exit()
@@ -140,7 +140,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
     # -- result -----------------------------------------------------------
 
     def mechanisms(self) -> list[Peer]:
-        """Return the mechanisms, without Amanda, of the frameworks whose operators were met."""
+        """Return the mechanisms, without Amanda, of the frameworks whose operators occurred."""
         frameworks = dict.fromkeys(_framework(covered.op) for covered in self._ops.values())
         return [peer for framework in frameworks for peer in self._peers_of(framework)]
 
@@ -157,8 +157,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         ]
 
     def summary(self) -> dict[str, Any]:
-        """What each mechanism sees of the operators of its framework, in all and by type and
-        module.
+        """The operators of its framework that each mechanism sees, in total and by type and module.
 
         ``mechanisms``: name to ``how`` ("measured", "derived"; Amanda: "measured") and, for
         ``forward`` and ``backward`` each, ``ops`` and ``executions`` seen, ``of_ops`` and
@@ -197,8 +196,8 @@ class CoverageTool(PrintingTool[CoverageOptions]):
     # -- for people -------------------------------------------------------
 
     def tables(self) -> Iterable[Table]:
-        """What each mechanism sees; types or modules, those with the most operators missed
-        first."""
+        """The operators that each mechanism sees; types or modules, those with the most operators
+        missed first."""
         every = self.op_rows()
         listed = shown(every, self.options)
         found = self._seen_by_each(listed)

@@ -60,9 +60,9 @@ class ModuleCall:
 
 
 class ModuleHooks(Peer):
-    """What a forward hook on each module is given, compared with the operators' tensors.
+    """The arguments of a forward hook on each module, compared with the operators' tensors.
 
-    The driver tells of the calls of modules: hooks of ours would be recorded by PyTorch's tracers.
+    The driver reports the calls of modules: real hooks would be recorded by PyTorch's tracers.
     An operator is seen if its inputs are arguments of the innermost module's call, or parameters or
     buffers of that module, and its outputs are among what the call returns. Full backward hooks
     would change the autograd graph (and fail on modules that work in place), so what they see is

@@ -30,11 +30,12 @@ _OF_COMPARISON = applies_if("a comparison: reference=", lambda o: bool(o.referen
 
 @attrs.frozen(kw_only=True)
 class DiffOptions(DumpOptions):
-    """The options of ``diff``. Without a reference the run is recorded, to be one.
+    """The options of ``diff``. Without a reference the run is recorded, to be the reference of a
+    later one.
 
     Attributes:
         reference: the folder that an earlier run has written; a recording or a tool from Python.
-        tolerance: relative error of a tensor that is no divergence.
+        tolerance: largest relative error of a tensor that counts as equal.
         align: how operators find each other: id, order (of their types), value or auto.
         html: also write the comparison as a page.
     """

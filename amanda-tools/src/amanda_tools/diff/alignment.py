@@ -152,7 +152,7 @@ def _pair_rest(
         theirs[of if of in known_forward else None].append((position, kind))
     pairs: dict[int, int] = {}
     for key, part in ours.items():
-        # Of a forward operator that only one of the runs has needed, constants can tell.
+        # For a forward operator that only one of the runs has needed, constants decide.
         score = _score if key is not None else _score_constants
         pairs |= _pair_in_order(
             part, theirs[key], functools.partial(score, types=types, known=known)

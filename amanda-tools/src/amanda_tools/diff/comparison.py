@@ -22,7 +22,7 @@ class Counterpart:
 
     Attributes:
         id: its id.
-        by: what tells that they correspond: ``id``, ``value`` or ``order``.
+        by: how they were paired: ``id``, ``value`` or ``order``.
     """
 
     id: str

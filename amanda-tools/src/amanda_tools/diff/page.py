@@ -35,7 +35,7 @@ def page(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
         )
     counts = (
         f"{summary['agreeing']} of {summary['compared']} tensors agree within "
-        f"{summary['tolerance']:g}; {len(summary['only_here'])} operators have no like in the "
+        f"{summary['tolerance']:g}; {len(summary['only_here'])} operators have no match in the "
         f"reference, {len(summary['only_in_reference'])} none here."
     )
     cells = [[i, *(row.get(key) for key in _COLUMNS)] for i, row in enumerate(rows)]

@@ -87,7 +87,7 @@ class Recording:
         try:
             entries = _entries(index)
         except FileError as error:
-            raise FileError(f"diff: {index} is no recording: {error}") from error
+            raise FileError(f"diff: {index} is not a recording: {error}") from error
         folder = index.parent
         return cls(
             _in_order(
@@ -121,7 +121,7 @@ def _entries(index: Path) -> list[dict[str, Any]]:
         raise FileError("it has no list of tensors")
     recording = content.get(RECORDING, "")
     if not isinstance(recording, str):
-        raise FileError(f"its {RECORDING!r} is no text")
+        raise FileError(f"its {RECORDING!r} is not text")
     keys: dict[str, list[str]] = {}
     for number, entry in enumerate(entries):
         about = entry if isinstance(entry, dict) else {}

@@ -59,14 +59,14 @@ from amanda_tools.flops.tally import (
 __all__ = ["FlopsOptions", "FlopsTool"]
 
 Op = ProductOp | ProductGradientOp | UnknownOp | OpDescription
-"""One that counts zero by convention is its description alone: most operators are, and a further
-object for each would be one more for the garbage collector to visit."""
+"""An operator that counts zero by convention, as most do, is represented by its description alone:
+one object more for each would cost the garbage collector a visit."""
 
 _WAYS = ("forward", "backward")
 
 _INPUTS, _SHAPES = object(), object()
-"""Keys of a forward operator's context: shapes of its inputs, and of inputs and outputs, where the
-graph tells them."""
+"""Keys of a forward operator's context: shapes of its inputs, and of inputs and outputs, if the
+graph has them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -163,7 +163,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
                 context.insert_before_op(known.counter, inputs=[])
 
     def _has_known_inputs(self, known: ProductOp, context: OpContext) -> bool:
-        """Count the executions of a product by the graph's runs, if the graph tells its shapes.
+        """Count the executions of a product by the graph's runs, if the graph has its shapes.
 
         Returns:
             False if it does not tell those of the inputs.
@@ -185,7 +185,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         return True
 
     def _has_known_outputs(self, known: ProductOp, context: OpContext) -> None:
-        """Count the executions of a product whose inputs have shapes that the graph tells."""
+        """Count the executions of a product whose input shapes are in the graph."""
         outputs = known_shapes(context.get_tensor_specs().outputs)
         if outputs is None:
             context.insert_after_op(known.end_of, shapes=context[_INPUTS])
@@ -240,7 +240,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _has_known_gradients(
         self, known: ProductGradientOp, context: OpContext, forward: Any
     ) -> bool:
-        """Count the executions of a gradient of whose shapes the graph tells some.
+        """Count the executions of a gradient some of whose shapes the graph contains.
 
         Args:
             forward: shapes of the forward operator; None where the graph does not tell them.
@@ -327,7 +327,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
         It is the operations of a step over those that the device could have done in its time
         (Chowdhery et al., "PaLM", 2022, appendix B), here with recomputation. A step lasts from
-        the beginning of its forward pass to the end of the optimizer's step: loading data is no
+        the beginning of its forward pass to the end of the optimizer's step: loading data is not
         part of it. None without a step or a peak.
         """
         timed = [step["seconds"] for step in self.figures_of_steps().values() if "seconds" in step]
@@ -562,13 +562,13 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
 @functools.cache
 def _probes_of(namespace: Namespace) -> tuple[bool, Callable[[], bool]]:
-    """Whether operators run one by one, and what tells that a backward pass runs."""
+    """Whether operators run one by one, and a function that says whether a backward pass runs."""
     is_eager = namespace.tags[-1] == "eager" or namespace.matches("pytorch")
     return is_eager, backward_probe(namespace.tags[0])
 
 
 def _only_reads(op: OpDescription) -> tuple[bool, bool]:
-    """Whether an operator is no part of the model, and whether it computes nothing."""
+    """Whether an operator is outside of the model, and whether it computes nothing."""
     return op.phase != "forward", op.type in WITHOUT_ACTIVATION
 
 

@@ -1,4 +1,4 @@
-"""Counts the samples that a model is given, by what its first operator with weights is given.
+"""Counts the samples that a model is given, by the input of its first operator with weights.
 
 The first size of the data is the number of samples; an embedding of integers is given tokens::
 
@@ -42,8 +42,8 @@ _BATCHES: Mapping[str, tuple[str, int]] = {
     "gru_cell": ("input", 0),
     "attention": ("query", 0),
 }
-"""By canonical type the input that tells the batch in whatever order the data are, and its axis:
-the first state of a recurrent layer has as many rows as a packed sequence has samples."""
+"""By canonical type, the input and axis that have the size of the batch, whatever the order of the
+data: the first state of a recurrent layer has as many rows as a packed sequence has samples."""
 
 _WEIGHTS = frozenset({"params", "w_ih", "weight_ih"})
 """Names of inputs that are the weights of a recurrent layer or cell."""
@@ -73,7 +73,7 @@ class Product:
     def of(
         cls, context: OpContext, op: OpDescription, position: int, weight: int | None
     ) -> Product | None:
-        """The product of an operator; None for one of another kind.
+        """The product that an operator computes; None if it computes none.
 
         Args:
             position: of its data.
@@ -102,7 +102,7 @@ class Candidate:
     Attributes:
         has_weight: whether it has a weight.
         has_tokens: whether it embeds tokens.
-        sizes: of its data, when it was met.
+        sizes: of its data at its first execution.
         in_backward: whether a backward pass runs, in which checkpoints run operators again.
         axis: which size of its data is that of the batch: the second one where the first one is
             that of a sequence.
@@ -123,7 +123,7 @@ class Candidate:
     _counters: list[tuple[Counter, Sequence[int]]] = attrs.field(factory=list)
 
     def counter(self, sizes: Sequence[int]) -> Counter:
-        """The counter of executions on data of these sizes, which a graph tells."""
+        """The counter of executions on data of these sizes, which are in the graph."""
         counter = Counter()
         self._counters.append((counter, sizes))
         return counter

@@ -29,7 +29,7 @@ def no_backward_pass() -> bool:
 
 
 def backward_probe(framework: str) -> Callable[[], bool]:
-    """Return a function that tells whether this thread is within a backward pass."""
+    """Return a function that says whether this thread is within a backward pass."""
     return is_in_backward if framework == "pytorch" else no_backward_pass
 
 
@@ -85,7 +85,7 @@ class RunningSum:
 
 @attrs.define(eq=False)
 class KnownShapes:
-    """Executions with shapes that a graph tells.
+    """Executions with shapes that are in the graph.
 
     Attributes:
         counter: counts them.
@@ -109,7 +109,7 @@ class Formulated(Protocol):
 
 @attrs.define(eq=False)
 class Tally(Generic[KeyT]):
-    """Counts executions by their shapes, and turns them into multiply-accumulates later.
+    """Counts executions by their shapes, and converts them to multiply-accumulates later.
 
     Attributes:
         op: gives the multiply-accumulates of one execution with given shapes.
@@ -129,7 +129,7 @@ class Tally(Generic[KeyT]):
     folded: Totals | None = None
 
     def counter(self, key: KeyT) -> Counter:
-        """Return the counter of the executions with these shapes, for where a graph tells them."""
+        """Return the counter of the executions with these shapes, which are in the graph."""
         if not self._counters:
             self.sum.watch(self)
         return self._counters.setdefault(key, KnownShapes()).counter
@@ -166,7 +166,7 @@ class Tally(Generic[KeyT]):
                 total.macs += executions * macs
                 self.sum.add(executions * macs)
         if runs:
-            # What was counted is in the totals; the same shapes may come again.
+            # These counts are in the totals; the same shapes may occur again.
             self.folded = total
             runs.clear()
         if added is None:
@@ -219,7 +219,7 @@ def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def known_shapes(specs: Sequence[Any] | None) -> tuple[Any, ...] | None:
-    """Return the shapes of tensors as far as a graph tells them; None if it does not tell all.
+    """Return the shapes of tensors as far as the graph has them; None if a shape is unknown.
 
     Args:
         specs: descriptions of the tensors; None for absent ones.
@@ -232,7 +232,7 @@ def known_shapes(specs: Sequence[Any] | None) -> tuple[Any, ...] | None:
 
 
 def closed_shapes(specs: Sequence[Any] | None) -> tuple[Any, ...] | None:
-    """Return the shapes of tensors that a graph tells; None for others and for absent ones."""
+    """Return the shapes of tensors that are in the graph; None for others and for absent ones."""
     if specs is None:
         return None
     shapes = []

@@ -211,7 +211,7 @@ def _trial(line: str, number: int, file: Path) -> Trial:
     """Read a line of a campaign file.
 
     Raises:
-        FileError: it is no trial, or not that of this number.
+        FileError: it is not a trial, or has another number.
     """
     found = parse_json(line, f"{file}, line {number + 2},")
     is_whole = (

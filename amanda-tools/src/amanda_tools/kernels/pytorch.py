@@ -40,7 +40,7 @@ class TorchRecorder(ProfilerRecorder):
 
     framework = "pytorch"
     running: ClassVar[TorchRecorder | None] = None
-    """The one that uses the profiler, or waits for the program to end its own."""
+    """The recorder that uses the profiler, or waits for the program to end its own."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -163,7 +163,7 @@ class TorchRecorder(ProfilerRecorder):
         annotate(context, lambda: record_function(name) if self._records() else None)
 
     def _records(self) -> bool:
-        """Count an execution; whether to mark it, which what the program has started would show."""
+        """Count an execution; whether to mark it. A profiler of the program would show the mark."""
         if self._users:
             self._given_up += 1
             return False

@@ -45,7 +45,7 @@ class TensorFlowRecorder(ProfilerRecorder):
 
     def _mark(self, op_id: str) -> Any:
         if not self._recording.runs or not self.is_within_limit():
-            # What the program records by itself has no marks of ours.
+            # Recordings of the program itself have no marks of this tool.
             return None
         return tf.profiler.experimental.Trace(MARK + op_id)
 

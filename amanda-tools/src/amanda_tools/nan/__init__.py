@@ -46,7 +46,7 @@ class NanOptions:
     """The options of ``nan``.
 
     Attributes:
-        action: what to do at the first one: warn, abort the program, or only record it.
+        action: what to do at the first finding: warn, abort the program, or only record it.
         inf: also look for infinities.
         backward: also look at the backward pass.
         ignore: op types that may produce them, as log where a zero is expected.
@@ -243,9 +243,9 @@ class NanTool(PrintingTool[NanOptions]):
     def findings(self) -> list[NonFiniteEvent]:
         """The :attr:`events` that concern the model.
 
-        What builds it may make infinities and remove them, as initialisers do that clip a
-        distribution: of the phase ``setup`` only those count that a later operator received. All
-        count in a program without a model.
+        Initialisers that clip a distribution may produce infinities and remove them again: in the
+        phase ``setup`` only those count that a later operator received. All count in a program
+        without a model.
         """
         is_model = any(watch.op.phase != _SETUP for watch in self._watches.values())
         if self._passed_on or not is_model:
@@ -334,7 +334,8 @@ class NanTool(PrintingTool[NanOptions]):
 
 
 class OpWatch:
-    """One watched operator, and what is called where one of its outputs is not finite."""
+    """One watched operator, and the function that is called when one of its outputs is not
+    finite."""
 
     __slots__ = ("_tool", "attributes", "function", "made_at", "names", "op", "parameters")
 

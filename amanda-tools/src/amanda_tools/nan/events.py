@@ -53,7 +53,7 @@ class NonFiniteEvent:
         inputs, outputs: :func:`statistics`, None for absent tensors; of a backward operator the
             gradients that it consumes and produces.
         overwritten: positions of inputs that the operator wrote into before they could be examined.
-        attributes: non-tensor arguments, as text where they are no plain data.
+        attributes: non-tensor arguments, as text where they are not plain data.
         last: ids of the operators watched before it, the latest last.
         times: how often it produced one.
     """

@@ -233,7 +233,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Path]:
             about = parse_json((file.metadata() or {})["amanda_paths"], path)
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
         return {name: _path_of(name, one, arrays) for name, one in about.items()}
-    # Types and parts that differ raise whatever the code that uses them raises.
+    # Wrong types or missing parts raise different errors, depending on the code that uses them.
     except Exception as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise FileError(
@@ -242,7 +242,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Path]:
 
 
 def _path_of(name: str, one: Mapping[str, Any], arrays: Mapping[str, Array]) -> Path:
-    """Make the path of a name from what a file says of it, and from the file's arrays."""
+    """Create the path of a name from its entry in a file, and from the file's arrays."""
     masks = {
         key: _mask_of(key, shape, arrays[stored_name(f"{name} {key}")])
         for key, shape in one["shapes"].items()
@@ -254,7 +254,7 @@ def _path_of(name: str, one: Mapping[str, Any], arrays: Mapping[str, Array]) -> 
             raise ValueError(f"the numbers of synapses of {key} are {figures}")
         synapses = arrays.get(stored_name(f"{name} {key} synapses"))
         if synapses is not None and not (synapses.ndim == 1 and synapses.dtype.kind in "iu"):
-            raise ValueError(f"the synapses of {key} are no list of whole numbers")
+            raise ValueError(f"the synapses of {key} are not a list of whole numbers")
         parts = (masks.get(f"{key} neurons"), masks.get(f"{key} weights"))
         ops[key] = OpPath(*parts, synapses, critical, total)
     inputs = {k.removeprefix("input "): m for k, m in masks.items() if k.startswith("input ")}
@@ -268,5 +268,5 @@ def _mask_of(key: str, shape: Any, bits: Array) -> Mask:
     """Make a mask; its shape decides for no more memory than its bits have."""
     is_shape = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
     if not is_shape or bits.dtype != np.uint8 or bits.shape != (-(-math.prod(shape) // 8),):
-        raise ValueError(f"the mask {key} has not the length of its shape {shape}")
+        raise ValueError(f"the mask {key} does not have the length of its shape {shape}")
     return Mask(tuple(shape), bits)

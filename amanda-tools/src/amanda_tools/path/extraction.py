@@ -50,8 +50,8 @@ class Start:
         shape = scores.shape if scores.ndim > 1 else (1, *scores.shape)
         if not -len(shape) < axis < len(shape) or axis == 0:
             raise UnsupportedProgramError(
-                f"tool path: axis={axis} is no axis of classes of op {name}, whose output has the "
-                f"shape {scores.shape} with the batch in front"
+                f"tool path: axis={axis} is not an axis of classes of op {name}, whose output has "
+                f"the shape {scores.shape} with the batch in front"
             )
         ordered = np.moveaxis(scores.reshape(shape), axis, -1)
         best = ordered.argmax(axis=-1)
@@ -168,7 +168,8 @@ class Extraction:
     def _wanted(
         self, sample: int, execution: RecordedExecution, outputs: Sequence[int]
     ) -> list[Wanted]:
-        """Merge what readers have claimed of each output; where they disagree, own values count."""
+        """Merge the claims of all readers of each output; where they disagree, the output's own
+        values count."""
         found = []
         for position in outputs:
             claims = self._claims.pop((sample, execution, position), [])

@@ -277,7 +277,7 @@ class PassRecorder(Tool):
         source = None if link is None else running.executions.get(link.producer)
         position = len(execution.inputs)
         is_parameter = position in execution.op.parameters
-        # A script's operator that made a parameter is no part of the model.
+        # A script's operator that made a parameter is not part of the model.
         if is_parameter and source is not None and not source.op.is_in_module:
             source = None  # the source has written a parameter: an optimizer, or an initializer
         if source is None or link is None or link.position >= len(source.outputs):
@@ -287,8 +287,8 @@ class PassRecorder(Tool):
         if execution.op.is_eager and made is not None:
             now = _array(tensor)
             if now is not None and now.shape != made.shape:
-                # An earlier pass has made it, in which another operator had this id: an optimizer
-                # that skips a parameter numbers the operators of the others anew.
+                # It comes from an earlier pass, in which another operator had this id: an optimizer
+                # that skips a parameter renumbers the operators of the others.
                 _feed(execution, now)
                 return
             if not _are_same(made, now):
@@ -336,6 +336,16 @@ def find_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[Record
     A graph's body exchanges tensors with the outside through the operator that runs it only; a name
     scope of the same form does so directly.
     """
+    edges = [(e, source) for e in executions for source, _ in filter(None, e.sources)]
+    return {
+        name: body
+        for name, body in _named_bodies(executions).items()
+        if not any((execution in body) != (source in body) for execution, source in edges)
+    }
+
+
+def _named_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[RecordedExecution]]:
+    """Groups that are named like loops or branches, but may be plain name scopes."""
     found: dict[str, set[RecordedExecution]] = {}
     parts: dict[str, set[str]] = {}
     for execution in executions:
@@ -345,21 +355,15 @@ def find_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[Record
             found.setdefault(name, set()).add(execution)
             parts.setdefault(name, set()).add(match[1])
     # A loop has both, a condition and a body; a branch has a name of its own.
-    found = {name: body for name, body in found.items() if len(parts[name] & {"body", "cond"}) != 1}
-    for execution in executions:
-        for source, _ in filter(None, execution.sources):
-            for name, inside in list(found.items()):
-                if (execution in inside) != (source in inside):
-                    del found[name]
-    return found
+    return {name: body for name, body in found.items() if len(parts[name] & {"body", "cond"}) != 1}
 
 
 def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | None:
-    """Find the output to explain: the end of the longest way through a model that may be scores.
+    """Find the output to explain: the end of the longest path through a model that may be scores.
 
-    Of equals the last. Operators of a loss, by name or type, and those outside of modules and Keras
-    layers count only if there is nothing else: this leaves out a script's own arithmetic and its
-    optimizer. Where loops or branches of a graph interrupt the way, the last candidate counts.
+    Of several the last. Operators of a loss, by name or type, and those outside of modules and
+    Keras layers count only if there is nothing else: this leaves out a script's own arithmetic and
+    its optimizer. Where loops or branches of a graph interrupt the way, the last candidate counts.
     """
     depths: dict[RecordedExecution, int] = {}
     for execution in executions:

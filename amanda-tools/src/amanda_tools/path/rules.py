@@ -92,7 +92,7 @@ def relu(call: Call, wanted: Wanted) -> None:
 def passing(call: Call, wanted: Wanted) -> None:
     """Rule for operators that keep elements in their order and values (reshape, identity).
 
-    An added bias is no neuron. The n-th output belongs to the n-th input.
+    An added bias is not a neuron. The n-th output belongs to the n-th input.
     """
     position = wanted.output
     if call.array(position).size != call.output(position).size:

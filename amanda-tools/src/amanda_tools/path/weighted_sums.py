@@ -107,7 +107,7 @@ def _convolved(call: Call) -> tuple[list[Operand], str]:
     """Return data and weight as operands, and the letters of the result."""
     weight, layout = call.array(1), call.execution.op.signature.weight_layout
     if weight.ndim != len(layout):
-        raise NoRule(f"its weight has not the layout {layout}")
+        raise NoRule(f"its weight does not have the layout {layout}")
     spatial = [letter for letter in layout if letter not in "OICM"]
     # In a depthwise convolution each channel is a group with M outputs.
     front = "CM" if "M" in layout else "OI"

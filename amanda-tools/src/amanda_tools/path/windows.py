@@ -24,7 +24,7 @@ def layout_of(call: Call) -> str:
     """
     layout = call.execution.op.signature.data_layout
     if "C" not in layout or "N" not in layout:
-        raise NoRule(f"its data has the layout {layout or 'that nobody knows'}")
+        raise NoRule(f"its data has the layout {layout or 'unknown'}")
     return layout if call.array(0).ndim == len(layout) else layout.replace("N", "")
 
 

@@ -54,7 +54,7 @@ class AttentionPruning:
         """Make an attention leave out blocks of keys.
 
         Raises:
-            Untreatable: it is no attention, or a causal one.
+            Untreatable: it is not attention, or a causal one.
         """
         if op.type == "softmax":
             check_softmax(context)
@@ -188,12 +188,12 @@ def check_softmax(context: OpContext) -> None:
     rank = rank_of(scores)
     axis = attributes.get("dim", attributes.get("axis"))
     if rank is None or rank < 3 or axis not in (None, -1, rank - 1):
-        raise Untreatable("it is no softmax over keys")
+        raise Untreatable("it is not a softmax over keys")
     graph: Graph = context["graph"]
     source = graph.tensor_of(scores)
     producer = source.producer if source is not None else ""
     if not producer or not _is_score(graph, graph.op(producer)):
-        raise Untreatable("its input is no product of queries and keys")
+        raise Untreatable("its input is not a product of queries and keys")
 
 
 def _is_score(graph: Graph, op: TracedOp) -> bool:

@@ -47,7 +47,7 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Array], dic
     arrays = read_arrays(path, "prune")
     text = arrays.pop(_HEADER, None)
     if text is None or text.dtype.kind != "U" or text.ndim:
-        raise FileError(f"prune: {path} is no file that prune has written")
+        raise FileError(f"prune: {path} is not a file that prune has written")
     header = parse_json(str(text), path)
     found = [header.get(key) for key in ("kind", "version")] if isinstance(header, dict) else []
     if found != [kind, _VERSION]:

@@ -18,7 +18,7 @@ from amanda_tools._values.shapes import Shape, shape_of
 from amanda_tools._values.tensors import Array
 
 _DEFAULT_NAME = "Variable"
-"""The name that TensorFlow gives to variables without one, which tells nothing."""
+"""The name that TensorFlow gives to variables without one, which identifies nothing."""
 
 
 def name_of(weight: Weight) -> str:
@@ -28,7 +28,7 @@ def name_of(weight: Weight) -> str:
 
 
 def variable_name(variable: Variable | None) -> str:
-    """Return the name of a variable; "" if it has none that tells it from others."""
+    """Return the name of a variable; "" if it has none that identifies it."""
     name = "" if variable is None else variable.name
     return "" if name.startswith(_DEFAULT_NAME) else name
 

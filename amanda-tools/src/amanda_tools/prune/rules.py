@@ -74,7 +74,7 @@ class NofM:
         if weight.layout.startswith("IO") and len(weight.layout) > 2:
             inputs //= weight.groups  # a transposed convolution has all groups on this axis
         if inputs % self.m:
-            raise Untreatable(f"its input axis, {inputs}, is no multiple of m={self.m}")
+            raise Untreatable(f"its input axis, {inputs}, is not a multiple of m={self.m}")
 
     def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
         groups = weight.matrix(np.abs(value), "I").reshape(-1, self.m)

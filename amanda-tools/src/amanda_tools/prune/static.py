@@ -190,7 +190,7 @@ class StaticPruning:
         return known if is_same else None
 
     def _new_weight(self, op_id: str, found: Weight, is_other: bool = False) -> PrunedWeight:
-        # A value that is no object of the program's (a copy of a variable) may be gone at once.
+        # A value that is not an object of the program's (a copy of a variable) may be gone at once.
         source = weak_reference(found.value)
         weight = PrunedWeight(attrs.evolve(found, value=None), shape_of(found.value), source)
         self._by_value[found.identity] = weight

@@ -183,7 +183,7 @@ class _Exporter:
             if value is use.value
         ]
         if not places:
-            raise _Obstacle("its weight is no parameter of the model")
+            raise _Obstacle("its weight is not a parameter of the model")
         own = [place for place in places if place[0] == use.op.module]
         path, name = own[0] if own else places[0]
         for other in self._uses:

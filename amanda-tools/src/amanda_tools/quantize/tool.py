@@ -251,7 +251,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         return Sensitivity(sorted(found, key=lambda op: (op.metric, op.sqnr)), baseline)
 
     def _calibrate(self, run: Callable[[], Any]) -> None:
-        """Run until every operator that is met is calibrated."""
+        """Run until every operator that occurs is calibrated."""
         with amanda.apply(self):
             for _ in range(self.options.calibration):
                 # Code outside of modules has no iterations of its own.

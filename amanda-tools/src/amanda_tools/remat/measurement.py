@@ -1,4 +1,4 @@
-"""What a framework's measurement of one iteration provides: operators, memory, costs."""
+"""The result of a framework's measurement of one iteration: operators, memory, costs."""
 
 from __future__ import annotations
 

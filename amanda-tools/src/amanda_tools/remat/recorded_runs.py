@@ -102,7 +102,7 @@ class Gone:
 
 @attrs.define(eq=False, weakref_slot=True)
 class Ticket:
-    """What autograd holds in place of a saved tensor."""
+    """The object that autograd holds in place of a saved tensor."""
 
     content: Kept | Recomputed | Gone
 

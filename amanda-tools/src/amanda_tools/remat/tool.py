@@ -87,7 +87,7 @@ class RematTool(PrintingTool[RematOptions]):
         if op.id in self._targets.skipped:
             reason = "it is excluded"
         elif not self.options.ops and not self._measuring(context).is_own(context):
-            reason = "it is no operator of the framework's own; name its type in ops"
+            reason = "it is not one of the framework's own operators; name its type in ops"
         is_recorded = self._measuring(context).after(context, reason)
         if is_recorded and context.namespace.tags[0] == "pytorch":
             self._call_before_backward(context)

@@ -37,29 +37,27 @@ def write_tensorboard(
         OSError: the file cannot be written, or `folder` is a symbolic link.
     """
     _, summary_pb2 = messages()
+    last = 0
     with event_file(folder) as events:
 
-        def add(step: int, value: Any) -> None:
-            events.write(step=step, summary=summary_pb2.Summary(value=[value]))
+        def write(step: int, key: str, name: str, **value: Any) -> None:
+            tag = f"{key.replace(' ', '/')}/{name}"
+            summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, **value)])
+            events.write(step=step, summary=summary)
 
-        last = 0
-        for look in series:
-            last = max(last, look.step)
-            tag = look.key.replace(" ", "/")
+        for sample in series:
+            last = max(last, sample.step)
             for name in FIGURES:
-                figure = getattr(look, name)
+                figure = getattr(sample, name)
                 if figure is not None:
-                    value = summary_pb2.Summary.Value(tag=f"{tag}/{name}", simple_value=figure)
-                    add(look.step, value)
-        for entry in watched:
-            histogram = _histogram(summary_pb2, entry)
-            tag = entry.key.replace(" ", "/")
-            add(last, summary_pb2.Summary.Value(tag=f"{tag}/histogram", histo=histogram))
+                    write(sample.step, sample.key, name, simple_value=figure)
+        for tensor in watched:
+            write(last, tensor.key, "histogram", histo=_histogram(summary_pb2, tensor))
     return events.path
 
 
 def _histogram(summary_pb2: Any, watched: WatchedTensor) -> Any:
-    """-"""
+    """The elements of a tensor over the whole run, as TensorBoard's message."""
     moments, bins = watched.moments, watched.moments.histogram()
     count = sum(int(n) for _, _, n in bins)
     return summary_pb2.HistogramProto(

@@ -77,7 +77,7 @@ def _item_size(dtype: str) -> int:
 
 
 class KerasCalls:
-    """A patch of ``Layer.__call__`` that tells a recorder of calls.
+    """A patch of ``Layer.__call__`` that reports calls to a recorder.
 
     On the backend of PyTorch the layers are modules, whose hooks tell of them. There, and here, a
     layer that is not built calls its parts to learn their shapes before it runs (Keras 3.15); those
@@ -115,13 +115,13 @@ class KerasCalls:
         """Call a layer."""
         # A class that calls its base class's ``__call__`` makes one call.
         is_part = self._patch is None or self._recorder.is_innermost(layer)
-        # In a graph nothing runs yet: the driver tells of the calls when it does.
+        # In a graph nothing runs yet: the driver reports the calls when it does.
         if is_part or not self._runs_now():
             return self._vanilla(layer, *args, **kwargs)
         recorder, inputs = self._recorder, (args, kwargs)
         around = recorder.outermost()
         if around is not None and not around.calls_are_seen:
-            # Within a module of ``tf.Module`` the driver tells of the calls of layers, too.
+            # Within a module of ``tf.Module`` the driver reports the calls of layers, too.
             return self._vanilla(layer, *args, **kwargs)
         if not self._are_modules:
             recorder.enter(self._layers, layer, inputs)

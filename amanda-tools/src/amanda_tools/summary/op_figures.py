@@ -1,4 +1,4 @@
-"""What one execution of an operator adds: multiply-accumulates, and bytes of its outputs."""
+"""The figures of one execution of an operator: multiply-accumulates, and bytes of its outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OpFigures:
     Attributes:
         signature: facts that all executions share.
         formula: of its multiply-accumulates; None for an operator that counts none.
-        is_view: its outputs are no activations.
+        is_view: its outputs are not activations.
     """
 
     signature: Signature

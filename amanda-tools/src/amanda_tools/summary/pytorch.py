@@ -104,7 +104,7 @@ class TorchCalls:
         if point.point is Point.MODULE_EXIT:
             outputs = specs_of(point.outputs)
             # The first layer of a program may be called to build a model before Keras' own calls
-            # are followed: the driver tells of no tensors then, and a layer returns one.
+            # are followed: the driver then reports no tensors, although a layer returns one.
             has_computed = bool(outputs) or not is_keras(module)
             self._recorder.leave(module, outputs, has_computed=has_computed)
             return

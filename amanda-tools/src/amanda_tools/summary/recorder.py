@@ -37,7 +37,7 @@ class Parameter:
 
 @attrs.frozen
 class ModuleFact:
-    """What a module is, without any call.
+    """The description of a module, without any call.
 
     Attributes:
         path: within the model, as ``module`` in the rows of tools.
@@ -263,7 +263,7 @@ class Recorder:
         self._local: Any = threading.local()
 
     def of_graphs(self) -> Recorder:
-        """A recorder of the same models for calls of which any thread may tell, in order."""
+        """A recorder of the same models for calls that any thread may report, in order."""
         other = Recorder(self._times)
         other.models, other._known, other._running = self.models, self._known, self._running
         other._local = SimpleNamespace()
@@ -329,7 +329,8 @@ class Recorder:
         has_returned = sys.exception() is frame.handled
         figures = frame.within.at(frame.path)
         if has_returned and frame.number >= 0 and not figures.outputs:
-            # TensorFlow does not compute what nobody reads, as in a call that only tells a shape.
+            # TensorFlow does not compute unread tensors, as in a call that is only used for a
+            # shape.
             figures.outputs = outputs
         if self._times and all(other.path != frame.path for other in frames):
             figures.seconds += time.perf_counter() - frame.begin
@@ -362,7 +363,7 @@ class Recorder:
     def building(self) -> list[Any]:
         """The layers of Keras that are called in this thread, None for a call that builds a model.
 
-        While one of them is not built, calls are no part of a pass.
+        While one of them is not built, calls are not part of a pass.
         """
         layers: list[Any] | None = getattr(self._local, "building", None)
         if layers is None:

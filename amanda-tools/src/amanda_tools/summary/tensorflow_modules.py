@@ -21,7 +21,7 @@ def is_module(value: Any) -> bool:
 
 
 class Gone:
-    """Stands for a module that the program has let go of, while its operators run in a graph."""
+    """Stands for a module that the program has dropped, while its operators run in a graph."""
 
     def __init__(self, name: str) -> None:
         self.name = name

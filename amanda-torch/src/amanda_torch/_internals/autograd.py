@@ -80,8 +80,8 @@ _PLAIN_KEYS = ("CUDA", "AutocastCUDA")
 
 
 def native_shapes() -> tuple[Any, ...] | None:
-    """How the gate finds the sizes of tensors: the arguments of its ``configure_shapes()``; None
-    where PyTorch does not tell dispatch keys.
+    """How the gate finds the sizes of tensors: the arguments of its ``configure_shapes()``; None if
+    PyTorch does not show dispatch keys.
 
     Tensors that have others, as those of transforms and of sparse and nested layouts, may keep
     their sizes elsewhere (``c10/core/TensorImpl.h``).
@@ -106,8 +106,9 @@ _DISPATCH_KEYS = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMo
 
 
 def native_functions() -> tuple[Any, ...] | None:
-    """What the gate calls in C++, since the bindings for Python take longer than all that it does
-    itself: the arguments of its ``configure_native()``; None where a library exports it no more.
+    """The C++ functions that the gate calls, since their Python bindings take longer than the rest
+    of its work: the arguments of its ``configure_native()``; None if a library no longer exports
+    one.
 
     All are functions that take and return numbers.
     """
@@ -194,7 +195,8 @@ class GradientMetadata(NamedTuple):
 
 
 def produced_gradients(node: Any) -> list[GradientMetadata | None]:
-    """What an autograd node is to produce, as the nodes say that take it; None where none does."""
+    """The expected outputs of an autograd node, according to the nodes that consume them; None
+    without any."""
     found: list[GradientMetadata | None] = []
     for following, number in node.next_functions:
         if following is None:

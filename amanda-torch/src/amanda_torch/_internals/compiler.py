@@ -59,7 +59,7 @@ _MODE_GUARDS = frozenset({"TORCH_FUNCTION_STATE"})
 _VANILLA_CHECKS = [getattr(torch.overrides, check) for check in OVERRIDE_CHECKS]
 
 _OURS = f"{__package__.removesuffix('._internals')}."
-"""What the modules of the functions begin with that take the place of PyTorch's."""
+"""The common beginning of the modules whose functions replace PyTorch's."""
 _OUR_GLOBALS = f"G['__import_{_OURS.replace('.', '_dot_')}"
 """The globals of these modules, as they are named in guards."""
 
@@ -78,8 +78,8 @@ def _without_guards_of_ours(entries: Sequence[Any]) -> Sequence[bool]:
 
 
 class _Refused(set[type[Any]]):
-    """Stands for the classes of tensors that Dynamo does not look into, of which it asks for each
-    tensor of a subclass before it reads one: it is told of no answer, but of an error."""
+    """Replaces Dynamo's set of opaque tensor classes, which it checks for each tensor of a subclass
+    before it reads the tensor: the check calls `refuse`, whose error ends the capture."""
 
     def __init__(self, refuse: Callable[[type[Any]], Any]) -> None:
         super().__init__()
@@ -114,28 +114,22 @@ def frame_converter(
     else:
         inner = convert_frame.convert_frame(backend, own)
     convert: Callable[..., Any] = convert_frame.catch_errors_wrapper(inner, own)
-    # Else it makes tensors of floats that change, in code around the graph.
-    options: dict[str, Any] = {"specialize_float": True, **(_EAGER_CAPTURE if eager else {})}
-    # The program's wishes are for what it compiles; ours runs as it is where there is a limit.
-    wishes = ("error_on_recompile", "fail_on_recompile_limit_hit")
-    # Two calls at each run, by which profilers are told of the code before a graph (2.13).
-    marks_of_profilers = ("record_runtime_overhead",)
-    names = (*wishes, *marks_of_profilers)
-    options.update((name, False) for name in names if hasattr(config, name))
-    if refuse is not None:
-        options["nontraceable_tensor_subclasses"] = _Refused(refuse)
+    options = _capture_options(eager, refuse)
 
     def converter(*args: Any) -> Any:
         with ExitStack() as stack:
             stack.enter_context(convert_frame.compile_lock)
             stack.enter_context(config.patch(options))
             if eager:
-                stack.enter_context(_told_not_compiled())
-                stack.enter_context(_fakes_uncached())
-                stack.enter_context(_generators_untouched())
-                stack.enter_context(_tensors_unmarked())
-                stack.enter_context(_errors_unlogged())
-                # Dynamo looks at `grad` of the inputs, for one, of which PyTorch warns.
+                for unnoticed in (
+                    _told_not_compiled,
+                    _fakes_uncached,
+                    _generators_untouched,
+                    _tensors_unmarked,
+                    _errors_unlogged,
+                ):
+                    stack.enter_context(unnoticed())
+                # Dynamo reads `grad` of the inputs, among others, of which PyTorch warns.
                 stack.enter_context(warnings.catch_warnings(action="ignore"))
             stack.enter_context(_transforms_as_they_were())
             stack.enter_context(_marked(marks))
@@ -143,6 +137,26 @@ def frame_converter(
 
     setattr(converter, FRAME_CALLBACK_OF, convert)
     return converter
+
+
+def _capture_options(eager: bool, refuse: Callable[[type[Any]], Any] | None) -> dict[str, Any]:
+    """Dynamo's settings for a capture; the arguments are those of :func:`frame_converter`."""
+    from torch._dynamo import config
+
+    # Otherwise it makes tensors of floats that change, in code around the graph.
+    options: dict[str, Any] = {"specialize_float": True, **(_EAGER_CAPTURE if eager else {})}
+    names = (
+        # The program sets these two for the code that it compiles; captured code runs uncompiled
+        # where a limit is reached.
+        "error_on_recompile",
+        "fail_on_recompile_limit_hit",
+        # Two calls at each run that tell profilers of the code before a graph (2.13).
+        "record_runtime_overhead",
+    )
+    options.update((name, False) for name in names if hasattr(config, name))
+    if refuse is not None:
+        options["nontraceable_tensor_subclasses"] = _Refused(refuse)
+    return options
 
 
 @contextmanager
@@ -182,7 +196,7 @@ _EAGER_CAPTURE = {
     "skip_tensor_guards_with_matching_dict_tags": False,
     "use_recursive_dict_tags_for_guards": False,
 }
-"""Dynamo's settings where it captures code that nobody has compiled."""
+"""Dynamo's settings for the capture of code that the program does not compile."""
 
 
 _TOLD_COMPILED = "transformers."
@@ -194,7 +208,7 @@ difference, the operators are others than those of eager mode."""
 
 @contextmanager
 def _errors_unlogged() -> Iterator[None]:
-    """Log no errors of operators meanwhile: the module then runs as it is, and raises them.
+    """Log no errors of operators meanwhile: the module then runs uncaptured, and raises them.
 
     PyTorch 2.13 logs a traceback of each operator whose inputs do not fit; to be used with
     Dynamo's lock."""
@@ -214,7 +228,7 @@ _TRACERS_STATE = "tracing_state_functions"
 
 
 class _EagerAnswers(dict[Any, Any]):
-    """What code is told that asks whether it is compiled: no, as in eager mode."""
+    """The answers for code that checks whether it is compiled: no, as in eager mode."""
 
     def __getitem__(self, question: Any) -> Any:
         answer = super().__getitem__(question)
@@ -330,7 +344,7 @@ _REGIONS = 1 << 40
 
 
 def count_captures_apart() -> None:
-    """Have Dynamo count what it captures in the present call of a compiled function by itself.
+    """Make Dynamo count its captures in the present call of a compiled function separately.
 
     The code that it has captured counts towards ``recompile_limit`` and ``error_on_recompile`` by
     regions, one for each function compiled with ``isolate_recompiles`` and one for all others
@@ -351,8 +365,7 @@ def _region_setter() -> Any:
 
 @contextmanager
 def captures_uncounted() -> Iterator[None]:
-    """What Dynamo does meanwhile is not in the counters that programs read; to be used with
-    Dynamo's lock."""
+    """Keep Dynamo's work out of the counters that programs read; to be used with Dynamo's lock."""
     counters = find_symbol("torch._dynamo.utils.counters")
     if counters is ABSENT:
         yield
@@ -382,7 +395,7 @@ def compiler_of(callback: Any) -> Any:
 
 
 def not_captured(*, recursive: bool = False, always: bool = False) -> Any:
-    """What a frame callback returns for a frame that is to run as it is.
+    """The return value of a frame callback for a frame that is to run uncompiled.
 
     Args:
         recursive: whether the functions that it calls run as they are, too.
@@ -411,7 +424,8 @@ def is_unsupported(error: BaseException) -> bool:
 
 
 def not_taken() -> dict[str, int]:
-    """What Dynamo could not take, each with how often; empty with a PyTorch that does not count it.
+    """The constructs that Dynamo could not capture, with their counts; empty if PyTorch does not
+    count them.
 
     PyTorch 2.13 counts the explanations that ``torch._dynamo.explain`` and its logs show.
     """
@@ -420,7 +434,7 @@ def not_taken() -> dict[str, int]:
 
 
 def is_layer_called_as_is(frame: Any) -> bool:
-    """Whether a frame is that of a recurrent layer which the code made by Dynamo calls as it is.
+    """Whether a frame is that of a recurrent layer that Dynamo's code calls uncompiled.
 
     PyTorch 2.15 breaks the graph before such a layer and counts no reason for the layer's frame;
     2.13 and 2.14 leave the function alone that calls it, and count why.
@@ -480,7 +494,7 @@ def call_captured(callback: Any, function: Callable[..., Any], *args: Any) -> An
 
 
 def forget_captured(code: types.CodeType, loaded: dict[str, Any] = sys.modules) -> None:
-    """Drop what Dynamo has captured of some code, which keeps the callback that it was captured by.
+    """Drop Dynamo's captures of some code, which keep the callback that made them.
 
     That is memory of C++: the garbage collector finds no cycle through it.
 
@@ -494,7 +508,7 @@ def forget_captured(code: types.CodeType, loaded: dict[str, Any] = sys.modules) 
 
 
 class Uncompiled:
-    """Has what is left of a compiled function, in the current thread, run as it is.
+    """Makes the rest of a compiled function, in the current thread, run uncompiled.
 
     It is Dynamo's frame callback meanwhile: whether it still is tells whether that function has
     ended.
@@ -528,7 +542,7 @@ class Uncompiled:
 
 
 def is_compiled_code(code: Any) -> bool:
-    """Whether Dynamo has met some code since it was last reset."""
+    """Whether Dynamo has seen some code since it was last reset."""
     from torch._dynamo import convert_frame
 
     return code in convert_frame.input_codes

@@ -105,7 +105,7 @@ class WithoutValues(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
         """No operator can run on it."""
-        raise TypeError(f"{func} needs values of a tensor that is told of by its shape and dtype")
+        raise TypeError(f"{func} needs values of a tensor of which only shape and dtype are known")
 
 
 require("torch.Tensor._make_wrapper_subclass")

@@ -71,7 +71,7 @@ _OF_PYTHON = frozenset({types.FunctionType, functools.partial, type})
 
 
 def call_in_place(func: Any, args: Any, kwargs: Any, frame: Any = None) -> Any:
-    """``func(*args, **kwargs)`` in the place of the program's line that has led here.
+    """``func(*args, **kwargs)`` in place of the program's line that has led here.
 
     Warnings of C++ are shown at the line of the innermost Python frame, filtered by its module, and
     once for each such line. That is to be the program's line and not one of ours, so the call is

@@ -89,7 +89,7 @@ class _Reached(Exception):
 
 
 class _NoModule:
-    """What `MODULE_CALL` takes for a module that raises."""
+    """A stand-in for a module, for `MODULE_CALL`, whose call raises."""
 
     _compiled_call_impl = None
 

@@ -1,4 +1,4 @@
-"""What Dynamo notes while it captures: calls of modules, stacks, the loss."""
+"""Notes of Dynamo while it captures: calls of modules, stacks, the loss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMPILER_MODULE_CALL = "unpatched_nn_module_call"
 captures the code of any other one."""
 
 MADE_MODULE = "made"
-"""In the place of an expression that leads to a module, for one that the captured code makes."""
+"""In place of an expression that leads to a module, for one that the captured code makes."""
 
 
 class _Made:
@@ -92,7 +92,7 @@ class _MarkedCall:
         """Write that of its exit, which is in the module, too."""
         stack = None if self.entry is None else self.entry.meta.get("nn_module_stack")
         if stack is None:
-            MODULE_MARKS.refused = "a module is called of which Dynamo notes no calls"
+            MODULE_MARKS.refused = "Dynamo does not note the calls of a module"
             return
         node = self._write(tx, self.entry.args[0], True, [result])
         node.meta["nn_module_stack"] = dict(stack)
@@ -104,7 +104,8 @@ class _MarkedCall:
                 proxies += _proxies_in(tx, value)
         except Exception as error:
             MODULE_MARKS.refused = (
-                f"a module takes or gives what Dynamo says nothing of ({type(error).__name__})"
+                "Dynamo gives no information about an input or output of a module "
+                f"({type(error).__name__})"
             )
         args = number, is_exit, proxies
         return tx.output.create_proxy("call_function", module_mark, args, {}).node

@@ -69,7 +69,7 @@ def namespace_of(operator_: Any) -> str:
 
 
 def is_registered(function: Any) -> bool:
-    """Whether a function is an operator of ``torch.ops``, of which :func:`namespace_of` asks."""
+    """Whether a function is an operator of ``torch.ops``; see :func:`namespace_of`."""
     return isinstance(function, (OpOverload, OpOverloadPacket))
 
 

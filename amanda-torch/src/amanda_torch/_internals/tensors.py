@@ -63,7 +63,7 @@ version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 """The number of in-place changes of a tensor so far."""
 
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
-"""The tensor of which another is a view; None for one that is no view."""
+"""The tensor that another one is a view of; None if it is not a view."""
 
 is_view: Callable[[torch.Tensor], bool] = symbol("torch.Tensor._is_view")
 """Whether autograd treats a tensor as a view."""

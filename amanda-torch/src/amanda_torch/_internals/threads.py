@@ -147,7 +147,7 @@ is_autocasting: Callable[[], bool] = symbol("torch._C._is_any_autocast_enabled")
 
 require("torch._guards.tracing")
 tracing_context: Callable[[], Any] = symbol("torch._guards.TracingContext.try_get")
-"""What Dynamo has noted about the graph that it hands to a compiler now."""
+"""Dynamo's notes about the graph that it hands to a compiler now."""
 
 _traced_code = symbol("torch._guards.TracingContext.get_traced_code")
 

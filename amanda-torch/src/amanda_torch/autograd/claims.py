@@ -1,6 +1,6 @@
 """Backward operators: which autograd nodes belong to which operator, and when they are hooked.
 
-A :class:`Claimer` is told of an operator right after it has run::
+A :class:`Claimer` is called for an operator right after it has run::
 
     start = _internals.sequence_number()
     result = operator(...)
@@ -369,7 +369,7 @@ class Past(list[Any]):
 
     @classmethod
     def of(cls, found: Any) -> Past:
-        """Convert the gate's note of an execution; a `Past` is returned as it is."""
+        """Convert the gate's note of an execution; a `Past` is returned unchanged."""
         if isinstance(found, cls):
             return found
         references, inputs, outputs = found.parts()
@@ -602,7 +602,7 @@ class Claimer:
         _CLAIMERS.discard(self)
 
     def forget(self, model: str) -> None:
-        """Drop what is known of the operators of a model that is gone; in whichever thread.
+        """Drop the facts about the operators of a model that is gone, in any thread.
 
         Args:
             model: what their ids begin with.
@@ -623,7 +623,7 @@ class Claimer:
     def claim_again(
         self, plan: ActionPlan, known: KnownGradients, result: Any, start: int, iteration: int
     ) -> bool:
-        """Do the work of :meth:`claim` fast, for an operator of one node of which all is known.
+        """A fast form of :meth:`claim` for an operator of one node about which everything is known.
 
         Returns:
             Whether it was such an operator; otherwise nothing is done.
@@ -717,7 +717,8 @@ class Claimer:
             # An operator that has returned its input has the form of another one.
             known.form = form if traced.entries or not form else None
         else:
-            # That of an earlier graph, of which nothing was wanted.
+            # The form of an earlier graph, at which there was nothing to do, does not hold any
+            # more.
             known.form = None
 
     def resume(
@@ -732,7 +733,7 @@ class Claimer:
         return Claim(self, known, graph, Past.of(past), reached)
 
     def _give_to_gate(self, known: KnownGradients, graph: KnownGraph) -> None:
-        """Have the gate do what follows: of later executions there is nothing to find out."""
+        """Hand over to the gate: nothing has to be found out about later executions."""
         make = self.dispatcher.native.hook
         if graph.natives is None:
             graph.natives = [make(hooks) for hooks in graph.hooks or ()]

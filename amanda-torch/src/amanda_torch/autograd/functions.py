@@ -1,6 +1,6 @@
 """The ``autograd.Function``s that the driver inserts: straight-through values, gathered gradients.
 
-``is_own`` in :mod:`amanda_torch.autograd.nodes` looks through their nodes, so that they are no
+``is_own`` in :mod:`amanda_torch.autograd.nodes` looks through their nodes, so that they are not
 backward operators.
 """
 
@@ -18,7 +18,7 @@ Gradients = Callable[[list[Any]], Sequence[Any]]
 
 
 class AmandaSubstitute(torch.autograd.Function):
-    """Another value in the place of a tensor; the gradient passes straight through to the tensor.
+    """Another value in place of a tensor; the gradient passes straight through to the tensor.
 
     Its arguments are the tensor and a list with the other value.
     """
@@ -162,7 +162,7 @@ class TracedOperator(torch.autograd.Function):
 
 
 def _passed(tangents: Sequence[Any]) -> tuple[Any, ...]:
-    """Tangents handed on as views: forward-mode AD does not take them as they are."""
+    """Tangents passed on as views: forward-mode AD does not accept the tangents themselves."""
     return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
 
 

@@ -322,7 +322,7 @@ class Accumulation:
         return hooks.after(gradients, grad_outputs)
 
     def hand_over(self, other: Any) -> None:
-        """Have one of the gate's act instead, also in passes that come through earlier graphs."""
+        """Let a hook of the gate act instead, also in passes through earlier graphs."""
         self._other = other
         for task in self._passes:
             other.note_pass(task, self._always)
@@ -349,7 +349,7 @@ _PASSES = 64
 def add_reached(
     found: list[Accumulation], marks: Mapping[Any, Accumulation | None], scopes: Sequence[Any]
 ) -> None:
-    """Find what has to be told when a pass comes to an operator that uses a leaf.
+    """Find the accumulations to notify when a pass reaches an operator that uses a leaf.
 
     Args:
         marks: those of the leaf, by scope.

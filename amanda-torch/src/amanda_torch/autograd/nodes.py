@@ -18,7 +18,7 @@ from amanda_torch.autograd.functions import OWN_FUNCTIONS
 _OWN_NODES = frozenset(map(_internals.node_class, OWN_FUNCTIONS))
 
 BACKWARD = "amanda_backward"
-"""Key in a node's metadata: what runs in the place of its backward, or around it; see
+"""Key in a node's metadata: what runs in place of its backward, or around it; see
 :mod:`amanda_torch.autograd.user_functions`."""
 
 _ALIAS = "amanda_alias"

@@ -37,7 +37,7 @@ class AddedUp(Protocol):
 
 
 ADDED_UP: set[weakref.ref[AddedUp]] = set()
-"""What wants to know of passes; nobody need begin one here as long as it is empty."""
+"""The listeners for passes; passes need not be begun here as long as it is empty."""
 
 
 def tell(one: AddedUp) -> None:

@@ -43,7 +43,7 @@ def note_created(*args: Any, **kwargs: Any) -> None:
     """Take the place of the nodes' ``__init__``: note the node where somebody asks for it."""
     if _CREATION.nodes is not None and args:
         _CREATION.nodes.append(args[0])
-    # Of a node ``object`` takes all arguments, as long as nothing is in the place of its own.
+    # Of a node ``object`` takes all arguments, as long as nothing is in place of its own.
     if not (args and isinstance(args[0], _internals.FUNCTION_NODE)):
         object.__init__(*args, **kwargs)
 

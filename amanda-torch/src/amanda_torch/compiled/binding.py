@@ -1,4 +1,4 @@
-"""What runs a captured graph at one place, once all is known of its operators.
+"""Runs a captured graph at one place, once all of its operators are known.
 
 A place is a module call, and the position in an iteration that the counters of its operators say::
 
@@ -183,7 +183,8 @@ class Binding:
         return self._generation == interceptor.generation
 
     def is_told_by(self, inputs: Sequence[Any]) -> bool:
-        """Whether these inputs tell that the modules are its own; else :meth:`has_roots` tells."""
+        """Whether the modules are its own according to these inputs; otherwise :meth:`has_roots`
+        decides."""
         if self._parameter is None:
             return False
         number, reference = self._parameter

@@ -31,7 +31,7 @@ from amanda_torch.eager.interceptors import LOCAL
 from amanda_torch.plugin import COMPILER_VARIABLE
 
 _OWN = ("amanda.", "amanda_torch.", "amanda_tools.")
-"""Packages whose functions Dynamo is not to compile, where it meets them between two graphs."""
+"""Packages whose functions Dynamo is not to compile if they are called between two graphs."""
 
 _HELPERS = "torch._dynamo.utils"
 """The module of functions that the code made by Dynamo calls."""
@@ -189,7 +189,8 @@ def _place(subject: Any) -> str:
 
 
 def _new_reason(before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """What Dynamo could not take of a frame that it leaves alone; "" if there was nothing to take.
+    """The construct that Dynamo could not capture in a frame that it leaves alone; "" if there was
+    nothing to capture.
 
     Args:
         before, after: what :func:`_internals.not_taken` gives.

@@ -5,7 +5,7 @@ Each call in the graph becomes the call of a global of the function::
     code = GraphCode(module)
     code.function(code.vanilla)(*inputs)        # as the graph itself
 
-Other statements can be written in the place of calls::
+Other statements can be written in place of calls::
 
     text = code.statements[0].text("site")      # relu = site(x)
     code.rewritten(code.vanilla, {0: text}, "", {"site": torch.relu})(*inputs)
@@ -34,7 +34,8 @@ class NotCapturableError(Exception):
 
 
 class NotMarkableError(NotCapturableError):
-    """The calls of its modules cannot be told: it runs as it is, with all that it calls."""
+    """The calls of its modules cannot be reported: it runs uncompiled, with everything that it
+    calls."""
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""Counters, sums and timers of ``amanda.inline`` in a graph's code, of which nothing else runs.
+"""Counters, sums and timers of ``amanda.inline`` in a graph whose code runs without Python.
 
 The code of an operator only says that it has been reached, and what the clock says. What follows
 from it is done once, when the run has ended or raised::
@@ -377,7 +377,8 @@ Added = Counter | StaticSum | DeferredCall | DeferredPoint
 
 
 class Additions:
-    """What each run adds and calls, sorted once: a run asks for nothing that is the same in all.
+    """The additions and calls of each run, sorted once: a run repeats no work that is the same in
+    all.
 
     Args:
         every: in the order of the operators; no sum without its number.
@@ -496,7 +497,7 @@ class _Calls:
 
 
 class Executions:
-    """The executions that timers are told of in each run of a graph, in the order of their ends.
+    """The executions that are added to timers in each run of a graph, in the order of their ends.
 
     Args:
         every: those of a whole run.

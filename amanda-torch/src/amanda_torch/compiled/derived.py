@@ -481,7 +481,7 @@ class DerivedGraph:
         return self._types.get(number) is type(node)
 
     def claim_leaves(self, node: Any) -> Mapping[int, Sequence[Accumulation]]:
-        """Hook the leaves that a node leads to; what is to be told of passes, by identity."""
+        """Hook the leaves that a node leads to; returns the listeners for passes, by identity."""
         leaves = self.leaves
         if leaves is None:
             return {}
@@ -539,8 +539,8 @@ class DerivedRun(LeavesRun):
         return hooks.before(gradients) if hooks is not None and hooks.has_before else None
 
     def _time(self, running: passes.BackwardPass, entry: int, entered: Collection[int]) -> bool:
-        """Have the nodes behind an output timed in the pass that comes there; False where this
-        cannot be.
+        """Time the nodes behind an output in the pass that comes there; False if this is
+        impossible.
 
         Args:
             entered: the outputs to which the pass has come before.

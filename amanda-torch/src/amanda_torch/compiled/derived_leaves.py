@@ -9,7 +9,7 @@ hook no accumulation and leave no mark there. Instead:
   of the pass, as they are by operators with hooks (:meth:`Leaves.found`);
 - an operator outside of the graph that uses the same parameter has the accumulation marked and
   hooked before it looks at it, for it finds a :class:`LateClaims` of amanda_torch.autograd.claims
-  in the place of the owner's iteration (:meth:`Leaves.mark`).
+  in place of the owner's iteration (:meth:`Leaves.mark`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from amanda_torch.autograd.claims import Claimer, KnownGradients, is_marked, mar
 from amanda_torch.autograd.hooks import Accumulation, NodeHooks, note_reached
 
 Marks = Sequence[tuple[int, Sequence[Accumulation]]]
-"""Identities of leaves, with what counts their accumulations, and is to be told of passes."""
+"""Identities of leaves, with the objects that count their accumulations and listen to passes."""
 
 
 @attrs.frozen(eq=False)
@@ -167,7 +167,8 @@ class Leaves:
         return marks
 
     def claim(self, node: Any, key: int) -> Sequence[Accumulation]:
-        """Hook the accumulation of a leaf; what is to be told when a pass comes to the graph."""
+        """Hook the accumulation of a leaf; returns the listeners for a pass that comes to the
+        graph."""
         leaf = self._leaves.get(key)
         if leaf is None or leaf.variable() is not node.variable:
             return ()

@@ -97,7 +97,7 @@ class NodeTimers:
         return Way(self._slots.get(output, _NONE))
 
     def begin(self, way: Way, start: int, timed: Any) -> Any:
-        """Have the nodes behind an output timed in the pass that comes there now.
+        """Time the nodes behind an output in the pass that comes there now.
 
         Args:
             start: the number of the first node of the run.

@@ -53,7 +53,7 @@ _CHOOSING = frozenset({"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh"
 
 @attrs.frozen(eq=False)
 class Known:
-    """What is known of one call of a graph.
+    """The facts about one call of a graph.
 
     Attributes:
         site: the call.
@@ -687,7 +687,7 @@ def _check_of(plan: ActionPlan) -> Check | None:
 
 
 def _plain(site: Site, statement: Statement, marker: str) -> str:
-    """The statement of a site as it is in the graph.
+    """The unchanged statement of a site of the graph.
 
     Args:
         marker: the global by which its function is called.

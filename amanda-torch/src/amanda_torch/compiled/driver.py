@@ -146,7 +146,7 @@ class GraphDriver(TorchGraphDriver, EagerDriver):
         self._has_said = True
 
     def attach(self) -> None:
-        """Attach in the place of the eager driver.
+        """Attach in place of the eager driver.
 
         Raises:
             CapabilityError: the eager driver is attached.

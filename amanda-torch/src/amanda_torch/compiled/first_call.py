@@ -28,7 +28,7 @@ from amanda_torch.eager.interceptors import Interceptor
 
 
 class FirstCall:
-    """Runs compiled code for the first time, in the place of what runs it later.
+    """Runs compiled code for the first time, in place of what runs it later.
 
     Args:
         code: it.

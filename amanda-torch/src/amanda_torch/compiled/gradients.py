@@ -52,7 +52,7 @@ class OtherNodesError(Exception):
 
 
 def other_nodes_said(error: BaseException) -> str:
-    """What an :class:`OtherNodesError` says; "" for another error."""
+    """The text of an :class:`OtherNodesError`; "" for another error."""
     # Compilers wrap what is raised while they trace, and add to its text.
     found: BaseException | None = error
     while found is not None and not isinstance(found, OtherNodesError):
@@ -167,7 +167,7 @@ class Tally:
     """The counts to add when compiled code has run, and when its backward pass has.
 
     Args:
-        claimer: hooks the accumulations of leaves, which are no part of the code.
+        claimer: hooks the accumulations of leaves, which are not part of the code.
 
     Attributes:
         forward: what forward operators add to; not changed any more when the code has run.

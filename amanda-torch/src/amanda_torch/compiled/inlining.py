@@ -2,10 +2,10 @@
 
 Traceable routines become a part of compiled code: functions of tensors, of the selected ones and of
 those given as keyword arguments. Others that only look at tensors run when the code does, see
-:mod:`amanda_torch.compiled.observers`. :func:`reason_against` says what keeps an operator's actions
-out of it::
+:mod:`amanda_torch.compiled.observers`. :func:`reason_against` says why the actions on an operator
+cannot be compiled::
 
-    if not any(reason_against(plan, is_one_output, records, can_observe) for ...):
+    if not any(reason_against(plan, is_one_output, can_observe) for plan, is_one_output in ...):
         copy = Writer(dispatcher, module).write({"linear": Inlined(plan, operator)})
 """
 
@@ -60,12 +60,7 @@ def reason_against(plan: ActionPlan, is_one_output: bool, can_observe: bool = Fa
         is_one_output: whether it returns one tensor.
         can_observe: whether routines that are not traceable may run when the code does.
     """
-    refused = []
-    for action in _forward_actions(plan):
-        is_taken = is_traceable(action) or is_deferred(action)
-        if not (is_taken or (can_observe and only_observes(action))):
-            refused.append(action)
-    if refused:
+    if refused := _refused(plan, can_observe):
         return f"{min(refused, key=_can_follow).routine} is not traceable"
     if any(not is_deferred(action) for action in plan.after) and not is_one_output:
         return "a routine gets several outputs of an operator"
@@ -73,16 +68,23 @@ def reason_against(plan: ActionPlan, is_one_output: bool, can_observe: bool = Fa
 
 
 def only_follows(plan: ActionPlan) -> bool:
-    """Whether no routine at a forward operator keeps a graph from its compiler by itself."""
-    return all(is_traceable(action) or _can_follow(action) for action in _forward_actions(plan))
+    """Whether all actions that cannot be compiled could run after the graph."""
+    return all(map(_can_follow, _refused(plan, can_observe=False)))
 
 
-def _forward_actions(plan: ActionPlan) -> Sequence[Action]:
-    return (*plan.before, *([] if plan.replace is None else [plan.replace]), *plan.after)
+def _refused(plan: ActionPlan, can_observe: bool) -> list[Action]:
+    """The actions on a forward operator that cannot be compiled with it."""
+    replaced = [] if plan.replace is None else [plan.replace]
+    return [
+        action
+        for action in (*plan.before, *replaced, *plan.after)
+        if not (is_traceable(action) or is_deferred(action))
+        and not (can_observe and only_observes(action))
+    ]
 
 
 def _can_follow(action: Action) -> bool:
-    """Whether a routine can have its effect when the code has run, if all others can."""
+    """Whether a routine may run after the whole graph, provided that all others do."""
     func = action.func
     return is_counter(func) or summed_by(func) is not None or is_marked_deferrable(func)
 
@@ -243,7 +245,7 @@ class Writer:
     def _trace_gradients(
         self, node: fx.Node, inlined: Inlined, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> None:
-        """Put what finds the backward operators in the place of the operator.
+        """Replace the operator by a function that finds its backward operators.
 
         Args:
             args, kwargs: of the operator, before its routines.

@@ -54,7 +54,7 @@ class UsesLeaves(Protocol):
 
 
 class JointBackward:
-    """What is known of the node of the backward pass, in all runs of a graph.
+    """The facts about the node of the backward pass, in all runs of a graph.
 
     Args:
         claimer: that of the thread that runs the graph.
@@ -143,7 +143,7 @@ class JointBackward:
         TOOL_LOCK.hold(every.add)
 
     def claim_leaves(self, node: Any) -> dict[int, Sequence[Accumulation]]:
-        """Hook the leaves that the node leads to; what is to be told of passes, by identity."""
+        """Hook the leaves that the node leads to; returns the listeners for passes, by identity."""
         leaves = self.leaves
         if leaves is None:
             return {}

@@ -1,12 +1,12 @@
-"""Captures the outermost modules of programs that nobody has compiled.
+"""Captures the outermost modules of programs that are not compiled.
 
-A module that the program calls runs twice as it is. From its third call on it runs as Dynamo has
+The first two calls of a module run uncaptured. From its third call on it runs as Dynamo has
 captured it, as one graph and under Dynamo's guards; :mod:`amanda_torch.compiled.captured` runs the
-graph. A call that fits no capture runs as it is, and the next one of the same form is captured.
-Before a capture is used, its operators are compared, module by module, with those of a call that
-ran as it is. Whatever cannot be captured runs as it is; where that is an outermost module, the
-modules that it calls are captured instead, if they have :data:`WORTH` operators. Attempts end where
-too many are refused::
+graph. A call that fits no capture runs uncaptured, and the next one of the same form is captured.
+Before a capture is used, its operators are compared, module by module, with those of an uncaptured
+call. A module that cannot be captured runs uncaptured; if it is an outermost one, the modules that
+it calls are captured instead, if they have :data:`WORTH` operators. After too many refusals no
+further attempts are made::
 
     modules = Modules(suspended, note)
     run = modules.runner(interceptor, module, vanilla)      # None: the module runs as it is
@@ -41,7 +41,7 @@ from amanda_torch.eager.op_ids import Frame, Labels
 from amanda_torch.operators.calls import items_of
 
 CALLS = 2
-"""Calls of a module that run as they are before it is captured."""
+"""Calls of a module that run uncaptured before it is captured."""
 
 CAPTURES = 8
 """Captures of one module, for different forms of call."""
@@ -100,7 +100,7 @@ class Modules:
     def runner(
         self, interceptor: Interceptor, module: nn.Module, vanilla: Callable[..., Any]
     ) -> Callable[..., Any] | None:
-        """The function that runs a module which was just entered; None if it is to run as it is.
+        """The function that runs a module that was just entered; None if it is to run uncaptured.
 
         Args:
             vanilla: the ``nn.Module.__call__`` that would run it.
@@ -228,13 +228,13 @@ def _number_of(operators: Sequence[Any]) -> int:
 
 
 _FIRST: Any = object()
-"""Stands for the form of a call that is not looked at."""
+"""Stands for the form of a call that is ignored."""
 
 _attribute = object.__getattribute__
 """An attribute of a module, past a look-up of its class's own."""
 
 _OTHER_TENSORS: Any = object()
-"""Stands for the form of a call that is given tensors of a subclass, of which nothing is read."""
+"""Represents the form of a call with tensors of a subclass, whose attributes are not read."""
 
 _WITH_OTHER_TENSORS = "inputs are of a subclass of Tensor"
 
@@ -282,7 +282,7 @@ _CALL = _Call()
 
 
 class Refusals:
-    """The refused attempts to capture modules, by what modules that are alike have in common.
+    """The refused attempts to capture modules, by a key that similar modules share.
 
     They live longer than the program's classes may, and hold none of them.
     """
@@ -330,7 +330,7 @@ class Attempts:
 
 
 class CapturedModule:
-    """What Dynamo has captured of one module, and its callback for frames.
+    """Dynamo's captures of one module, and the callback for frames.
 
     It belongs to the module and not to a scope, holds no reference to it, and is dropped with it.
 
@@ -375,7 +375,7 @@ class CapturedModule:
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
 
     def is_outdated(self) -> bool:
-        """Whether a class has got another method in the place of one that was captured.
+        """Whether a captured method of a class has been replaced.
 
         Dynamo guards functions of modules and of instances, and no methods of classes (2.13).
         """
@@ -387,7 +387,7 @@ class CapturedModule:
         return False
 
     def drop(self) -> None:
-        """Let go of what was captured; calls that are running go on."""
+        """Drop the captures; calls that are running go on."""
         _internals.forget_captured(self.function.__code__)
 
     def form(self, interceptor: Interceptor, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -494,14 +494,14 @@ def _attempts_in(interceptor: Interceptor) -> Attempts:
 
 
 def _kind(module: nn.Module, form: Any, operators: Operators) -> Any:
-    """A key of modules of one class of which Dynamo can, as a rule, take all or none."""
+    """A key for modules of one class that Dynamo, as a rule, can capture all or none of."""
     own = (vars(inner).get("forward") for inner in module.modules())
     forwards = frozenset(weakref.ref(getattr(f, "__code__", type(f))) for f in own if f is not None)
     return forwards, _without_classes(form), operators
 
 
 def _without_classes(form: Any) -> Any:
-    """The form of a call with weak references in the place of classes."""
+    """The form of a call with weak references in place of classes."""
     if isinstance(form, tuple):
         return tuple(map(_without_classes, form))
     return weakref.ref(form) if isinstance(form, type) else form
@@ -605,7 +605,7 @@ def _form(value: Any) -> Any:
 
 
 class ModuleGraph(CapturedGraph):
-    """The graph of a module's forward, compared with a call that ran as it is.
+    """The graph of a module's forward, compared with an uncaptured call.
 
     Args:
         module: it.

@@ -1,7 +1,7 @@
-"""The run of a captured graph in which its operators are noticed, and what is learned in it.
+"""The run of a captured graph in which its operators are intercepted, and the facts noted in it.
 
 The interceptor is on, as it is in eager mode. Each call of the graph is a :class:`Step`, which says
-what has to be done at it from then on::
+what has to be done at that call in later runs::
 
     run = NoticingRun(interceptor, code, modules, is_static)
     result = run.run(inputs)
@@ -37,11 +37,11 @@ from amanda_torch.operators.names import Kind, kind_of
 _MODULES_NOT_FOUND = "calls of modules in captured graphs whose modules are not found"
 
 _NOT_KEPT: Any = object()
-"""Stands for what the interceptor has not kept of an operator."""
+"""Represents an operator of which the interceptor has kept nothing."""
 
 
 class NoticingRun:
-    """A run in which the interceptor notices each operator.
+    """A run in which the interceptor sees each operator.
 
     Args:
         interceptor: that of the current thread.
@@ -193,7 +193,8 @@ class NoticingRun:
             outermost.append(module)
         parent = interceptor.enter_module(module)
         if interceptor.iteration != iteration:
-            # Ids outside of modules begin anew: they are met again, and not passed as known.
+            # Ids outside of modules restart: their operators are looked up again, not taken as
+            # known.
             self._base.forget_plans(interceptor.generation)
             if not self.steps:
                 self._begins = parent.children.get(id(module))
@@ -282,7 +283,7 @@ class Step:
         self._entered = [weakref.ref(module) for module in entered]
         self._leaves = leaves
         self._cells = [(cell, count) for cell, count, *_ in met]
-        # Not looked up later: an id that occurs again in an iteration of the same run is met anew.
+        # Read now: an id that occurs again in an iteration of the same run gets a new entry.
         self._knowns = [
             cell[count] if count < len(cell) else _NOT_KEPT for cell, count in self._cells
         ]
@@ -441,7 +442,7 @@ def _known(
 def _noticed(
     interceptor: Interceptor, function: Any, frame: Frame, cells: Sequence[tuple[Cell, int]]
 ) -> Callable[..., Any]:
-    """Runs a function with the interceptor on, which meets the operators that it calls."""
+    """Runs a function with the interceptor on, which sees the operators that it calls."""
     first: dict[int, tuple[Cell, int]] = {}
     for cell, count in cells:
         first.setdefault(id(cell), (cell, count - 1))

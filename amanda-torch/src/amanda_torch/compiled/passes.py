@@ -1,13 +1,13 @@
 """The forward passes within a captured graph: calls of outermost modules in a compiled function.
 
-A graph has the operators of modules, not their calls. Where tools have routines at passes or
-iterations, they are told of these by what stands around the operators::
+A graph has the operators of modules, not their calls. If tools have routines at passes or
+iterations, these are reported around the operators::
 
     passes = Passes(interceptor)
     passes.begin(module)        # its call has been entered
     passes.end()
 
-Where they have routines at modules, marks stand in the graph for the calls::
+If they have routines at modules, marks in the graph represent the calls::
 
     passes.mark(called, False, inputs)
     passes.mark(called, True, outputs)
@@ -30,7 +30,7 @@ from amanda_torch.routines import RoutineDispatcher
 
 
 class Passes:
-    """Tells tools of the forward passes in the runs of one graph by one thread.
+    """Reports the forward passes in the runs of one graph by one thread to tools.
 
     Args:
         interceptor: that of the thread.
@@ -52,11 +52,12 @@ class Passes:
 
     @property
     def is_in_one(self) -> bool:
-        """Whether tools have been told of the begin of a pass, and not of its end."""
+        """Whether the begin of a pass has been reported to tools, but not its end."""
         return self.begun is not None
 
     def begin(self, module: nn.Module) -> None:
-        """The call of an outermost module has been entered: it begins, if a tool is to be told.
+        """The call of an outermost module has been entered: the pass begins, if it is reported to a
+        tool.
 
         The pass before it ends, if it has not.
         """
@@ -113,7 +114,7 @@ class Passes:
     # -- phases of what follows -------------------------------------------
 
     def note_computed(self, result: Any) -> None:
-        """Note what an operator within a pass has given, in the first run.
+        """Note the outputs of an operator within a pass, in the first run.
 
         Of what the model returns, the graph does not tell it.
         """

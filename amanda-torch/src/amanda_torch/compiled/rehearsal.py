@@ -1,8 +1,8 @@
-"""The first run of a graph that is then given to the program's compiler as it is.
+"""The first run of a graph that is then given unchanged to the program's compiler.
 
-Analyses need operators, with tensors that have values, and compiled code has none. So a graph runs
-operator by operator first, forward and backward; what this run has changed is put back, its outputs
-are dropped, and the program gets those of its compiler::
+Analyses need operators, with tensors that have values, and compiled code has none. So a graph first
+runs operator by operator, forward and backward; the effects of this run are undone, its outputs are
+dropped, and the program gets those of the compiled code::
 
     rehearsal = Rehearsal(code, inputs, interceptor, sizes)
     result = run(inputs)                            # analyses and routines of forward operators
@@ -115,7 +115,7 @@ class Rehearsal:
         self._run = None if sizes is None else self._quietly(sizes.note_run, inputs, code.held)
 
     def _quietly(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of ours whose operators nobody is to notice."""
+        """Call a function of Amanda whose operators are not intercepted."""
         return self._interceptor.run_muted(function, args, {})
 
     # -- forward ----------------------------------------------------------
@@ -160,7 +160,7 @@ class Rehearsal:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
     ) -> None:
-        """Note that tools have been told of a module that is called, or has returned."""
+        """Note that the call or the return of a module has been reported to tools."""
         point = Point.MODULE_EXIT if is_exit else Point.MODULE_ENTRY
         for scope in self._dispatcher.scopes():
             for tool, routine in scope.routines_at(point):
@@ -317,7 +317,7 @@ class Rehearsal:
         return bool(self._quietly(self._before.is_complete))
 
     def undo(self) -> Callable[[], None]:
-        """Put back what has been changed; gives what takes that back."""
+        """Undo all changes; returns a function that applies them again."""
         redo: Callable[[], None] = self._quietly(self._before.restore)
         return lambda: self._quietly(redo)
 

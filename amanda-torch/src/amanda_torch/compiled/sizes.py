@@ -40,7 +40,7 @@ class TensorSpec:
     device: torch.device
 
     def of(self, values: dict[Any, int], *, meta: bool) -> torch.Tensor:
-        """It, where symbols have these values.
+        """The description for these values of the symbols.
 
         Args:
             meta: on the device ``meta``, and not one that tells its own device.
@@ -96,7 +96,7 @@ class SymbolicSizes:
 
         Args:
             inputs: of the graph.
-            held: its tensors that are no inputs.
+            held: its tensors that are not inputs.
         """
         names = [node.name for node in self._graph.nodes if node.op == "placeholder"]
         found = TensorsOfRun(self, self.values(self.key(inputs)))
@@ -168,7 +168,7 @@ class TensorsOfRun:
 
 
 class Sized:
-    """What an execution adds to, or calls, for each size of its tensors.
+    """The counters and calls of an execution, for each size of its tensors.
 
     Args:
         sizes: of the graph.
@@ -201,7 +201,7 @@ class Sized:
 
 
 class BySize:
-    """What a run of a graph adds to, and calls, by the sizes of its inputs.
+    """The counters and calls of a run of a graph, by the sizes of its inputs.
 
     Args:
         sizes: of the graph.

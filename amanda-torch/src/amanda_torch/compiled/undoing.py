@@ -1,9 +1,11 @@
-"""What a run of a graph may change, so that it can be put back.
+"""The state that a run of a graph may change, saved so that it can be restored.
 
-before = Before(code, inputs)
-run(inputs)
-if before.is_complete():
-redo = before.restore()
+A run is undone, and redone, like this::
+
+    before = Before(code, inputs)
+    run(inputs)
+    if before.is_complete():
+        redo = before.restore()
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Before:
         return all(n in self._copies and not _overlaps(self._tensors[n]) for n in self._changed())
 
     def restore(self) -> Callable[[], None]:
-        """Put back what has changed; gives what takes that back, whatever has changed then."""
+        """Undo all changes; returns a function that applies them again, whatever has changed
+        meanwhile."""
         changed = {number: _copied(self._tensors[number]) for number in self._changed()}
         versions = [_version(tensor) for tensor in self._tensors]
         states = [get() for get, _ in self._generators]

@@ -67,7 +67,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def patch(self, patches: PatchSet) -> None:
         """Patch the few places that reach no function mode."""
         works = self._works
-        # What does not work is left out of the mode, and proven of it.
+        # Mechanisms can be switched off, and proven, with the mode only, not with the gate.
         may_have_gate = self.takes_gate and not (self.switched_off or is_proving())
         self._has_gate = may_have_gate and gate.choose()
         if works(proofs.SCRIPTS):
@@ -166,8 +166,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         return proofs.proofs()
 
     runner_of_outermost: Callable[[Interceptor, nn.Module, Any], Any] | None = None
-    """Asked at each call of an outermost module, and of one in an open frame, what runs it: None
-    where it runs as it is."""
+    """Called for each call of an outermost module, and of one in an open frame: returns the
+    function that runs it, None if it runs uncaptured."""
 
     iterations_before_runner: int = 0
     """Iterations of a thread in which :attr:`runner_of_outermost` is not asked yet."""
@@ -215,7 +215,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def _module_call(self, vanilla: Any) -> Any:
         plain, compiled = _internals.PLAIN_CALL, _internals.COMPILED_CALL
         is_known = vanilla is _internals.MODULE_CALL
-        # PyTorch's profiler of stacks tells calls of modules by the frame that `plain` leaves out.
+        # PyTorch's profiler recognizes calls of modules in stacks by the frame that `plain` leaves
+        # out.
         profiled = sys.getprofile
         outermost, before = self.runner_of_outermost, self.iterations_before_runner
         dispatcher, plain_module = self.dispatcher, nn.Module
@@ -315,8 +316,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             if interceptor is None or not isinstance(roots, tuple):
                 return vanilla(roots, *args, **kwargs)
             if self.dispatcher.is_paused():
-                # A tool's own pass. Autograd's device threads do not know that it is: the
-                # dispatcher tells the hooks that run there.
+                # A tool's own pass. Autograd's device threads cannot see that: the dispatcher
+                # informs the hooks that run there.
                 running = passes.begin(roots, args, is_quiet=True) if passes.ADDED_UP else None
                 try:
                     with self.dispatcher.quiet_backward():

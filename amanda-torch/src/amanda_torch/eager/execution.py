@@ -208,7 +208,7 @@ class Executor:
         key: Any,
         scopes: Sequence[Any],
     ) -> tuple[Any, KnownOp | None]:
-        """Run an operator that this thread has not met, or of which its plan has changed.
+        """Run an operator that is new to this thread, or whose plan has changed.
 
         Args:
             plan: its plan; None if some analysis has yet to run.
@@ -548,7 +548,7 @@ class Executor:
         inputs: list[Any],
         returned: Any,
     ) -> Any:
-        """Go on where the gate has run some of the routines before an operator.
+        """Continue after the gate has run some of the routines before an operator.
 
         Args:
             done: how many.

@@ -174,7 +174,7 @@ def _watching(tools: Iterable[Any]) -> frozenset[Any]:
         tool = wanted.pop()
         asked.append(tool)
         wanted += [one for one in tool.dependencies if not any(one is known for known in asked)]
-    # A tool that cannot be hashed cannot be told to wait.
+    # A tool that cannot be hashed cannot be marked as waiting.
     if any(type(tool).__hash__ is None for tool in rest):
         return frozenset()
     return frozenset(tool for tool in rest if not any(tool is known for known in asked))

@@ -1,4 +1,4 @@
-"""Notices what Keras does around its layers, where PyTorch is its backend.
+"""Intercepts Keras around its layers, where PyTorch is its backend.
 
 Its optimizers are none of PyTorch's, which has hooks for its own. And before it trains or builds a
 model it runs the layers on tensors of its own, to learn the shapes of their results: that is a part
@@ -81,7 +81,8 @@ def _inferring(vanilla: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _steps_of(optimizer: Any) -> int | None:
-    """The steps of an optimizer that adds up gradients meanwhile; None of one that steps always."""
+    """The steps of an optimizer that accumulates gradients; None for one that steps at every
+    call."""
     if not getattr(optimizer, "gradient_accumulation_steps", None):
         return None
     with muted():

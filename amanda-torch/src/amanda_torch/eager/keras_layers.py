@@ -50,7 +50,7 @@ def with_values(
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """The arguments of an operator, with their tensors in place of variables of Keras.
 
-    Such a variable is no tensor: its ``__torch_function__`` calls the operator again, with the
+    Such a variable is not a tensor: its ``__torch_function__`` calls the operator again, with the
     tensor (Keras 3.15).
     """
     given = (*args, *kwargs.values()) if kwargs else args

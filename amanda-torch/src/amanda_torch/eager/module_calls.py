@@ -32,7 +32,7 @@ _is_grad_enabled = torch.is_grad_enabled
 
 
 class ModuleCall:
-    """A call of a module that is an outermost one, or of which tools are told.
+    """A call of a module that is an outermost one, or is reported to tools.
 
     Args:
         inputs: what the module is given.
@@ -72,7 +72,7 @@ class ModuleCall:
     def __enter__(self) -> ModuleCall:
         # In one function: the calls of a small model come here again and again.
         tracker, module = self._tracker, self._module
-        # What a checkpoint runs again in a backward pass is no forward pass.
+        # What a checkpoint runs again in a backward pass is not a forward pass.
         is_outermost = tracker.frame.phase is not None and _graph_task() == -1
         self.parent = parent = tracker.enter_module(module)
         self._frame = frame = tracker.frame
@@ -132,7 +132,7 @@ class ModuleCall:
 
 
 class CallPatch:
-    """What takes the place of ``nn.Module.__call__`` in a scope.
+    """The replacement of ``nn.Module.__call__`` in a scope.
 
     ``torch.fx`` takes its place, too, for all threads, while one of them traces a model, and puts
     back what it has found. So a scope does not begin during a trace of another thread, and one that
@@ -195,7 +195,7 @@ def trace(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 @_internals.unseen_by_warnings
 def _run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call it; the frame says that this thread traces."""
-    # Whoever replaces the call now has looked for traces before this one.
+    # Code that replaces the call now has checked for traces before this one began.
     _LOCK.hold(lambda: None)
     return function(*args, **kwargs)
 
@@ -210,7 +210,7 @@ _LOCK = Lock()
 """Held while ``nn.Module.__call__`` is replaced or put back."""
 
 _LEFT: list[tuple[PatchSet, Any]] = []
-"""What scopes have left to traces, with what they have put on."""
+"""The replacements that ended scopes have left to the end of a trace."""
 
 _LONGEST_TRACE = 30.0
 """Seconds that a scope waits for a trace, which may itself wait for the thread of the scope."""
@@ -232,7 +232,7 @@ class Current(Protocol):
 
 
 class OptimizerSteps:
-    """Tells of the steps of optimizers, by PyTorch's hooks for all of them.
+    """Reports the steps of optimizers, by PyTorch's hooks for all optimizers.
 
     The operators of a step count as those of the optimizer phase, unless a closure computes a loss
     within it.

@@ -246,7 +246,7 @@ class Frame(_ReadOfFrame):
     def check(self, is_checked: bool) -> None:
         """Set :attr:`is_checked`."""
         self.is_checked = is_checked
-        # Functions that are no operators stay: their cell is a list without a count.
+        # Functions that are not operators stay: their cell is a list without a count.
         for func in [func for func, cell in self.cells.items() if cell]:
             del self.cells[func]
 
@@ -322,7 +322,8 @@ class Labels:
         self._models: dict[str, weakref.ref[Model]] = {}
 
     def label(self, module: nn.Module) -> tuple[str, Model]:
-        """``ResNet`` for the first ResNet met, ``ResNet@1`` for the second; what stands for it."""
+        """``ResNet`` for the first ResNet that runs, ``ResNet@1`` for the second; and the
+        model."""
         return self._lock.hold(self._label, module)
 
     def _label(self, module: nn.Module) -> tuple[str, Model]:
@@ -351,7 +352,7 @@ class Labels:
         forget, models = self._forget, self._models
 
         def died(reference: weakref.ref[Model]) -> None:
-            # After clear() nothing is told.
+            # After clear() nothing is reported.
             if models.get(label) is reference:
                 del models[label]
                 forget(label)
@@ -491,7 +492,7 @@ class Tracker(_ReadOfTracker):
         frame = self.frame
         if frame.is_checked or not frame.asides:
             return frame.is_checked
-        # In training, what makes tensors is no setup any more.
+        # In training, creating tensors is not setup any more.
         left_out = "setup" if self.has_trained else ""
         return any(name in a.names for a in frame.asides.values() if a.phase != left_out)
 
@@ -586,7 +587,7 @@ class Tracker(_ReadOfTracker):
         for child in root.children.values():
             child.calls = 0
         for frame in root.asides.values():
-            # What builds models is no part of an iteration, unless the program tells of one.
+            # Building models is not part of an iteration, unless the program declares one.
             if frame.phase != "setup" or not (self.has_run or self.has_trained):
                 for cell in frame.names.values():
                     cell[0] = 0
@@ -855,7 +856,7 @@ class Places:
             above = reference() if reference is not None else None
             if above is None or above is module or getattr(above, name, None) is not module:
                 return None
-            # Of each new module: most names tell without a function.
+            # For each new module: most names need no function call.
             if type(above).__name__ not in _TRANSPARENT or not is_transparent(above):
                 names.append(name)
             module = above

@@ -1,8 +1,8 @@
-"""What an operator belongs to: setup, forward, optimizer or other.
+"""The phase of an operator: setup, forward, optimizer or other.
 
-Operators of modules are forward ones. Outside of modules the code that calls an operator tells:
-a constructor of a module, an optimizer, a data loader. Where it does not, gradients do: what is
-recorded for differentiation leads to a loss. ::
+Operators of modules are forward ones. Outside of modules the phase follows from the code that calls
+the operator: a constructor of a module, an optimizer, a data loader. If that is inconclusive, an
+operator that is recorded for differentiation is a forward one, since it leads to a loss. ::
 
     phase = phase_outside("mul", (x, 2.0), tracker)     # before it is counted
     call.phase = phase_of(call, tracker)
@@ -71,7 +71,7 @@ _DEEPEST = 60
 
 
 def phase_of(call: TorchCall, tracker: Tracker) -> Phase:
-    """What the operator that is about to run for the first time belongs to."""
+    """The phase of the operator that is about to run for the first time."""
     frame = tracker.frame
     if frame.phase:
         return frame.phase
@@ -89,7 +89,7 @@ def phase_of(call: TorchCall, tracker: Tracker) -> Phase:
 
 
 def phase_outside(name: str, values: Sequence[Any], tracker: Tracker) -> Phase:
-    """What an operator outside of modules belongs to.
+    """The phase of an operator outside of modules.
 
     Args:
         name: its name.
@@ -111,7 +111,7 @@ def phase_outside(name: str, values: Sequence[Any], tracker: Tracker) -> Phase:
 
 def is_plainly_recorded(name: str, args: Sequence[Any]) -> bool:
     """Whether an operator outside of modules is a forward one, as far as can be told at once."""
-    # Modes are told of what is asked of tensors.
+    # Modes see the attributes that are read from tensors.
     if not torch.is_grad_enabled() or name in _ASKED or _internals.mode_depth():
         return False
     # Not any(): a generator is one more frame, at each operator of a loss.
@@ -130,7 +130,7 @@ def is_plainly_recorded(name: str, args: Sequence[Any]) -> bool:
 def _phase_of_code(
     name: str, tensors: Sequence[Any], tracker: Tracker, found: Phase | None
 ) -> Phase:
-    """The phase of an operator outside of modules, of which its callers tell `found`."""
+    """The phase of an operator outside of modules; its callers point to `found`."""
     is_recorded = _is_recorded(tensors)
     if found is not None:
         # A closure of an optimizer computes its loss within the optimizer's step.
@@ -186,7 +186,7 @@ def _changes_parameter(tensors: Sequence[Any]) -> bool:
 
 
 def _by_caller(tracker: Tracker) -> Phase | None:
-    """The phase that a calling function tells, the innermost one that does."""
+    """The phase that follows from the calling functions, the innermost one that determines it."""
     frame = inspect.currentframe()
     codes, depth = tracker.codes, _DEEPEST
     while frame is not None and depth:
@@ -208,7 +208,7 @@ _UNKNOWN = object()
 
 
 def _phase_told(told: Any, frame: FrameType) -> Phase | None:
-    """The phase that a function tells in this call of it.
+    """The phase that follows from this call of a function.
 
     Args:
         told: what its code does, see :func:`_told_by`.

@@ -1,4 +1,4 @@
-"""Proofs of the mechanisms by which the eager driver meets PyTorch.
+"""Proofs of the mechanisms by which the eager driver hooks into PyTorch.
 
 Each is a program of a few operators on the CPU, vanilla and under a tool, which draws no random
 numbers and gives its tensors their type and device.
@@ -36,7 +36,7 @@ COMPILED = "torch.compile"
 
 
 def proofs() -> Sequence[Proof]:
-    """One for each mechanism, or two: what can be said without PyTorch's compiler, and the rest.
+    """One for each mechanism, or two: the part that needs no compiler of PyTorch, and the rest.
 
     PyTorch 2.13 imports its compiler at the first checkpoint, and at the first gradient of
     functorch, which takes three seconds.
@@ -75,7 +75,7 @@ class _Notes(amanda.Tool):
 
     Args:
         after: routines after forward operators, by type.
-        backward: routines in the place of backward operators, by type.
+        backward: routines in place of backward operators, by type.
     """
 
     def __init__(

@@ -44,8 +44,9 @@ def mentions(root: Any, names: Set[str]) -> bool:
 def undeclared(tool: Any) -> list[Any]:
     """The parts of a tool for which its ``only_watches`` does not speak.
 
-    They are the whole tool where nothing is declared. Else they are the methods of classes that the
-    declaring one does not know, and analyses that other packages have registered with the instance.
+    They are the whole tool where nothing is declared. Otherwise they are the methods of classes
+    that the declaring one does not know, and analyses that other packages have registered with the
+    instance.
     """
     if not tool.only_watches:
         return [tool]

@@ -139,7 +139,8 @@ class Tracers:
             )
 
     def _patch_found(self, wrappers: Mapping[str, Callable[[Any], Any]], module: str) -> None:
-        """Patch what is there in a module, with which less is captured, but nothing is wrong."""
+        """Patch the existing attributes of a module; without the others less is captured, but
+        correctly."""
         for path, wrapper in wrappers.items():
             owner, _, name = path.rpartition(".")
             found = getattr(sys.modules[module], owner, None) if owner else sys.modules[module]
@@ -212,7 +213,7 @@ class Tracers:
                 above = interceptor.exit()
             yield
         finally:
-            # First, so that the end of the scope finds it after an interrupt, and lets go of it.
+            # First, so that the end of the scope finds it after an interrupt, and drops it.
             LOCAL.interceptor = interceptor
             if listening and not interceptor.is_listening():
                 interceptor.enter(above)
@@ -301,7 +302,7 @@ def _with_vanilla_call(vanilla: Any) -> Any:
 
 
 def _keeping_mode(vanilla: Any) -> Any:
-    """Captured code that sets the function modes, of which it knows none of ours, leaves it on."""
+    """Keep the mode on if captured code sets the function modes, which do not include Amanda's."""
 
     @functools.wraps(vanilla)
     def set_torch_function_mode_stack(stack: Sequence[Any]) -> None:

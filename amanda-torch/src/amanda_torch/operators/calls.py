@@ -44,7 +44,7 @@ _CONTAINERS = (list, tuple, dict)
 
 
 def items_of(value: Any) -> Iterable[Any] | None:
-    """What an operator's argument holds that may be inputs; None if it is no container."""
+    """The items of an operator's argument that may be inputs; None if it is not a container."""
     if isinstance(value, dict):
         return dict.values(value)
     return value if isinstance(value, (list, tuple)) else None
@@ -222,7 +222,7 @@ class TorchCall(OpCall):
             kwargs = {name: one() for name, one in called[2].items()}
             if any(one is _GONE for one in (func, *args, *kwargs.values())):
                 raise CapabilityError(
-                    f"op {op_id} cannot be run again: the program has let go of its function, or "
+                    f"op {op_id} cannot be run again: the program has dropped its function, or "
                     "of a function or module that it was given; keep them while you replay"
                 )
             new_args, new_kwargs = _placed(args, kwargs, places, empty, inputs)
@@ -237,7 +237,7 @@ Concatenations of many tensors have one for each number of them."""
 
 
 _GONE = object()
-"""Takes the place of what the program has let go of."""
+"""Represents an object that the program has dropped."""
 
 
 def _weak(value: Any) -> Callable[[], Any]:
@@ -371,11 +371,11 @@ def tensors_in(value: Any) -> list[Any]:
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """What a module may take its tensors from."""
+    """The objects that a module may take its tensors from."""
     if isinstance(value, (list, tuple)):
         return value
     if isinstance(value, (dict, Mapping)):
-        # Most are dictionaries, of which an abstract class takes a microsecond to say so.
+        # Most are dictionaries; a check with the abstract class takes a microsecond.
         return value.values()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, field.name, None) for field in dataclasses.fields(value)]

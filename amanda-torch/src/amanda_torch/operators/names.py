@@ -29,7 +29,7 @@ class Kind(enum.Enum):
     COMPOSITE = enum.auto()
     """The function is written in Python: the operators that it calls are noticed."""
     IGNORED = enum.auto()
-    """The function is no operator, and calls none."""
+    """The function is not an operator, and calls none."""
 
 
 VIEW_PROPERTIES = ("T", "mT", "H", "mH", "real", "imag")
@@ -176,7 +176,7 @@ class Constants:
         known = found.get(id(tensor))
         if known is not None and known() is tensor:
             return True
-        # ``torch.func.functional_call`` may have put it in the place of a parameter since then.
+        # ``torch.func.functional_call`` may have put it in place of a parameter since then.
         for own in _internals.own_members(running[0]):
             # Asked for each input of each new operator: generators would cost frames.
             for member in own.values():

@@ -72,7 +72,7 @@ object may have it by now, and the object may be elsewhere."""
 
 
 def original_of(func: Any) -> Any:
-    """PyTorch's own function, if a program has put `func` in the place of one; else None."""
+    """PyTorch's own function, if a program has put `func` in place of one; else None."""
     if _is_own(func):
         return None
     # A property reports itself by this method of its own, made at each access.

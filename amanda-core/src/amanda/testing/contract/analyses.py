@@ -172,7 +172,7 @@ class AnalysisTests(ContractTests):
         assert len(seen) == len(calls) == 2 * once
 
     def test_op_met_later(self) -> None:
-        """An op that is first met later in the scope is analysed when it is met."""
+        """An op that first runs later in the scope is analysed then."""
         seen: list[str] = []
         tool = self.probe(before=lambda c: seen.append(self.fw.type_of(c.get_op())))
         first, later = self.multiplication(), self.fw.program(self.fw.relu, X)
@@ -298,7 +298,7 @@ class AnalysisTests(ContractTests):
 
     @pytest.mark.parametrize("method", ["insert_before_op", "replace_op"])
     def test_forward_action_too_late(self, method: str) -> None:
-        """An after-analysis that acts before the op is told to use require_outputs=False."""
+        """The error for an after-analysis that acts before the op names require_outputs=False."""
         tool = self.probe("mul", after=lambda c: getattr(c, method)(nothing))
         with pytest.raises(PassedPointError, match=rf"(?i){method}.*mul.*require_outputs=False"):
             self.run(self.multiplication(), tool)
@@ -306,7 +306,7 @@ class AnalysisTests(ContractTests):
     @requires(Capability.BACKWARD)
     @pytest.mark.parametrize("method", ["insert_before_op", "insert_after_op", "replace_op"])
     def test_forward_action_in_backward(self, method: str) -> None:
-        """A backward analysis that acts on the forward op is told to use backward=False."""
+        """The error for a backward analysis that acts on the forward op names backward=False."""
         tool = self.probe("mul", before_backward=lambda c: getattr(c, method)(nothing))
         with pytest.raises(PassedPointError, match=rf"(?i){method}.*mul.*backward=False"):
             self.train(self.multiplication(), tool)

@@ -67,7 +67,7 @@ class BackwardOpTests(ContractTests):
 
     @requires(Capability.BACKWARD, Capability.USER_OPS)
     def test_backward_ops_of_the_user_are_no_forward_ops(self) -> None:
-        """The operators that the gradient of a user's operator calls are no forward ops."""
+        """The operators that the gradient of a user's operator calls are not forward ops."""
         _, function = self.fw.user_op()
         program = self.fw.program(function, X)
         assert self.forward_ids(program.train) == self.forward_ids(program.run)
@@ -135,7 +135,7 @@ class BackwardOpTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_backward_context(self) -> None:
-        """A backward context tells of the backward op and of its forward op."""
+        """A backward context shows the backward op and its forward op."""
         seen: list[Any] = []
 
         def look(context: OpContext) -> None:

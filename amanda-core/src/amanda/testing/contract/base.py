@@ -100,7 +100,7 @@ class ContractTests:
         return results[-1]
 
     def parameter(self, values: Any) -> Any:
-        """A parameter; the test is skipped where the framework does not tell one."""
+        """A parameter; the test is skipped if the framework does not distinguish parameters."""
         if not self.fw.has_parameters:
             pytest.skip("the framework has no parameters")
         return self.fw.parameter(values)

@@ -70,7 +70,7 @@ class ContextTests(ContractTests):
         assert self.selected(program, "split", "insert_after_op") == [[X[0]], [X[1]]]
 
     def test_attributes(self) -> None:
-        """Arguments that are no tensors are attributes, by name."""
+        """Arguments that are not tensors are attributes, by name."""
         seen: list[Any] = []
         tool = self.probe("split", before=lambda c: seen.append(c.get_attrs()))
         self.run(self.fw.program(self.fw.split, X), tool)
@@ -241,7 +241,7 @@ class ContextTests(ContractTests):
         assert seen == [1, 1]
 
     def test_op_has_a_type(self) -> None:
-        """get_op() tells the operator's type."""
+        """get_op() has the operator's type."""
         seen: list[str] = []
         tool = self.probe(before=lambda c: seen.append(self.fw.type_of(c.get_op())))
         self.run(self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W), tool)
@@ -249,7 +249,7 @@ class ContextTests(ContractTests):
         assert [kind for kind in seen if kind in wanted] == wanted
 
     def test_id_has_a_type(self) -> None:
-        """An op id tells the type of its op."""
+        """An op id contains the type of its op."""
         ids: dict[str, list[str]] = {}
         tool = self.probe(
             before=lambda c: ids.setdefault(self.fw.type_of(c.get_op()), []).append(c.get_op_id())
@@ -266,7 +266,7 @@ class ContextTests(ContractTests):
 
     @requires(Capability.IN_PLACE)
     def test_id_of_an_in_place_op_has_its_type(self) -> None:
-        """The id of an in-place op tells its type; it is not that of the op it adds to."""
+        """The id of an in-place op contains its own type, not that of the op it adds to."""
         ids: list[str] = []
         tool = self.probe("add_inplace", before=lambda c: ids.append(c.get_op_id()))
         others: list[str] = []
@@ -326,7 +326,7 @@ class ContextTests(ContractTests):
         assert context["key"] == "value"
 
     def test_namespace(self) -> None:
-        """A context tells the namespace: framework, version and mode."""
+        """A context has the namespace: framework, version and mode."""
         assert len(self.namespace().tags) >= 2
 
     def test_ids_are_equal_across_iterations(self) -> None:

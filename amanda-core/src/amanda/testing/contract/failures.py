@@ -27,7 +27,7 @@ Analyse = Callable[[OpContext], Any]
 
 
 class FailureTests(ContractTests):
-    """Exceptions of tools reach the user as they are."""
+    """Exceptions of tools reach the user unchanged."""
 
     def failure(self, **analyses: Analyse) -> BaseException:
         """The exception that reaches the user from a training run of ``X * W``."""

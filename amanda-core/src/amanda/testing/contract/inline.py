@@ -124,7 +124,7 @@ class InlineTests(ContractTests):
         assert (result, counter.count) == ([times(product(X, W), 2.0)], 4)
 
     def test_a_counter_of_a_subclass(self) -> None:
-        """What a subclass of Counter does at each execution is done."""
+        """The code of a subclass of Counter runs at each execution."""
         seen: list[int] = []
 
         class Noting(Counter):
@@ -380,7 +380,7 @@ class InlineTests(ContractTests):
         assert found == [0]
 
     def test_a_check_of_a_subclass(self) -> None:
-        """What a subclass of Check does at each execution is done."""
+        """The code of a subclass of Check runs at each execution."""
         seen: list[int] = []
 
         class Noting(Check):
@@ -392,8 +392,8 @@ class InlineTests(ContractTests):
         assert seen == [1, 1]
 
     def test_a_check_whose_function_raises(self) -> None:
-        """What the function of a check raises reaches the program, and the next execution is
-        checked again."""
+        """An exception of a check's function reaches the program, and the next execution is checked
+        again."""
 
         def fail(*_: Any) -> None:
             raise ValueError("not finite")
@@ -483,7 +483,7 @@ class InlineTests(ContractTests):
         assert counter.count == sum(one.amount for one in sums) == 12
 
     def test_a_sum_of_a_subclass(self) -> None:
-        """What a subclass of ShapeSum does at each execution is done."""
+        """The code of a subclass of ShapeSum runs at each execution."""
         seen: list[int] = []
 
         class Noting(ShapeSum):

@@ -17,7 +17,7 @@ from amanda.tool import disabled
 
 
 class InterruptTests(ContractTests):
-    """What is left when an interrupt comes at some line."""
+    """The state that is left after an interrupt at any line."""
 
     def acting(self) -> Probe:
         """A tool with a routine at every point that the driver has."""
@@ -74,7 +74,8 @@ class InterruptTests(ContractTests):
             assert (str(point), look()) == (str(point), before)
 
     def looking(self) -> Callable[[], Any]:
-        """A function that tells the state of the process, and what a program does then."""
+        """A function that describes the state of the process and the behaviour of a program in
+        it."""
         unpatched = watched.snapshot(self.fw.watched)
 
         def look() -> Any:

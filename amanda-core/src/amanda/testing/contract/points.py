@@ -141,7 +141,8 @@ class PointTests(ContractTests):
     @requires(Capability.MODULES)
     @pytest.mark.parametrize("place", ["forward pass", "module"])
     def test_passes_are_told_after_one_that_a_routine_has_prevented(self, place: str) -> None:
-        """Where a routine raises as a forward pass or a module begins, the next passes are told."""
+        """After a routine has raised at the begin of a forward pass or a module, later passes are
+        reported."""
         tool, failing, calls = Passed(), Tool(), []
 
         def fail(point: PointContext) -> None:
@@ -178,7 +179,7 @@ class PointTests(ContractTests):
             assert context.begin <= context.end
 
     def test_the_program_ends_an_iteration(self) -> None:
-        """``amanda.new_iteration()`` ends one where nothing else tells."""
+        """``amanda.new_iteration()`` ends an iteration whose end cannot be detected."""
         tool = Passed()
         with self.apply(tool):
             new_iteration()
@@ -220,7 +221,7 @@ class PointTests(ContractTests):
 
     @requires(Capability.MODULES)
     def test_operators_of_modules_are_of_the_forward_phase(self) -> None:
-        """What a module runs belongs to the forward phase."""
+        """Operators that a module runs belong to the forward phase."""
         phases: list[str] = []
         tool = self.probe("linear", before=lambda c: phases.append(c.get_phase()))
         self.run(self.fw.program(self.fw.model(W), X), tool)

@@ -51,7 +51,7 @@ class RoutineTests(ContractTests):
         assert self.after(lambda t: self.fw.scale(t, 2.0)) == times(product(X, W), 2.0)
 
     def test_a_substitute_is_told(self) -> None:
-        """A tool that follows tensors is told what takes the place of an output."""
+        """A tool that tracks tensors is notified of the substitute of an output."""
 
         class Follow(Tool):
             def __init__(self) -> None:
@@ -77,7 +77,7 @@ class RoutineTests(ContractTests):
         assert all(output is not read[0] for output in outputs)
 
     def test_a_tool_that_fails_where_it_is_told_is_named(self) -> None:
-        """An exception in what is told of a substitute has a note with tool and operator."""
+        """An exception in note_substitute() has a note with tool and operator."""
 
         class Follow(Tool):
             def note_substitute(self, output: Any, substitute: Any) -> None:

@@ -240,7 +240,7 @@ class ScopeTests(ContractTests):
         assert len([op_id for op_id in seen if self.fw.types["mul"] in op_id]) <= 2
 
     def test_statistics(self) -> None:
-        """apply.statistics tells how many ops were seen and instrumented."""
+        """apply.statistics has the numbers of ops seen and instrumented."""
         with self.apply(self.counter([])) as scope:
             self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W).run()
         assert scope.statistics.ops_seen >= 2
@@ -248,7 +248,7 @@ class ScopeTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_statistics_of_backward_ops(self) -> None:
-        """apply.statistics tells how many backward ops were seen."""
+        """apply.statistics has the number of backward ops seen."""
         seen: list[str] = []
         with self.apply(self.probe(before_backward=lambda c: seen.append("op"))) as scope:
             self.multiplication().train()

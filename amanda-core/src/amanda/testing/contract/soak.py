@@ -12,7 +12,7 @@ _BYTES = 100
 
 
 class SoakTests(InterruptTests):
-    """What many scopes leave behind."""
+    """The objects and memory that many scopes leave behind."""
 
     def test_many_scopes_leave_nothing(self) -> None:
         """Neither patches, modes, threads nor memory grow with the scopes that have ended.

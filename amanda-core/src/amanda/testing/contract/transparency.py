@@ -139,7 +139,7 @@ class TransparencyTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_tensors_die(self) -> None:
-        """A tensor of the model dies when the model lets go of it, without garbage collection."""
+        """A tensor of the model dies when the model drops it, without garbage collection."""
         alive: list[Callable[[], Any]] = []
 
         def follow(*tensors: Any) -> None:

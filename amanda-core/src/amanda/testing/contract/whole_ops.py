@@ -199,7 +199,7 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.SECOND_ORDER)
     def test_second_order(self) -> None:
-        """Whole-operator routines leave gradients of gradients as they are."""
+        """Whole-operator routines do not change gradients of gradients."""
         program = self.fw.program(lambda x: self.fw.mul(self.fw.mul(x, x), x), X)
 
         def analyse(context: OpContext) -> None:

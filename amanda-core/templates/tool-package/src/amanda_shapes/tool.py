@@ -14,7 +14,7 @@ from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import ReportingTool
 
 Shapes = tuple[tuple[int, ...] | None, ...]
-"""The shapes of all outputs of one execution; None for an output that is no tensor."""
+"""The shapes of all outputs of one execution; None for an output that is not a tensor."""
 
 
 @attrs.frozen(kw_only=True)

@@ -49,7 +49,7 @@ _FEWEST_EQUAL = 3
 """A table with fewer rows keeps columns with one value."""
 
 _LONGEST_EQUAL = 60
-"""Characters of a value that is told below a table; a column of longer ones stays."""
+"""Characters of a value that is listed below a table; a column with longer ones stays."""
 
 _NAMING = frozenset({"type", "kind", "tensor", "output"})
 """Columns that stand before the figures, beside the first one."""
@@ -59,7 +59,7 @@ _COUNTS = frozenset({"executions", "calls", "elements", "macs"})
 """Figures that stand behind the others: what they count is in those, too."""
 
 _NAMES = frozenset({"module", "op", "id", "path", "output", "shape"})
-"""Columns of names: the modules ``0``, ``0.1`` and ``0.10`` of nested lists are no amounts, nor
+"""Columns of names: the modules ``0``, ``0.1`` and ``0.10`` of nested lists are not amounts, nor
 is a shape, ``4 x 10``."""
 
 
@@ -210,7 +210,7 @@ def make_column(
         return {"name": name, "numeric": True, "values": cells, **({"unit": unit} if unit else {})}
     texts = ["" if cell is None else str(cell) for cell in cells]
     keys = [_amount(text) for text in texts]
-    # Names such as "0" and "4", of modules in a list, are no amounts.
+    # Names such as "0" and "4", of modules in a list, are not amounts.
     is_named = name in _NAMES or (
         names and all(text.isdecimal() for text in there if isinstance(text, str))
     )
@@ -277,6 +277,6 @@ def _amount(text: str) -> float | None:
     if found is None:
         return None
     number, prefix, unit = found.groups()
-    # "12 M" is twelve million, but the "G" of "3 Generations" is no prefix.
+    # "12 M" is twelve million, but the "G" of "3 Generations" is not a prefix.
     factor = _PREFIXES[prefix or ""] if len(unit or "") <= 5 else 1.0
     return float(number.replace(",", "")) * factor

@@ -15,7 +15,7 @@ _WELL = "normally"
 """The note of a run whose program has ended without an error."""
 
 _LEAST_SHARE = 0.01
-"""Percentages below it are told as such."""
+"""Smaller percentages are shown as "below" it."""
 
 _LEAD = {
     "command": "command", "rank": "rank", "program ended": "ended", "not seen": "not seen",
@@ -24,7 +24,7 @@ _LEAD = {
 there."""
 
 _NOTHING_SAVED = "saved_bytes"
-"""A figure that is not told where it is 0: an evaluation saves nothing for a backward pass."""
+"""A figure that is left out if it is 0: an evaluation saves nothing for a backward pass."""
 
 
 def describe_run(report: RunReport, model: ModelView | None) -> dict[str, str]:
@@ -56,7 +56,7 @@ def _batch_of(tools: Sequence[ToolReport]) -> str:
 
 
 def program_of(report: RunReport) -> str:
-    """Return the name of the program of a run; "" where no fact tells it."""
+    """Return the name of the program of a run; "" if it is not among the facts."""
     words = str(report.facts.get("command", "")).partition(" -- ")[2].split()
     names = [word for word in words if word.endswith(".py")] or words
     return names[0].rpartition("/")[2] if names else ""

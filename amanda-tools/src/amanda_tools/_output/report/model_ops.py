@@ -109,9 +109,9 @@ class ModelOp:
 
 
 def merge_ops(tools: Sequence[ToolReport]) -> dict[str, ModelOp]:
-    """Return all operators that the results tell of, by id, in the order of the longest result."""
+    """Return all operators in the results, by id, in the order of the longest result."""
     results = [tool.result for tool in tools if isinstance(tool.result, Mapping)]
-    # Results with edges tell the order of the run; others may be sorted by their figures.
+    # Results with edges are in the order of the run; others may be sorted by their figures.
     steps = steps_of(tools)
     results.sort(key=lambda result: not isinstance(result.get("edges"), (list, tuple)))
     found: dict[str, ModelOp] = {}
@@ -127,7 +127,7 @@ def merge_ops(tools: Sequence[ToolReport]) -> dict[str, ModelOp]:
 
 
 def _count_parameters_once(ops: Mapping[str, ModelOp], result: Mapping[str, Any]) -> None:
-    """Leave each parameter with one operator of its module, where the tool tells their sum.
+    """Assign each parameter to one operator of its module, if the tool gives their sum.
 
     In Keras a reshape reads the weight before the product does.
     """
@@ -237,7 +237,7 @@ def _in_step(op: ModelOp, row: Mapping[str, Any], steps: int) -> Mapping[str, An
 
 
 def run_text(op: ModelOp) -> str:
-    """Write the sums over the whole run; "" where they are not told."""
+    """Format the sums over the whole run; "" if they are not known."""
     calls = op.run.get("calls")
     texts = [] if calls is None else [f"{calls:,.0f} execution{'' if calls == 1 else 's'}"]
     texts += [
@@ -303,13 +303,13 @@ def _device(row: Mapping[str, Any]) -> str:
 
 
 def has_last_step(tools: Iterable[ToolReport]) -> bool:
-    """Whether any tool tells the figures of the last step."""
+    """Whether any tool has the figures of the last step."""
     results = [tool.result for tool in tools if isinstance(tool.result, Mapping)]
     return any("per_step" in row for result in results for row in rows_of(result))
 
 
 def steps_of(tools: Sequence[ToolReport]) -> int:
-    """Return the number of steps of the run; 0 where no tool tells it."""
+    """Return the number of steps of the run; 0 if no tool has it."""
     for tool in tools:
         summary = tool.result.get("summary") if isinstance(tool.result, Mapping) else None
         steps = summary.get("steps") if isinstance(summary, Mapping) else None

@@ -37,7 +37,7 @@ _FEW_OPS = 12
 """Operators in a row that are not folded among many children."""
 
 _FEW_TYPES = 3
-"""A module of operators of at most so many types is told by them."""
+"""A module without a type is described by its operators, if they have at most this many types."""
 
 _DIGITS = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"[0-9]+$")
@@ -153,7 +153,7 @@ class Node:
 
 
 def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
-    """Make the tree of a run; None if no tool tells of operators, or of too many."""
+    """Create the tree of a run; None if no tool has rows of operators, or if there are too many."""
     ops = merge_ops(tools)
     if not ops or len(ops) > MAX_OPS:
         return None
@@ -186,7 +186,7 @@ def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
 
 
 _NOT_ZERO = ("not_finite", "saved_bytes")
-"""Figures that tell nothing where all are zero: of what TensorFlow saves, no byte is seen."""
+"""Figures that are left out if all are zero: the bytes that TensorFlow saves cannot be seen."""
 
 
 def _is_told(figure: Figure, ops: Mapping[str, ModelOp]) -> bool:

@@ -30,7 +30,7 @@ _FEW = 6
 """A list with at most so many plain values is shown as a figure, not as a table."""
 
 _MANY = 24
-"""A mapping with more entries that are no figures is one table, not one table per entry."""
+"""A mapping with more entries that are not figures is one table, not one table per entry."""
 
 
 def document_of(report: RunReport) -> Document:
@@ -117,7 +117,7 @@ def section_of(tool: ToolReport) -> Section:
 
 
 def _sentence(table: Table) -> str:
-    """Return what is said instead of a table without rows."""
+    """Return the text that replaces a table without rows."""
     tells_it = not table.columns or any(letter.isdigit() for letter in table.title)
     return table.title if tells_it else f"{table.title}: none"
 
@@ -167,7 +167,7 @@ def _of_mapping(title: str, value: Mapping[str, Any], is_open: bool) -> Iterator
     elif all(isinstance(v, Mapping) for v in values) and (
         len(values) > _FEW or all(_is_plain(leaf) for v in values for leaf in v.values())
     ):
-        # by_type: the heading of the names is what they are of.
+        # by_type: "type" is the heading of the names.
         kind = title.rpartition("by ")[2]
         kind = "" if any(kind in item for item in values) else kind
         rows = [{kind: name, **item} for name, item in value.items()]
@@ -197,7 +197,7 @@ def _operators(ops: Any) -> list[PageTable]:
 
 
 def _with_step(op: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The figures of the last step in the place of those of the run, which come after them."""
+    """The figures of the last step first, followed by those of the run."""
     step = op.get("per_step")
     if not isinstance(step, Mapping):
         return op

@@ -197,7 +197,7 @@ class TorchArithmetic(Arithmetic):
 
     def shape(self, tensor: Any) -> list[int]:
         # A nested tensor of the strided layout raises when it is asked for its shape, and that of
-        # the jagged one has a size that is no number.
+        # the jagged one has a size that is not a number.
         return [] if tensor.is_nested else super().shape(tensor)
 
     def dtype(self, tensor: Any) -> str:

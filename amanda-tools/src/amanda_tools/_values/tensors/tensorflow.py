@@ -85,7 +85,7 @@ class TensorFlowArithmetic(Arithmetic):
 
     def assign(self, target: Any, array: Array) -> None:
         if not hasattr(target, "assign"):
-            raise TypeError(f"{type(target).__name__} is a value and no variable")
+            raise TypeError(f"{type(target).__name__} is a value, not a variable")
         target.assign(self.constant(array, target))
 
     def train_in_backward(

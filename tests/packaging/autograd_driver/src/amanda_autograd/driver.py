@@ -28,7 +28,7 @@ Vjp = Callable[[list[Any]], list[Any]]
 
 
 class Known(functools.partial):  # type: ignore[type-arg]
-    """The vector-Jacobian product of a node that is no backward operator of the user's."""
+    """The vector-Jacobian product of a node that is not a backward operator of the user's."""
 
 
 def is_operator(operator: Any) -> bool:
