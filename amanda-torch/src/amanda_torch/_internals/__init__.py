@@ -62,6 +62,7 @@ from amanda_torch._internals.compiler import (
     look_up_handlers,
     not_captured,
     not_taken,
+    not_traced,
     program_frame,
     runs_higher_order,
 )
@@ -353,6 +354,7 @@ __all__ = [
     "node_sequence",
     "not_captured",
     "not_taken",
+    "not_traced",
     "observing_operator",
     "overrides",
     "own_members",
