@@ -62,6 +62,44 @@ def test_generators_of_the_program_are_left_alone() -> None:
         assert all(torch.equal(run(), vanilla) for _ in range(2))
 
 
+def test_changes_in_place_that_draw_from_a_generator_are_not_repeated() -> None:
+    """An operator in place that draws from a generator of the program's runs once."""
+    torch.manual_seed(0)
+    x = torch.randn(32, 32, requires_grad=True)
+
+    def run() -> Any:
+        generator = torch.Generator().manual_seed(7)
+        y = x.sin() * 2
+        z = y.masked_fill(y > 0, 0.5)
+        z.uniform_(-1, 1, generator=generator)
+        (z * x).sum().backward()
+        return generator.get_state()
+
+    vanilla = run()
+    with amanda.apply(RematTool(budget="1KiB")):
+        assert all(torch.equal(run(), vanilla) for _ in range(3))
+
+
+def test_transforms_that_take_no_hooks_run_as_ever() -> None:
+    """Operators run where hooks on saved tensors are refused, as under ``torch.func``."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2)
+
+    def run() -> Any:
+        torch.manual_seed(1)
+        x = torch.randn(4, 4, requires_grad=True) * 1
+        for _ in range(2):
+            y = torch.tanh(x)
+            model(y, x)
+            gradient = torch.func.grad(lambda value, y=y: (value.sin() * y).sum())(y)
+        return gradient.detach()
+
+    vanilla = run()
+    with amanda.apply(RematTool()):
+        assert all(torch.equal(run(), vanilla) for _ in range(3))
+
+
 def test_statistics_are_updated_once() -> None:
     """A batch norm that runs again does not count its batch again."""
     torch.manual_seed(0)

@@ -31,6 +31,7 @@ _IS_STACKED = ("torch._C._functorch", "is_batchedtensor")
 _STACKED_AXIS = ("torch._C._functorch", "maybe_get_bdim")
 _IS_OLD_BATCH = ("torch._C._functorch", "is_legacy_batchedtensor")
 _NO_TRANSFORM = ("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack")
+_TAKES_HOOKS = ("torch._C._autograd", "_saved_tensors_hooks_is_enabled")
 _NO_OVERRIDES = ("torch._C", "DisableTorchFunctionSubclass")
 _SYMBOLS = (
     _PROFILER_ENABLED,
@@ -43,6 +44,7 @@ _SYMBOLS = (
     _STACKED_AXIS,
     _IS_OLD_BATCH,
     _NO_TRANSFORM,
+    _TAKES_HOOKS,
     _NO_OVERRIDES,
 )
 _SAVED_PREFIX = "_raw_saved_"
@@ -78,6 +80,18 @@ def missing() -> list[str]:
     if not list(raw_saved_tensors((tensor * tensor).grad_fn)):
         found.append(f"torch.autograd.graph.Node.{_SAVED_PREFIX}*")
     return found
+
+
+def takes_saved_tensor_hooks() -> bool:
+    """True if hooks on saved tensors can be entered here.
+
+    Under ``torch.func.grad`` and its like, and where a program has turned them off by
+    ``torch.autograd.graph.disable_saved_tensors_hooks``, entering them raises. There is no public
+    way to ask (2.13). Without the symbol the answer is True.
+    """
+    module, name = _TAKES_HOOKS
+    enabled = getattr(importlib.import_module(module), name, None)
+    return enabled is None or bool(enabled())
 
 
 def is_profiling() -> bool:

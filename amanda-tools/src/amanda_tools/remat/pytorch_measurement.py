@@ -170,7 +170,7 @@ class TorchMeasurement(Measurement):
         others = set(self._read(context)) - changed
         if len(changed) != 1 or maker.obstacle or others & later or not self.is_own(context):
             return False
-        if not all(map(torch.equal, before.random, random_states())):
+        if _has_generator(context) or not all(map(torch.equal, before.random, random_states())):
             return False
         inputs, target = context.get_inputs(), before.target
         rest = [None if tensor is None else tensor.detach() for tensor in inputs[1:]]
@@ -252,9 +252,14 @@ def _obstacle(
         return "it makes a view"
     if not all(is_plain(tensor) for tensor in (*inputs, *outputs)):
         return "its tensors are of a special kind"
-    if any(isinstance(value, torch.Generator) for value in context.get_attrs().values()):
+    if _has_generator(context):
         return "it draws from a random generator of its own"
     return ""
+
+
+def _has_generator(context: OpContext) -> bool:
+    """Whether the program has passed a generator, whose state would be another one afterwards."""
+    return any(isinstance(value, torch.Generator) for value in context.get_attrs().values())
 
 
 def _again(name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from amanda.interface.calls import OpFunction
 from amanda.state import Lock
-from amanda_tools._internals import version_of
+from amanda_tools._internals import takes_saved_tensor_hooks, version_of
 from amanda_tools.remat.recorded_runs import (
     Autocast,
     Follower,
@@ -58,7 +58,7 @@ class Recomputer:
 
     def run(self, *inputs: Any, function: OpFunction, op_id: str, names: Sequence[str]) -> Any:
         """Replacement routine: run the operator, with tickets for what it saves."""
-        if not torch.is_grad_enabled():
+        if not (torch.is_grad_enabled() and takes_saved_tensor_hooks()):
             return function(*inputs)
         execution = None
         if op_id in self._recomputed:

@@ -410,6 +410,16 @@ def not_captured(*, recursive: bool = False, always: bool = False) -> Any:
     return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=always)
 
 
+def not_traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that Dynamo is to call and not to trace where code calls it that it captures.
+
+    The mark of ``torch.compiler.disable``, whose own way imports Dynamo (2.13).
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "of Amanda"  # type: ignore[attr-defined]
+    return function
+
+
 def has_reached_limit(converted: Any) -> bool:
     """Whether Dynamo has given a frame up because its code was captured too often."""
     from torch._C._dynamo import eval_frame

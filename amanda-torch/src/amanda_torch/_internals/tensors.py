@@ -68,6 +68,10 @@ base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_b
 is_view: Callable[[torch.Tensor], bool] = symbol("torch.Tensor._is_view")
 """Whether autograd treats a tensor as a view."""
 
+# ``as_subclass`` makes a view, which autograd treats as one, of a tensor without gradients, too.
+make_subclass: Callable[[type, torch.Tensor], torch.Tensor] = symbol("torch.Tensor._make_subclass")
+"""An alias of a tensor as one of another class: outside of autograd's graph, and no view."""
+
 shares_storage: Callable[[torch.Tensor, torch.Tensor], bool] = symbol("torch._C._is_alias_of")
 
 _use_count = symbol("torch._C._storage_Use_Count")

@@ -48,7 +48,7 @@ def substitute(old: Any, new: torch.Tensor, action: Action) -> torch.Tensor:
         RoutineResultError: the shape differs, so that the gradient cannot pass.
     """
     if action.differentiable or old is None:
-        return new
+        return new if old is None else _with_attributes(new, old, new)
     nested = old.is_nested or new.is_nested
     if not nested and old.shape != new.shape:
         raise RoutineResultError(
@@ -58,19 +58,79 @@ def substitute(old: Any, new: torch.Tensor, action: Action) -> torch.Tensor:
         )
     if action.kind in (ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP):
         new = new.to(old.dtype)
+    return _with_attributes(_passing_through(old, new), old, new)
+
+
+def _passing_through(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """`new`, with the gradient passing straight through to `old`."""
     transformed = _internals.in_functorch() or _internals.in_forward_ad()
     if transformed and is_differentiable(new):
         passed: torch.Tensor = AmandaSubstituteInTransform.apply(old, new)
         return passed
     if not (torch.is_grad_enabled() and old.requires_grad and is_differentiable(new)):
-        return of_class(new, new.detach()) if new.requires_grad else new
+        return _value_of(new) if new.requires_grad else new
     value = new.detach()
     if _internals.shares_storage(old, new):
         # A later in-place operator on the result would change `old`, which autograd may have saved.
         value = value.clone()
-    value = of_class(new, value)
-    result: torch.Tensor = _internals.apply_function(AmandaSubstitute, old, [value])
+    result: torch.Tensor = _internals.apply_function(AmandaSubstitute, old, [_as_value(new, value)])
     return result
+
+
+def _value_of(new: torch.Tensor) -> torch.Tensor:
+    """Another tensor of the same class and values, outside of autograd's graph."""
+    return _as_value(new, new.detach())
+
+
+def _as_value(new: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """`value`, which has no place in autograd's graph, as a tensor of the class of `new`.
+
+    As :func:`of_class`, but no view: PyTorch forbids to write into a view that an
+    ``autograd.Function`` returns.
+    """
+    cls = type(new)
+    is_other = type(value) is not cls and _internals.overrides(new)
+    return _internals.make_subclass(cls, value) if is_other else value
+
+
+def _with_attributes(value: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """`value` with the Python attributes of `old` that it lacks, which the program may read.
+
+    Args:
+        value: takes the place of `old`.
+        new: what the routine has returned.
+    """
+    missing = _attributes_lacking(value, old)
+    if missing and value is new and not new.requires_grad:
+        # It may be a tensor of the tool's, or another one of the program's.
+        value = _value_of(new)
+        missing |= vars(new)
+    vars(value).update(missing)
+    return value
+
+
+def _attributes_lacking(value: torch.Tensor, old: torch.Tensor) -> dict[str, Any]:
+    """The Python attributes of a tensor that another one lacks, which takes its place.
+
+    Those of PyTorch's own classes are not for another tensor: fake tensors remember what they were
+    asked for.
+    """
+    cls = type(old)
+    if cls in _internals.PLAIN_TENSORS:
+        is_kept = type(value) in _internals.PLAIN_TENSORS
+    else:
+        is_kept = type(value) is cls and not cls.__module__.startswith("torch.")
+    if not (is_kept and vars(old)):
+        return {}
+    has = vars(value)
+    return {name: item for name, item in vars(old).items() if name not in has}
+
+
+def alias_for(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """`value`, an alias of `old` that takes its place, with its class and its attributes."""
+    alias = of_class(old, value)
+    vars(alias).update(_attributes_lacking(alias, old))
+    return alias
 
 
 def of_class(new: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ from amanda_torch.autograd.nodes import (
     node_name,
     set_alias,
 )
-from amanda_torch.autograd.substitution import of_class
+from amanda_torch.autograd.substitution import alias_for
 
 
 class WholeOperator(OperatorGradients):
@@ -163,7 +163,7 @@ def _gathered(
     results = _internals.apply_function(identity, selected, *tensors)
     values = list(values)
     for position, result in zip(positions, results, strict=True):
-        values[position] = of_class(values[position], result)
+        values[position] = alias_for(values[position], result)
     return values
 
 
@@ -218,6 +218,9 @@ def _alias(value: Any) -> Any:
         return value
     with _internals.no_dispatch_modes():
         alias = torch.ops.aten.alias.default(value)
+    set_alias(alias.grad_fn)
+    # Of a class that overrides operators, another node makes it one.
+    alias = alias_for(value, alias)
     set_alias(alias.grad_fn)
     return alias
 

@@ -273,6 +273,8 @@ class OptimizerSteps:
 
         return step
 
+    # In a compiled step Dynamo would trace them, and warn of the clock.
+    @_internals.not_traced
     def _begins(self, optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         tracker = self._current.interceptor
         is_alone = not any(callable(value) for value in (*args[1:], *kwargs.values()))
@@ -280,6 +282,7 @@ class OptimizerSteps:
             tracker.go_to(tracker.outside("optimizer"))
         self._dispatcher.points.optimizer_begins()
 
+    @_internals.not_traced
     def _has_ended(self, *_: Any) -> None:
         tracker = self._current.interceptor
         if tracker is not None and tracker.frame.phase == "optimizer":

@@ -23,6 +23,7 @@ from amanda.interface.action import Action, ActionKind
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaOperator
 from amanda_torch.autograd.nodes import edge_of
+from amanda_torch.autograd.substitution import alias_for
 from amanda_torch.autograd.user_functions import (
     FunctionNode,
     created_nodes,
@@ -465,7 +466,7 @@ class Operation:
         new = _internals.apply_function(
             AmandaOperator, vjp, len(outputs), *outputs, *[values[i] for i in positions]
         )
-        return with_tensors(result, outputs, list(new))
+        return with_tensors(result, outputs, [*map(alias_for, outputs, new)])
 
 
 def _write(value: Any, target: Any) -> None:
