@@ -14,6 +14,7 @@ operators. While such a graph is replayed,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, overload
 
 import attrs
@@ -39,7 +40,7 @@ from amanda_tensorflow.graphs.shared_gradients import shared_gradient
 from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Site
 from amanda_tensorflow.graphs.sliced_gradients import SlicedGradients, indexing_ops
 from amanda_tensorflow.graphs.variable_values import ReadVariable, value_of
-from amanda_tensorflow.graphs.vjp import product, through
+from amanda_tensorflow.graphs.vjp import after_routines, product, through
 from amanda_tensorflow.operators.description import input_names
 from amanda_tensorflow.operators.gradient_shapes import checked, gradient_shapes
 from amanda_tensorflow.operators.types import is_op
@@ -534,13 +535,14 @@ class GraphGradients:
         gradients = [self._given(site, call, i) for i in range(len(call.grad_outputs))]
         actions = view.plan.before_backward if view.plan else ()
         segments = view.state.after if view.state else ()
+        routines = view.state.routines if view.state else ()
         replaces = view.plan is not None and view.plan.replace_backward is not None
         with tf.name_scope(f"amanda/{call.forward.name}/grad_outputs/"):
             slices = SlicedGradients(site, call.output_slices, gradients)
             is_whole = bool(segments) or replaces or self._is_replaced(site, call)
             gradients = slices.made_dense(None if is_whole else actions)
             for segment in reversed(segments):
-                gradients = through(segment, gradients)
+                gradients = after_routines(routines, gradients, partial(through, segment))
             for action in actions:
                 gradients = self._dispatcher.run(action, gradients)
             if not self._is_replaced(site, call):
@@ -578,7 +580,10 @@ class GraphGradients:
                 gradients = checked(gradients, replace, gradient_shapes(building.likes))
             elif replaced is not None:
                 before = len(self._building.graph.get_operations())
-                gradients = product(*replaced, work.outputs, wanted)
+                routines = state.routines if state is not None else ()
+                gradients = after_routines(
+                    routines, work.outputs, lambda given: product(*replaced, given, wanted)
+                )
                 gradients = self.captures.added(site, call, replaced[0], gradients)
                 self._rewrite_branches(before)
                 gradients = slices.as_tensors(gradients)

@@ -377,6 +377,7 @@ class Instrument:
         inserted = building.routines[since:]
         nodes = [routine.op for routine in inserted if isinstance(routine, RunTimeRoutine)]
         nodes += [node for node in building.controls if node not in nodes]
+        state.routines = nodes
         readers = list(readers_of(op))
         final = building.awaited(outputs, readers)
         saved = list(computed)
