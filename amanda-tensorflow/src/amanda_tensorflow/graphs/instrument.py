@@ -428,6 +428,7 @@ class Instrument:
             result = self.dispatcher.replace(action, given)
             outputs = replaced_outputs(result, action, len(op.outputs), tf.is_tensor)
         made = self.building.graph.get_operations()[before:]
+        self.building.enter_loop(made, given)
         outputs = [_internals.identity(t) for t in outputs]
         state.replaced = given, outputs
         captured = captured_tensors(made, given)
