@@ -833,6 +833,22 @@ def test_reference_variables_and_an_iterator() -> None:
     assert scope.statistics.not_seen == {"graphs that cannot be copied": 1}
 
 
+def test_a_changed_reference_is_an_error() -> None:
+    """A variable of TensorFlow 1's reference kind stays; the error says what may be changed."""
+    v = tf1.get_variable("v", initializer=3.0, use_resource=False)
+    tool = amanda.Tool()
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "Identity":
+            context.insert_before_op(tf.identity)
+
+    tool.add_inst_for_op(analyse)
+    session = started()
+    wanted = "changes tensor 0 of .* float32.*a variable itself.*where its value is used"
+    with amanda.apply(tool), pytest.raises(amanda.errors.CapabilityError, match=wanted):
+        session.run(tf.identity(v))
+
+
 def test_a_run_that_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no copy of a run can be made, the program runs vanilla and says why."""
 
