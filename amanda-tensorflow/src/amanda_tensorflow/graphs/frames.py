@@ -33,7 +33,7 @@ def run_in_order(graph: Any, entries: Sequence[Any]) -> None:
 
     Args:
         graph: of the copy, whose operators are in an order in which it may run.
-        entries: the operators by which values enter the frames that were added to it last.
+        entries: the operators by which values enter the frames of loops in it.
     """
     operations = graph.get_operations()
     frames = _frames(operations)

@@ -225,10 +225,9 @@ class Replay:
                     self._add(site, op, late)
             for op, index, tensor in late:
                 _internals.update_input(site.ops[op.name], index, site.tensors[id(tensor)])
-        if site.parent is None and building.entries:
-            if building.has_python:
-                run_in_order(self._graph, building.entries)
-            building.entries.clear()
+        is_function = site.parent is None and not building.takes_feeds
+        if is_function and building.entries and building.has_python:
+            run_in_order(self._graph, building.entries)
 
     def _with_boundaries(
         self, site: Site, order: Sequence[Any]
@@ -399,7 +398,7 @@ class Replay:
         if self._marks is not None:
             self._marks.note(new)
         if kind in ENTRIES:
-            self._instrument.building.entries.append(new)
+            self._instrument.building.enter(new)
         device = op.device or site.device
         if device:
             _internals.set_device(new, device)
