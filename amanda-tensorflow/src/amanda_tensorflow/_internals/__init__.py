@@ -57,6 +57,7 @@ from amanda_tensorflow._internals.graphs import (  # noqa: E402
     unique_function_name,
     unique_name,
     update_input,
+    waiting_for,
 )
 from amanda_tensorflow._internals.runtime import (  # noqa: E402
     CONTEXT_HANDLE,
@@ -309,6 +310,7 @@ __all__ = [
     "variable_dtype",
     "variable_name",
     "variables_read",
+    "waiting_for",
     "write_variable",
     "zeros_like",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -346,6 +346,15 @@ def update_input(op: Any, index: int, tensor: Any) -> None:
 def add_control_input(op: Any, before: Any) -> None:
     """Let an operator of a graph wait for another one."""
     op._add_control_input(before)
+
+
+def waiting_for(graph: Any, before: Iterable[Any]) -> Any:
+    """Within it, operators that are added to a graph wait for others.
+
+    ``Graph.control_dependencies`` marks those with an attribute, and TensorFlow warns of it where
+    a session has run them already (2.16 to 2.21).
+    """
+    return graph._ControlDependenciesController(graph, list(dict.fromkeys(before)))
 
 
 def control_flow_of(op: Any) -> Any:

@@ -377,7 +377,7 @@ class Replay:
         self._relocate(site, attributes)
         if changes is not None:
             kind, attributes = changes(kind, attributes)
-        with graph.control_dependencies(None), graph.control_dependencies([*controls, *waits]):
+        with graph.control_dependencies(None), _internals.waiting_for(graph, [*controls, *waits]):
             if instead is not None:
                 return instead(inputs)
             new = with_shapes(
