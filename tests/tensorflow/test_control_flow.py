@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import function
 
 import amanda
+from amanda.errors import CapabilityError
 from tests.identity import Identity
 from tests.tensorflow import support
 from tests.tensorflow.programs import X, differentiated, placed
@@ -407,6 +409,33 @@ def weighted(x: Any) -> Any:
     return tf.while_loop(lambda i, _: i < ITERATIONS, body, [tf.constant(0), tf.constant(0.0)])[1]
 
 
+class InOrder(amanda.Tool):
+    """The iterations of :func:`weighted` as its routines meet them, forward and backward."""
+
+    def __init__(self, points: Collection[str], changes: bool) -> None:
+        super().__init__()
+        self.points, self.changes = points, changes
+        self.met: dict[str, list[int]] = {point: [] for point in points}
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.get_op().type == "Neg":
+            context.insert_after_op(tf.identity)
+        elif context.get_op().type == "Sin":
+            if "forward" in self.points:
+                context.insert_before_op(self.note, inputs=[0], point="forward")
+            if "backward" in self.points:
+                context.insert_before_backward_op(self.note, grad_outputs=[0], point="backward")
+
+    def note(self, tensor: Any, point: str) -> Any:
+        self.met[point].append(round(float(tensor[0, 0])))
+        return tf.identity(tensor) if self.changes else None
+
+    def assert_in_order(self) -> None:
+        numbers = {"forward": [*range(ITERATIONS)], "backward": [*range(ITERATIONS)][::-1]}
+        assert self.met == {point: numbers[point] for point in self.points}
+
+
 @pytest.mark.parametrize("is_inside", [True, False], ids=["tape inside", "tape outside"])
 @pytest.mark.parametrize("changes", [False, True], ids=["watching", "changing"])
 @pytest.mark.parametrize("points", [{"forward", "backward"}, {"backward"}], ids=len)
@@ -414,28 +443,121 @@ def test_routines_meet_the_iterations_of_a_loop_in_order(
     points: set[str], changes: bool, is_inside: bool
 ) -> None:
     """Those that depend on nothing of the iteration before, too, forward and backward."""
-    met: list[tuple[str, int]] = []
-
-    def note(name: str) -> Callable[[Any], Any]:
-        def routine(tensor: Any) -> Any:
-            met.append((name, round(float(tensor[0, 0]))))
-            return tf.identity(tensor) if changes else None
-
-        return routine
-
-    tool = amanda.Tool()
-
-    def analyse(context: amanda.OpContext) -> None:
-        if context.get_op().type == "Sin":
-            if "forward" in points:
-                context.insert_before_op(note("forward"), inputs=[0])
-            context.insert_before_backward_op(note("backward"), grad_outputs=[0])
-
-    tool.add_inst_for_op(analyse)
-    x = tf.zeros([64, 64])
+    tool, x = InOrder(points, changes), tf.zeros([64, 64])
     expected = gradient_in_graph(weighted, x, is_inside)
     with amanda.apply(tool):
         support.assert_same_bits([gradient_in_graph(weighted, x, is_inside)], [expected])
-    found = {point: [number for name, number in met if name == point] for point in points}
-    numbers = {"forward": [*range(ITERATIONS)], "backward": [*range(ITERATIONS)][::-1]}
-    assert found == {point: numbers[point] for point in points}
+    tool.assert_in_order()
+
+
+# -- loops of TensorFlow 1 ------------------------------------------------------
+
+
+@pytest.fixture
+def tensorflow_1() -> Iterator[None]:
+    """Loops and branches of graphs that are built within are those of TensorFlow 1."""
+    tf1.disable_control_flow_v2()
+    yield
+    tf1.enable_control_flow_v2()
+
+
+@pytest.mark.usefixtures("tensorflow_1")
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("changes", [False, True], ids=["watching", "changing"])
+@pytest.mark.parametrize("points", [{"forward", "backward"}, {"backward"}], ids=len)
+def test_routines_meet_the_iterations_of_a_loop_of_tensorflow_1_in_order(
+    points: set[str], changes: bool, stateful: bool
+) -> None:
+    """As those of other loops, also where a run is a function in the user's session."""
+    tool = InOrder(points, changes)
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [64, 64])
+        of: Any = x
+        if stateful:
+            once = tf.data.Dataset.from_tensors(1.0).repeat()
+            of = x * tf1.data.make_one_shot_iterator(once).get_next()
+        fetched = [y := weighted(of), tf1.gradients(y, x)[0]]
+        weight = graph.get_operation_by_name("while/Exit").outputs[0]
+        negative = -x
+    feeds = {x: np.zeros([64, 64], np.float32)}
+    with tf1.Session(graph=graph) as session:
+        expected = session.run(fetched, feeds)
+        with amanda.apply(tool):
+            # An earlier run of the loop has no routine there.
+            session.run([weight, negative], feeds)
+            support.assert_same_bits(session.run(fetched, feeds), expected)
+    tool.assert_in_order()
+
+
+def at_exp(routines: dict[str, Callable[..., Any]]) -> amanda.Tool:
+    """A tool with routines at each exponential, by action."""
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "Exp":
+            for action, routine in routines.items():
+                getattr(context, action)(routine)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    return tool
+
+
+def halved(x: Any) -> Any:
+    """A loop."""
+    return tf.while_loop(lambda i, _: i < 3, lambda i, h: (i + 1, tf.exp(h * 0.5) + x), [0, x])[1]
+
+
+@pytest.mark.usefixtures("tensorflow_1")
+def test_a_function_with_a_loop_of_tensorflow_1_is_called_twice() -> None:
+    """The copy has two loops, whose frames have names of their own."""
+    with tf.Graph().as_default() as graph:
+        tf.identity(halved(tf1.placeholder(tf.float32, [2], "x")), "y")
+    definition = graph.as_graph_def()
+
+    def imported(x: Any) -> Any:
+        return tf1.import_graph_def(definition, {"x:0": x}, ["y:0"])[0]
+
+    loop = tf1.wrap_function(imported, [tf.TensorSpec([2])])
+    program = tf.function(lambda x: loop(x) + loop(x + 1.0))
+    x = tf.constant([0.5, 1.0])
+    expected = program(x)
+    tool = Identity()
+    with amanda.apply(tool):
+        support.assert_same_bits([program(x)], [expected])
+    assert tool.calls
+
+
+@pytest.mark.usefixtures("tensorflow_1")
+@pytest.mark.parametrize("action", ["insert_after_op", "replace_op"])
+def test_traced_routines_use_constants_in_loops_of_tensorflow_1(action: str) -> None:
+    """What they make without any input runs in the frame of the loop."""
+
+    def doubled(x: Any) -> Any:
+        return (tf.exp(x) if action == "replace_op" else x) * tf.constant([2.0, 2.0])
+
+    x = [0.5, 1.0]
+    h = np.float32(x)
+    for _ in range(3):
+        h = np.exp(h * np.float32(0.5)) * 2 + np.float32(x)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        y = halved(tf.constant(x))
+        with amanda.apply(at_exp({action: amanda.traceable(doubled)})):
+            np.testing.assert_allclose(session.run(y), h, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("tensorflow_1")
+@pytest.mark.parametrize("replace", [lambda x: tf.exp(x), amanda.traceable(lambda x: tf.exp(x))])
+def test_a_gradient_in_a_loop_of_tensorflow_1_is_not_derived_anew(replace: Any) -> None:
+    """The error says so before the graph runs; a gradient that the tool gives is taken."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x = tf.constant([0.5, 1.0])
+        gradient = tf1.gradients(halved(x), x)[0]
+        with (
+            amanda.apply(at_exp({"replace_op": replace})),
+            pytest.raises(CapabilityError, match="in a loop of TensorFlow 1"),
+        ):
+            session.run(gradient)
+        given = {"replace_op": replace, "replace_backward_op": lambda gradient: gradient * 2.0}
+        with amanda.apply(at_exp(given)):
+            # Half of it returns by the product, and all by the sum: 1 + 1 * (1 + 1 * (1 + 1)).
+            support.assert_same_bits([session.run(gradient)], [np.float32([4.0, 4.0])])

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 import amanda
 from amanda.errors import RoutineResultError
+from amanda.tools.subgraph_rewriting import Op, SubgraphRewritingTool
+from tests.tensorflow import support
 
 X = np.array([[1.0, -2.0], [0.5, 3.0], [2.0, 1.0]])
 Supply = Callable[..., Any]
@@ -115,3 +117,97 @@ def test_an_exception_in_the_gradient_reaches_the_caller_as_itself(
         run()
     [note] = raised.value.__notes__
     assert note.startswith("amanda: raised in _Supplies.fail at op ")
+
+
+def _doubled(x: Any) -> Any:
+    return tf.exp(x) * 2.0
+
+
+def _squared(y: Any) -> Any:
+    return y * y
+
+
+class _AtExp(amanda.Tool):
+    """Has an action on each exponential."""
+
+    def __init__(self, action: str, routine: Callable[..., Any], **options: Any) -> None:
+        super().__init__()
+        self.action, self.routine, self.options = action, routine, options
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.get_op().type == "Exp":
+            getattr(context, self.action)(self.routine, **self.options)
+
+
+class _Differentiated(_AtExp):
+    """As `_AtExp`; its routine is differentiated."""
+
+    differentiable = True
+
+
+def _fused() -> amanda.Tool:
+    """Puts one function in the place of an exponential and the product that it takes."""
+    return SubgraphRewritingTool(Op("Exp", Op("Mul", "x", "y")), lambda x, y: tf.exp(x * y) * 2.0)
+
+
+def _of_product(x: Any, y: Any) -> Any:
+    """The gradient of one of them, for which the gradient of the fused function is captured."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        exponential = tf.exp(x * y)
+    return tape.gradient(exponential, x)
+
+
+def _of_gradient(x: Any, y: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        gradient = _of_product(x, y)
+    return tape.gradient(gradient, x)
+
+
+def _as_function(gradient: Callable[..., Any]) -> Callable[[], Any]:
+    function = tf.function(gradient)
+    return lambda: function(tf.constant(X), tf.constant(X + 1.0))
+
+
+def _as_session(gradient: Callable[..., Any]) -> Callable[[], Any]:
+    with tf.Graph().as_default() as graph:
+        fetched = gradient(tf.constant(X), tf.constant(X + 1.0))
+    session = tf.compat.v1.Session(graph=graph)
+    return lambda: session.run(fetched)
+
+
+@pytest.mark.usefixtures("without_optimizer")
+@pytest.mark.parametrize("mode", [_as_function, _as_session])
+@pytest.mark.parametrize("gradient", [_of_product, _of_gradient])
+@pytest.mark.parametrize("which", [{}, {"outputs": []}], ids=["outputs", "no outputs"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _AtExp("replace_op", _doubled),
+        lambda: _AtExp("replace_op", amanda.traceable(_doubled)),
+        lambda: _Differentiated("insert_after_op", _squared),
+        lambda: _Differentiated("insert_after_op", amanda.traceable(_squared)),
+        _fused,
+    ],
+    ids=["replaced", "traced", "differentiable", "traced differentiable", "fused"],
+)
+def test_routines_run_where_only_the_gradient_of_a_replacement_is_read(
+    make: Callable[[], amanda.Tool],
+    which: dict[str, Any],
+    gradient: Callable[..., Any],
+    mode: Callable[..., Any],
+) -> None:
+    """A gradient that is derived anew runs the replacement, and so the routines after it."""
+    runs: list[str] = []
+    after = _AtExp("insert_after_op", lambda *outputs: runs.append("exp"), **which)
+    changing, run = make(), mode(gradient)
+    with amanda.apply(changing):
+        run()  # A tool that rewrites does so from the second run on.
+        expected = np.asarray(run())
+    with amanda.apply(make(), after):
+        run()
+        runs.clear()
+        support.assert_same_bits([run()], [expected])
+    assert runs == ["exp"]

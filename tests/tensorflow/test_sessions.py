@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -831,6 +834,46 @@ def test_reference_variables_and_an_iterator() -> None:
     assert session.run(scaled) == 6.0
     assert tool.forward == {"Square": 1}
     assert scope.statistics.not_seen == {"graphs that cannot be copied": 1}
+
+
+GROWN = """
+import amanda
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+tool = amanda.Tool()
+tool.add_inst_for_op(lambda context: context.insert_after_op(lambda *outputs: None))
+with tf.Graph().as_default(), tf1.Session() as session, amanda.apply(tool):
+    first = tf.sin(tf.ones([2]))
+    with tf.control_dependencies([first.op]):
+        second = tf.cos(tf.ones([2]))
+    session.run(first)
+    session.run(second)
+"""
+
+
+def test_an_operator_that_has_run_is_not_changed() -> None:
+    """A later run that waits for it adds operators; TensorFlow would warn of a changed one."""
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", GROWN]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert "after it was run by a session" not in result.stderr
+
+
+def test_a_changed_reference_is_an_error() -> None:
+    """A variable of TensorFlow 1's reference kind stays; the error says what may be changed."""
+    v = tf1.get_variable("v", initializer=3.0, use_resource=False)
+    tool = amanda.Tool()
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "Identity":
+            context.insert_before_op(tf.identity)
+
+    tool.add_inst_for_op(analyse)
+    session = started()
+    wanted = "changes tensor 0 of .* float32.*a variable itself.*where its value is used"
+    with amanda.apply(tool), pytest.raises(amanda.errors.CapabilityError, match=wanted):
+        session.run(tf.identity(v))
 
 
 def test_a_run_that_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,6 @@ from tests.identity import Identity
 from tests.tensorflow import support
 from tests.tensorflow.programs import placed
 from tests.tensorflow.support import Counter, Session, Training, Watcher, tf1
-
-
-@pytest.fixture
-def without_optimizer() -> Iterator[None]:
-    """No graph optimizer, in functions and in sessions that are made within."""
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    restored = {"disable_meta_optimizer": False, **before}
-    tf.config.optimizer.set_experimental_options(restored)
 
 
 class PlainSession(Session):

@@ -48,6 +48,7 @@ from amanda_tensorflow._internals.graphs import (  # noqa: E402
     raw_attributes,
     remember_branches,
     renamed,
+    run_in_order,
     set_device,
     set_functions,
     share_variables,
@@ -56,7 +57,7 @@ from amanda_tensorflow._internals.graphs import (  # noqa: E402
     unique_function_name,
     unique_name,
     update_input,
-    without_overlap,
+    waiting_for,
 )
 from amanda_tensorflow._internals.runtime import (  # noqa: E402
     CONTEXT_HANDLE,
@@ -280,6 +281,7 @@ __all__ = [
     "require",
     "require_importable",
     "restart_recording_here",
+    "run_in_order",
     "run_in_this_thread",
     "run_vanilla",
     "session_config",
@@ -308,7 +310,7 @@ __all__ = [
     "variable_dtype",
     "variable_name",
     "variables_read",
-    "without_overlap",
+    "waiting_for",
     "write_variable",
     "zeros_like",
 ]

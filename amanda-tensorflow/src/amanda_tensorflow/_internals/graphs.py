@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -258,28 +258,24 @@ def remember_branches(op: Any, graphs: dict[str, list[Any]]) -> None:
             setattr(op, name.format(index), graph)
 
 
+def set_functions(op: Any, attribute: str, names: Sequence[Any]) -> None:
+    """Let an operator of a copy run the functions of these names."""
+    op._set_attr(attribute, renamed(op.node_def.attr[attribute], names))
+
+
 _OVERLAPPING = "parallel_iterations"
 """The attribute of a loop with the number of its iterations that may overlap."""
 
 
-def without_overlap(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a loop whose iterations run one after the other; of others as they are.
+def run_in_order(op: Any) -> None:
+    """Let the iterations of a loop run one after the other; an operator of no loop stays as it is.
 
     Else routines would meet the iterations in any order.
-    """
-    one = {_OVERLAPPING: AttrValue(i=1)} if _OVERLAPPING in attributes else {}
-    return {**attributes, **one}
-
-
-def set_functions(op: Any, attribute: str, names: Sequence[Any], *, in_order: bool) -> None:
-    """Let an operator of a copy run the functions of these names.
 
     Args:
-        in_order: whether iterations of a loop run one after the other.
+        op: of a copy that has not run yet: a loop, or what lets a value enter one of TensorFlow 1.
     """
-    attributes = op.node_def.attr
-    op._set_attr(attribute, renamed(attributes[attribute], names))
-    if in_order and _OVERLAPPING in attributes:
+    if _OVERLAPPING in op.node_def.attr:
         op._set_attr(_OVERLAPPING, AttrValue(i=1))
 
 
@@ -350,6 +346,15 @@ def update_input(op: Any, index: int, tensor: Any) -> None:
 def add_control_input(op: Any, before: Any) -> None:
     """Let an operator of a graph wait for another one."""
     op._add_control_input(before)
+
+
+def waiting_for(graph: Any, before: Iterable[Any]) -> Any:
+    """Within it, operators that are added to a graph wait for others.
+
+    ``Graph.control_dependencies`` marks those with an attribute, and TensorFlow warns of it where
+    a session has run them already (2.16 to 2.21).
+    """
+    return graph._ControlDependenciesController(graph, list(dict.fromkeys(before)))
 
 
 def control_flow_of(op: Any) -> Any:

@@ -48,6 +48,7 @@ class Building:
         is_routing: whether the operator that is added routes values in a loop or branch of
             TensorFlow 1, where some of them may never arrive.
         is_changed: whether anything was inserted.
+        entries: the operators by which values enter loops of TensorFlow 1.
         inner_passes: tells of the iterations within its runs; None where nobody is told.
         modules: tells of the modules that its runs enter and leave; None where nobody is told.
         segments: where that is not None, by ``id`` of a site and name of a vanilla operator, which
@@ -78,6 +79,7 @@ class Building:
     takes_reference: bool = False
     is_routing: bool = False
     is_changed: bool = False
+    entries: list[Any] = attrs.field(factory=list)
     inner_passes: InnerPasses | None = None
     modules: RunningModules | None = None
     segments: dict[tuple[int, str], tuple[int, int]] = attrs.field(factory=dict)
@@ -194,6 +196,27 @@ class Building:
         # An operator that routes values in a loop of TensorFlow 1 must not wait for others: an
         # identity in front of it does. Where a tensor may be fed, that identity is.
         return [identity_after(t, controls) if has_value(t) else t for t in tensors]
+
+    def enter(self, op: Any) -> None:
+        """Note an operator by which a value enters a loop of TensorFlow 1."""
+        self.entries.append(op)
+        if self.takes_feeds:
+            # A later run may add routines, when this one has been executed.
+            _internals.run_in_order(op)
+
+    def enter_loop(self, made: Iterable[Any], tensors: Iterable[Any]) -> None:
+        """Let operators without inputs run in the loop of TensorFlow 1 where others read them.
+
+        Args:
+            made: operators that were added for a routine.
+            tensors: the tensors at its point.
+        """
+        if not self.entries:
+            return
+        anchors = [tensor.op for tensor in tensors if tensor is not None] or self.anchors
+        for op in made:
+            if anchors and not op.inputs and not op.control_inputs:
+                _internals.add_control_input(op, anchors[0])
 
     def wait_at_outputs(self) -> None:
         """Let the outputs of a body or branch wait for the nodes that their readers wait for.

@@ -79,6 +79,7 @@ class GraphDispatcher(StaticGraphDispatcher):
         with tf.control_dependencies(building.earlier()):
             result = self.call(action, selected)
         made = building.graph.get_operations()[before:]
+        building.enter_loop(made, selected)
         # A print or an assertion has no output by which it would be run.
         building.controls += [op for op in made if _internals.is_stateful(op)]
         building.is_changed |= bool(made)

@@ -14,6 +14,7 @@ operators. While such a graph is replayed,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, overload
 
 import attrs
@@ -22,6 +23,7 @@ import tensorflow as tf
 from amanda.engine.backward import replaced_gradients
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
+from amanda.errors import CapabilityError
 from amanda.interface.action import ActionKind
 from amanda.state import LiveScope
 from amanda_tensorflow.gradient_map.recording import (
@@ -33,13 +35,14 @@ from amanda_tensorflow.gradient_map.recording import (
     tensor_name,
 )
 from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.frames import is_in_loop
 from amanda_tensorflow.graphs.op_ids import GraphIds
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCaptures
 from amanda_tensorflow.graphs.shared_gradients import shared_gradient
 from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Site
 from amanda_tensorflow.graphs.sliced_gradients import SlicedGradients, indexing_ops
 from amanda_tensorflow.graphs.variable_values import ReadVariable, value_of
-from amanda_tensorflow.graphs.vjp import product, through
+from amanda_tensorflow.graphs.vjp import after_routines, product, through
 from amanda_tensorflow.operators.description import input_names
 from amanda_tensorflow.operators.gradient_shapes import checked, gradient_shapes
 from amanda_tensorflow.operators.types import is_op
@@ -533,14 +536,16 @@ class GraphGradients:
         """Change the gradients that a call receives."""
         gradients = [self._given(site, call, i) for i in range(len(call.grad_outputs))]
         actions = view.plan.before_backward if view.plan else ()
+        self._refuse_in_loop(call, view)
         segments = view.state.after if view.state else ()
+        routines = view.state.routines if view.state else ()
         replaces = view.plan is not None and view.plan.replace_backward is not None
         with tf.name_scope(f"amanda/{call.forward.name}/grad_outputs/"):
             slices = SlicedGradients(site, call.output_slices, gradients)
             is_whole = bool(segments) or replaces or self._is_replaced(site, call)
             gradients = slices.made_dense(None if is_whole else actions)
             for segment in reversed(segments):
-                gradients = through(segment, gradients)
+                gradients = after_routines(routines, gradients, partial(through, segment))
             for action in actions:
                 gradients = self._dispatcher.run(action, gradients)
             if not self._is_replaced(site, call):
@@ -548,6 +553,26 @@ class GraphGradients:
                 gradients = slices.put_back(gradients, self._building, call)
             gradients = self._building.awaited(gradients)
         return GradientWork(gradients)
+
+    def _refuse_in_loop(self, call: GradientCall, view: ForwardView) -> None:
+        """Refuse to derive a gradient anew in a loop of TensorFlow 1, which stacks what it reads.
+
+        Raises:
+            CapabilityError: it would have to be.
+        """
+        plan, state, op = view.plan, view.state, forward_op(call)
+        if not self._building.entries or plan is None or state is None or op is None:
+            return
+        actions = [a for a in (*plan.before, *plan.after) if a.differentiable]
+        if plan.replace is not None and plan.replace_backward is None:
+            actions.insert(0, plan.replace)
+        if actions and is_in_loop(op):
+            raise CapabilityError(
+                f"{actions[0].routine} changes op {view.op_id} in a loop of TensorFlow 1, whose "
+                "gradient is in the graph and cannot be derived anew there; build the loop with "
+                "tf.compat.v1.enable_control_flow_v2(), or give the gradient of a replacement by "
+                "replace_backward_op"
+            )
 
     def _finished(self, site: Site, call: GradientCall, work: GradientWork) -> Tensors:
         """Change the gradients that a call returns. Returns them by position."""
@@ -578,7 +603,10 @@ class GraphGradients:
                 gradients = checked(gradients, replace, gradient_shapes(building.likes))
             elif replaced is not None:
                 before = len(self._building.graph.get_operations())
-                gradients = product(*replaced, work.outputs, wanted)
+                routines = state.routines if state is not None else ()
+                gradients = after_routines(
+                    routines, work.outputs, lambda given: product(*replaced, given, wanted)
+                )
                 gradients = self.captures.added(site, call, replaced[0], gradients)
                 self._rewrite_branches(before)
                 gradients = slices.as_tensors(gradients)

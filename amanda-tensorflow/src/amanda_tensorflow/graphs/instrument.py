@@ -377,6 +377,7 @@ class Instrument:
         inserted = building.routines[since:]
         nodes = [routine.op for routine in inserted if isinstance(routine, RunTimeRoutine)]
         nodes += [node for node in building.controls if node not in nodes]
+        state.routines = nodes
         readers = list(readers_of(op))
         final = building.awaited(outputs, readers)
         saved = list(computed)
@@ -427,6 +428,7 @@ class Instrument:
             result = self.dispatcher.replace(action, given)
             outputs = replaced_outputs(result, action, len(op.outputs), tf.is_tensor)
         made = self.building.graph.get_operations()[before:]
+        self.building.enter_loop(made, given)
         outputs = [_internals.identity(t) for t in outputs]
         state.replaced = given, outputs
         captured = captured_tensors(made, given)

@@ -10,6 +10,7 @@ call of the operator whose input a captured tensor is hands its gradient on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 from amanda_tensorflow.gradient_map.recording import GradientCall
 from amanda_tensorflow.graphs.sites import Site
-from amanda_tensorflow.graphs.vjp import Tensors, derived, is_zeros
+from amanda_tensorflow.graphs.vjp import Tensors, after_routines, derived, is_zeros
 from amanda_tensorflow.operators.types import is_differentiable
 
 
@@ -100,8 +101,12 @@ class ReplacementCaptures:
             earlier = capture.call_before(site, call) if wanted else None
             if earlier is None:
                 continue
-            of_outputs = self._of_outputs(site, earlier)
-            new = derived(capture.outputs, [given[i] for i in wanted], of_outputs)
+            inputs = [given[i] for i in wanted]
+            new = after_routines(
+                capture.site.states[capture.name].routines,
+                self._of_outputs(site, earlier),
+                partial(derived, capture.outputs, inputs),
+            )
             for i, gradient in zip(wanted, new, strict=True):
                 result[i] = _sum([result[i], gradient])
         return result

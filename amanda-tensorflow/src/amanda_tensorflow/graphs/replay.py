@@ -30,6 +30,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building, identity_after
 from amanda_tensorflow.graphs.compiled_only import refuse_compiled_only
 from amanda_tensorflow.graphs.executions import count_runs, counts_statically, moved
+from amanda_tensorflow.graphs.frames import ENTRIES, run_in_order
 from amanda_tensorflow.graphs.gradient_order import is_sum, note_loop, vanilla_order
 from amanda_tensorflow.graphs.instrument import DeferredInputs, Instrument, separate
 from amanda_tensorflow.graphs.marks import Marks
@@ -224,6 +225,9 @@ class Replay:
                     self._add(site, op, late)
             for op, index, tensor in late:
                 _internals.update_input(site.ops[op.name], index, site.tensors[id(tensor)])
+        is_function = site.parent is None and not building.takes_feeds
+        if is_function and building.entries and building.has_python:
+            run_in_order(self._graph, building.entries)
 
     def _with_boundaries(
         self, site: Site, order: Sequence[Any]
@@ -370,7 +374,7 @@ class Replay:
         self._relocate(site, attributes)
         if changes is not None:
             kind, attributes = changes(kind, attributes)
-        with graph.control_dependencies(None), graph.control_dependencies(controls):
+        with graph.control_dependencies(None), _internals.waiting_for(graph, controls):
             if instead is not None:
                 return instead(inputs)
             new = with_shapes(
@@ -390,6 +394,8 @@ class Replay:
             )
         if self._marks is not None:
             self._marks.note(new)
+        if kind in ENTRIES:
+            self._instrument.building.enter(new)
         device = op.device or site.device
         if device:
             _internals.set_device(new, device)
@@ -409,9 +415,15 @@ class Replay:
         return [*controls, *waits]
 
     def _relocate(self, site: Site, attributes: dict[str, Any]) -> None:
-        """Let the attribute ``_class`` (colocation) name operators of the copy."""
+        """Let attributes name frames, and in ``_class`` (colocation) operators, of the copy."""
+        if not site.prefix:
+            return
+        if "frame_name" in attributes:
+            # Two calls of one function run two loops.
+            frame = site.prefix.encode() + attributes["frame_name"].s
+            attributes["frame_name"] = _internals.AttrValue(s=frame)
         found = attributes.get("_class")
-        if found is None or not site.prefix:
+        if found is None:
             return
         names = [bytes(name) for name in found.list.s]
         moved = [
@@ -569,21 +581,21 @@ class Replay:
                 for callee, label in zip(of, labels, strict=True)
             ]
         branches = [branch for of in made.values() for branch in of]
+        has_python = any(branch.building.has_python for branch in branches)
 
         def changes(kind: str, attributes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
             for attribute, of in made.items():
                 attributes[attribute] = _internals.renamed(
                     attributes[attribute], [branch.function.name for branch in of]
                 )
-            has_python = any(branch.building.has_python for branch in branches)
-            if has_python:
-                attributes = _internals.without_overlap(attributes)
             return (kind.removeprefix("Stateless") if has_python else kind), attributes
 
         is_differentiated = bool(site.calls_of(op.name))
         is_stale = is_differentiated and any(b.building.may_change for b in branches)
         given = separate(inputs) if is_stale else inputs
         new = self.create(site, op, given, changes=changes)
+        if has_python:
+            _internals.run_in_order(new)
         note_loop(new, op)
         _internals.remember_branches(new, {a: [b.graph for b in of] for a, of in made.items()})
         if is_stale:
@@ -656,7 +668,9 @@ class Replay:
             if any(branch.building.is_changed for branch in made):
                 names = [branch.function.name for branch in made]
                 has_python = any(branch.building.has_python for branch in made)
-                _internals.set_functions(op, attribute, names, in_order=has_python)
+                _internals.set_functions(op, attribute, names)
+                if has_python:
+                    _internals.run_in_order(op)
                 _internals.remember_branches(op, {attribute: [b.graph for b in made]})
 
 

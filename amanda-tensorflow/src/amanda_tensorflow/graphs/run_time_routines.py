@@ -357,14 +357,15 @@ class RunTimeRoutine(PythonNode):
         """Refuse a change of a tensor that the node has no output for.
 
         Raises:
-            CapabilityError: the routine has changed a resource or a constant.
+            CapabilityError: the routine has changed a resource, a reference or a constant.
         """
         for index, (old, result) in enumerate(zip(selected, new, strict=True)):
             if result is not old and index not in self._routed:
                 raise CapabilityError(
                     f"{self._action.routine} at op {self._action.op_id} changes tensor {index} of "
-                    f"what it selects, {old.dtype.name} of shape {old.shape}: a resource, or a "
-                    "constant that shapes are computed from; select a constant by its position to "
+                    f"what it selects, {old.dtype.name} of shape {old.shape}: a resource, a "
+                    "variable itself, or a constant that shapes are computed from; change a "
+                    "variable where its value is used, and select a constant by its position to "
                     "change it"
                 )
 

@@ -59,6 +59,8 @@ class ForwardState:
         inputs, outputs: these tensors, in order.
         before, after: changes by differentiable routines around it.
         replaced: inputs and outputs of its replacement, if it was replaced.
+        routines: the nodes of the routines after it, for which a gradient that is derived anew
+            waits.
     """
 
     op_id: str
@@ -70,6 +72,7 @@ class ForwardState:
     before: Sequence[Segment] = ()
     after: Sequence[Segment] = ()
     replaced: tuple[list[Any], list[Any]] | None = None
+    routines: Sequence[Any] = ()
 
     def note_used(self, op: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Note the tensors that `op` has computed with and computed."""

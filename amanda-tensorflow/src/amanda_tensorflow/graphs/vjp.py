@@ -8,7 +8,7 @@ function of TensorFlow behind ``tf.gradients``.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,33 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.sites import Segment
 
 Tensors = list[Any]
+
+
+def after_routines(
+    routines: Sequence[Any], gradients: Tensors, derive: Callable[[Tensors], Tensors]
+) -> Tensors:
+    """Derive gradients that wait for the routines after the forward operator.
+
+    Its replacement runs where a gradient reads something of it, and so do the routines then, also
+    in a run in which nothing else reads its outputs.
+
+    Args:
+        routines: their nodes.
+        gradients: those from which the others are derived.
+        derive: derives them.
+    """
+    if not routines:
+        return derive(gradients)
+    graph, given = _internals.default_graph(), {id(gradient) for gradient in gradients}
+    since = len(graph.get_operations())
+    found = derive(gradients)
+    added = graph.get_operations()[since:]
+    names = {op.name for op in added}
+    for op in added:
+        if any(id(t) not in given and t.op.name not in names for t in op.inputs):
+            for node in routines:
+                _internals.add_control_input(op, node)
+    return found
 
 
 def through(segment: Segment, gradients: Tensors) -> Tensors:
