@@ -29,9 +29,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import MethodType
-from typing import Any, TypeVar
-
-_Owner = TypeVar("_Owner")
+from typing import Any
 
 
 class Counter:
@@ -449,31 +447,38 @@ def is_counter(routine: object) -> bool:
     return type(routine) is Counter
 
 
+# One function each, as each is called for every action of a new operator.
+
+
 def started_by(routine: object) -> Timer | None:
     """The timer of which a routine is ``start``; a driver may run it in its own way."""
-    return _owner(routine, Timer, Timer.start)
+    if type(routine) is not MethodType or routine.__func__ is not Timer.start:
+        return None
+    timer = routine.__self__
+    return timer if type(timer) is Timer else None
 
 
 def stopped_by(routine: object) -> Timer | None:
     """The timer of which a routine is ``stop``; a driver may run it in its own way."""
-    return _owner(routine, Timer, Timer.stop)
+    if type(routine) is not MethodType or routine.__func__ is not Timer.stop:
+        return None
+    timer = routine.__self__
+    return timer if type(timer) is Timer else None
 
 
 def checked_by(routine: object) -> Check | None:
     """The check of which a routine is a method; a driver may run it in its own way."""
-    return _owner(routine, Check, Check.before, Check.after)
+    if type(routine) is not MethodType:
+        return None
+    check = routine.__self__
+    is_one = routine.__func__ is Check.before or routine.__func__ is Check.after
+    return check if is_one and type(check) is Check else None
 
 
 def summed_by(routine: object) -> ShapeSum | None:
     """The sum of which a routine is a method; a driver may run it in its own way."""
-    return _owner(routine, ShapeSum, ShapeSum.before, ShapeSum.after)
-
-
-def _owner(routine: object, cls: type[_Owner], *methods: object) -> _Owner | None:
-    """The object of which a routine is one of these methods; None for one of a subclass."""
     if type(routine) is not MethodType:
         return None
-    if not any(routine.__func__ is method for method in methods):
-        return None
-    owner = routine.__self__
-    return owner if type(owner) is cls else None
+    total = routine.__self__
+    is_one = routine.__func__ is ShapeSum.before or routine.__func__ is ShapeSum.after
+    return total if is_one and type(total) is ShapeSum else None
