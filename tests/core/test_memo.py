@@ -18,14 +18,6 @@ def test_a_full_memo_begins_anew() -> None:
     assert sizes == {"c": 4}
 
 
-def test_equal_keys_become_one_object() -> None:
-    """Of equal keys the first one is given, also after others have taken the room."""
-    names: Memo[tuple[str, ...], tuple[str, ...]] = Memo(1)
-    for number in (1, 2):
-        first = names.one_of(tuple(f"input_{number}"))
-        assert names.one_of(tuple(f"input_{number}")) is first
-
-
 def test_descriptions_are_shared_however_many_shapes_there_were() -> None:
     """A program with ever new shapes keeps one description of equal tensors."""
 

@@ -327,7 +327,10 @@ def test_code_of_a_tool_that_the_framework_calls() -> None:
 def test_selection_of_no_position(selection: Any) -> None:
     """A selection that is neither positions nor names: an error naming it and the op."""
     tool = on("relu", lambda c: c.insert_before_op(clone, inputs=selection))
-    with applied(tool), pytest.raises(SelectionError, match=r"inputs=.* at op /relu:0: positions"):
+    with (
+        applied(tool),
+        pytest.raises(SelectionError, match=r"inputs=.* at op /relu:0: select one position"),
+    ):
         torch.relu(torch.ones(2))
 
 

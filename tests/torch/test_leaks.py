@@ -385,7 +385,7 @@ def test_a_replay_says_that_a_function_is_gone() -> None:
     assert tracing.graph.replay(given)[0].tolist() == [4.0, 4.0, 4.0]
     del function
     gc.collect()
-    with pytest.raises(CapabilityError, match="has let go of its function"):
+    with pytest.raises(CapabilityError, match="has dropped its function"):
         tracing.graph.replay(given)
 
 

@@ -32,10 +32,3 @@ class Memo(dict[K, V]):
         if len(self) >= self.most and key not in self:
             self.clear()
         super().__setitem__(key, value)
-
-    def one_of(self: Memo[K, K], key: K) -> K:
-        """The first of all equal keys that were asked for, so that these are one object."""
-        known = self.get(key)
-        if known is None:
-            known = self[key] = key
-        return known

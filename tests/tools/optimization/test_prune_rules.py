@@ -113,8 +113,12 @@ def test_tile_wise_masks_of_a_convolution_are_those_of_its_matrix() -> None:
 @pytest.mark.parametrize(
     ("rule", "weight", "reason"),
     [
-        (NofM(2, 4), Weight(1, random(8, 3, 1, 1), "OIHW"), "its input axis, 3, is no multiple"),
-        (NofM(2, 4), Weight(1, random(8, 4, 1, 1), "IOHW", 4), "its input axis, 2, is no multiple"),
+        (NofM(2, 4), Weight(1, random(8, 3, 1, 1), "OIHW"), "its input axis, 3, is not a multiple"),
+        (
+            NofM(2, 4),
+            Weight(1, random(8, 4, 1, 1), "IOHW", 4),
+            "its input axis, 2, is not a multiple",
+        ),
         (NofM(2, 4), Weight(1, random(9, 4), "VE"), "a weight with the layout VE has no one input"),
         (TileWise(8), Weight(1, random(8, 1, 3, 3), "OIHW", 8), "it has 8 groups"),
     ],

@@ -416,7 +416,6 @@ def not_traced(function: Callable[..., Any]) -> Callable[..., Any]:
     The mark of ``torch.compiler.disable``, whose own way imports Dynamo (2.13).
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    function._torchdynamo_disable_msg = "of Amanda"  # type: ignore[attr-defined]
     return function
 
 

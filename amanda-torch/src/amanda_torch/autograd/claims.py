@@ -1179,4 +1179,7 @@ def _input_names(nodes: Sequence[Any], call: TorchCall) -> Sequence[Sequence[str
             names.append(name)
         found.append(tuple(names))
     key = tuple(found)
-    return _NAMES.one_of(key)
+    known = _NAMES.get(key)
+    if known is None:
+        known = _NAMES[key] = key
+    return known

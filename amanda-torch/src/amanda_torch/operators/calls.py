@@ -184,11 +184,15 @@ class TorchCall(OpCall):
                 _fill(slot, args, kwargs, inputs, names, places, attributes)
             if slot.is_written:
                 written += range(start, len(inputs))
+        called = tuple(names)
+        known = _NAMES.get(called)
+        if known is None:
+            known = _NAMES[called] = called
         return cls(
             op=op_view(func, name),
             op_id=op_id,
             inputs=inputs,
-            names=_NAMES.one_of(tuple(names)),
+            names=known,
             attributes=attributes,
             module=module,
             func=func,
@@ -222,8 +226,8 @@ class TorchCall(OpCall):
             kwargs = {name: one() for name, one in called[2].items()}
             if any(one is _GONE for one in (func, *args, *kwargs.values())):
                 raise CapabilityError(
-                    f"op {op_id} cannot be run again: the program has dropped its function, or "
-                    "of a function or module that it was given; keep them while you replay"
+                    f"op {op_id} cannot be run again: the program has dropped its function, or a "
+                    "function or module that it was given; keep them while you replay"
                 )
             new_args, new_kwargs = _placed(args, kwargs, places, empty, inputs)
             return func(*new_args, **new_kwargs)
