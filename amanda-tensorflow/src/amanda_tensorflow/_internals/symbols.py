@@ -204,6 +204,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     Symbol(_GRAPH, "_add_function_recursive", "self function overwrite", _GRAPHS),
     Symbol(_GRAPH, "_is_function", "self name", _GRAPHS),
     Symbol(_GRAPH, "_functions", modes=_GRAPHS),
+    Symbol(_GRAPH, "_ControlDependenciesController", modes=_GRAPHS),
     Symbol(_OP, "_update_input", "self index tensor", _GRAPHS),
     Symbol(_OP, "_set_device", "self device", _GRAPHS),
     Symbol(_OP, "_set_attr", "self attr_name attr_value", _GRAPHS),
