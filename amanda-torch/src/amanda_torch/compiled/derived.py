@@ -28,7 +28,8 @@ from amanda.references import Reference
 from amanda.state import STATE, TOOL_LOCK
 from amanda_torch import _internals
 from amanda_torch.autograd import passes
-from amanda_torch.autograd.claims import Claimer, KnownGradients
+from amanda_torch.autograd.claims import Claimer
+from amanda_torch.autograd.gradient_graphs import KnownGradients
 from amanda_torch.autograd.hooks import Accumulation, Inlined, NodeHooks, nothing_flows
 from amanda_torch.autograd.nodes import is_accumulation, trace_graph
 from amanda_torch.compiled.deferred import Additions, StaticSum

@@ -8,7 +8,7 @@ hook no accumulation and leave no mark there. Instead:
   have changed since the run before it. Where there is one, the hooks beside it count, and are told
   of the pass, as they are by operators with hooks (:meth:`Leaves.found`);
 - an operator outside of the graph that uses the same parameter has the accumulation marked and
-  hooked before it looks at it, for it finds a :class:`LateClaims` of amanda_torch.autograd.claims
+  hooked before it looks at it, for it finds a :class:`LateClaims` of amanda_torch.autograd.leaves
   in place of the owner's iteration (:meth:`Leaves.mark`).
 """
 
@@ -24,8 +24,10 @@ import torch
 from amanda.inline import Counter, ShapeSum
 from amanda.references import Reference
 from amanda_torch.autograd import passes
-from amanda_torch.autograd.claims import Claimer, KnownGradients, is_marked, mark_of
+from amanda_torch.autograd.claims import Claimer
+from amanda_torch.autograd.gradient_graphs import KnownGradients
 from amanda_torch.autograd.hooks import Accumulation, NodeHooks, note_reached
+from amanda_torch.autograd.leaves import is_marked, mark_of
 
 Marks = Sequence[tuple[int, Sequence[Accumulation]]]
 """Identities of leaves, with the objects that count their accumulations and listen to passes."""
@@ -65,8 +67,8 @@ class Leaves:
         leaves: by the identities of the parameters.
         used: by the number of a node in a run, the identities of those that its edges lead to.
         way: from the nodes of the outputs, in the order of their numbers, to the leaves: see
-            :attr:`~amanda_torch.autograd.claims.GraphShape.ways`; the identity of a leaf instead
-            of the number of its node.
+            :attr:`~amanda_torch.autograd.gradient_graphs.GraphShape.ways`; the identity of a leaf
+            instead of the number of its node.
 
     Attributes:
         iteration: that in which the graph last ran.
@@ -175,7 +177,7 @@ class Leaves:
         return self._claimer.claim_late(node, leaf.known, leaf.number, self.iteration)
 
     def mark(self, node: Any) -> bool:
-        """See :class:`~amanda_torch.autograd.claims.LateClaims`."""
+        """See :class:`~amanda_torch.autograd.leaves.LateClaims`."""
         key = id(node.variable)
         leaf = self._leaves.get(key)
         if leaf is None or is_marked(node, leaf.known.handle.scopes):

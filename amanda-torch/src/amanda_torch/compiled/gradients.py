@@ -28,8 +28,10 @@ from amanda.inline import Counter, is_counter
 from amanda.interface.action import Action
 from amanda.state import TOOL_LOCK
 from amanda_torch import _internals
-from amanda_torch.autograd.claims import Claimer, KnownGradients, Past
+from amanda_torch.autograd.claims import Claimer
+from amanda_torch.autograd.executions import Past
 from amanda_torch.autograd.functions import TracedGradients, TracedOperator
+from amanda_torch.autograd.gradient_graphs import KnownGradients
 from amanda_torch.autograd.hooks import Accumulation, note_reached, nothing_flows
 from amanda_torch.autograd.nodes import is_accumulation, new_nodes, node_name
 from amanda_torch.autograd.whole_operator import gather_inputs

@@ -25,8 +25,8 @@ from amanda.engine.plan import ActionPlan
 from amanda.inline import is_counter, summed_by
 from amanda.interface.action import Action, ActionKind
 from amanda_torch import _internals
-from amanda_torch.autograd.claims import KnownGradients
 from amanda_torch.autograd.functions import AmandaSubstitute
+from amanda_torch.autograd.gradient_graphs import KnownGradients
 from amanda_torch.compiled.deferred import is_marked_deferrable
 from amanda_torch.compiled.gradients import LearnedNode, Site, Tally, is_deferred
 from amanda_torch.compiled.observers import Observer, only_observes

@@ -30,7 +30,7 @@ from amanda.interface.action import Action, ActionKind
 from amanda.interface.points import Point
 from amanda.state import STATE, Lock
 from amanda_torch import _internals
-from amanda_torch.autograd.claims import Past
+from amanda_torch.autograd.executions import Past
 from amanda_torch.autograd.nodes import is_accumulation, new_nodes
 from amanda_torch.compiled.code import GraphCode, Method
 from amanda_torch.compiled.deferred import (

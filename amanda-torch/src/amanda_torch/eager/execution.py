@@ -21,7 +21,9 @@ from amanda.errors import ToolTypeError
 from amanda.interface.action import Action
 from amanda.state import STATE, UNPAUSED
 from amanda_torch import _internals
-from amanda_torch.autograd.claims import NO_GRADIENTS, Claimer, Execution, KnownGradients
+from amanda_torch.autograd.claims import Claimer
+from amanda_torch.autograd.executions import Execution
+from amanda_torch.autograd.gradient_graphs import NO_GRADIENTS, KnownGradients
 from amanda_torch.autograd.nodes import form_of
 from amanda_torch.autograd.substitution import write_back
 from amanda_torch.eager.keras_layers import with_values

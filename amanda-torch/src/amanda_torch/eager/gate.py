@@ -34,7 +34,8 @@ from amanda.patching import PatchSet
 from amanda.references import Reference
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED
 from amanda_torch import _internals
-from amanda_torch.autograd.claims import Claimer, KnownGradients, KnownGraph
+from amanda_torch.autograd.claims import Claimer
+from amanda_torch.autograd.gradient_graphs import KnownGradients, KnownGraph
 from amanda_torch.autograd.hooks import Accumulation, NodeHooks
 from amanda_torch.autograd.nodes import KINDS
 from amanda_torch.driver import LoadedDriver
