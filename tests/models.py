@@ -95,6 +95,11 @@ def gpt2(batch: int = 2, tokens: int = 8, layers: int = 4) -> Built:
     return transformers.GPT2LMHeadModel(config), _tokens(batch, tokens)
 
 
+def gpt2_base(batch: int = 1, tokens: int = 64) -> Built:
+    """GPT-2, the default configuration: 124 million weights."""
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config()), _tokens(batch, tokens)
+
+
 def llama() -> Built:
     """Llama with two layers and grouped-query attention."""
     config = transformers.LlamaConfig(

@@ -297,7 +297,13 @@ def cases(interceptors: Sequence[str]) -> command.Cases:
         made[workload] = functools.partial(tools_on, workload, interceptors)
     for name in ARCHITECTURES:
         made[f"architecture-{name}"] = functools.partial(routine_on, name, interceptors)
-    for name, build in (("resnet18", models.resnet18), ("gpt2", models.gpt2)):
+    # The small one shows what each call of a compiled function costs.
+    compiled = {
+        "resnet18": models.resnet18,
+        "gpt2-4x64": models.gpt2,
+        "gpt2-base": models.gpt2_base,
+    }
+    for name, build in compiled.items():
         for training in (False, True):
             made[f"compiled-{name}-{'train' if training else 'infer'}"] = functools.partial(
                 compiled_by_inductor, build, training
