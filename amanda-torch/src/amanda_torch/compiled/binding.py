@@ -20,8 +20,8 @@ from amanda.references import Reference
 from amanda_torch.compiled.direct import DirectCode
 from amanda_torch.compiled.observers import Observer
 from amanda_torch.compiled.passes import Passes
+from amanda_torch.eager.frames import Cell, Child, Frame
 from amanda_torch.eager.interceptors import Interceptor
-from amanda_torch.eager.op_ids import Cell, Child, Frame
 
 
 class Span:

@@ -45,8 +45,8 @@ from amanda_torch.compiled.noticing import NoticingRun, Step
 from amanda_torch.compiled.rehearsal import Rehearsal
 from amanda_torch.compiled.rehearsal import reason_against as reason_against_rehearsal
 from amanda_torch.compiled.sizes import BySize, Sized, SymbolicSizes
+from amanda_torch.eager.frames import Frame
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
-from amanda_torch.eager.op_ids import Frame
 
 
 class CompiledFunction(Protocol):

@@ -34,8 +34,8 @@ from amanda_torch.compiled.deferred import Deferred, is_deferrable
 from amanda_torch.compiled.derived import DerivedGraph, Trial
 from amanda_torch.compiled.operators import Argument, Operator
 from amanda_torch.eager.execution import KnownOp, unswallowed, with_outputs, written_outputs
+from amanda_torch.eager.frames import Frame
 from amanda_torch.eager.interceptors import Interceptor
-from amanda_torch.eager.op_ids import Frame
 from amanda_torch.operators.calls import Place, item_at, tensors_of
 from amanda_torch.operators.names import is_in_place
 from amanda_torch.routines import RoutineDispatcher, selected, warn_of_change

@@ -36,8 +36,9 @@ from amanda_torch.compiled.capture import Suspended, capturing, reason_of
 from amanda_torch.compiled.captured import CapturedGraph
 from amanda_torch.compiled.code import NotCapturableError
 from amanda_torch.compiled.noticing import NoticingRun, Step
+from amanda_torch.eager.frames import Frame
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, NoTools
-from amanda_torch.eager.op_ids import Frame, Labels
+from amanda_torch.eager.module_names import Labels
 from amanda_torch.operators.calls import items_of
 
 CALLS = 2

@@ -30,8 +30,8 @@ from amanda_torch.compiled.operators import Operator
 from amanda_torch.compiled.passes import Passes
 from amanda_torch.compiled.rehearsal import Rehearsal
 from amanda_torch.eager.execution import KnownOp
+from amanda_torch.eager.frames import Cell, Child, Frame
 from amanda_torch.eager.interceptors import Interceptor, Met
-from amanda_torch.eager.op_ids import Cell, Child, Frame
 from amanda_torch.operators.names import Kind, kind_of
 
 _MODULES_NOT_FOUND = "calls of modules in captured graphs whose modules are not found"

@@ -33,7 +33,7 @@ from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted, remove_leftovers
 from amanda_torch.eager.keras_calls import KerasCalls
 from amanda_torch.eager.module_calls import ModuleCall, OptimizerSteps
-from amanda_torch.eager.op_ids import Labels
+from amanda_torch.eager.module_names import Labels
 from amanda_torch.eager.tracers import Tracers
 from amanda_torch.plugin import TorchEagerDriver
 from amanda_torch.routines import RoutineCall, RoutineDispatcher

@@ -40,8 +40,9 @@ from amanda_torch.autograd.hooks import Accumulation, NodeHooks
 from amanda_torch.autograd.nodes import KINDS
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager.execution import KnownOp, unswallowed
+from amanda_torch.eager.frames import Child, Frame
 from amanda_torch.eager.interceptors import NO_OPERATOR, Interceptor, NoTools
-from amanda_torch.eager.op_ids import Child, Frame, Labels
+from amanda_torch.eager.module_names import Labels
 from amanda_torch.operators.calls import tensors_of
 from amanda_torch.operators.layouts import Layout
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of, name_of

@@ -23,8 +23,10 @@ from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.nodes import count_foreign
 from amanda_torch.eager.execution import Executor
+from amanda_torch.eager.frames import Cell
 from amanda_torch.eager.fused_modules import FusedModules
-from amanda_torch.eager.op_ids import Cell, Labels, Tracker
+from amanda_torch.eager.module_names import Labels
+from amanda_torch.eager.op_ids import Tracker
 from amanda_torch.eager.phases import is_plainly_recorded, makes, phase_outside
 from amanda_torch.operators.names import Kind, kind_of, name_of
 from amanda_torch.operators.replaced_functions import original_of

@@ -23,8 +23,9 @@ from amanda.interface.points import Point
 from amanda.patching import PatchSet
 from amanda.state import Lock
 from amanda_torch import _internals
+from amanda_torch.eager.frames import Frame
 from amanda_torch.eager.keras_layers import is_shape_inference
-from amanda_torch.eager.op_ids import Frame, Tracker
+from amanda_torch.eager.op_ids import Tracker
 from amanda_torch.operators.calls import tensors_in
 
 _graph_task = _internals.graph_task

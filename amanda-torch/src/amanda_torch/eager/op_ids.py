@@ -20,30 +20,21 @@ import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Self
+from typing import Any
 
 import torch
 from torch import nn
 
 from amanda.interface.specs import Phase
 from amanda.references import Reference
-from amanda.state import Lock
 from amanda_torch import _internals
+from amanda_torch.eager.frames import Called, Child, Frame, Model
 from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.keras_layers import layer_name
+from amanda_torch.eager.module_names import TRANSPARENT, Labels, Places, class_name, is_transparent
 from amanda_torch.operators.names import CONSTANTS
 
 _graph_task = _internals.graph_task
-_TRANSPARENT = {
-    "DistributedDataParallel",
-    "DataParallel",
-    "FullyShardedDataParallel",
-    "OptimizedModule",
-    "CheckpointWrapper",
-    "OffloadWrapper",
-}
-"""Wrappers of PyTorch that leave no trace in ids: a model has the same ids without them."""
-
 _MAX_OUTERMOST = 1000
 """Outermost modules of one iteration; with more, each is a model that is built, run and dropped."""
 
@@ -87,285 +78,6 @@ class Noted:
     def clear(self) -> None:
         """Forget all."""
         self._references = {}
-
-
-Cell = list[Any]
-"""``[count, known, known, ...]`` of one op name within one frame; see :class:`Frame`."""
-
-
-class Model:
-    """Stands for an outermost module: alive as long as that is, or a hook of one of its graphs."""
-
-    __slots__ = ("__weakref__",)
-
-
-class Child:
-    """One module called within a frame, and the frames of its calls.
-
-    A transparent one has no frames: the operators that it calls count as its caller's, or
-    as those of the module `inner`, which a compiled module calls without ``__call__``.
-
-    Attributes:
-        is_fused: it may run as one operator, see :mod:`amanda_torch.eager.fused_modules`; tools are
-            told of its calls; or it may run captured. The gate leaves them to Python.
-    """
-
-    __slots__ = ("calls", "frames", "inner", "is_fused", "model", "name", "ref", "transparent")
-
-    def __init__(
-        self,
-        ref: _Called,
-        name: str,
-        transparent: bool,
-        is_fused: bool,
-        model: Model | None = None,
-    ) -> None:
-        self.model = model
-        self.ref = ref
-        self.name = name
-        self.transparent = transparent
-        self.is_fused = is_fused
-        self.inner: weakref.ref[nn.Module] | None = None
-        self.calls = 0
-        self.frames: list[Frame] = []
-
-
-class _Called(weakref.ref[nn.Module]):
-    """A reference to a module that was called within a frame.
-
-    One object: with a callback of its own it would be six for each module. It holds no tracker,
-    which would be a cycle.
-
-    Attributes:
-        key: the id of the module.
-    """
-
-    __slots__ = ("_children", "_last", "key")
-
-    key: int
-    _children: dict[int, Child]
-    _last: dict[int, _Called]
-
-    @classmethod
-    def of(cls, module: nn.Module, children: dict[int, Child], last: dict[int, _Called]) -> Self:
-        """A new one. Not by ``__new__`` and ``__init__``, which are two functions.
-
-        Args:
-            children: those of the frame.
-            last: the references to modules where each was last met.
-        """
-        called = cls(module, _forget)
-        called.key, called._children, called._last = id(module), children, last
-        return called
-
-    def frame(self) -> Frame | None:
-        """The frame of the module's last call there."""
-        child = self._children.get(self.key)
-        return child.frames[-1] if child is not None and child.frames else None
-
-    def forget(self) -> None:
-        """The module is gone."""
-        child = self._children.pop(self.key, None)
-        self._last.pop(self.key, None)
-        if child is not None:
-            # It may be one of those that have run in this iteration.
-            child.frames.clear()
-            child.model = None
-
-
-def _forget(called: Any) -> None:
-    called.forget()
-
-
-class _ReadOfFrame:
-    """The attributes that the gate reads at each call of a module: those of a base come first, and
-    lie together in memory."""
-
-    __slots__ = ("caller", "cells", "children", "generation", "names")
-
-
-class Frame(_ReadOfFrame):
-    """One module call, at its place in the calling modules; reused in every iteration.
-
-    Attributes:
-        path: the id's part before the slash, "" outside of modules.
-        cells: func to cell; an operator's position in its cell is its count. A tuple of a cell
-            where operators are checked and the last one was a forward one by its inputs.
-        names: op name to cell; several funcs of one name share a cell.
-        children: id of a module object to its :class:`Child`.
-        generation: of the plans in the cells, see :attr:`Tracker.generation`.
-        caller: the frame that this one returns to, while it is active.
-        module: weak reference to the module, None for the root.
-        model: the outermost module that it is a part of, None for the root.
-        captured: what is known of compiled graphs that run in the module call.
-        is_wrapped: whether the module was entered with a wrapper that runs it.
-        is_open: whether the modules that are called in it may run captured, see
-            :attr:`Tracker.captures`; that of the root is not looked at.
-        is_left: whether the module, an outermost one, is to run as it is, whatever it is given.
-        phase: outside of modules, the phase of its operators, "" for the root; None within one.
-        asides: of the root, the frames of the other phases.
-        is_checked: whether operators ask for their phase before they are counted, see
-            :attr:`Tracker.root`: they are not to be found in `cells`.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "asides",
-        "captured",
-        "is_checked",
-        "is_left",
-        "is_open",
-        "is_wrapped",
-        "model",
-        "module",
-        "path",
-        "phase",
-    )
-
-    def __init__(
-        self,
-        path: str,
-        module: weakref.ref[nn.Module] | None,
-        model: Model | None = None,
-        phase: Phase | Literal[""] | None = None,
-    ) -> None:
-        self.path = path
-        self.model = model
-        self.cells: dict[Any, Any] = {}
-        self.names: dict[str, Cell] = {}
-        self.children: dict[int, Child] = {}
-        self.generation = 0
-        self.caller: Frame | None = None
-        self.module = module
-        self.captured: dict[Any, Any] = {}
-        self.is_wrapped = self.is_open = self.is_left = False
-        self.phase = phase
-        self.asides: dict[str, Frame] = {}
-        self.is_checked = False
-
-    def check(self, is_checked: bool) -> None:
-        """Set :attr:`is_checked`."""
-        self.is_checked = is_checked
-        # Functions that are not operators stay: their cell is a list without a count.
-        for func in [func for func, cell in self.cells.items() if cell]:
-            del self.cells[func]
-
-    def restart(self) -> None:
-        """Begin a new iteration: all counters from zero."""
-        for cell in self.names.values():
-            cell[0] = 0
-        for child in self.children.values():
-            child.calls = 0
-
-    def forget_plans(self, generation: int) -> None:
-        """Drop what is known of the operators: scopes, switches or actions have changed."""
-        for _, cell in self.named_cells():
-            del cell[1:]
-        self.generation = generation
-
-    def cell_for(self, func: Any, name: str) -> Cell:
-        """The cell of an op name, to be found by `func` from now on."""
-        cell = self.names.get(name)
-        if cell is None:
-            cell = self.names[name] = [0]
-        if not self.is_checked:
-            self.cells[func] = cell
-        return cell
-
-    def named_cells(self) -> Iterator[tuple[str, Cell]]:
-        """All cells, those of other phases by a name that no operator has."""
-        yield from self.names.items()
-        for frame in self.asides.values():
-            for name, cell in frame.names.items():
-                yield f"{frame.path}/{name}", cell
-
-    def counters(self) -> tuple[dict[str, int], dict[int, int]]:
-        """A snapshot of all counters."""
-        return (
-            {name: cell[0] for name, cell in self.named_cells()},
-            {key: child.calls for key, child in self.children.items()},
-        )
-
-    def set_counters(self, snapshot: tuple[dict[str, int], dict[int, int]]) -> None:
-        """Set all counters to those of a snapshot."""
-        for name, cell in self.named_cells():
-            cell[0] = snapshot[0].get(name, 0)
-        for key, child in self.children.items():
-            child.calls = snapshot[1].get(key, 0)
-
-    def clear(self) -> None:
-        """Drop everything below this frame, at the end of the thread's scopes."""
-        for child in self.children.values():
-            for frame in child.frames:
-                frame.clear()
-        self.children.clear()
-        self.captured.clear()
-        self.cells.clear()
-        self.names.clear()
-        self.asides.clear()
-
-
-class Labels:
-    """Names of outermost modules: the class, and a number from the second instance on.
-
-    Shared by all threads, so that a model has one name wherever it runs.
-
-    Args:
-        forget: called with the name of a module that is gone, and so are all hooks on its graphs.
-    """
-
-    def __init__(self, forget: Callable[[str], None] = lambda label: None) -> None:
-        self._forget = forget
-        self._lock = Lock()
-        self._counts: dict[str, itertools.count[int]] = {}
-        self._labels: dict[int, tuple[weakref.ref[nn.Module], str, Model]] = {}
-        self._models: dict[str, weakref.ref[Model]] = {}
-
-    def label(self, module: nn.Module) -> tuple[str, Model]:
-        """``ResNet`` for the first ResNet that runs, ``ResNet@1`` for the second; and the
-        model."""
-        return self._lock.hold(self._label, module)
-
-    def _label(self, module: nn.Module) -> tuple[str, Model]:
-        known = self._labels.get(id(module))
-        if known is not None and known[0]() is module:
-            return known[1:]
-        name = class_name(module)
-        number = next(self._counts.setdefault(name, itertools.count()))
-        label = f"{name}@{number}" if number else name
-        model = self._model(label)
-        self._labels[id(module)] = self._reference(module), label, model
-        return label, model
-
-    def _reference(self, module: nn.Module) -> weakref.ref[nn.Module]:
-        # The callbacks hold no Labels, which would be a cycle.
-        key, labels = id(module), self._labels
-
-        def died(reference: weakref.ref[nn.Module]) -> None:
-            known = labels.get(key)
-            if known is not None and known[0] is reference:
-                del labels[key]
-
-        return weakref.ref(module, died)
-
-    def _model(self, label: str) -> Model:
-        forget, models = self._forget, self._models
-
-        def died(reference: weakref.ref[Model]) -> None:
-            # After clear() nothing is reported.
-            if models.get(label) is reference:
-                del models[label]
-                forget(label)
-
-        model = Model()
-        models[label] = weakref.ref(model, died)
-        return model
-
-    def clear(self) -> None:
-        """Forget all names, when the driver is detached."""
-        self._models.clear()
-        self._counts.clear()
-        self._labels.clear()
 
 
 class _ReadOfTracker:
@@ -451,7 +163,7 @@ class Tracker(_ReadOfTracker):
         self._labels = labels
         # Not ids of modules: a new module may get the id of one that is gone.
         self._seen_outermost: set[Child] = set()
-        self._last: dict[int, _Called] = {}
+        self._last: dict[int, Called] = {}
         # Of the outermost module that runs; made when its first child is new.
         self._places: Places | None = None
         self.results, self._more_results, self._measured = Noted(), Noted(), Noted()
@@ -756,7 +468,7 @@ class Tracker(_ReadOfTracker):
     def _new_child(self, parent: Frame, module: nn.Module) -> Child:
         key = id(module)
         children = parent.children
-        transparent = type(module).__name__ in _TRANSPARENT and is_transparent(module)
+        transparent = type(module).__name__ in TRANSPARENT and is_transparent(module)
         model: Model | None = None
         if transparent:
             name = ""
@@ -768,7 +480,7 @@ class Tracker(_ReadOfTracker):
         if isinstance(module, torch.jit.ScriptModule):
             self._not_seen("TorchScript modules: their operators run in C++")
         is_fused = self._is_for_python(parent, module)
-        reference = _Called.of(module, children, self._last)
+        reference = Called.of(module, children, self._last)
         child = Child(reference, name, transparent, is_fused, model)
         if transparent and hasattr(module, _internals.COMPILED_MODULE):
             child.inner = weakref.ref(getattr(module, _internals.COMPILED_MODULE))
@@ -802,62 +514,3 @@ class Tracker(_ReadOfTracker):
         # Not a reference to the frame, which would be an object for each module.
         self._last[child.ref.key] = child.ref
         return frame
-
-
-def class_name(module: nn.Module) -> str:
-    """The name of the module's class as the user wrote it."""
-    cls = type(module)
-    # FSDP2's fully_shard() makes a subclass ``(FSDPModule, <the user's class>)``.
-    if cls.__bases__ and cls.__bases__[0].__name__ == "FSDPModule":
-        cls = cls.__bases__[-1]
-    return cls.__name__
-
-
-def is_transparent(module: nn.Module) -> bool:
-    """Whether `module` is a wrapper of PyTorch that ids do not mention."""
-    cls = type(module)
-    return cls.__name__ in _TRANSPARENT and cls.__module__.startswith("torch.")
-
-
-class Places:
-    """Where the modules below one are registered: the first place in the order of its children.
-
-    Made in one walk, and then asked for one module after the other.
-    """
-
-    def __init__(self, top: nn.Module) -> None:
-        # By module its name and the one above; not pairs of them, which would be objects.
-        self._names: dict[int, str] = {}
-        self._above: dict[int, weakref.ref[nn.Module]] = {}
-        # Not named_modules(): its generators are nested, so that a step costs the depth.
-        walk = [iter([("", top)])]
-        owners: list[weakref.ref[nn.Module]] = []
-        while walk:
-            name, module = next(walk[-1], ("", None))
-            if module is None:
-                walk.pop()
-                if owners:
-                    owners.pop()
-            elif id(module) not in self._names:
-                own = weakref.ref(module)
-                self._names[id(module)] = name
-                self._above[id(module)] = owners[-1] if owners else own
-                owners.append(own)
-                walk.append(module.named_children())
-
-    def path(self, owner: nn.Module, module: nn.Module) -> str | None:
-        """The path of `module` below `owner`, without transparent wrappers.
-
-        None if the place of `module` is not below `owner`, or is another one by now.
-        """
-        names: list[str] = []
-        while module is not owner:
-            reference, name = self._above.get(id(module)), self._names.get(id(module), "")
-            above = reference() if reference is not None else None
-            if above is None or above is module or getattr(above, name, None) is not module:
-                return None
-            # For each new module: most names need no function call.
-            if type(above).__name__ not in _TRANSPARENT or not is_transparent(above):
-                names.append(name)
-            module = above
-        return ".".join(reversed(names))

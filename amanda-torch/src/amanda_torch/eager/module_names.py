@@ -1,0 +1,144 @@
+"""Names of modules in ids: of outermost ones, and of those below them by where they stand."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+
+from torch import nn
+
+from amanda.state import Lock
+from amanda_torch.eager.frames import Model
+
+TRANSPARENT = {
+    "DistributedDataParallel",
+    "DataParallel",
+    "FullyShardedDataParallel",
+    "OptimizedModule",
+    "CheckpointWrapper",
+    "OffloadWrapper",
+}
+"""Wrappers of PyTorch that leave no trace in ids: a model has the same ids without them."""
+
+
+class Labels:
+    """Names of outermost modules: the class, and a number from the second instance on.
+
+    Shared by all threads, so that a model has one name wherever it runs.
+
+    Args:
+        forget: called with the name of a module that is gone, and so are all hooks on its graphs.
+    """
+
+    def __init__(self, forget: Callable[[str], None] = lambda label: None) -> None:
+        self._forget = forget
+        self._lock = Lock()
+        self._counts: dict[str, itertools.count[int]] = {}
+        self._labels: dict[int, tuple[weakref.ref[nn.Module], str, Model]] = {}
+        self._models: dict[str, weakref.ref[Model]] = {}
+
+    def label(self, module: nn.Module) -> tuple[str, Model]:
+        """``ResNet`` for the first ResNet that runs, ``ResNet@1`` for the second; and the
+        model."""
+        return self._lock.hold(self._label, module)
+
+    def _label(self, module: nn.Module) -> tuple[str, Model]:
+        known = self._labels.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1:]
+        name = class_name(module)
+        number = next(self._counts.setdefault(name, itertools.count()))
+        label = f"{name}@{number}" if number else name
+        model = self._model(label)
+        self._labels[id(module)] = self._reference(module), label, model
+        return label, model
+
+    def _reference(self, module: nn.Module) -> weakref.ref[nn.Module]:
+        # The callbacks hold no Labels, which would be a cycle.
+        key, labels = id(module), self._labels
+
+        def died(reference: weakref.ref[nn.Module]) -> None:
+            known = labels.get(key)
+            if known is not None and known[0] is reference:
+                del labels[key]
+
+        return weakref.ref(module, died)
+
+    def _model(self, label: str) -> Model:
+        forget, models = self._forget, self._models
+
+        def died(reference: weakref.ref[Model]) -> None:
+            # After clear() nothing is reported.
+            if models.get(label) is reference:
+                del models[label]
+                forget(label)
+
+        model = Model()
+        models[label] = weakref.ref(model, died)
+        return model
+
+    def clear(self) -> None:
+        """Forget all names, when the driver is detached."""
+        self._models.clear()
+        self._counts.clear()
+        self._labels.clear()
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of the module's class as the user wrote it."""
+    cls = type(module)
+    # FSDP2's fully_shard() makes a subclass ``(FSDPModule, <the user's class>)``.
+    if cls.__bases__ and cls.__bases__[0].__name__ == "FSDPModule":
+        cls = cls.__bases__[-1]
+    return cls.__name__
+
+
+def is_transparent(module: nn.Module) -> bool:
+    """Whether `module` is a wrapper of PyTorch that ids do not mention."""
+    cls = type(module)
+    return cls.__name__ in TRANSPARENT and cls.__module__.startswith("torch.")
+
+
+class Places:
+    """Where the modules below one are registered: the first place in the order of its children.
+
+    Made in one walk, and then asked for one module after the other.
+    """
+
+    def __init__(self, top: nn.Module) -> None:
+        # By module its name and the one above; not pairs of them, which would be objects.
+        self._names: dict[int, str] = {}
+        self._above: dict[int, weakref.ref[nn.Module]] = {}
+        # Not named_modules(): its generators are nested, so that a step costs the depth.
+        walk = [iter([("", top)])]
+        owners: list[weakref.ref[nn.Module]] = []
+        while walk:
+            name, module = next(walk[-1], ("", None))
+            if module is None:
+                walk.pop()
+                if owners:
+                    owners.pop()
+            elif id(module) not in self._names:
+                own = weakref.ref(module)
+                self._names[id(module)] = name
+                self._above[id(module)] = owners[-1] if owners else own
+                owners.append(own)
+                walk.append(module.named_children())
+
+    def path(self, owner: nn.Module, module: nn.Module) -> str | None:
+        """The path of `module` below `owner`, without transparent wrappers.
+
+        None if the place of `module` is not below `owner`, or is another one by now.
+        """
+        names: list[str] = []
+        while module is not owner:
+            reference, name = self._above.get(id(module)), self._names.get(id(module), "")
+            above = reference() if reference is not None else None
+            if above is None or above is module or getattr(above, name, None) is not module:
+                return None
+            # For each new module: most names need no function call.
+            if type(above).__name__ not in TRANSPARENT or not is_transparent(above):
+                names.append(name)
+            module = above
+        return ".".join(reversed(names))
