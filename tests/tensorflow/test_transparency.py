@@ -92,6 +92,34 @@ def test_the_order_in_which_gradients_are_added(placement: str) -> None:
     assert tool.calls
 
 
+def differentiated_within(x: Any) -> Any:
+    """The gradient of one part of a function, within it, besides a loop."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        scaled = x * x[0]
+    slope = tape.gradient(scaled, x, output_gradients=tf.sin(x))
+    halved = tf.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, h * 0.5 + x), (0, x))[1]
+    return slope + halved * tf.tanh(x)
+
+
+@pytest.mark.usefixtures("without_optimizer")
+@pytest.mark.parametrize("tool", [Counter, Identity])
+def test_the_order_of_additions_in_a_gradient_besides_one_within(tool: type[amanda.Tool]) -> None:
+    """The gradient of a function that has a gradient within it adds in the order of its own."""
+    x = tf.random.stateless_normal([24, 24], [1, 2])
+
+    def gradient() -> Any:
+        function = tf.function(differentiated_within)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            result = function(x)
+        return result, tape.gradient(result, x)
+
+    expected = gradient()
+    with amanda.apply(tool()):
+        support.assert_same_bits(gradient(), expected)
+
+
 @pytest.mark.parametrize("placement", support.PLACEMENTS)
 def test_identity_with_optimizer(placement: type[Training]) -> None:
     """With it on, they cost the fusion and nothing but rounding."""

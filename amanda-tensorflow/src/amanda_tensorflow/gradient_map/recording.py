@@ -102,8 +102,23 @@ class GradientLog:
 _LOGS: weakref.WeakKeyDictionary[Any, GradientLog] = weakref.WeakKeyDictionary()
 """The gradient calls by graph."""
 
-_ORDER: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
-"""By graph and name of a forward operator, the number of its first gradient call."""
+
+@attrs.define(eq=False)
+class GradientNumbers:
+    """The order in which the gradient functions of a graph's operators were called.
+
+    Attributes:
+        inside: by name of an operator, the number of its first call, among all calls, for a
+            gradient in the same graph.
+        outside: likewise for gradients in other graphs, as those of functions and loops are.
+    """
+
+    inside: dict[str, int] = attrs.field(factory=dict)
+    outside: dict[str, int] = attrs.field(factory=dict)
+
+
+_ORDER: weakref.WeakKeyDictionary[Any, GradientNumbers] = weakref.WeakKeyDictionary()
+"""By graph of the forward operators."""
 
 _NUMBERS = itertools.count()
 
@@ -164,9 +179,9 @@ def log_of(graph: Any) -> GradientLog:
     return _LOGS.get(graph) or GradientLog()
 
 
-def gradient_numbers(graph: Any) -> Mapping[str, int]:
-    """By name of a forward operator, the number of the first gradient call of it among all."""
-    return _ORDER.get(graph, {})
+def gradient_numbers(graph: Any) -> GradientNumbers:
+    """The order in which the gradient functions of a graph's operators were called."""
+    return _ORDER.get(graph) or GradientNumbers()
 
 
 def is_older(graph: Any) -> bool:
@@ -347,7 +362,9 @@ def _noted(forward: ForwardOp, call: Callable[[Sequence[Any]], Any], out_grads: 
     grad_inputs = result if isinstance(result, (list, tuple)) else [result]
     source = forward.graph()
     if source is not None:
-        _ORDER.setdefault(source, {}).setdefault(forward.name, number)
+        numbers = _ORDER.setdefault(source, GradientNumbers())
+        noted = numbers.inside if source is graph else numbers.outside
+        noted.setdefault(forward.name, number)
     log = _LOGS.get(graph)
     if log is None:
         log = _LOGS[graph] = GradientLog()

@@ -86,7 +86,7 @@ def vanilla_order(producers: Producers, op: Any) -> Sequence[int] | None:
         The positions of its inputs in that order; None where that is its own order, or where it is
         not known.
     """
-    parts = [_places(producers, tensor) for tensor in op.inputs]
+    parts = [_places(producers, tensor, op.graph) for tensor in op.inputs]
     targets = set.intersection(*(set(part) for part in parts if part)) if any(parts) else set()
     if len(targets) != 1 or None in parts:
         return None
@@ -104,8 +104,11 @@ def vanilla_order(producers: Producers, op: Any) -> Sequence[int] | None:
     return None if order == list(range(len(order))) else order
 
 
-def _places(producers: Producers, tensor: Any) -> dict[int, list[Place]] | None:
+def _places(producers: Producers, tensor: Any, graph: Any) -> dict[int, list[Place]] | None:
     """Where a part of a gradient comes from, by ``id`` of the vanilla tensor whose gradient it is.
+
+    Args:
+        graph: that of the gradient.
 
     Returns:
         Nothing if it was given, or stands for no part of the vanilla sum: the gradient of the lists
@@ -119,7 +122,7 @@ def _places(producers: Producers, tensor: Any) -> dict[int, list[Place]] | None:
         if source is None:
             continue
         is_known = True
-        number = _number(source)
+        number = _number(source, is_inside=call.forward.graph() is graph)
         if number is None:
             continue
         for position, returned in enumerate(call.grad_inputs):
@@ -138,13 +141,17 @@ def _vanilla(call: GradientCall) -> Any:
     return _LOOPS.get(op.graph, {}).get(op.name) if identified is None else identified.source
 
 
-def _number(op: Any) -> int | None:
+def _number(op: Any, is_inside: bool) -> int | None:
     """The place of an operator's gradient among those of its vanilla graph; None if it has none.
 
     A gradient that has been built tells it. Where there is none, as in a function that is called
     under a tape, it is that of the whole graph, from all of its outputs to all of its inputs.
+
+    Args:
+        is_inside: whether it is a gradient in the operator's graph, which may have one besides.
     """
-    built = gradient_numbers(op.graph)
+    numbers = gradient_numbers(op.graph)
+    built = numbers.inside if is_inside else numbers.outside
     if built:
         return built.get(op.name)
     if op.graph not in _EXPECTED:
