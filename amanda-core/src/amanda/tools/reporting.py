@@ -110,7 +110,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
                 raise
             raise type(error)(f"{self.name}: {error.args[0]}") from None
         _check_effects(self.name, self.options, options)
-        self._steps_noted: collections.deque[tuple[int, float | None, float, Sequence[float]]]
+        self._steps_noted: collections.deque[tuple[int, float | None, float, Any]]
         self._steps_noted = collections.deque()
         self._figures_of_steps = StepFigures()
         self._noted_figures: Mapping[str, float] = {}
@@ -204,8 +204,9 @@ class ReportingTool(Tool, Generic[OptionsT]):
         """
         return {}
 
-    def sums(self) -> Sequence[float]:
-        """The numbers so far that :meth:`running_figures` and :meth:`op_counts` are found from.
+    def sums(self) -> Any:
+        """The numbers so far that :meth:`running_figures` and :meth:`op_counts` are found from, in
+        any form; they must not change later.
 
         A tool that defines these two may define this one and :meth:`figures_from` as well. It then
         only reads its numbers at the end of most steps, outside of tools' code: without tensors and
@@ -213,9 +214,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         """
         return ()
 
-    def figures_from(
-        self, sums: Sequence[float]
-    ) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
+    def figures_from(self, sums: Any) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
         """What :meth:`running_figures` and :meth:`op_counts` were when :meth:`sums` gave `sums`."""
         return _NO_FIGURES, _NO_COUNTS
 
@@ -413,8 +412,8 @@ class StepFigures:
 
     def follow(
         self,
-        noted: collections.deque[tuple[int, float | None, float, _Sums]],
-        figures_from: Callable[[_Sums], tuple[Mapping[str, float], _Counts]],
+        noted: collections.deque[tuple[int, float | None, float, Any]],
+        figures_from: Callable[[Any], tuple[Mapping[str, float], _Counts]],
     ) -> None:
         """Do :meth:`end` of many steps, and :meth:`begin` of the step after each.
 

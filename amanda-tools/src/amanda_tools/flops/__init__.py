@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import attrs
 
@@ -91,6 +91,24 @@ class FlopsOptions(PhaseOptions):
     peak: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
 
 
+class _Sums(NamedTuple):
+    """What has been counted so far.
+
+    Attributes:
+        forward, backward: multiply-accumulates of the model.
+        samples: of :class:`~amanda_tools.flops.samples.Samples`.
+        executions, macs: of each operator with a formula.
+        unknown: executions of each operator of a type without one.
+    """
+
+    forward: int
+    backward: int
+    samples: Sequence[tuple[int, int, int, int]]
+    executions: list[int]
+    macs: list[int]
+    unknown: list[int]
+
+
 class FlopsTool(PrintingTool[FlopsOptions]):
     """Counts floating-point operations, parameters and bytes, forward and backward.
 
@@ -116,6 +134,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._sums = {"forward": RunningSum(), "backward": RunningSum(), "other": RunningSum()}
         self._tallies: dict[str, Tally[Any]] = {}
         self._unknown: dict[str, Counter] = {}
+        self._read = _Sums(0, 0, (), [], [], [])
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
@@ -294,20 +313,36 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def running_figures(self) -> dict[str, float]:
         """Operations of the model so far, forward and backward, and the samples that it was given,
         and tokens if it embeds them."""
-        forward, backward = self._sums["forward"].macs(), self._sums["backward"].macs()
-        figures = {"flops": 2 * forward, "flops_backward": 2 * backward, "macs": forward}
-        return {**figures, **self._samples.figures()}
+        self._read = self.sums()
+        return self.figures_from(self._read)[0]
 
     def op_counts(self) -> dict[str, list[int]]:
-        """Executions and multiply-accumulates of operators with a formula so far, and executions
-        of types without one."""
-        self._sums["other"].macs()
-        executions, macs = sums_so_far(self._tallies.values())
-        return {
-            "executions": executions,
-            "macs": macs,
-            "unknown": [counter.count for counter in self._unknown.values()],
+        """Executions and multiply-accumulates of operators with a formula, and executions of types
+        without one, as :meth:`running_figures` has read them."""
+        return self.figures_from(self._read)[1]
+
+    def sums(self) -> _Sums:
+        """What :meth:`figures_from` is given."""
+        of = self._sums
+        forward, backward, _ = of["forward"].macs(), of["backward"].macs(), of["other"].macs()
+        return _Sums(
+            forward,
+            backward,
+            self._samples.sums(),
+            *sums_so_far(self._tallies.values()),
+            [counter.count for counter in self._unknown.values()],
+        )
+
+    def figures_from(self, sums: _Sums) -> tuple[dict[str, float], dict[str, list[int]]]:
+        """What :meth:`running_figures` and :meth:`op_counts` were when :meth:`sums` gave `sums`."""
+        figures: dict[str, float] = {
+            "flops": 2 * sums.forward,
+            "flops_backward": 2 * sums.backward,
+            "macs": sums.forward,
+            **self._samples.figures(sums.samples),
         }
+        counts = {"executions": sums.executions, "macs": sums.macs, "unknown": sums.unknown}
+        return figures, counts
 
     def _per_step(self) -> dict[str, dict[str, Any]]:
         """Return the figures of the last step by operator id; {} before one has ended."""

@@ -5,7 +5,7 @@ The first size of the data is the number of samples; an embedding of integers is
     samples = Samples()
     samples.look(context, op, in_backward)     # in each analysis before a forward operator
     ...                                        # the program runs
-    samples.figures()                          # {"samples": 96}
+    samples.figures(samples.sums())            # {"samples": 96}
 """
 
 from __future__ import annotations
@@ -95,6 +95,11 @@ class Product:
         return gates == first.weight[1] and gates in (3 * (states or 0), 4 * (states or 0))
 
 
+Sums = tuple[int, int, int, int]
+"""The executions of an operator, the sums of the first and of the second size of its data, of which
+one is the number of samples, and of all elements."""
+
+
 @attrs.define(eq=False)
 class Candidate:
     """An operator that may be the first one that takes a model's data.
@@ -151,16 +156,19 @@ class Candidate:
         """Whether it may embed the positions of tokens, which come first in some models."""
         return self.has_tokens and len(self.sizes) == 1
 
-    def executions(self) -> int:
-        """How often it was executed."""
-        return self._executions + sum(counter.count for counter, _ in self._counters)
-
-    def figures(self) -> Mapping[str, int]:
-        """``samples``, and ``tokens`` if it embeds them."""
-        samples, tokens = self._samples[self.axis], self._tokens
+    def sums(self) -> Sums:
+        """What it was given so far."""
+        executions, (first, second), tokens = self._executions, self._samples, self._tokens
         for counter, sizes in self._counters:
-            samples += counter.count * sizes[0]
+            executions += counter.count
+            first += counter.count * sizes[0]
+            second += counter.count * sizes[0]
             tokens += counter.count * math.prod(sizes)
+        return executions, first, second, tokens
+
+    def figures(self, sums: Sums) -> Mapping[str, int]:
+        """``samples``, and ``tokens`` if it embeds them, when :meth:`sums` gave `sums`."""
+        samples, tokens = sums[1 + self.axis], sums[3]
         return {"samples": samples, "tokens": tokens} if self.has_tokens else {"samples": samples}
 
     def largest(self) -> int | None:
@@ -191,8 +199,8 @@ class Samples:
     @property
     def batch(self) -> int | None:
         """The most samples that were given at a time; None if unknown."""
-        first = self._first()
-        return None if first is None else first.largest()
+        first = self._first(self.sums())
+        return None if first is None else first[0].largest()
 
     def look(self, context: OpContext, op: OpDescription, in_backward: Callable[[], bool]) -> None:
         """Count the executions of an operator if it may be the first one that takes data.
@@ -314,29 +322,35 @@ class Samples:
             return False
         if not self._has_data:
             return True
-        if not in_graph or any(candidate.executions() for candidate in found):
+        if not in_graph or any(candidate.sums()[0] for candidate in found):
             return False
         return has_weight or sum(not one.has_weight for one in found) < _WITHOUT_WEIGHT
 
-    def _first(self) -> Candidate | None:
+    def _first(self, sums: Sequence[Sums]) -> tuple[Candidate, Sums] | None:
         """The first operator that was executed, with a weight if that is not in a loop."""
-        found = [candidate for candidate in self._candidates.values() if candidate.executions()]
-        weighted = [candidate for candidate in found if candidate.has_weight]
+        every = [*zip(self._candidates.values(), sums, strict=False)]
+        found = [one for one in every if one[1][0]]
+        weighted = [one for one in found if one[0].has_weight]
         if not weighted:
-            return next(iter(found or self._candidates.values()), None)
+            return next(iter(found or every), None)
         first = weighted[0]
-        if first.may_be_positions:
+        if first[0].may_be_positions:
             # Of a model that is given one number for each sample, all have as many samples.
-            data = next((one for one in weighted if not one.may_be_positions), first)
-            is_data = first.figures()["samples"] == data.figures()["samples"]
-            return first if is_data else data
-        times, rest = divmod(first.executions(), found[0].executions())
+            data = next((one for one in weighted if not one[0].may_be_positions), first)
+            samples = [candidate.figures(of)["samples"] for candidate, of in (first, data)]
+            return first if samples[0] == samples[1] else data
+        times, rest = divmod(first[1][0], found[0][1][0])
         return found[0] if times > 1 and not rest else first
 
-    def figures(self) -> Mapping[str, int]:
-        """Return ``samples`` so far, and ``tokens`` if the operator embeds them; {} if unknown."""
-        first = self._first()
-        return {} if first is None else first.figures()
+    def sums(self) -> list[Sums]:
+        """What the operators that are counted were given so far."""
+        return [candidate.sums() for candidate in self._candidates.values()]
+
+    def figures(self, sums: Sequence[Sums]) -> Mapping[str, int]:
+        """``samples``, and ``tokens`` if the operator embeds them, when :meth:`sums` gave `sums`;
+        {} if unknown."""
+        first = self._first(sums)
+        return {} if first is None else first[0].figures(first[1])
 
 
 def _sizes(context: OpContext, position: int) -> Sequence[int]:

@@ -9,6 +9,7 @@ import attrs
 
 import amanda
 from amanda.inline import Counter, ShapeSum
+from amanda.state import tool_locked
 from amanda.tools.description import OpDescription
 from amanda_tools._internals import is_in_backward
 from amanda_tools._operators.cost import Formula
@@ -74,13 +75,18 @@ class RunningSum:
 
     def macs(self) -> int:
         """Return the sum."""
+        # Not where a driver adds up by itself: a step may be small.
+        if self._waiting or self._watched:
+            tool_locked(self._look)
+        return self.counter.count
+
+    def _look(self) -> None:
         waiting, self._waiting = self._waiting, []
         for tally in waiting:
             tally.is_waiting = False
             tally.totals()
         for tally in self._watched:
             tally.totals()
-        return self.counter.count
 
 
 @attrs.define(eq=False)
