@@ -75,7 +75,8 @@ require("torch.nn.Module._call_impl", "torch.nn.Module._compiled_call_impl")
 COMPILED_CALL = operator.attrgetter("_compiled_call_impl")
 PLAIN_CALL = operator.attrgetter("_call_impl")
 """The methods of which `MODULE_CALL` calls one: the first unless it is None. Called directly they
-save its Python frame, so that modules can be nested as deep as without our own (PyTorch 2.13)."""
+save its Python frame, so that modules can be nested as deep as without our own (PyTorch 2.13);
+see :func:`in_place_of_module_call`."""
 
 PROFILER = "torch.autograd.profiler"
 PROFILER_START = "_enable_profiler"
@@ -96,35 +97,47 @@ class _NoModule:
     def _call_impl(self) -> None:
         raise _Reached
 
-    def __repr__(self) -> str:
-        return "(see the next frame)"
-
 
 _NO_MODULE: Any = _NoModule()
 
 
-def add_call_frame(error: BaseException) -> None:
-    """Put the frame of `MODULE_CALL`, where it was left out, into the traceback of an exception.
-
-    To be called by the function that has left it out. Programs and people know a traceback by its
-    frames. A frame can only be had from a call.
-    """
-    entry, made = error.__traceback__, None
+def _line_of_call() -> int:
+    """The line of `MODULE_CALL` by which it calls `PLAIN_CALL`."""
     try:
         MODULE_CALL(_NO_MODULE)
-    except RecursionError:
-        # There is none left for it.
-        pass
     except _Reached as reached:
-        made = reached.__traceback__ and reached.__traceback__.tb_next
-        if entry is not None and made is not None:
-            following = entry.tb_next
-            place = made.tb_lasti, made.tb_lineno
-            entry.tb_next = types.TracebackType(following, made.tb_frame, *place)
-            del following
-    finally:
-        # The frame leads back to this one, which is to hold nothing then.
-        del error, entry, made
+        entry = reached.__traceback__ and reached.__traceback__.tb_next
+        if entry is not None:
+            return entry.tb_lineno
+    return MODULE_CALL.__code__.co_firstlineno  # type: ignore[no-any-return]
+
+
+def in_place_of_module_call(function: Any) -> Any:
+    """`function`, whose frames stand for those of `MODULE_CALL` that it leaves out.
+
+    Tracebacks, and warnings about a caller further up (those of ``nn.Softmax()`` without a
+    dimension), name such a frame by its file, its line, its function and its module.
+
+    Args:
+        function: knows no globals but builtins; what it needs is in its closure.
+    """
+    code, vanilla = function.__code__, MODULE_CALL.__code__
+    # Entries for up to eight units of two bytes each, of the kind without columns, at the line of
+    # the entry before (CPython 3.11 to 3.14, Objects/locations.md).
+    units = len(code.co_code) // 2
+    lengths = [8] * (units // 8) + ([units % 8] if units % 8 else [])
+    lines = b"".join(bytes((0x80 | 13 << 3 | length - 1, 0)) for length in lengths)
+    code = code.replace(
+        co_filename=vanilla.co_filename,
+        co_name=vanilla.co_name,
+        co_qualname=vanilla.co_qualname,
+        co_firstlineno=_line_of_call(),
+        co_linetable=lines,
+    )
+    called = types.FunctionType(code, MODULE_CALL.__globals__, None, None, function.__closure__)
+    called.__qualname__ = function.__qualname__
+    called.__name__ = function.__name__
+    return called
 
 
 FX = "torch.fx._symbolic_trace"
