@@ -135,10 +135,10 @@ from amanda_torch._internals.modules import (
     SWAPPING,
     SWAPPING_REFERENCES,
     TRACERS,
-    in_place_of_module_call,
     has_global_hooks,
     has_hooks,
     has_own_hooks,
+    in_place_of_module_call,
     threads_in,
 )
 from amanda_torch._internals.notes import (
@@ -279,7 +279,6 @@ __all__ = [
     "OpOverloadPacket",
     "Uncompiled",
     "accelerator_in_use",
-    "in_place_of_module_call",
     "announce_buffer",
     "apply_function",
     "base_of",
@@ -316,6 +315,7 @@ __all__ = [
     "in_backward",
     "in_forward_ad",
     "in_functorch",
+    "in_place_of_module_call",
     "is_autocasting",
     "is_bare",
     "is_compiled_backward",
