@@ -168,7 +168,7 @@ def _copies(*tensors: Any) -> Any:
     return [None if tensor is None else tensor.clone() for tensor in tensors]
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
+@pytest.mark.parametrize("name", interceptors("mode", "gate", "capture"))
 @pytest.mark.parametrize(
     "make", [amanda.Tool, amanda.tools.load("count"), amanda.tools.load("summary"), _Acts]
 )
@@ -191,7 +191,7 @@ def test_functions_of_pytorch_warn_of_their_callers_as_without_tools(
         expected = _warned(function)
         assert expected, case
         with applied(make()):
-            assert [_warned(function) for _ in range(3)] == [expected] * 3, case
+            assert [_warned(function) for _ in range(4)] == [expected] * 4, case
 
 
 @pytest.mark.parametrize("name", interceptors("mode", "gate"))

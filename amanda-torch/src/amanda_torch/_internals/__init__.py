@@ -65,6 +65,7 @@ from amanda_torch._internals.compiler import (
     not_traced,
     program_frame,
     runs_higher_order,
+    warned_in_capture,
 )
 from amanda_torch._internals.function_modes import (
     MODE_BUILTINS,
@@ -138,7 +139,7 @@ from amanda_torch._internals.modules import (
     has_global_hooks,
     has_hooks,
     has_own_hooks,
-    in_place_of_module_call,
+    standing_for,
     threads_in,
 )
 from amanda_torch._internals.notes import (
@@ -315,7 +316,6 @@ __all__ = [
     "in_backward",
     "in_forward_ad",
     "in_functorch",
-    "in_place_of_module_call",
     "is_autocasting",
     "is_bare",
     "is_compiled_backward",
@@ -380,6 +380,7 @@ __all__ = [
     "show_dispatch_modes",
     "show_modes",
     "size_of",
+    "standing_for",
     "stands_for_leaf",
     "symbol_of",
     "symbolic_inputs",
@@ -396,6 +397,7 @@ __all__ = [
     "valueless",
     "version_of",
     "versions_of",
+    "warned_in_capture",
     "without_dispatch_modes",
     "without_gradients",
     "without_marks",

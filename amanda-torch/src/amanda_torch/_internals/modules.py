@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ COMPILED_CALL = operator.attrgetter("_compiled_call_impl")
 PLAIN_CALL = operator.attrgetter("_call_impl")
 """The methods of which `MODULE_CALL` calls one: the first unless it is None. Called directly they
 save its Python frame, so that modules can be nested as deep as without our own (PyTorch 2.13);
-see :func:`in_place_of_module_call`."""
+see :func:`standing_for`."""
 
 PROFILER = "torch.autograd.profiler"
 PROFILER_START = "_enable_profiler"
@@ -89,55 +89,60 @@ class _Reached(Exception):
     pass
 
 
-class _NoModule:
-    """A stand-in for a module, for `MODULE_CALL`, whose call raises."""
-
-    _compiled_call_impl = None
-
-    def _call_impl(self) -> None:
+class _Reaching(torch.nn.Module):
+    def forward(self) -> None:
         raise _Reached
 
 
-_NO_MODULE: Any = _NoModule()
-
-
-def _line_of_call() -> int:
-    """The line of `MODULE_CALL` by which it calls `PLAIN_CALL`."""
+def _calls_of_modules() -> dict[str, types.CodeType]:
+    """The code by which PyTorch calls a module without hooks, beginning at the line that calls."""
+    codes = {}
     try:
-        MODULE_CALL(_NO_MODULE)
+        MODULE_CALL(_Reaching())
     except _Reached as reached:
-        entry = reached.__traceback__ and reached.__traceback__.tb_next
-        if entry is not None:
-            return entry.tb_lineno
-    return MODULE_CALL.__code__.co_firstlineno  # type: ignore[no-any-return]
+        entry = reached.__traceback__
+        while entry is not None:
+            code = entry.tb_frame.f_code
+            codes[code.co_name] = code.replace(co_firstlineno=entry.tb_lineno)
+            entry = entry.tb_next
+    return codes
 
 
-def in_place_of_module_call(function: Any) -> Any:
-    """`function`, whose frames stand for those of `MODULE_CALL` that it leaves out.
+_CALLS = _calls_of_modules()
+
+
+def standing_for(vanilla: str) -> Callable[[Any], Any]:
+    """Decorator of a function whose frames stand for those of one of PyTorch's that it leaves out.
 
     Tracebacks, and warnings about a caller further up (those of ``nn.Softmax()`` without a
-    dimension), name such a frame by its file, its line, its function and its module.
+    dimension), name a frame by its file, its line, its function and its module.
+
+    The function knows no globals but builtins; what it needs is in its closure.
 
     Args:
-        function: knows no globals but builtins; what it needs is in its closure.
+        vanilla: the name of the function by which PyTorch calls a module.
     """
-    code, vanilla = function.__code__, MODULE_CALL.__code__
-    # Entries for up to eight units of two bytes each, of the kind without columns, at the line of
-    # the entry before (CPython 3.11 to 3.14, Objects/locations.md).
-    units = len(code.co_code) // 2
-    lengths = [8] * (units // 8) + ([units % 8] if units % 8 else [])
-    lines = b"".join(bytes((0x80 | 13 << 3 | length - 1, 0)) for length in lengths)
-    code = code.replace(
-        co_filename=vanilla.co_filename,
-        co_name=vanilla.co_name,
-        co_qualname=vanilla.co_qualname,
-        co_firstlineno=_line_of_call(),
-        co_linetable=lines,
-    )
-    called = types.FunctionType(code, MODULE_CALL.__globals__, None, None, function.__closure__)
-    called.__qualname__ = function.__qualname__
-    called.__name__ = function.__name__
-    return called
+    place = _CALLS[vanilla]
+
+    def decorate(function: Any) -> Any:
+        code = function.__code__
+        # Entries for up to eight units of two bytes each, of the kind without columns, at the line
+        # of the entry before (CPython 3.11 to 3.14, Objects/locations.md).
+        units = len(code.co_code) // 2
+        lengths = [8] * (units // 8) + ([units % 8] if units % 8 else [])
+        code = code.replace(
+            co_filename=place.co_filename,
+            co_name=place.co_name,
+            co_qualname=place.co_qualname,
+            co_firstlineno=place.co_firstlineno,
+            co_linetable=b"".join(bytes((0x80 | 13 << 3 | length - 1, 0)) for length in lengths),
+        )
+        called = types.FunctionType(code, MODULE_CALL.__globals__, None, None, function.__closure__)
+        called.__name__, called.__qualname__ = function.__name__, function.__qualname__
+        called.__doc__ = function.__doc__
+        return called
+
+    return decorate
 
 
 FX = "torch.fx._symbolic_trace"
