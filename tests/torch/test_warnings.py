@@ -194,6 +194,40 @@ def test_functions_of_pytorch_warn_of_their_callers_as_without_tools(
             assert [_warned(function) for _ in range(4)] == [expected] * 4, case
 
 
+def _compute_sparse() -> None:
+    matrix = torch.eye(4).to_sparse_csr()
+    (matrix @ X[0, :1].mT.expand(4, 4)).sum()
+    (torch.eye(4).to_sparse_csr().requires_grad_() @ torch.ones(4, 4)).sum().backward()
+
+
+def _compute_quantized() -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.quint8)
+    torch.relu(quantized).dequantize()
+
+
+def _compute_nested() -> None:
+    torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)]) * 2
+
+
+@pytest.mark.parametrize("name", interceptors("mode", "gate"))
+@pytest.mark.parametrize("run", [_compute_sparse, _compute_quantized, _compute_nested])
+@pytest.mark.parametrize("tool", ["count", "trace", "nan", "stats", "path", "summary", "profile"])
+def test_tools_that_watch_warn_of_no_kind_of_tensor(
+    tool: str, run: Callable[[], None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch warns of sparse, quantized and nested tensors as often as without a tool, which looks
+    at them; with the gate at the same lines."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
+    _warned(run)
+    expected = _warned(run)
+    with applied(amanda.tools.load(tool)()):
+        found = [_warned(run) for _ in range(4)]
+    assert expected
+    assert [len(warned) for warned in found] == [len(expected)] * 4
+    if name == "gate":
+        assert found == [expected] * 4
+
+
 @pytest.mark.parametrize("name", interceptors("mode", "gate"))
 def test_each_line_of_the_program_is_warned_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lines get a warning each, where Python shows it once per line, and a filter by the
