@@ -319,6 +319,36 @@ def test_replaced_operator_on_a_view_with_routines_on_its_gradients() -> None:
     assert x.grad.tolist() == [[10, 10], [1, 1]]
 
 
+_VIEWS: dict[str, Callable[[Any], Any]] = {
+    "reshape_as": lambda y: y.reshape_as(torch.ones(2, 8)),
+    "einsum of a diagonal": lambda y: torch.einsum("ii->i", y),
+    "einsum that transposes": lambda y: torch.einsum("ij->ji", y),
+    "linalg.diagonal": torch.linalg.diagonal,
+    "meshgrid": lambda y: torch.meshgrid(y[0], torch.ones(2), indexing="ij")[0][:, 0],
+    "broadcast_tensors": lambda y: torch.broadcast_tensors(y, torch.ones(1, 4, 4))[0],
+    "expand_as": lambda y: y[0].expand_as(torch.ones(1, 4)),
+    "unflatten": lambda y: y.unflatten(0, (2, 2)),
+}
+
+
+@pytest.mark.parametrize("case", _VIEWS)
+def test_views_stay_views_with_routines_on_whole_operators(case: str) -> None:
+    """What is written into a view is written into its base, whose gradient has it, too; and views
+    of leaves refuse it as ever."""
+    x = torch.rand(4, 4, requires_grad=True)
+
+    def run() -> Any:
+        y = x * 1
+        _VIEWS[case](y).mul_(3)
+        return y, *torch.autograd.grad((y * y).sum(), x)
+
+    vanilla = fingerprint(run())
+    with applied(WholeIdentity()):
+        assert fingerprint(run()) == vanilla
+        with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad"):
+            _VIEWS[case](x).mul_(3)
+
+
 def test_substituted_output_of_a_view_stays_writable() -> None:
     """What a routine returns for a view can be written in place."""
     x = torch.rand(4, requires_grad=True)

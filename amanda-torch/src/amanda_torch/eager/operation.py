@@ -53,7 +53,8 @@ _VIEWS = frozenset(
     tensor_split hsplit vsplit dsplit alias adjoint T mT H mH real imag contiguous to
     resolve_conj resolve_neg atleast_1d atleast_2d atleast_3d broadcast_to positive
     _reshape_alias unsafe_chunk unsafe_split lift_fresh data type_as float double half
-    bfloat16 conj values indices squeeze_copy unsafe_split_with_sizes""".split()
+    bfloat16 conj values indices squeeze_copy unsafe_split_with_sizes reshape_as linalg_diagonal
+    einsum meshgrid broadcast_tensors""".split()
 )
 """Operators whose result may alias an input: an identity on the input would cut the two apart."""
 
@@ -224,10 +225,12 @@ class Operation:
 
     def _is_view(self, values: Sequence[Any]) -> bool:
         """Whether the result may alias the one input that gets a gradient."""
-        if not self.aliases:
+        name = base_name(self._call.op.__name__)
+        # Of several operands einsum() computes products.
+        if not self.aliases or (name == "einsum" and len(values) > 1):
             return False
         # `x.expand_as(y)` takes no more of `y` than its shape.
-        inputs = values[:1] if base_name(self._call.op.__name__).endswith("_as") else values
+        inputs = values[:1] if name.endswith("_as") else values
         wanted = [value for value in inputs if value is not None and value.requires_grad]
         return len(wanted) <= 1
 
