@@ -225,7 +225,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         local, fused, partial, module_call = LOCAL, FUSED, functools.partial, ModuleCall
 
         # The parameters are PyTorch's own: a model may take keywords of any other name.
-        @_internals.standing_for("_wrapped_call_impl")
+        @_internals.standing_for(_internals.MODULE_CALL.__name__)
         @functools.partial(named_as, vanilla)
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             interceptor = local.interceptor
