@@ -32,6 +32,10 @@ def _aliased(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view_as(tensor)
 
 
+def _cloned(*tensors: Any) -> Any:
+    return [None if tensor is None else tensor.clone() for tensor in tensors]
+
+
 def _sliced(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[:]
 
@@ -248,6 +252,101 @@ def test_whole_operator_routines_on_a_view_of_several_tensors() -> None:
     vanilla = fingerprint(run())
     with applied(WholeIdentity()):
         assert fingerprint(run()) == vanilla
+
+
+_WRITING = "add_ copy_ index_add_ bernoulli_ _foreach_add_ zero_ fill_".split()
+
+_OVERLAPPING: dict[str, Callable[[Any], Any]] = {
+    "transposed": lambda y: y.T.add_(y),
+    "copied": lambda y: y[:2].copy_(y[1:3]),
+    "by index": lambda y: y[:2].index_add_(0, torch.tensor([0, 1]), y[1:3]),
+    "beside": lambda y: y[:2].add_(y[2:]),
+    "itself": lambda y: y[:2].add_(y[:2]),
+    "random": lambda y: y.view(-1)[:8].bernoulli_(y.detach().sigmoid().view(-1)[:8]),
+    "random in part": lambda y: y[:1].bernoulli_(torch.full((4,), 0.5)),
+    "detached": lambda y: y.detach()[:2].copy_(y[2:]),
+    "lists": lambda y: torch._foreach_add_([y[0], y[1]], [y[2], y[3]]),
+    "expanded": lambda y: y[:1].expand(3, 4).add_(1),
+    "expanded and zeroed": lambda y: y[:1].expand(3, 4).zero_(),
+    "expanded and filled": lambda y: y[:1].expand(3, 4).fill_(2),
+}
+
+
+@pytest.mark.parametrize(
+    "make", [WholeIdentity, lambda: On(**dict.fromkeys(_WRITING, before(_cloned)))]
+)
+@pytest.mark.parametrize("case", _OVERLAPPING)
+def test_overlapping_writes_are_refused_as_without_tools(
+    make: Callable[[], amanda.Tool], case: str
+) -> None:
+    """What PyTorch refuses, to write over another input or twice into one element, it refuses
+    where an operator runs on substitutes, too; what it allows draws the same random numbers."""
+    x = torch.rand(4, 4, requires_grad=True)
+
+    def run() -> Any:
+        torch.manual_seed(0)
+        y = x * 2
+        raised = gradients = None
+        try:
+            _OVERLAPPING[case](y)
+            gradients = torch.autograd.grad(y.sum(), x)
+        except RuntimeError as error:
+            raised = str(error)
+        return raised, fingerprint((torch.rand(1), y, gradients))
+
+    vanilla = run()
+    with applied(make()):
+        assert run() == vanilla
+
+
+def test_replaced_operator_on_a_view_with_routines_on_its_gradients() -> None:
+    """A replacement of an operator that writes into a view takes its place, also with routines on
+    the gradients of the whole operator."""
+    x = torch.ones(2, 2, requires_grad=True)
+    seen = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        context.replace_op(lambda tensor: tensor.mul_(10))
+        context.insert_after_backward_op(lambda *gradients: seen.append(gradients[0].tolist()))
+
+    with applied(On(mul_=analyse)):
+        y = x * 1
+        y[0].mul_(2)
+        y.sum().backward()
+    assert y.tolist() == [[10, 10], [1, 1]]
+    assert seen == [[10, 10]]
+    assert x.grad is not None
+    assert x.grad.tolist() == [[10, 10], [1, 1]]
+
+
+_VIEWS: dict[str, Callable[[Any], Any]] = {
+    "reshape_as": lambda y: y.reshape_as(torch.ones(2, 8)),
+    "einsum of a diagonal": lambda y: torch.einsum("ii->i", y),
+    "einsum that transposes": lambda y: torch.einsum("ij->ji", y),
+    "linalg.diagonal": torch.linalg.diagonal,
+    "meshgrid": lambda y: torch.meshgrid(y[0], torch.ones(2), indexing="ij")[0][:, 0],
+    "broadcast_tensors": lambda y: torch.broadcast_tensors(y, torch.ones(1, 4, 4))[0],
+    "expand_as": lambda y: y[0].expand_as(torch.ones(1, 4)),
+    "unflatten": lambda y: y.unflatten(0, (2, 2)),
+}
+
+
+@pytest.mark.parametrize("case", _VIEWS)
+def test_views_stay_views_with_routines_on_whole_operators(case: str) -> None:
+    """What is written into a view is written into its base, whose gradient has it, too; and views
+    of leaves refuse it as ever."""
+    x = torch.rand(4, 4, requires_grad=True)
+
+    def run() -> Any:
+        y = x * 1
+        _VIEWS[case](y).mul_(3)
+        return y, *torch.autograd.grad((y * y).sum(), x)
+
+    vanilla = fingerprint(run())
+    with applied(WholeIdentity()):
+        assert fingerprint(run()) == vanilla
+        with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad"):
+            _VIEWS[case](x).mul_(3)
 
 
 def test_substituted_output_of_a_view_stays_writable() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -94,6 +95,137 @@ def test_warnings_are_shown_at_the_line_of_the_program(
         assert expected, case
         with applied(make()):
             assert [_warned(function) for _ in range(3)] == [expected] * 3, case
+
+
+_ONES = torch.ones(2, 3, 4, 4)
+
+_WARNING_FUNCTIONS: dict[str, Callable[[], Any]] = {
+    "softmax": lambda: functional.softmax(_ONES),
+    "softmin": lambda: functional.softmin(_ONES),
+    "log_softmax": lambda: functional.log_softmax(_ONES),
+    "gumbel_softmax": lambda: functional.gumbel_softmax(_ONES, eps=1e-3),
+    "dropout2d": lambda: functional.dropout2d(_ONES[0]),
+    "dropout2d of a vector": lambda: functional.dropout2d(_ONES[0, 0]),
+    "dropout3d": lambda: functional.dropout3d(_ONES[0]),
+    "embedding_bag": lambda: functional.embedding_bag(_ONES[0, 0], torch.tensor([[0, 1]])),
+    "kl_div": lambda: functional.kl_div(_ONES, _ONES),
+    "a reduction": lambda: functional.l1_loss(_ONES, _ONES, size_average=False),
+    "smooth_l1_loss": lambda: functional.smooth_l1_loss(_ONES, _ONES[:1]),
+    "huber_loss": lambda: functional.huber_loss(_ONES, _ONES[:1]),
+    "l1_loss": lambda: functional.l1_loss(_ONES, _ONES[:1]),
+    "mse_loss": lambda: functional.mse_loss(_ONES, _ONES[:1]),
+    "upsample": lambda: functional.upsample(_ONES, 8),
+    "upsample_nearest": lambda: functional.upsample_nearest(_ONES, 8),
+    "upsample_bilinear": lambda: functional.upsample_bilinear(_ONES, 8),
+    "grid_sample": lambda: functional.grid_sample(_ONES, torch.ones(2, 4, 4, 2)),
+    "affine_grid": lambda: functional.affine_grid(torch.ones(2, 2, 3), [2, 3, 4, 4]),
+    "affine_grid of one": lambda: functional.affine_grid(
+        torch.ones(2, 2, 3), [2, 3, 1, 4], align_corners=True
+    ),
+    "masks": lambda: nn.MultiheadAttention(4, 2)(
+        _ONES[0],
+        _ONES[0],
+        _ONES[0],
+        attn_mask=torch.zeros(3, 3),
+        key_padding_mask=torch.zeros(4, 3, dtype=torch.bool),
+    ),
+    "resize": lambda: torch.ones(4).resize(2, 2),
+    "a scheduler": lambda: torch.optim.lr_scheduler.StepLR(
+        torch.optim.SGD([torch.ones(1)], lr=0.1), 1
+    ).step(3),
+}
+"""Functions of PyTorch, mostly in Python, that warn of their callers."""
+
+_WARNING_MODULES = {
+    "Softmax": nn.Softmax,
+    "Softmin": nn.Softmin,
+    "LogSoftmax": nn.LogSoftmax,
+    "Dropout2d": nn.Dropout2d,
+    "Sequential": lambda: nn.Sequential(nn.Softmax(), nn.Sequential(nn.LogSoftmax())),
+}
+
+
+class _Calls(nn.Module):
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.function()
+        for level in (1, 2, 3, 4):
+            warnings.warn("a level", stacklevel=level)
+        return x + 1
+
+
+class _Acts(amanda.Tool):
+    """Gives each operator copies of its inputs."""
+
+    def __init__(self) -> None:
+        self.add_inst_for_op(lambda context: context.insert_before_op(_copies))
+
+
+def _copies(*tensors: Any) -> Any:
+    return [None if tensor is None else tensor.clone() for tensor in tensors]
+
+
+@pytest.mark.parametrize("name", interceptors("mode", "gate", "capture"))
+@pytest.mark.parametrize(
+    "make", [amanda.Tool, amanda.tools.load("count"), amanda.tools.load("summary"), _Acts]
+)
+def test_functions_of_pytorch_warn_of_their_callers_as_without_tools(
+    name: str, make: Callable[[], amanda.Tool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warnings about a caller, however far up, name its file and line, as often as without a scope:
+    within a module that is PyTorch's own line."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
+    modules = {case: module() for case, module in _WARNING_MODULES.items()}
+    runs: dict[str, Callable[[], Any]] = {
+        **_WARNING_FUNCTIONS,
+        **{case: functools.partial(module, _ONES[0]) for case, module in modules.items()},
+        **{
+            f"{case} in a module": functools.partial(_Calls(function), torch.ones(1))
+            for case, function in _WARNING_FUNCTIONS.items()
+        },
+    }
+    for case, function in runs.items():
+        expected = _warned(function)
+        assert expected, case
+        with applied(make()):
+            assert [_warned(function) for _ in range(4)] == [expected] * 4, case
+
+
+def _compute_sparse() -> None:
+    matrix = torch.eye(4).to_sparse_csr()
+    (matrix @ X[0, :1].mT.expand(4, 4)).sum()
+    (torch.eye(4).to_sparse_csr().requires_grad_() @ torch.ones(4, 4)).sum().backward()
+
+
+def _compute_quantized() -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.quint8)
+    torch.relu(quantized).dequantize()
+
+
+def _compute_nested() -> None:
+    torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)]) * 2
+
+
+@pytest.mark.parametrize("name", interceptors("mode", "gate"))
+@pytest.mark.parametrize("run", [_compute_sparse, _compute_quantized, _compute_nested])
+@pytest.mark.parametrize("tool", ["count", "trace", "nan", "stats", "path", "summary", "profile"])
+def test_tools_that_watch_warn_of_no_kind_of_tensor(
+    tool: str, run: Callable[[], None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch warns of sparse, quantized and nested tensors as often as without a tool, which looks
+    at them; with the gate at the same lines."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
+    _warned(run)
+    expected = _warned(run)
+    with applied(amanda.tools.load(tool)()):
+        found = [_warned(run) for _ in range(4)]
+    assert expected
+    assert [len(warned) for warned in found] == [len(expected)] * 4
+    if name == "gate":
+        assert found == [expected] * 4
 
 
 @pytest.mark.parametrize("name", interceptors("mode", "gate"))

@@ -389,7 +389,8 @@ def is_real(array: Array | None) -> bool:
 def _array(tensor: Any) -> Array | None:
     """Copy the values; None without real numbers."""
     reader = reader_of(tensor)
-    if not _NUMBERS.match(reader.dtype(tensor)):
+    # PyTorch warns as it copies a sparse or a nested tensor, of which there would be no array.
+    if not (_NUMBERS.match(reader.dtype(tensor)) and reader.is_readable(tensor)):
         return None
     try:
         # Not ascontiguousarray, which turns a scalar into an array of one axis.

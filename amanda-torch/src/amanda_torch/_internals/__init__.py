@@ -65,6 +65,7 @@ from amanda_torch._internals.compiler import (
     not_traced,
     program_frame,
     runs_higher_order,
+    warned_in_capture,
 )
 from amanda_torch._internals.function_modes import (
     MODE_BUILTINS,
@@ -135,10 +136,10 @@ from amanda_torch._internals.modules import (
     SWAPPING,
     SWAPPING_REFERENCES,
     TRACERS,
-    add_call_frame,
     has_global_hooks,
     has_hooks,
     has_own_hooks,
+    standing_for,
     threads_in,
 )
 from amanda_torch._internals.notes import (
@@ -279,7 +280,6 @@ __all__ = [
     "OpOverloadPacket",
     "Uncompiled",
     "accelerator_in_use",
-    "add_call_frame",
     "announce_buffer",
     "apply_function",
     "base_of",
@@ -380,6 +380,7 @@ __all__ = [
     "show_dispatch_modes",
     "show_modes",
     "size_of",
+    "standing_for",
     "stands_for_leaf",
     "symbol_of",
     "symbolic_inputs",
@@ -396,6 +397,7 @@ __all__ = [
     "valueless",
     "version_of",
     "versions_of",
+    "warned_in_capture",
     "without_dispatch_modes",
     "without_gradients",
     "without_marks",

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from amanda_torch._internals.modules import MODULE_CALL
+from amanda_torch._internals.modules import MODULE_CALL, standing_for
 from amanda_torch._internals.notes import COMPILER_MODULE, MODULE_MARKS
 from amanda_torch._internals.operators import OVERRIDE_CHECKS
 from amanda_torch._internals.symbols import ABSENT, COMPILER_SYMBOLS, find_symbol, symbol
@@ -129,14 +129,45 @@ def frame_converter(
                     _errors_unlogged,
                 ):
                     stack.enter_context(unnoticed())
-                # Dynamo reads `grad` of the inputs, among others, of which PyTorch warns.
-                stack.enter_context(warnings.catch_warnings(action="ignore"))
+                stack.enter_context(_warnings_noted())
             stack.enter_context(_transforms_as_they_were())
             stack.enter_context(_marked(marks))
             return convert(*args)
 
     setattr(converter, FRAME_CALLBACK_OF, convert)
     return converter
+
+
+class _Noted(threading.local):
+    warnings: Sequence[warnings.WarningMessage] = ()
+
+
+_NOTED = _Noted()
+
+
+@contextmanager
+def _warnings_noted() -> Iterator[None]:
+    """Show no warnings, and note them."""
+    outer = _NOTED.warnings
+    with warnings.catch_warnings(record=True, action="always") as noted:
+        try:
+            _NOTED.warnings = noted
+            yield
+        finally:
+            _NOTED.warnings = outer
+
+
+def warned_in_capture() -> str:
+    """Of what the code has warned that Dynamo captures in this thread; "" for nothing.
+
+    Dynamo runs PyTorch's functions on fake tensors, where they warn as ever. It also reads `grad`
+    of the inputs, among others, of which PyTorch warns.
+    """
+    texts = (str(warning.message) for warning in _NOTED.warnings)
+    return next((text for text in texts if not text.startswith(_WARNED_OF_GRAD)), "")
+
+
+_WARNED_OF_GRAD = "The .grad attribute of a Tensor that is not a leaf"
 
 
 def _capture_options(eager: bool, refuse: Callable[[type[Any]], Any] | None) -> dict[str, Any]:
@@ -487,8 +518,9 @@ def captured_alone(found: Any) -> Any:
     )
 
 
+@standing_for("_call_impl")
 def call_captured(callback: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function as Dynamo captures it.
+    """Call a function as Dynamo captures it, in place of a module.
 
     Args:
         callback: what Dynamo asks about frames.

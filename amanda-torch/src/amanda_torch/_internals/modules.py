@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,7 +75,8 @@ require("torch.nn.Module._call_impl", "torch.nn.Module._compiled_call_impl")
 COMPILED_CALL = operator.attrgetter("_compiled_call_impl")
 PLAIN_CALL = operator.attrgetter("_call_impl")
 """The methods of which `MODULE_CALL` calls one: the first unless it is None. Called directly they
-save its Python frame, so that modules can be nested as deep as without our own (PyTorch 2.13)."""
+save its Python frame, so that modules can be nested as deep as without our own (PyTorch 2.13);
+see :func:`standing_for`."""
 
 PROFILER = "torch.autograd.profiler"
 PROFILER_START = "_enable_profiler"
@@ -88,43 +89,60 @@ class _Reached(Exception):
     pass
 
 
-class _NoModule:
-    """A stand-in for a module, for `MODULE_CALL`, whose call raises."""
-
-    _compiled_call_impl = None
-
-    def _call_impl(self) -> None:
+class _Reaching(torch.nn.Module):
+    def forward(self) -> None:
         raise _Reached
 
-    def __repr__(self) -> str:
-        return "(see the next frame)"
 
-
-_NO_MODULE: Any = _NoModule()
-
-
-def add_call_frame(error: BaseException) -> None:
-    """Put the frame of `MODULE_CALL`, where it was left out, into the traceback of an exception.
-
-    To be called by the function that has left it out. Programs and people know a traceback by its
-    frames. A frame can only be had from a call.
-    """
-    entry, made = error.__traceback__, None
+def _calls_of_modules() -> dict[str, types.CodeType]:
+    """The code by which PyTorch calls a module without hooks, beginning at the line that calls."""
+    codes = {}
     try:
-        MODULE_CALL(_NO_MODULE)
-    except RecursionError:
-        # There is none left for it.
-        pass
+        MODULE_CALL(_Reaching())
     except _Reached as reached:
-        made = reached.__traceback__ and reached.__traceback__.tb_next
-        if entry is not None and made is not None:
-            following = entry.tb_next
-            place = made.tb_lasti, made.tb_lineno
-            entry.tb_next = types.TracebackType(following, made.tb_frame, *place)
-            del following
-    finally:
-        # The frame leads back to this one, which is to hold nothing then.
-        del error, entry, made
+        entry = reached.__traceback__
+        while entry is not None:
+            code = entry.tb_frame.f_code
+            codes[code.co_name] = code.replace(co_firstlineno=entry.tb_lineno)
+            entry = entry.tb_next
+    return codes
+
+
+_CALLS = _calls_of_modules()
+
+
+def standing_for(vanilla: str) -> Callable[[Any], Any]:
+    """Decorator of a function whose frames stand for those of one of PyTorch's that it leaves out.
+
+    Tracebacks, and warnings about a caller further up (those of ``nn.Softmax()`` without a
+    dimension), name a frame by its file, its line, its function and its module.
+
+    The function knows no globals but builtins; what it needs is in its closure.
+
+    Args:
+        vanilla: the name of the function by which PyTorch calls a module.
+    """
+    place = _CALLS[vanilla]
+
+    def decorate(function: Any) -> Any:
+        code = function.__code__
+        # Entries for up to eight units of two bytes each, of the kind without columns, at the line
+        # of the entry before (CPython 3.11 to 3.14, Objects/locations.md).
+        units = len(code.co_code) // 2
+        lengths = [8] * (units // 8) + ([units % 8] if units % 8 else [])
+        code = code.replace(
+            co_filename=place.co_filename,
+            co_name=place.co_name,
+            co_qualname=place.co_qualname,
+            co_firstlineno=place.co_firstlineno,
+            co_linetable=b"".join(bytes((0x80 | 13 << 3 | length - 1, 0)) for length in lengths),
+        )
+        called = types.FunctionType(code, MODULE_CALL.__globals__, None, None, function.__closure__)
+        called.__name__, called.__qualname__ = function.__name__, function.__qualname__
+        called.__doc__ = function.__doc__
+        return called
+
+    return decorate
 
 
 FX = "torch.fx._symbolic_trace"

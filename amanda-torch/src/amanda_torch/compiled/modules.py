@@ -132,6 +132,7 @@ class Modules:
         captured.suspended, captured.refusals = self._suspended, self._refusals
         return functools.partial(self._run, captured, interceptor, module)
 
+    @_internals.unseen_by_warnings
     def _run(
         self,
         captured: CapturedModule,
@@ -147,7 +148,7 @@ class Modules:
             # It is compared with the last one of them.
             is_last = captured.calls == CALLS
             missed: Any = captured.form(interceptor, module, args, kwargs) if is_last else _FIRST
-            # Not by `vanilla`, whose frame the driver adds to the traceback of an error.
+            # Not by `vanilla`, whose frame that of the driver's patch stands for.
             result = _internals.PLAIN_CALL(module)(*args, **kwargs)
         else:
             _CALL.missed = None
@@ -240,6 +241,8 @@ _OTHER_TENSORS: Any = object()
 _WITH_OTHER_TENSORS = "inputs are of a subclass of Tensor"
 
 _USES_OTHER_TENSORS = "they use tensors of a subclass of Tensor, or a __torch_function__"
+
+_WARNS = "a function warns of its caller"
 
 _NEW = "they are captured when they are called again in the same form"
 
@@ -482,6 +485,9 @@ class CapturedModule:
         if any(code.co_name == "__torch_function__" for code in self._codes):
             # Dynamo does what it does without the nodes of autograd that PyTorch adds.
             raise NotCapturableError(_USES_OTHER_TENSORS)
+        if _internals.warned_in_capture():
+            # In a graph it would warn of a line of ours, and not each time.
+            raise NotCapturableError(_WARNS)
         return ModuleGraph(graph, inputs, module, self._expected, self._class)
 
 
@@ -558,6 +564,7 @@ def _own_function() -> types.FunctionType:
     return types.FunctionType(code, {"__name__": __name__, "__builtins__": builtins}, "forward")
 
 
+@_internals.unseen_by_warnings
 def _forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return module.forward(*args, **kwargs)
 

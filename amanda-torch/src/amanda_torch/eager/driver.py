@@ -221,10 +221,14 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         outermost, before = self.runner_of_outermost, self.iterations_before_runner
         dispatcher, plain_module = self.dispatcher, nn.Module
 
+        # It knows no globals: its frames take the place of those of PyTorch's own.
+        local, fused, partial, module_call = LOCAL, FUSED, functools.partial, ModuleCall
+
         # The parameters are PyTorch's own: a model may take keywords of any other name.
+        @_internals.standing_for(_internals.MODULE_CALL.__name__)
         @functools.partial(named_as, vanilla)
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            interceptor = LOCAL.interceptor
+            interceptor = local.interceptor
             # Interceptor.is_quiet(), inlined: this runs at every module call.
             if (
                 interceptor is None
@@ -234,8 +238,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             ):
                 return vanilla(self, *args, **kwargs)
             module = self
-            if isinstance(module, FUSED) and not (module.training or interceptor.fused.is_busy):
-                run = functools.partial(entered, interceptor, module, args, kwargs)
+            if isinstance(module, fused) and not (module.training or interceptor.fused.is_busy):
+                run = partial(entered, interceptor, module, args, kwargs)
                 return interceptor.fused.call(module, run)
             if interceptor.stale:
                 interceptor.refresh()
@@ -244,26 +248,21 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             ):
                 # In this function: a further frame would stand in the user's tracebacks.
                 given = (*args, *kwargs.values())
-                with ModuleCall(dispatcher, interceptor, module, given) as call:
-                    try:
-                        if (
-                            outermost is not None
-                            and call.parent is interceptor.root
-                            and interceptor.iteration >= before
-                        ):
-                            run = outermost(interceptor, module, vanilla)
-                            if run is not None:
-                                call.result = run(*args, **kwargs)
-                                return call.result
-                        if is_known and compiled(module) is None and profiled() is None:
-                            call.result = plain(module)(*args, **kwargs)
-                        else:
-                            call.result = vanilla(module, *args, **kwargs)
-                        return call.result
-                    except BaseException as error:
-                        if is_known and compiled(module) is None and profiled() is None:
-                            _internals.add_call_frame(error)
-                        raise
+                with module_call(dispatcher, interceptor, module, given) as call:
+                    if (
+                        outermost is not None
+                        and call.parent is interceptor.root
+                        and interceptor.iteration >= before
+                    ):
+                        run = outermost(interceptor, module, vanilla)
+                        if run is not None:
+                            call.result = run(*args, **kwargs)
+                            return call.result
+                    if is_known and compiled(module) is None and profiled() is None:
+                        call.result = plain(module)(*args, **kwargs)
+                    else:
+                        call.result = vanilla(module, *args, **kwargs)
+                    return call.result
             parent = interceptor.enter_module(module)
             try:
                 if (
@@ -277,10 +276,6 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                 if is_known and compiled(module) is None and profiled() is None:
                     return plain(module)(*args, **kwargs)
                 return vanilla(module, *args, **kwargs)
-            except BaseException as error:
-                if is_known and compiled(module) is None and profiled() is None:
-                    _internals.add_call_frame(error)
-                raise
             finally:
                 # The way back from Tracker.enter_module(), inlined as well.
                 frame = interceptor.frame

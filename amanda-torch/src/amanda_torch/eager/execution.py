@@ -367,8 +367,13 @@ class Executor:
         if not _is_grad_enabled():
             return func(*args, **kwargs) if kwargs else func(*args)
         start = _internals.sequence_number()
-        result = func(*args, **kwargs) if kwargs else func(*args)
         native = self._dispatcher.native
+        if native is not None:
+            # At the program's line, which warnings name. The gate itself calls most operators; with
+            # the mode it would be done for each, which takes longer.
+            result = _internals.call_in_place(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs) if kwargs else func(*args)
         if _mode_depth():
             # No mode is off where an autograd.Function has run, nor is one beneath ours.
             given = known, func, args, kwargs, result, start, key
@@ -526,6 +531,8 @@ class Executor:
                 return self.run(known, func, args, kwargs, key, changed)
             if plan.claims and _is_grad_enabled():
                 result = self.run_claimed(known, func, args, kwargs, key)
+            elif self._dispatcher.native is not None:
+                result = _internals.call_in_place(func, args, kwargs)
             else:
                 result = func(*args, **kwargs) if kwargs else func(*args)
             if plan.after:

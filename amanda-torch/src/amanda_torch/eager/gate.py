@@ -333,6 +333,7 @@ def gated_class() -> type[Interceptor]:
         {
             "__doc__": "An interceptor that is asked by the gate.",
             "__module__": __name__,
+            "is_gated": True,
             "__torch_function__": extension().event(Interceptor.__torch_function__),
         },
     )

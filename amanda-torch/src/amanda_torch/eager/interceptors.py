@@ -77,6 +77,9 @@ class Interceptor(Tracker, TorchFunctionMode):
             opened within a compiled function.
     """
 
+    is_gated = False
+    """Whether the gate calls most operators."""
+
     def __init__(
         self,
         dispatcher: RoutineDispatcher,
@@ -422,6 +425,10 @@ class Interceptor(Tracker, TorchFunctionMode):
         cell[0] = count
         known = cell[count] if count < len(cell) else _UNKNOWN
         if known is None:
+            if self.is_gated:
+                # At the program's line, which warnings name. The gate itself calls most operators;
+                # with the mode it would be done for each, which takes longer.
+                return _internals.call_in_place(func, args, kwargs)
             return func(*args, **kwargs)
         if known is _UNKNOWN:
             return self._run_unknown(cell, count, func, name, args, kwargs, key)

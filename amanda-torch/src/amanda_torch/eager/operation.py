@@ -53,7 +53,8 @@ _VIEWS = frozenset(
     tensor_split hsplit vsplit dsplit alias adjoint T mT H mH real imag contiguous to
     resolve_conj resolve_neg atleast_1d atleast_2d atleast_3d broadcast_to positive
     _reshape_alias unsafe_chunk unsafe_split lift_fresh data type_as float double half
-    bfloat16 conj values indices squeeze_copy unsafe_split_with_sizes""".split()
+    bfloat16 conj values indices squeeze_copy unsafe_split_with_sizes reshape_as linalg_diagonal
+    einsum meshgrid broadcast_tensors""".split()
 )
 """Operators whose result may alias an input: an identity on the input would cut the two apart."""
 
@@ -142,7 +143,12 @@ class Operation:
         elif on_inputs and self._is_view_in_place(values) and not plan.replace_backward:
             # For an in-place operator on a view, autograd rebuilds the nodes of all views of the
             # base, and the gathering identity with them: compute on a copy, and write it back.
-            result = self._in_place_on_substitute(gather_inputs(self._whole.after, values))
+            gathered = gather_inputs(self._whole.after, values)
+            if plan.replace is None:
+                result = self._in_place_on_substitute(gathered)
+            else:
+                # A replacement, too, may write into what it gets.
+                result = self._replaced(plan.replace, [gathered[0].clone(), *gathered[1:]])
             self._gathered = True
         elif not on_inputs or self.in_place:
             result = self._vanilla(values)
@@ -219,10 +225,12 @@ class Operation:
 
     def _is_view(self, values: Sequence[Any]) -> bool:
         """Whether the result may alias the one input that gets a gradient."""
-        if not self.aliases:
+        name = base_name(self._call.op.__name__)
+        # Of several operands einsum() computes products.
+        if not self.aliases or (name == "einsum" and len(values) > 1):
             return False
         # `x.expand_as(y)` takes no more of `y` than its shape.
-        inputs = values[:1] if base_name(self._call.op.__name__).endswith("_as") else values
+        inputs = values[:1] if name.endswith("_as") else values
         wanted = [value for value in inputs if value is not None and value.requires_grad]
         return len(wanted) <= 1
 
@@ -441,20 +449,62 @@ class Operation:
             # The caller's tensor is to have the new shape, which no copy into it would give it.
             _write(values[0], call.inputs[0])
             return self._call_func(call.args, call.kwargs)
+        if self._is_refused():
+            return self._call_func(call.args, call.kwargs)
         targets = self._targets()
         values = list(values)
         for index in targets:
             if values[index] is not call.inputs[index]:
-                values[index] = values[index].clone()
+                values[index] = _copied(values[index], call.inputs[index])
         args, kwargs = call.rebuilt(values)
         result = self._call_func(args, kwargs)
         origin = {}
         for index in targets:
             if values[index] is not call.inputs[index]:
-                call.inputs[index].copy_(values[index])
-                origin[id(values[index])] = call.inputs[index]
+                target = call.inputs[index]
+                _distinct(target, target).copy_(_distinct(values[index], target))
+                origin[id(values[index])] = target
         outputs = tensors_of(result)
         return with_tensors(result, outputs, [origin.get(id(o), o) for o in outputs])
+
+    def _is_refused(self) -> bool:
+        """Whether PyTorch refuses to write into a tensor that shares memory with another input.
+
+        A substitute shares it with none. Only the operator itself knows which overlaps it allows:
+        it runs on a copy of that memory.
+        """
+        call, target = self._call, self._call.inputs[0]
+        # Of a generator of the program's numbers would be drawn.
+        is_plain = _has_memory(target) and not call.kwargs.get("generator")
+        # Operators on lists write into more.
+        if not is_plain or self._targets() != [0] or _internals.in_functorch():
+            return False
+        values = list(call.inputs)
+        sharing = [
+            index
+            for index, value in enumerate(values)
+            if _has_memory(value) and _internals.shares_storage(value, target)
+        ]
+        if all(values[index] is target for index in sharing):
+            return False
+        device = target.device
+        devices = [] if device.type == "cpu" else [device]
+        with (
+            torch.no_grad(),
+            _internals.no_dispatch_modes(),
+            torch.random.fork_rng(devices, device_type=device.type),
+        ):
+            memory = target.untyped_storage().clone()
+            for index in sharing:
+                value = values[index].detach()
+                place = memory, value.storage_offset(), value.shape, value.stride()
+                values[index] = value.new_empty(0).set_(*place)
+            args, kwargs = call.rebuilt(values)
+            try:
+                call.func(*args, **kwargs)
+            except RuntimeError:
+                return True
+        return False
 
     def _with_gradient(self, values: list[Any]) -> Any:
         """Run the operator with a tool's vector-Jacobian product beside its own gradient."""
@@ -467,6 +517,35 @@ class Operation:
             AmandaOperator, vjp, len(outputs), *outputs, *[values[i] for i in positions]
         )
         return with_tensors(result, outputs, [*map(alias_for, outputs, new)])
+
+
+def _has_memory(value: Any) -> bool:
+    """Whether a value is a plain tensor with a storage of elements."""
+    return (
+        type(value) in _internals.PLAIN_TENSORS
+        and value.layout is torch.strided
+        and not (value.is_nested or value.is_quantized)
+    )
+
+
+def _distinct(value: Any, target: Any) -> Any:
+    """The part of a value that belongs to different elements of `target`, in memory: all of it, but
+    one element of each dimension that `target` has been expanded by."""
+    if not _has_memory(target):
+        return value
+    for dimension, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if size > 1 and not stride:
+            value = value.narrow(dimension, 0, 1)
+    return value
+
+
+def _copied(value: Any, target: Any) -> Any:
+    """A copy of a value to write into in place of `target`, and expanded as that is.
+
+    Few operators write into an expanded tensor, such as ``zero_``; the others raise as ever.
+    """
+    part = _distinct(value, target)
+    return value.clone() if part is value else part.clone().expand(target.shape)
 
 
 def _write(value: Any, target: Any) -> None:
