@@ -200,6 +200,7 @@ SYMBOLS: tuple[Symbol, ...] = (
         "self op_type inputs dtypes input_types name attrs op_def compute_device",
         _GRAPHS,
     ),
+    Symbol(_GRAPH, "operations"),
     Symbol(_GRAPH, "_get_function", "self name", _GRAPHS),
     Symbol(_GRAPH, "_add_function_recursive", "self function overwrite", _GRAPHS),
     Symbol(_GRAPH, "_is_function", "self name", _GRAPHS),

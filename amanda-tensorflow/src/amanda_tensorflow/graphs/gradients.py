@@ -26,6 +26,7 @@ from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError
 from amanda.interface.action import ActionKind
 from amanda.state import LiveScope
+from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import (
     ForwardOp,
     GradientCall,
@@ -602,7 +603,7 @@ class GraphGradients:
                 )
                 gradients = checked(gradients, replace, gradient_shapes(building.likes))
             elif replaced is not None:
-                before = len(self._building.graph.get_operations())
+                before = _internals.count_operations(self._building.graph)
                 routines = state.routines if state is not None else ()
                 gradients = after_routines(
                     routines, work.outputs, lambda given: product(*replaced, given, wanted)

@@ -180,7 +180,7 @@ class Instrument:
             since: how many operators the copy had before the gradient.
         """
         assert self.rewrite_op is not None
-        added = self.building.graph.get_operations()[since:]
+        added = _internals.operations_since(self.building.graph, since)
         restore_order(self.building.graph, added)
         for op in added:
             if op.type in CONTROL_FLOW:
@@ -424,10 +424,10 @@ class Instrument:
         self.building.may_change = True
         with tf.control_dependencies([*controls, *waits]):
             given = separate(inputs)
-            before = len(self.building.graph.get_operations())
+            before = _internals.count_operations(self.building.graph)
             result = self.dispatcher.replace(action, given)
             outputs = replaced_outputs(result, action, len(op.outputs), tf.is_tensor)
-        made = self.building.graph.get_operations()[before:]
+        made = _internals.operations_since(self.building.graph, before)
         self.building.enter_loop(made, given)
         outputs = [_internals.identity(t) for t in outputs]
         state.replaced = given, outputs

@@ -336,7 +336,7 @@ class SessionCopies:
     def _enter(self) -> None:
         """Give the runtime what the shadow has got since the last run, and copy the variables
         among it from the user's session."""
-        if len(self.graph.get_operations()) == self._size:
+        if _internals.count_operations(self.graph) == self._size:
             return
         with self._growing:
             if any(len(op.outputs) != count for op, count in self._running.values()):
@@ -356,7 +356,7 @@ class SessionCopies:
                 if op.type in CALLS or op.type in CONTROL_FLOW:
                     self._running[op.name] = op, len(op.outputs)
             # What was added for the variables makes none.
-            self._size = len(self.graph.get_operations())
+            self._size = _internals.count_operations(self.graph)
 
     def leave(self, only: Sequence[str] | None = None) -> None:
         """Copy variables back to the user's session.
