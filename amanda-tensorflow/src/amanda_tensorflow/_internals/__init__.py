@@ -16,6 +16,7 @@ from amanda_tensorflow._internals.symbols import (
 # would be an AttributeError somewhere in them.
 require_importable()
 
+from amanda_tensorflow._internals.gradients import gradients_in_graph  # noqa: E402
 from amanda_tensorflow._internals.graphs import (  # noqa: E402
     add_control_input,
     add_function,
@@ -100,7 +101,6 @@ from amanda_tensorflow._internals.runtime import (  # noqa: E402
     execute_now,
     executing_eagerly,
     function_from_graph,
-    gradients_in_graph,
     handle_dtype,
     handle_key,
     identity,

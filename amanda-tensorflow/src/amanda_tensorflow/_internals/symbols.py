@@ -151,6 +151,13 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_imported("eager.backprop_util", "IsTrainable"),
     *_imported("ops.default_gradient", "zeros_like"),
     *_imported("ops.gradients_util", "_GradientsHelper"),
+    Symbol(
+        "ops.gradients_util",
+        "_PendingCount",
+        "to_ops from_ops colocate_gradients_with_ops func_graphs xs_set",
+        _GRAPHS,
+    ),
+    Symbol("ops.gradients_util", "_MarkReachedOps", "from_ops reached_ops func_graphs", _GRAPHS),
     *_imported("ops.gen_array_ops", "identity identity_n ensure_shape"),
     *_imported("ops.gen_math_ops", "add_n"),
     *_imported("ops.gen_resource_variable_ops", "read_variable_op assign_variable_op"),

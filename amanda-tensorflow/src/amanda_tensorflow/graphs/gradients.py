@@ -13,6 +13,7 @@ operators. While such a graph is replayed,
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, overload
@@ -421,38 +422,27 @@ class GraphGradients:
     def _given(self, site: Site, call: GradientCall, position: int) -> Any:
         """A gradient that a call receives, before changes for that call."""
         name = call.grad_outputs[position]
-        if name is None:
-            return None
-        earlier = [
-            producer
-            for producer in site.producers.get(name, ())
-            if site.position(producer) < site.position(call)
-        ]
-        op = forward_op(call)
-        target = None
-        if op is not None and position < len(op.outputs):
-            target = op.outputs[position]
-        return self._version(site, name, earlier, target)
+        return None if name is None else self._version(site, name, *_origin(site, call, position))
 
     def _version(
         self, site: Site, name: TensorName, calls: Sequence[GradientCall], target: Any
     ) -> Any:
         """The gradient after every instrumented gradient call that returns it."""
-        raw = site.tensors.get(id(site.tensor(name)))
-        matching = [c for c in calls if target is not None and position_in(c, name, target) >= 0]
-        ends = [] if matching or len(calls) < 2 else [c for c in calls if _ends(site, c, name)]
-        if len(ends) > 1:
-            values = [self._version(site, name, [call], target) for call in ends]
-            return self._shared(
-                site, name, values, "ops " + ", ".join(dict.fromkeys(c.forward.name for c in ends))
-            )
-        for call in reversed(matching or calls):
-            work = self._work(site, call)
-            if work is None and name not in call.grad_outputs:
-                return raw
-            position = position_in(call, name, target)
-            return self._grad_input(site, call, name, position)
-        return raw
+        last = _last(site, name, calls, target)
+        while len(last) == 1:
+            [call] = last
+            if self._work(site, call) is not None:
+                return self._grad_input(site, call, name, position_in(call, name, target))
+            if name not in call.grad_outputs:
+                break
+            # It hands on what it is given. Without recursion: many in a row may do so.
+            calls, target = _origin(site, call, call.grad_outputs.index(name))
+            last = _last(site, name, calls, target)
+        if len(last) > 1:
+            values = [self._version(site, name, [call], target) for call in last]
+            names = ", ".join(dict.fromkeys(call.forward.name for call in last))
+            return self._shared(site, name, values, f"ops {names}")
+        return site.tensors.get(id(site.tensor(name)))
 
     def _grad_input(self, site: Site, call: GradientCall, name: TensorName, position: int) -> Any:
         """The gradient of this name that a call returns.
@@ -512,10 +502,43 @@ class GraphGradients:
             view = self.view(site, call)
             if view is None:
                 return None
-            has_changes = view.depth == 1 and is_changed(view)
-            site.gradients[call] = self._begun(site, call, view) if has_changes else None
-        work: GradientWork | None = site.gradients[call]
-        return work
+            work = None
+            if _has_changes(view):
+                # Else those of a deep network would be changed within each other.
+                for earlier in self._unchanged_before(site, call):
+                    self._work(site, earlier)
+                work = self._begun(site, call, view)
+            site.gradients[call] = work
+        found: GradientWork | None = site.gradients[call]
+        return found
+
+    def _unchanged_before(self, site: Site, call: GradientCall) -> list[GradientCall]:
+        """The calls whose changes are yet to be made before those of a call, the first one first.
+
+        They are those that have changes, and whose gradients reach the call.
+        """
+        found = set[GradientCall]()
+        left = [(call, position) for position in range(len(call.grad_outputs))]
+        seen = set(left)
+        while left:
+            receiver, at = left.pop()
+            name = receiver.grad_outputs[at]
+            if name is None:
+                continue
+            for other in _last(site, name, *_origin(site, receiver, at)):
+                view = self.view(site, other)
+                if site.gradients.get(other) is not None:
+                    continue
+                received: Iterable[int] = ()
+                if view is not None and _has_changes(view):
+                    found.add(other)
+                    received = range(len(other.grad_outputs))
+                elif name in other.grad_outputs:
+                    received = [other.grad_outputs.index(name)]
+                new = [(other, i) for i in received if (other, i) not in seen]
+                seen.update(new)
+                left += new
+        return sorted(found, key=site.position)
 
     def of_outputs(self, site: Site, call: GradientCall) -> Tensors:
         """The gradients of the outputs of a call's forward operator, after the changes; dense."""
@@ -643,6 +666,41 @@ def is_changed(view: ForwardView) -> bool:
     if plan and (plan.before_backward or plan.after_backward or plan.replace_backward):
         return True
     return state is not None and bool(state.before or state.after or state.replaced)
+
+
+def _has_changes(view: ForwardView) -> bool:
+    """Whether tools change the gradients of the call that has this forward operator."""
+    return view.depth == 1 and is_changed(view)
+
+
+def _origin(site: Site, call: GradientCall, position: int) -> tuple[Sequence[GradientCall], Any]:
+    """The calls that return a gradient that a call receives, and the tensor whose gradient it is.
+
+    Returns:
+        Those made before the call, in order. The tensor is None if it is not known.
+    """
+    name, op = call.grad_outputs[position], forward_op(call)
+    assert name is not None
+    producers = site.producers.get(name, ())
+    earlier = producers[: bisect.bisect_left(producers, site.position(call), key=site.position)]
+    has_tensor = op is not None and position < len(op.outputs)
+    return earlier, op.outputs[position] if has_tensor else None
+
+
+def _last(
+    site: Site, name: TensorName, calls: Sequence[GradientCall], target: Any
+) -> Sequence[GradientCall]:
+    """Of calls that return a gradient of this name, the last one; several if all may be meant.
+
+    Args:
+        target: the tensor whose gradient it is, if it is known.
+    """
+    if target is not None:
+        for call in reversed(calls):
+            if position_in(call, name, target) >= 0:
+                return [call]
+    ends = [call for call in calls if _ends(site, call, name)] if len(calls) > 1 else ()
+    return ends if len(ends) > 1 else calls[-1:]
 
 
 def _ends(site: Site, call: GradientCall, name: TensorName) -> bool:
