@@ -40,7 +40,7 @@ from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.frames import is_in_loop
 from amanda_tensorflow.graphs.op_ids import GraphIds
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCaptures
-from amanda_tensorflow.graphs.shared_gradients import shared_gradient
+from amanda_tensorflow.graphs.shared_tensors import shared_tensor
 from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Site
 from amanda_tensorflow.graphs.sliced_gradients import SlicedGradients, indexing_ops
 from amanda_tensorflow.graphs.variable_values import ReadVariable, value_of
@@ -399,6 +399,16 @@ class GraphGradients:
         outer = tensor if there is site else site.externals.get(id(tensor))
         if outer is None or (id(outer) in there.fed and outer.op.name == call.forward.name):
             return None
+        if state.replaced is None and id(outer) in state.several:
+            # In a loop of TensorFlow 1, where the gradient cannot be derived anew.
+            return self._merged(
+                site,
+                state.several[id(outer)],
+                f"op {state.op_id} reads {outer.name} twice in a loop of TensorFlow 1, and a "
+                "routine changes it at one place: its gradient, which is in the graph, reads it "
+                "once; build the loop with tf.compat.v1.enable_control_flow_v2(), or let the "
+                "routine change both inputs alike",
+            )
         return state.used.get(id(outer))
 
     def final(self, site: Site, tensor: Any, target: Any = None) -> Any:
@@ -463,18 +473,26 @@ class GraphGradients:
 
     def _shared(self, site: Site, name: TensorName, values: Tensors, what: str) -> Any:
         """Merge gradients that are one tensor in the vanilla graph."""
+        return self._merged(
+            site,
+            values,
+            f"the gradients of {what} are one tensor in the graph, {name[0]}, and a routine "
+            "changes one of them: what reads it outside of the gradient cannot be told which "
+            "one it wants",
+        )
+
+    def _merged(self, site: Site, values: Tensors, message: str) -> Any:
+        """Merge tensors that are one tensor in the vanilla graph.
+
+        Args:
+            message: of the error if their values differ.
+        """
         if all(value is values[0] for value in values):
             return values[0]
         key = tuple(map(id, values))
-        if key not in site.shared_gradients:
-            site.shared_gradients[key] = shared_gradient(
-                values,
-                self._building,
-                f"the gradients of {what} are one tensor in the graph, {name[0]}, and a routine "
-                "changes one of them: what reads it outside of the gradient cannot be told which "
-                "one it wants",
-            )
-        return site.shared_gradients[key]
+        if key not in site.shared_tensors:
+            site.shared_tensors[key] = shared_tensor(values, self._building, message)
+        return site.shared_tensors[key]
 
     def _returned(self, site: Site, call: GradientCall, position: int) -> Any:
         """A gradient that a call returns, after the changes that tools make."""

@@ -28,6 +28,7 @@ from amanda_tensorflow.gradient_map.recovery import is_plumbing
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.deferral import DeferredTensors
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
+from amanda_tensorflow.graphs.frames import is_in_loop
 from amanda_tensorflow.graphs.gradient_order import restore_order
 from amanda_tensorflow.graphs.gradients import ForwardView, GraphGradients, is_changed
 from amanda_tensorflow.graphs.iterations import Iterations
@@ -398,7 +399,8 @@ class Instrument:
         """Add the operator or its replacement. Returns the operator and its outputs."""
         waits = self.building.take_controls()
         action = plan.replace
-        if action is None and not is_ambiguous(site, op, inputs):
+        derives_anew = is_ambiguous(site, op, inputs) and not self._is_in_loop(op)
+        if action is None and not derives_anew:
             new = self.create(site, op, inputs, waits)
             return new, list(new.outputs)
         if action is None:
@@ -407,6 +409,10 @@ class Instrument:
             state.replaced = given, list(new.outputs)
             return new, list(new.outputs)
         return self._replaced(site, op, action, inputs, waits, state)
+
+    def _is_in_loop(self, op: Any) -> bool:
+        """Whether a vanilla operator runs in a loop of TensorFlow 1."""
+        return bool(self.building.entries) and is_in_loop(op)
 
     def _replaced(
         self,

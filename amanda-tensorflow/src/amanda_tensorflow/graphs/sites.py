@@ -56,6 +56,8 @@ class ForwardState:
         plan: its plan.
         used: by ``id`` of a vanilla input or output, the tensor of the copy that the operator
             has computed with or computed; its gradient reads that one.
+        several: likewise, the tensors of an input that the operator reads several times, and that
+            routines have changed at some of these places.
         inputs, outputs: these tensors, in order.
         before, after: changes by differentiable routines around it.
         replaced: inputs and outputs of its replacement, if it was replaced.
@@ -67,6 +69,7 @@ class ForwardState:
     key: str
     plan: ActionPlan | None = None
     used: Mapping[int, Any] = _NOTHING
+    several: Mapping[int, list[Any]] = _NOTHING
     inputs: Sequence[Any] = ()
     outputs: Sequence[Any] = ()
     before: Sequence[Segment] = ()
@@ -79,6 +82,11 @@ class ForwardState:
         self.inputs, self.outputs = list(inputs), list(outputs)
         pairs = [*zip(op.inputs, inputs, strict=True), *zip(op.outputs, outputs, strict=True)]
         self.used = {id(old): new for old, new in pairs}
+        if any(self.used[id(old)] is not new for old, new in pairs):
+            found: dict[int, dict[int, Any]] = {}
+            for old, new in pairs:
+                found.setdefault(id(old), {})[id(new)] = new
+            self.several = {old: [*of.values()] for old, of in found.items() if len(of) > 1}
 
 
 @attrs.define(eq=False)
@@ -109,7 +117,7 @@ class Site:
         children: by name of a call, the site of the called function.
         side_effects: of a called function, the operators that run although nothing reads them.
         gradients: by gradient call, the changes that tools make to its gradients.
-        shared_gradients: by the ids of several gradients, the tensor that stands for them.
+        shared_tensors: by the ids of several tensors, the one that stands for them.
         skipped: operators that were left out because nobody seemed to read them.
         device: the device of operators that name none.
         fetched: the tensors that a session may be asked for.
@@ -139,7 +147,7 @@ class Site:
     children: dict[str, Site] = attrs.field(factory=dict)
     side_effects: Sequence[Any] = ()
     gradients: dict[GradientCall, Any] = attrs.field(factory=dict)
-    shared_gradients: dict[tuple[int, ...], Any] = attrs.field(factory=dict)
+    shared_tensors: dict[tuple[int, ...], Any] = attrs.field(factory=dict)
     skipped: dict[str, Any] = attrs.field(factory=dict)
     fetched: Sequence[Any] = ()
     fed: set[int] = attrs.field(factory=set)
