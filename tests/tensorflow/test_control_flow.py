@@ -606,3 +606,62 @@ def test_one_of_two_equal_inputs_is_changed_in_a_loop_of_tensorflow_1() -> None:
             session.run(y)
             with pytest.raises(CapabilityError, match="reads while/Identity_1:0 twice in a loop"):
                 session.run(gradient)
+
+
+@tf.function(autograph=False)
+def sine(h: Any) -> Any:
+    return tf.sin(h) * h
+
+
+@tf.function(autograph=False)
+def sines(h: Any) -> Any:
+    return sine(h) * sine(h * 0.5)
+
+
+@pytest.mark.usefixtures("tensorflow_1")
+@pytest.mark.parametrize("called", [sine, sines], ids=["calling", "nested"])
+@pytest.mark.parametrize("makes", [Identity, Silent, Traced, Whole])
+def test_a_loop_of_tensorflow_1_calls_a_function(
+    makes: type[amanda.Tool], called: Callable[[Any], Any]
+) -> None:
+    """The gradient runs in another loop, and is given the function's tensors by stacks."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x = tf.constant([0.5, 1.0])
+        y = nested(called, x)
+        fetched = [y, tf1.gradients(y, x)[0]]
+        expected = session.run(fetched)
+        with amanda.apply(makes()):
+            support.assert_same_bits(session.run(fetched), expected)
+
+
+def doubling_sines() -> amanda.Tool:
+    """A tool that changes what each sine returns."""
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "Sin":
+            context.insert_after_op(lambda y: y * 2.0)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    return tool
+
+
+@function.Defun(tf.float32)
+def defined(h: Any) -> Any:
+    return tf.sin(h) * h
+
+
+@pytest.mark.usefixtures("tensorflow_1")
+@pytest.mark.parametrize("called", [sine, lambda h: tf.reshape(defined(h), [2])])
+def test_a_changed_function_in_a_loop_of_tensorflow_1_has_no_gradient(
+    called: Callable[[Any], Any],
+) -> None:
+    """The error says so; the values of the loop are there."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x = tf.constant([0.5, 1.0])
+        y = nested(called, x)
+        gradient = tf1.gradients(y, x)[0]
+        with amanda.apply(doubling_sines()):
+            session.run(y)
+            with pytest.raises(CapabilityError, match="in a loop of TensorFlow 1"):
+                session.run(gradient)

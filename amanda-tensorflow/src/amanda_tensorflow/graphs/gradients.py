@@ -25,7 +25,7 @@ from amanda.engine.backward import replaced_gradients
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError
-from amanda.interface.action import ActionKind
+from amanda.interface.action import Action, ActionKind
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import (
@@ -393,6 +393,19 @@ class GraphGradients:
         there = site.site_of(call.forward.graph())
         if there is None:
             return None
+        if there is not site and there.is_stacked:
+            # It runs in another loop of TensorFlow 1; a call hands the tensor over.
+            return None
+        saved = there.saved.get(call.forward.name, {}).get(id(tensor))
+        if saved is not None:
+            return self._merged(
+                site,
+                saved,
+                f"the function that {call.forward.name} calls in a loop of TensorFlow 1 computes "
+                "with a tensor that a routine changes, and its gradient, which is in the graph, "
+                "reads the tensor once; build the loop with "
+                "tf.compat.v1.enable_control_flow_v2()",
+            )
         state = there.states.get(call.forward.name)
         if state is None or not state.used:
             return None
@@ -603,14 +616,18 @@ class GraphGradients:
             CapabilityError: it would have to be.
         """
         plan, state, op = view.plan, view.state, forward_op(call)
-        if not self._building.entries or plan is None or state is None or op is None:
+        if not self._building.entries or state is None or op is None:
             return
-        actions = [a for a in (*plan.before, *plan.after) if a.differentiable]
-        if plan.replace is not None and plan.replace_backward is None:
-            actions.insert(0, plan.replace)
-        if actions and is_in_loop(op):
+        actions: list[Action] = []
+        if plan is not None:
+            actions = [a for a in (*plan.before, *plan.after) if a.differentiable]
+            if plan.replace is not None and plan.replace_backward is None:
+                actions.insert(0, plan.replace)
+        is_changed_call = plan is None and state.replaced is not None
+        if (actions or is_changed_call) and is_in_loop(op):
+            changes = f"{actions[0].routine} changes" if actions else "a routine acts within"
             raise CapabilityError(
-                f"{actions[0].routine} changes op {view.op_id} in a loop of TensorFlow 1, whose "
+                f"{changes} op {view.op_id} in a loop of TensorFlow 1, whose "
                 "gradient is in the graph and cannot be derived anew there; build the loop with "
                 "tf.compat.v1.enable_control_flow_v2(), or give the gradient of a replacement by "
                 "replace_backward_op"

@@ -130,6 +130,7 @@ class Instrument:
             parent=site,
             forward=forward,
             is_gradient=call is not None or site.is_backward,
+            is_stacked=site.is_stacked or site.is_stacked_at(op.name),
             device=op.device or site.device,
             iterations=None if site.iterations is None else Iterations.of(graph),
         )

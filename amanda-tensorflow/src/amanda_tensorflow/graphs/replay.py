@@ -508,6 +508,10 @@ class Replay:
         site.ops[op.name] = done
         for old, tensor in zip(op.outputs, outputs, strict=True):
             site.put(old, tensor)
+        if inner.is_stacked and is_changed:
+            pairs = zip(op.outputs, inner.graph.outputs, strict=False)
+            versions = {id(old): inner.versions(tensor) for old, tensor in pairs}
+            site.saved[op.name] = {old: found for old, found in versions.items() if found}
         if is_changed and begun.is_separate:
             self._derive_anew(site, op, begun.given, outputs)
 

@@ -107,6 +107,10 @@ class Site:
         captured: by ``id`` of a placeholder, the concrete tensor that it stands for.
         forward: the site of the function whose gradient this one computes.
         is_gradient: whether an operator of a gradient calls it.
+        is_stacked: whether a loop of TensorFlow 1 runs it, and another loop its gradient, which
+            then gets its tensors by stacks.
+        saved: by name of a call of such a function, and by ``id`` of an output, the tensors that
+            the function's operators use for it in the copy: one of them goes on a stack.
         iterations: those within its runs; None where nobody is told of them.
         passing: what tells of a run of the body as an iteration or a part of one; "" for nothing.
         tensors: by ``id`` of a vanilla tensor, the tensor of the copy.
@@ -137,6 +141,8 @@ class Site:
     captured: dict[int, Any] = attrs.field(factory=dict)
     forward: Site | None = None
     is_gradient: bool = False
+    is_stacked: bool = False
+    saved: dict[str, Mapping[int, list[Any]]] = attrs.field(factory=dict)
     device: str = ""
     iterations: Iterations | None = None
     passing: Literal["", "pass", "step"] = ""
@@ -215,6 +221,17 @@ class Site:
     def position(self, call: GradientCall) -> int:
         """The position of a gradient call among all of the graph, in the order of their making."""
         return self._order[call]
+
+    def is_stacked_at(self, name: str) -> bool:
+        """Whether the gradient of an operator of this name reads stacks of its tensors."""
+        made = (made for call in self.calls_of(name) for made in call.ops)
+        return any(self._named[other].type == "StackPushV2" for other in made)
+
+    def versions(self, tensor: Any) -> list[Any]:
+        """The tensors of the copy that operators use for a vanilla one."""
+        found = [state.used.get(id(tensor)) for state in self.states.values()]
+        found += [new for of in self.saved.values() for new in of.get(id(tensor), ())]
+        return [*{id(new): new for new in found if new is not None}.values()]
 
     def calls_of(self, name: str) -> Sequence[GradientCall]:
         """The gradient calls that the graph holds of forward operators of this name."""
