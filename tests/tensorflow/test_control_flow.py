@@ -634,18 +634,6 @@ def test_a_loop_of_tensorflow_1_calls_a_function(
             support.assert_same_bits(session.run(fetched), expected)
 
 
-def doubling_sines() -> amanda.Tool:
-    """A tool that changes what each sine returns."""
-
-    def analyse(context: amanda.OpContext) -> None:
-        if context.get_op().type == "Sin":
-            context.insert_after_op(lambda y: y * 2.0)
-
-    tool = amanda.Tool()
-    tool.add_inst_for_op(analyse)
-    return tool
-
-
 @function.Defun(tf.float32)
 def defined(h: Any) -> Any:
     return tf.sin(h) * h
@@ -653,15 +641,23 @@ def defined(h: Any) -> Any:
 
 @pytest.mark.usefixtures("tensorflow_1")
 @pytest.mark.parametrize("called", [sine, lambda h: tf.reshape(defined(h), [2])])
+@pytest.mark.parametrize("action", ["insert_after_op", "replace_op"])
 def test_a_changed_function_in_a_loop_of_tensorflow_1_has_no_gradient(
-    called: Callable[[Any], Any],
+    action: str, called: Callable[[Any], Any]
 ) -> None:
     """The error says so; the values of the loop are there."""
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "Sin":
+            getattr(context, action)(lambda y: y * 2.0)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
     with tf.Graph().as_default(), tf1.Session() as session:
         x = tf.constant([0.5, 1.0])
         y = nested(called, x)
         gradient = tf1.gradients(y, x)[0]
-        with amanda.apply(doubling_sines()):
+        with amanda.apply(tool):
             session.run(y)
             with pytest.raises(CapabilityError, match="in a loop of TensorFlow 1"):
                 session.run(gradient)

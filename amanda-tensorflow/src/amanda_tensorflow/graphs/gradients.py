@@ -591,7 +591,7 @@ class GraphGradients:
         """Change the gradients that a call receives."""
         gradients = [self._given(site, call, i) for i in range(len(call.grad_outputs))]
         actions = view.plan.before_backward if view.plan else ()
-        self._refuse_in_loop(call, view)
+        self._refuse_in_loop(site, call, view)
         segments = view.state.after if view.state else ()
         routines = view.state.routines if view.state else ()
         replaces = view.plan is not None and view.plan.replace_backward is not None
@@ -609,14 +609,15 @@ class GraphGradients:
             gradients = self._building.awaited(gradients)
         return GradientWork(gradients)
 
-    def _refuse_in_loop(self, call: GradientCall, view: ForwardView) -> None:
+    def _refuse_in_loop(self, site: Site, call: GradientCall, view: ForwardView) -> None:
         """Refuse to derive a gradient anew in a loop of TensorFlow 1, which stacks what it reads.
 
         Raises:
             CapabilityError: it would have to be.
         """
         plan, state, op = view.plan, view.state, forward_op(call)
-        if not self._building.entries or state is None or op is None:
+        there = site.site_of(call.forward.graph())
+        if not self._building.entries or state is None or op is None or there is None:
             return
         actions: list[Action] = []
         if plan is not None:
@@ -624,7 +625,8 @@ class GraphGradients:
             if plan.replace is not None and plan.replace_backward is None:
                 actions.insert(0, plan.replace)
         is_changed_call = plan is None and state.replaced is not None
-        if (actions or is_changed_call) and is_in_loop(op):
+        is_stacked = there is not site and there.is_stacked
+        if (actions or is_changed_call) and (is_stacked or is_in_loop(op)):
             changes = f"{actions[0].routine} changes" if actions else "a routine acts within"
             raise CapabilityError(
                 f"{changes} op {view.op_id} in a loop of TensorFlow 1, whose "
