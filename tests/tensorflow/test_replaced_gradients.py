@@ -232,9 +232,9 @@ def _handed_on(x: Any) -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: _AtExp("replace_op", amanda.traceable(tf.exp)),
-        lambda: _Differentiated("insert_after_op", amanda.traceable(tf.identity)),
-        lambda: _AtExp("insert_before_backward_op", amanda.traceable(tf.identity)),
+        lambda: _AtExp("replace_op", amanda.traceable(lambda x: tf.exp(x))),
+        lambda: _Differentiated("insert_after_op", amanda.traceable(lambda x: tf.identity(x))),
+        lambda: _AtExp("insert_before_backward_op", amanda.traceable(lambda x: tf.identity(x))),
     ],
     ids=["replaced", "differentiable", "gradient"],
 )
