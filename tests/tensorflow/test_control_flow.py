@@ -561,3 +561,103 @@ def test_a_gradient_in_a_loop_of_tensorflow_1_is_not_derived_anew(replace: Any) 
         with amanda.apply(at_exp(given)):
             # Half of it returns by the product, and all by the sum: 1 + 1 * (1 + 1 * (1 + 1)).
             support.assert_same_bits([session.run(gradient)], [np.float32([4.0, 4.0])])
+
+
+def nested(function: Callable[[Any], Any], x: Any) -> Any:
+    """A loop that calls a function."""
+
+    def body(i: Any, h: Any) -> Any:
+        return i + 1, function(h) * 0.5 + x
+
+    return tf.while_loop(lambda i, _: i < 3, body, [0, x])[1]
+
+
+@pytest.mark.usefixtures("tensorflow_1")
+@pytest.mark.parametrize("twice", [lambda h: h * h, lambda h: h + h], ids=["product", "sum"])
+@pytest.mark.parametrize("makes", [Identity, Silent, Traced, Whole])
+def test_an_operator_of_a_loop_of_tensorflow_1_reads_one_tensor_twice(
+    makes: type[amanda.Tool], twice: Callable[[Any], Any]
+) -> None:
+    """Its gradient is that of the graph, which reads the tensor once."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x = tf.constant([0.5, 1.0])
+        y = nested(twice, x)
+        fetched = [y, tf1.gradients(y, x)[0]]
+        expected = session.run(fetched)
+        with amanda.apply(makes()):
+            support.assert_same_bits(session.run(fetched), expected)
+
+
+@pytest.mark.usefixtures("tensorflow_1")
+def test_one_of_two_equal_inputs_is_changed_in_a_loop_of_tensorflow_1() -> None:
+    """The gradient in the graph cannot tell them apart, which is an error where it reads them."""
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "Mul" and "mul_1" not in context.get_op_id():
+            context.insert_before_op(lambda h: h * 2.0, inputs=[0])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x = tf.constant([0.5, 1.0])
+        y = nested(lambda h: h * h, x)
+        gradient = tf1.gradients(y, x)[0]
+        with amanda.apply(tool):
+            session.run(y)
+            with pytest.raises(CapabilityError, match="reads while/Identity_1:0 twice in a loop"):
+                session.run(gradient)
+
+
+@tf.function(autograph=False)
+def sine(h: Any) -> Any:
+    return tf.sin(h) * h
+
+
+@tf.function(autograph=False)
+def sines(h: Any) -> Any:
+    return sine(h) * sine(h * 0.5)
+
+
+@pytest.mark.usefixtures("tensorflow_1")
+@pytest.mark.parametrize("called", [sine, sines], ids=["calling", "nested"])
+@pytest.mark.parametrize("makes", [Identity, Silent, Traced, Whole])
+def test_a_loop_of_tensorflow_1_calls_a_function(
+    makes: type[amanda.Tool], called: Callable[[Any], Any]
+) -> None:
+    """The gradient runs in another loop, and is given the function's tensors by stacks."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x = tf.constant([0.5, 1.0])
+        y = nested(called, x)
+        fetched = [y, tf1.gradients(y, x)[0]]
+        expected = session.run(fetched)
+        with amanda.apply(makes()):
+            support.assert_same_bits(session.run(fetched), expected)
+
+
+@function.Defun(tf.float32)
+def defined(h: Any) -> Any:
+    return tf.sin(h) * h
+
+
+@pytest.mark.usefixtures("tensorflow_1")
+@pytest.mark.parametrize("called", [sine, lambda h: tf.reshape(defined(h), [2])])
+@pytest.mark.parametrize("action", ["insert_after_op", "replace_op"])
+def test_a_changed_function_in_a_loop_of_tensorflow_1_has_no_gradient(
+    action: str, called: Callable[[Any], Any]
+) -> None:
+    """The error says so; the values of the loop are there."""
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "Sin":
+            getattr(context, action)(lambda y: y * 2.0)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x = tf.constant([0.5, 1.0])
+        y = nested(called, x)
+        gradient = tf1.gradients(y, x)[0]
+        with amanda.apply(tool):
+            session.run(y)
+            with pytest.raises(CapabilityError, match="in a loop of TensorFlow 1"):
+                session.run(gradient)

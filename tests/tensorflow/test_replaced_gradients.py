@@ -211,3 +211,45 @@ def test_routines_run_where_only_the_gradient_of_a_replacement_is_read(
         runs.clear()
         support.assert_same_bits([run()], [expected])
     assert runs == ["exp"]
+
+
+def _exponentials(x: Any) -> Any:
+    for _ in range(250):
+        x = tf.exp(x) - 1.0
+    return x
+
+
+def _handed_on(x: Any) -> Any:
+    """The gradients of many operators in a row are one tensor."""
+    y = tf.exp(x)
+    for _ in range(500):
+        y = tf.identity(y)
+    return tf.exp(y)
+
+
+@pytest.mark.parametrize("mode", [_as_function, _as_session])
+@pytest.mark.parametrize("deep", [_exponentials, _handed_on])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _AtExp("replace_op", amanda.traceable(lambda x: tf.exp(x))),
+        lambda: _Differentiated("insert_after_op", amanda.traceable(lambda x: tf.identity(x))),
+        lambda: _AtExp("insert_before_backward_op", amanda.traceable(lambda x: tf.identity(x))),
+    ],
+    ids=["replaced", "differentiable", "gradient"],
+)
+def test_gradients_of_deep_networks_are_changed(
+    make: Callable[[], amanda.Tool], deep: Callable[[Any], Any], mode: Callable[..., Any]
+) -> None:
+    """Python's recursion is not as deep as the network is."""
+
+    def gradient(x: Any, _: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = deep(x * -0.01)
+        return tape.gradient(y, x)
+
+    run = mode(gradient)
+    expected = run()
+    with amanda.apply(make()):
+        np.testing.assert_allclose(run(), expected, rtol=1e-5)

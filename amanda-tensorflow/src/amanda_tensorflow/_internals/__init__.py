@@ -16,6 +16,7 @@ from amanda_tensorflow._internals.symbols import (
 # would be an AttributeError somewhere in them.
 require_importable()
 
+from amanda_tensorflow._internals.gradients import gradients_in_graph  # noqa: E402
 from amanda_tensorflow._internals.graphs import (  # noqa: E402
     add_control_input,
     add_function,
@@ -25,6 +26,7 @@ from amanda_tensorflow._internals.graphs import (  # noqa: E402
     attributes_to_execute,
     callee_named,
     control_flow_of,
+    count_operations,
     create_op_in,
     differentiate_as,
     function_attributes,
@@ -42,6 +44,7 @@ from amanda_tensorflow._internals.graphs import (  # noqa: E402
     keep_alive,
     keep_differentiated,
     known_ops,
+    operations_since,
     original_op,
     output_count,
     python_node,
@@ -98,7 +101,6 @@ from amanda_tensorflow._internals.runtime import (  # noqa: E402
     execute_now,
     executing_eagerly,
     function_from_graph,
-    gradients_in_graph,
     handle_dtype,
     handle_key,
     identity,
@@ -210,6 +212,7 @@ __all__ = [
     "control_flow_of",
     "converted",
     "copy_handle_data",
+    "count_operations",
     "create_op",
     "create_op_in",
     "default_graph",
@@ -261,6 +264,7 @@ __all__ = [
     "op_def_of",
     "operation_name",
     "operation_of",
+    "operations_since",
     "original_op",
     "output_count",
     "own_version",

@@ -25,6 +25,20 @@ def keep_alive(graph: Any, function: Any) -> None:
     graph._amanda_routines.append(function)
 
 
+def count_operations(graph: Any) -> int:
+    """How many operators a graph has."""
+    return len(graph.operations)
+
+
+def operations_since(graph: Any, count: int) -> list[Any]:
+    """The operators of a graph that were added since it had this many.
+
+    The list of all is TensorFlow's own (2.16 to 2.21), of which ``get_operations`` makes a copy.
+    """
+    added: list[Any] = graph.operations[count:]
+    return added
+
+
 def annotate(graph: Any, name: str, value: Any) -> None:
     """Note a value for an operator of a copy."""
     if not hasattr(graph, "_amanda_notes"):

@@ -11,7 +11,7 @@ from tensorflow.python.client import pywrap_tf_session, session
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import array_ops
 
-from amanda_tensorflow._internals.graphs import add_function, create_op_in
+from amanda_tensorflow._internals.graphs import add_function, count_operations, create_op_in
 from amanda_tensorflow._internals.runtime import AttrValue, Graph, eager_mode
 
 BaseSession: Any = session.BaseSession
@@ -206,7 +206,7 @@ def puts_functions_in_place(session: Any) -> bool:
     if config is not None:
         rewrites = config.graph_options.rewrite_options
     least = rewrites.min_graph_nodes or _SMALL
-    if len(graph.get_operations()) - getattr(graph, "_amanda_inserted", 0) < least:
+    if count_operations(graph) - getattr(graph, "_amanda_inserted", 0) < least:
         return False
     is_off = rewrites.function_optimization == rewriter_config_pb2.RewriterConfig.OFF
     is_listed = not rewrites.optimizers or "function" in rewrites.optimizers

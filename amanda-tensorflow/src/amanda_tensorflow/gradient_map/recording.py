@@ -356,9 +356,9 @@ def _noted(forward: ForwardOp, call: Callable[[Sequence[Any]], Any], out_grads: 
     if _internals.executing_eagerly():
         return call(out_grads)
     graph = _internals.default_graph()
-    before, number = len(graph.get_operations()), next(_NUMBERS)
+    before, number = _internals.count_operations(graph), next(_NUMBERS)
     result = call(out_grads)
-    made = tuple(op.name for op in graph.get_operations()[before:])
+    made = tuple(op.name for op in _internals.operations_since(graph, before))
     grad_inputs = result if isinstance(result, (list, tuple)) else [result]
     source = forward.graph()
     if source is not None:

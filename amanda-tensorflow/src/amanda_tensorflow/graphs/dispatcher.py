@@ -75,10 +75,10 @@ class GraphDispatcher(StaticGraphDispatcher):
 
     def _traced(self, building: Building, action: Action, selected: Sequence[Any]) -> Sequence[Any]:
         """Trace a routine into the copy. Returns the tensors in place of the selected ones."""
-        before = len(building.graph.get_operations())
+        before = _internals.count_operations(building.graph)
         with tf.control_dependencies(building.earlier()):
             result = self.call(action, selected)
-        made = building.graph.get_operations()[before:]
+        made = _internals.operations_since(building.graph, before)
         building.enter_loop(made, selected)
         # A print or an assertion has no output by which it would be run.
         building.controls += [op for op in made if _internals.is_stateful(op)]

@@ -6,6 +6,7 @@ A loop of TensorFlow 1 is no operator: its values enter a frame by ``Enter`` and
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,10 +23,20 @@ are none of the stateless types."""
 Frame = tuple[str, ...]
 """The names of the frames in which an operator runs, from the outermost on."""
 
+_OF_GRAPHS: weakref.WeakKeyDictionary[Any, tuple[int, dict[str, Frame]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""By vanilla graph, its version and the frames in it: each gradient with actions asks for one."""
+
 
 def is_in_loop(op: Any) -> bool:
-    """Whether an operator runs in a loop of TensorFlow 1."""
-    return op.name in _frames(op.graph.get_operations())
+    """Whether an operator of a vanilla graph runs in a loop of TensorFlow 1."""
+    graph = op.graph
+    version, frames = _OF_GRAPHS.get(graph, (-1, {}))
+    if version != graph.version:
+        version, frames = graph.version, _frames(graph.get_operations())
+        _OF_GRAPHS[graph] = version, frames
+    return op.name in frames
 
 
 def run_in_order(graph: Any, entries: Sequence[Any]) -> None:

@@ -13,6 +13,7 @@ operators. While such a graph is replayed,
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, overload
@@ -24,8 +25,9 @@ from amanda.engine.backward import replaced_gradients
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError
-from amanda.interface.action import ActionKind
+from amanda.interface.action import Action, ActionKind
 from amanda.state import LiveScope
+from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import (
     ForwardOp,
     GradientCall,
@@ -38,7 +40,7 @@ from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.frames import is_in_loop
 from amanda_tensorflow.graphs.op_ids import GraphIds
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCaptures
-from amanda_tensorflow.graphs.shared_gradients import shared_gradient
+from amanda_tensorflow.graphs.shared_tensors import shared_tensor
 from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Site
 from amanda_tensorflow.graphs.sliced_gradients import SlicedGradients, indexing_ops
 from amanda_tensorflow.graphs.variable_values import ReadVariable, value_of
@@ -391,12 +393,35 @@ class GraphGradients:
         there = site.site_of(call.forward.graph())
         if there is None:
             return None
+        if there is not site and there.is_stacked:
+            # It runs in another loop of TensorFlow 1; a call hands the tensor over.
+            return None
+        saved = there.saved.get(call.forward.name, {}).get(id(tensor))
+        if saved is not None:
+            return self._merged(
+                site,
+                saved,
+                f"the function that {call.forward.name} calls in a loop of TensorFlow 1 computes "
+                "with a tensor that a routine changes, and its gradient, which is in the graph, "
+                "reads the tensor once; build the loop with "
+                "tf.compat.v1.enable_control_flow_v2()",
+            )
         state = there.states.get(call.forward.name)
         if state is None or not state.used:
             return None
         outer = tensor if there is site else site.externals.get(id(tensor))
         if outer is None or (id(outer) in there.fed and outer.op.name == call.forward.name):
             return None
+        if state.replaced is None and id(outer) in state.several:
+            # In a loop of TensorFlow 1, where the gradient cannot be derived anew.
+            return self._merged(
+                site,
+                state.several[id(outer)],
+                f"op {state.op_id} reads {outer.name} twice in a loop of TensorFlow 1, and a "
+                "routine changes it at one place: its gradient, which is in the graph, reads it "
+                "once; build the loop with tf.compat.v1.enable_control_flow_v2(), or let the "
+                "routine change both inputs alike",
+            )
         return state.used.get(id(outer))
 
     def final(self, site: Site, tensor: Any, target: Any = None) -> Any:
@@ -420,38 +445,27 @@ class GraphGradients:
     def _given(self, site: Site, call: GradientCall, position: int) -> Any:
         """A gradient that a call receives, before changes for that call."""
         name = call.grad_outputs[position]
-        if name is None:
-            return None
-        earlier = [
-            producer
-            for producer in site.producers.get(name, ())
-            if site.position(producer) < site.position(call)
-        ]
-        op = forward_op(call)
-        target = None
-        if op is not None and position < len(op.outputs):
-            target = op.outputs[position]
-        return self._version(site, name, earlier, target)
+        return None if name is None else self._version(site, name, *_origin(site, call, position))
 
     def _version(
         self, site: Site, name: TensorName, calls: Sequence[GradientCall], target: Any
     ) -> Any:
         """The gradient after every instrumented gradient call that returns it."""
-        raw = site.tensors.get(id(site.tensor(name)))
-        matching = [c for c in calls if target is not None and position_in(c, name, target) >= 0]
-        ends = [] if matching or len(calls) < 2 else [c for c in calls if _ends(site, c, name)]
-        if len(ends) > 1:
-            values = [self._version(site, name, [call], target) for call in ends]
-            return self._shared(
-                site, name, values, "ops " + ", ".join(dict.fromkeys(c.forward.name for c in ends))
-            )
-        for call in reversed(matching or calls):
-            work = self._work(site, call)
-            if work is None and name not in call.grad_outputs:
-                return raw
-            position = position_in(call, name, target)
-            return self._grad_input(site, call, name, position)
-        return raw
+        last = _last(site, name, calls, target)
+        while len(last) == 1:
+            [call] = last
+            if self._work(site, call) is not None:
+                return self._grad_input(site, call, name, position_in(call, name, target))
+            if name not in call.grad_outputs:
+                break
+            # It hands on what it is given. Without recursion: many in a row may do so.
+            calls, target = _origin(site, call, call.grad_outputs.index(name))
+            last = _last(site, name, calls, target)
+        if len(last) > 1:
+            values = [self._version(site, name, [call], target) for call in last]
+            names = ", ".join(dict.fromkeys(call.forward.name for call in last))
+            return self._shared(site, name, values, f"ops {names}")
+        return site.tensors.get(id(site.tensor(name)))
 
     def _grad_input(self, site: Site, call: GradientCall, name: TensorName, position: int) -> Any:
         """The gradient of this name that a call returns.
@@ -472,18 +486,26 @@ class GraphGradients:
 
     def _shared(self, site: Site, name: TensorName, values: Tensors, what: str) -> Any:
         """Merge gradients that are one tensor in the vanilla graph."""
+        return self._merged(
+            site,
+            values,
+            f"the gradients of {what} are one tensor in the graph, {name[0]}, and a routine "
+            "changes one of them: what reads it outside of the gradient cannot be told which "
+            "one it wants",
+        )
+
+    def _merged(self, site: Site, values: Tensors, message: str) -> Any:
+        """Merge tensors that are one tensor in the vanilla graph.
+
+        Args:
+            message: of the error if their values differ.
+        """
         if all(value is values[0] for value in values):
             return values[0]
         key = tuple(map(id, values))
-        if key not in site.shared_gradients:
-            site.shared_gradients[key] = shared_gradient(
-                values,
-                self._building,
-                f"the gradients of {what} are one tensor in the graph, {name[0]}, and a routine "
-                "changes one of them: what reads it outside of the gradient cannot be told which "
-                "one it wants",
-            )
-        return site.shared_gradients[key]
+        if key not in site.shared_tensors:
+            site.shared_tensors[key] = shared_tensor(values, self._building, message)
+        return site.shared_tensors[key]
 
     def _returned(self, site: Site, call: GradientCall, position: int) -> Any:
         """A gradient that a call returns, after the changes that tools make."""
@@ -511,10 +533,43 @@ class GraphGradients:
             view = self.view(site, call)
             if view is None:
                 return None
-            has_changes = view.depth == 1 and is_changed(view)
-            site.gradients[call] = self._begun(site, call, view) if has_changes else None
-        work: GradientWork | None = site.gradients[call]
-        return work
+            work = None
+            if _has_changes(view):
+                # Else those of a deep network would be changed within each other.
+                for earlier in self._unchanged_before(site, call):
+                    self._work(site, earlier)
+                work = self._begun(site, call, view)
+            site.gradients[call] = work
+        found: GradientWork | None = site.gradients[call]
+        return found
+
+    def _unchanged_before(self, site: Site, call: GradientCall) -> list[GradientCall]:
+        """The calls whose changes are yet to be made before those of a call, the first one first.
+
+        They are those that have changes, and whose gradients reach the call.
+        """
+        found = set[GradientCall]()
+        left = [(call, position) for position in range(len(call.grad_outputs))]
+        seen = set(left)
+        while left:
+            receiver, at = left.pop()
+            name = receiver.grad_outputs[at]
+            if name is None:
+                continue
+            for other in _last(site, name, *_origin(site, receiver, at)):
+                view = self.view(site, other)
+                if site.gradients.get(other) is not None:
+                    continue
+                received: Iterable[int] = ()
+                if view is not None and _has_changes(view):
+                    found.add(other)
+                    received = range(len(other.grad_outputs))
+                elif name in other.grad_outputs:
+                    received = [other.grad_outputs.index(name)]
+                new = [(other, i) for i in received if (other, i) not in seen]
+                seen.update(new)
+                left += new
+        return sorted(found, key=site.position)
 
     def of_outputs(self, site: Site, call: GradientCall) -> Tensors:
         """The gradients of the outputs of a call's forward operator, after the changes; dense."""
@@ -536,7 +591,7 @@ class GraphGradients:
         """Change the gradients that a call receives."""
         gradients = [self._given(site, call, i) for i in range(len(call.grad_outputs))]
         actions = view.plan.before_backward if view.plan else ()
-        self._refuse_in_loop(call, view)
+        self._refuse_in_loop(site, call, view)
         segments = view.state.after if view.state else ()
         routines = view.state.routines if view.state else ()
         replaces = view.plan is not None and view.plan.replace_backward is not None
@@ -554,21 +609,27 @@ class GraphGradients:
             gradients = self._building.awaited(gradients)
         return GradientWork(gradients)
 
-    def _refuse_in_loop(self, call: GradientCall, view: ForwardView) -> None:
+    def _refuse_in_loop(self, site: Site, call: GradientCall, view: ForwardView) -> None:
         """Refuse to derive a gradient anew in a loop of TensorFlow 1, which stacks what it reads.
 
         Raises:
             CapabilityError: it would have to be.
         """
         plan, state, op = view.plan, view.state, forward_op(call)
-        if not self._building.entries or plan is None or state is None or op is None:
+        there = site.site_of(call.forward.graph())
+        if not self._building.entries or state is None or op is None or there is None:
             return
-        actions = [a for a in (*plan.before, *plan.after) if a.differentiable]
-        if plan.replace is not None and plan.replace_backward is None:
-            actions.insert(0, plan.replace)
-        if actions and is_in_loop(op):
+        actions: list[Action] = []
+        if plan is not None:
+            actions = [a for a in (*plan.before, *plan.after) if a.differentiable]
+            if plan.replace is not None and plan.replace_backward is None:
+                actions.insert(0, plan.replace)
+        is_changed_call = plan is None and state.replaced is not None
+        is_stacked = there is not site and there.is_stacked
+        if (actions or is_changed_call) and (is_stacked or is_in_loop(op)):
+            changes = f"{actions[0].routine} changes" if actions else "a routine acts within"
             raise CapabilityError(
-                f"{actions[0].routine} changes op {view.op_id} in a loop of TensorFlow 1, whose "
+                f"{changes} op {view.op_id} in a loop of TensorFlow 1, whose "
                 "gradient is in the graph and cannot be derived anew there; build the loop with "
                 "tf.compat.v1.enable_control_flow_v2(), or give the gradient of a replacement by "
                 "replace_backward_op"
@@ -602,7 +663,7 @@ class GraphGradients:
                 )
                 gradients = checked(gradients, replace, gradient_shapes(building.likes))
             elif replaced is not None:
-                before = len(self._building.graph.get_operations())
+                before = _internals.count_operations(self._building.graph)
                 routines = state.routines if state is not None else ()
                 gradients = after_routines(
                     routines, work.outputs, lambda given: product(*replaced, given, wanted)
@@ -642,6 +703,41 @@ def is_changed(view: ForwardView) -> bool:
     if plan and (plan.before_backward or plan.after_backward or plan.replace_backward):
         return True
     return state is not None and bool(state.before or state.after or state.replaced)
+
+
+def _has_changes(view: ForwardView) -> bool:
+    """Whether tools change the gradients of the call that has this forward operator."""
+    return view.depth == 1 and is_changed(view)
+
+
+def _origin(site: Site, call: GradientCall, position: int) -> tuple[Sequence[GradientCall], Any]:
+    """The calls that return a gradient that a call receives, and the tensor whose gradient it is.
+
+    Returns:
+        Those made before the call, in order. The tensor is None if it is not known.
+    """
+    name, op = call.grad_outputs[position], forward_op(call)
+    assert name is not None
+    producers = site.producers.get(name, ())
+    earlier = producers[: bisect.bisect_left(producers, site.position(call), key=site.position)]
+    has_tensor = op is not None and position < len(op.outputs)
+    return earlier, op.outputs[position] if has_tensor else None
+
+
+def _last(
+    site: Site, name: TensorName, calls: Sequence[GradientCall], target: Any
+) -> Sequence[GradientCall]:
+    """Of calls that return a gradient of this name, the last one; several if all may be meant.
+
+    Args:
+        target: the tensor whose gradient it is, if it is known.
+    """
+    if target is not None:
+        for call in reversed(calls):
+            if position_in(call, name, target) >= 0:
+                return [call]
+    ends = [call for call in calls if _ends(site, call, name)] if len(calls) > 1 else ()
+    return ends if len(ends) > 1 else calls[-1:]
 
 
 def _ends(site: Site, call: GradientCall, name: TensorName) -> bool:

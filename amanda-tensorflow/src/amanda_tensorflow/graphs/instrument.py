@@ -28,6 +28,7 @@ from amanda_tensorflow.gradient_map.recovery import is_plumbing
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.deferral import DeferredTensors
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
+from amanda_tensorflow.graphs.frames import is_in_loop
 from amanda_tensorflow.graphs.gradient_order import restore_order
 from amanda_tensorflow.graphs.gradients import ForwardView, GraphGradients, is_changed
 from amanda_tensorflow.graphs.iterations import Iterations
@@ -129,6 +130,7 @@ class Instrument:
             parent=site,
             forward=forward,
             is_gradient=call is not None or site.is_backward,
+            is_stacked=site.is_stacked or site.is_stacked_at(op.name),
             device=op.device or site.device,
             iterations=None if site.iterations is None else Iterations.of(graph),
         )
@@ -180,7 +182,7 @@ class Instrument:
             since: how many operators the copy had before the gradient.
         """
         assert self.rewrite_op is not None
-        added = self.building.graph.get_operations()[since:]
+        added = _internals.operations_since(self.building.graph, since)
         restore_order(self.building.graph, added)
         for op in added:
             if op.type in CONTROL_FLOW:
@@ -398,7 +400,8 @@ class Instrument:
         """Add the operator or its replacement. Returns the operator and its outputs."""
         waits = self.building.take_controls()
         action = plan.replace
-        if action is None and not is_ambiguous(site, op, inputs):
+        derives_anew = is_ambiguous(site, op, inputs) and not self._is_in_loop(op)
+        if action is None and not derives_anew:
             new = self.create(site, op, inputs, waits)
             return new, list(new.outputs)
         if action is None:
@@ -407,6 +410,10 @@ class Instrument:
             state.replaced = given, list(new.outputs)
             return new, list(new.outputs)
         return self._replaced(site, op, action, inputs, waits, state)
+
+    def _is_in_loop(self, op: Any) -> bool:
+        """Whether a vanilla operator runs in a loop of TensorFlow 1."""
+        return bool(self.building.entries) and is_in_loop(op)
 
     def _replaced(
         self,
@@ -424,10 +431,10 @@ class Instrument:
         self.building.may_change = True
         with tf.control_dependencies([*controls, *waits]):
             given = separate(inputs)
-            before = len(self.building.graph.get_operations())
+            before = _internals.count_operations(self.building.graph)
             result = self.dispatcher.replace(action, given)
             outputs = replaced_outputs(result, action, len(op.outputs), tf.is_tensor)
-        made = self.building.graph.get_operations()[before:]
+        made = _internals.operations_since(self.building.graph, before)
         self.building.enter_loop(made, given)
         outputs = [_internals.identity(t) for t in outputs]
         state.replaced = given, outputs

@@ -57,7 +57,7 @@ class Marks:
         """Add a mark to the copy."""
         building = self._building
         graph = building.graph
-        before = graph.get_operations()[self._size :]
+        before = _internals.operations_since(graph, self._size)
         node = _Mark(self._points, tell, building.scopes)
         with (
             graph.as_default(),
@@ -67,7 +67,7 @@ class Marks:
         ):
             node.insert([], [])
         self._waiting.append((node.op, before))
-        self.last, self._size, self._later = node.op, len(graph.get_operations()), set()
+        self.last, self._size, self._later = node.op, _internals.count_operations(graph), set()
         counts, building.counts = building.counts, []
         self._nodes.append((node, counts))
         building.is_changed = building.has_python = True

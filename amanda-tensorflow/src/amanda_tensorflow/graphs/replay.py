@@ -140,7 +140,7 @@ class Replay:
         if site.passing:
             is_pass = site.passing == "pass"
             marks.add(passes.ends(site.ids, iterations.trains) if is_pass else passes.steps)
-            self._note_boundary(site, len(site.graph.get_operations()) + 1)
+            self._note_boundary(site, _internals.count_operations(site.graph) + 1)
         marks.settle([*(tensor.op for tensor in graph.outputs), *ends])
         if site.passing:
             # The runtime may leave out what nothing reads, and begin the next run of a loop's body.
@@ -493,13 +493,13 @@ class Replay:
         waits = [new for before in op.control_inputs for new in site.controls(before)]
         if waits:
             begun.start = self._node(f"{site.prefix}{op.name}/amanda/start", waits)
-        begun.size = len(self._graph.get_operations())
+        begun.size = _internals.count_operations(self._graph)
 
     def _end_call(self, site: Site, op: Any, begun: _BegunCall, is_changed: bool) -> None:
         """Connect the outputs of a called function to what reads those of the call."""
         inner, start = begun.site, begun.start
         if start is not None:
-            for new in self._graph.get_operations()[begun.size :]:
+            for new in _internals.operations_since(self._graph, begun.size):
                 if not new.inputs and not new.control_inputs:
                     _internals.add_control_input(new, start)
         outputs = [self.final(inner, tensor) for tensor in inner.graph.outputs[: len(op.outputs)]]
@@ -508,6 +508,10 @@ class Replay:
         site.ops[op.name] = done
         for old, tensor in zip(op.outputs, outputs, strict=True):
             site.put(old, tensor)
+        if inner.is_stacked and is_changed:
+            pairs = zip(op.outputs, inner.graph.outputs, strict=False)
+            versions = {id(old): inner.versions(tensor) for old, tensor in pairs}
+            site.saved[op.name] = {old: found for old, found in versions.items() if found}
         if is_changed and begun.is_separate:
             self._derive_anew(site, op, begun.given, outputs)
 

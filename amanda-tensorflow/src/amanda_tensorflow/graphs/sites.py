@@ -56,6 +56,8 @@ class ForwardState:
         plan: its plan.
         used: by ``id`` of a vanilla input or output, the tensor of the copy that the operator
             has computed with or computed; its gradient reads that one.
+        several: likewise, the tensors of an input that the operator reads several times, and that
+            routines have changed at some of these places.
         inputs, outputs: these tensors, in order.
         before, after: changes by differentiable routines around it.
         replaced: inputs and outputs of its replacement, if it was replaced.
@@ -67,6 +69,7 @@ class ForwardState:
     key: str
     plan: ActionPlan | None = None
     used: Mapping[int, Any] = _NOTHING
+    several: Mapping[int, list[Any]] = _NOTHING
     inputs: Sequence[Any] = ()
     outputs: Sequence[Any] = ()
     before: Sequence[Segment] = ()
@@ -79,6 +82,11 @@ class ForwardState:
         self.inputs, self.outputs = list(inputs), list(outputs)
         pairs = [*zip(op.inputs, inputs, strict=True), *zip(op.outputs, outputs, strict=True)]
         self.used = {id(old): new for old, new in pairs}
+        if any(self.used[id(old)] is not new for old, new in pairs):
+            found: dict[int, dict[int, Any]] = {}
+            for old, new in pairs:
+                found.setdefault(id(old), {})[id(new)] = new
+            self.several = {old: [*of.values()] for old, of in found.items() if len(of) > 1}
 
 
 @attrs.define(eq=False)
@@ -99,6 +107,10 @@ class Site:
         captured: by ``id`` of a placeholder, the concrete tensor that it stands for.
         forward: the site of the function whose gradient this one computes.
         is_gradient: whether an operator of a gradient calls it.
+        is_stacked: whether a loop of TensorFlow 1 runs it, and another loop its gradient, which
+            then gets its tensors by stacks.
+        saved: by name of a call of such a function, and by ``id`` of an output, the tensors that
+            the function's operators use for it in the copy: one of them goes on a stack.
         iterations: those within its runs; None where nobody is told of them.
         passing: what tells of a run of the body as an iteration or a part of one; "" for nothing.
         tensors: by ``id`` of a vanilla tensor, the tensor of the copy.
@@ -109,7 +121,7 @@ class Site:
         children: by name of a call, the site of the called function.
         side_effects: of a called function, the operators that run although nothing reads them.
         gradients: by gradient call, the changes that tools make to its gradients.
-        shared_gradients: by the ids of several gradients, the tensor that stands for them.
+        shared_tensors: by the ids of several tensors, the one that stands for them.
         skipped: operators that were left out because nobody seemed to read them.
         device: the device of operators that name none.
         fetched: the tensors that a session may be asked for.
@@ -129,6 +141,8 @@ class Site:
     captured: dict[int, Any] = attrs.field(factory=dict)
     forward: Site | None = None
     is_gradient: bool = False
+    is_stacked: bool = False
+    saved: dict[str, Mapping[int, list[Any]]] = attrs.field(factory=dict)
     device: str = ""
     iterations: Iterations | None = None
     passing: Literal["", "pass", "step"] = ""
@@ -139,7 +153,7 @@ class Site:
     children: dict[str, Site] = attrs.field(factory=dict)
     side_effects: Sequence[Any] = ()
     gradients: dict[GradientCall, Any] = attrs.field(factory=dict)
-    shared_gradients: dict[tuple[int, ...], Any] = attrs.field(factory=dict)
+    shared_tensors: dict[tuple[int, ...], Any] = attrs.field(factory=dict)
     skipped: dict[str, Any] = attrs.field(factory=dict)
     fetched: Sequence[Any] = ()
     fed: set[int] = attrs.field(factory=set)
@@ -207,6 +221,17 @@ class Site:
     def position(self, call: GradientCall) -> int:
         """The position of a gradient call among all of the graph, in the order of their making."""
         return self._order[call]
+
+    def is_stacked_at(self, name: str) -> bool:
+        """Whether the gradient of an operator of this name reads stacks of its tensors."""
+        made = (made for call in self.calls_of(name) for made in call.ops)
+        return any(self._named[other].type == "StackPushV2" for other in made)
+
+    def versions(self, tensor: Any) -> list[Any]:
+        """The tensors of the copy that operators use for a vanilla one."""
+        found = [state.used.get(id(tensor)) for state in self.states.values()]
+        found += [new for of in self.saved.values() for new in of.get(id(tensor), ())]
+        return [*{id(new): new for new in found if new is not None}.values()]
 
     def calls_of(self, name: str) -> Sequence[GradientCall]:
         """The gradient calls that the graph holds of forward operators of this name."""

@@ -35,9 +35,9 @@ def after_routines(
     if not routines:
         return derive(gradients)
     graph, given = _internals.default_graph(), {id(gradient) for gradient in gradients}
-    since = len(graph.get_operations())
+    since = _internals.count_operations(graph)
     found = derive(gradients)
-    added = graph.get_operations()[since:]
+    added = _internals.operations_since(graph, since)
     names = {op.name for op in added}
     for op in added:
         if any(id(t) not in given and t.op.name not in names for t in op.inputs):

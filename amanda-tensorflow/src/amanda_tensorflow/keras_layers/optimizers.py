@@ -127,9 +127,9 @@ def _noting(vanilla: Any) -> Any:
                     return vanilla(optimizer, *args, **kwargs)
                 return follow(vanilla, optimizer, args, kwargs)
             graph = _internals.default_graph()
-            begin = len(graph.get_operations())
+            begin = _internals.count_operations(graph)
             result = vanilla(optimizer, *args, **kwargs)
-            end = len(graph.get_operations())
+            end = _internals.count_operations(graph)
             step = OptimizerStep(id(optimizer), begin, end, accumulates(optimizer) > 1)
             _STEPS.setdefault(graph, []).append(step)
             return result

@@ -189,7 +189,7 @@ def note_call(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
     if name is None or (caller is not None and outer is layer):
         # A class that calls its base class's ``__call__``: one call.
         return vanilla(layer, *args, **kwargs)
-    count = len(graph.get_operations())
+    count = _internals.count_operations(graph)
     call = LayerCall(weakref.ref(layer), name, caller, count, count)
     call.is_of_keras = not is_plain_module(layer)
     running.append((weakref.ref(graph), call))
@@ -204,7 +204,7 @@ def note_call(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
 
 def _end(graph: Any, call: LayerCall, inputs: Any, outputs: Any) -> None:
     """Note a call that has ended."""
-    call.end, call.left = len(graph.get_operations()), next(_NUMBERS)
+    call.end, call.left = _internals.count_operations(graph), next(_NUMBERS)
     given = _flat(inputs)
     call.builds = any(type(item).__name__ == "KerasTensor" for item in given)
     call.inputs, call.outputs = _names(given, graph), _names(_flat(outputs), graph)

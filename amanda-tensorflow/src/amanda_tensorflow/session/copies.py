@@ -106,6 +106,7 @@ class SessionCopies:
         self._variables: ShadowVariables | None = None
         self._here: set[str] = set()
         self._size = 0
+        self._version = 0
         self._running: dict[str, tuple[Any, int]] = {}
         # A thread that detaches the driver and one whose scope ends may close it at once: both
         # return when the variables are back. No code of tools runs under it.
@@ -336,7 +337,7 @@ class SessionCopies:
     def _enter(self) -> None:
         """Give the runtime what the shadow has got since the last run, and copy the variables
         among it from the user's session."""
-        if len(self.graph.get_operations()) == self._size:
+        if self.graph.version == self._version:
             return
         with self._growing:
             if any(len(op.outputs) != count for op, count in self._running.values()):
@@ -356,7 +357,8 @@ class SessionCopies:
                 if op.type in CALLS or op.type in CONTROL_FLOW:
                     self._running[op.name] = op, len(op.outputs)
             # What was added for the variables makes none.
-            self._size = len(self.graph.get_operations())
+            self._size = _internals.count_operations(self.graph)
+            self._version = self.graph.version
 
     def leave(self, only: Sequence[str] | None = None) -> None:
         """Copy variables back to the user's session.
@@ -370,7 +372,7 @@ class SessionCopies:
                 self._vanilla.write(self._variables.read(names))
             if only is None:
                 self._here.clear()
-                self._size = 0
+                self._size = self._version = 0
 
     def close(self) -> None:
         """Move all variables back, and end the shadow."""

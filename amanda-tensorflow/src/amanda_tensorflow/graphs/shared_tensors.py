@@ -1,10 +1,11 @@
-"""Gradients of several inputs of one operator that a graph holds as one tensor.
+"""Tensors of a copy in place of one of the vanilla graph, whose readers cannot tell them apart.
 
 The gradients of ``a + b`` are one tensor. What reads it outside of gradient calls, such as the
-output of a function, does not tell which of them it wants. Where routines are to change them, a
-node sees to it that they have changed them alike::
+output of a function, does not tell which of them it wants. Likewise the gradient of ``h * h`` reads
+``h`` once. Where routines are to change the several tensors, a node sees to it that they have
+changed them alike::
 
-    gradient = shared_gradient([of_a, of_b], building, message)
+    tensor = shared_tensor([of_a, of_b], building, message)
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class _Alike(PythonNode):
         return [values[0]]
 
 
-def shared_gradient(values: Sequence[Any], building: Building, message: str) -> Any:
-    """One tensor for several gradients that are to be equal.
+def shared_tensor(values: Sequence[Any], building: Building, message: str) -> Any:
+    """One tensor for several that are to be equal.
 
     Args:
-        values: the gradients; distinct tensors of the copy, or None.
+        values: distinct tensors of the copy, or None for gradients that are gone.
         message: of the error.
 
     Raises:
