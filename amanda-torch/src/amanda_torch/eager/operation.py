@@ -445,13 +445,17 @@ class Operation:
         values = list(values)
         for index in targets:
             if values[index] is not call.inputs[index]:
-                values[index] = values[index].clone()
+                # No operator writes the whole of an expanded tensor, but a part (``x[0] = y``).
+                repeated, shape = _repeated(call.inputs[index]), values[index].shape
+                copy = _once(values[index], repeated).clone()
+                values[index] = copy.expand(shape) if repeated else copy
         args, kwargs = call.rebuilt(values)
         result = self._call_func(args, kwargs)
         origin = {}
         for index in targets:
             if values[index] is not call.inputs[index]:
-                call.inputs[index].copy_(values[index])
+                repeated = _repeated(call.inputs[index])
+                _once(call.inputs[index], repeated).copy_(_once(values[index], repeated))
                 origin[id(values[index])] = call.inputs[index]
         outputs = tensors_of(result)
         return with_tensors(result, outputs, [origin.get(id(o), o) for o in outputs])
@@ -467,6 +471,21 @@ class Operation:
             AmandaOperator, vjp, len(outputs), *outputs, *[values[i] for i in positions]
         )
         return with_tensors(result, outputs, [*map(alias_for, outputs, new)])
+
+
+def _repeated(tensor: Any) -> list[int]:
+    """Dimensions along which a tensor was expanded: all elements there are one in memory."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return []
+    sizes = enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+    return [dim for dim, (size, stride) in sizes if size > 1 and not stride]
+
+
+def _once(tensor: Any, repeated: Sequence[int]) -> Any:
+    """The first elements along dimensions in which the others are the same."""
+    for dim in repeated:
+        tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _write(value: Any, target: Any) -> None:
