@@ -26,7 +26,7 @@ from amanda.engine.backward import OpHandle, PastTensor, backward_needs
 from amanda.engine.plan import ActionPlan
 from amanda.interface.calls import NamedOp
 from amanda.memo import Memo
-from amanda.references import Reference
+from amanda.references import Reference, nothing
 from amanda.state import STATE, Lock
 from amanda_torch import _internals
 from amanda_torch.autograd.hooks import (
@@ -358,7 +358,11 @@ class Past(list[Any]):
     ) -> None:
         # Not Amanda's own for all: only of parameters may the program swap what they hold.
         references = [
-            None if t is None else weakref.ref(t) if type(t) is torch.Tensor else Reference(t)
+            None
+            if t is None
+            else weakref.ref(t)
+            if type(t) is torch.Tensor
+            else Reference(t, nothing)
             for t in (*inputs, *outputs)
         ]
         super().__init__(references)
