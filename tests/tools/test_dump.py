@@ -113,6 +113,7 @@ def test_many_tensors_make_several_files(tmp_path: Path) -> None:
     assert len(read(tool, tmp_path / "again")) == 10
     assert dumped(run, limit=3).summary() == {
         "tensors": 3, "bytes": 1200, "not_taken": 7, "ops": 1, "kinds": {"activations": 3},
+        "ops_never_met": [], "modules_never_met": [],
     }  # fmt: skip
     assert dumped(run, bytes=900).summary()["tensors"] == 2
     assert [entry.step for entry in dumped(run, every=4).entries] == [0, 4, 8]
@@ -150,3 +151,23 @@ def test_the_toy_framework(tmp_path: Path) -> None:
     tool = dumped(lambda: lb.relu(lb.tensor([-1.0, 2.0])))
     found = read(tool, tmp_path)
     assert found["/relu:0", "output0", 0].tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["diff", "dump", "sparsity", "stats"])
+def test_names_that_select_nothing_are_listed(name: str) -> None:
+    """A misspelt type or pattern of modules is in the summary and a table, a good one is not."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    options = {"ops": ("linear", "lineer"), "modules": ("0", "layer1.*"), "tensors": "activations"}
+    tool = amanda.tools.load(name)(**options)
+    with amanda.apply(tool):
+        model(torch.rand(2, 4))
+    summary = tool.result()["summary"]
+    assert (summary["ops_never_met"], summary["modules_never_met"]) == (["lineer"], ["layer1.*"])
+    titles = [table.title for table in tool.tables()]
+    assert f"{name}: types that were asked for and never met" in titles
+    assert f"{name}: patterns of modules that match no op" in titles
+    fine = {"tensors": "activations", "ops": "linear", "modules": "0"}
+    tool = amanda.tools.load(name)(**fine)
+    with amanda.apply(tool):
+        model(torch.rand(2, 4))
+    assert not any("never met" in each.title or "match no" in each.title for each in tool.tables())

@@ -467,3 +467,28 @@ def test_accumulations_after_a_pass_that_makes_a_graph() -> None:
         (gradient,) = torch.autograd.grad((weight * x).square().sum(), x, create_graph=True)
         gradient.square().sum().backward()
     assert weight.grad.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda grad: grad.to_sparse(), lambda grad: grad.to("meta")],
+    ids=["layout", "device"],
+)
+@pytest.mark.parametrize("point", ["insert_before_backward_op", "insert_after_backward_op"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_gradients_of_another_layout_or_device_name_the_routine(
+    change: Any, point: str, backward: bool
+) -> None:
+    """What autograd takes from no hook is the routine's error, which names it and the operator."""
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().__name__ == "sin":
+            getattr(context, point)(lambda *grads: [change(grad) for grad in grads])
+
+    tool, x = amanda.Tool(), torch.ones(3, requires_grad=True)
+    tool.add_inst_for_op(analyse, backward=backward)
+    expected = (
+        r"lambda> at op /sin:0.*keep layout and device of the gradient.*torch\.strided on cpu"
+    )
+    with applied(tool), pytest.raises(amanda.errors.RoutineResultError, match=expected):
+        x.sin().sum().backward()

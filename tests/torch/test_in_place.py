@@ -428,3 +428,18 @@ def test_operators_in_place_that_change_the_shape(reshape: Callable[[Any], Any])
         x = torch.ones(1, 2)
         assert x.t_().shape == (2, 1)
         assert x.squeeze_().tolist() == [4, 4]
+
+
+def test_parts_of_expanded_tensors_are_written_under_gradient_routines() -> None:
+    """A program may assign to a part of an expanded tensor, whose elements share memory."""
+
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        rows = (x + 1).expand(4, 4)
+        rows[0] = 2 * x
+        rows[:, 1:2][2] += x[1]
+        return [rows.detach().clone(), *torch.autograd.grad(rows.square().sum(), x)]
+
+    x = torch.linspace(-1, 1, 4, requires_grad=True)
+    vanilla = run(x)
+    with applied(WholeIdentity()):
+        assert all(map(torch.equal, run(x), vanilla))

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import Self
+
+nothing: Callable[[Any], Any] = callable
+"""The callback of a reference where the end of its object is no news; it runs in C."""
 
 
 class Reference(weakref.ref[Any]):
@@ -15,9 +22,19 @@ class Reference(weakref.ref[Any]):
     Each is made anew: ``weakref.getweakrefs()``, by which one could be found, also gives references
     that are about to be freed, deep in the end of other objects, and frees them twice then (CPython
     3.11 and 3.12).
+
+    Each has a callback, :data:`nothing` at least. CPython puts the end of a reference of a class of
+    its own off, too, where it comes deep in the end of other objects. If its object ends before it,
+    and has other references, CPython releases the callback of a reference that is about to be freed
+    whether there is one or not: without one the process crashes (3.11 and
+    3.12, not 3.13).
     """
 
     __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __new__(cls, referent: Any, callback: Callable[[Any], Any], /) -> Self: ...
 
 
 def is_own(reference: Any) -> bool:

@@ -210,6 +210,7 @@ class DumpTool(WatchingTool[DumpOptions]):
             "not_taken": self.dropped,
             "ops": len({entry.row["id"] for entry in self.entries}),
             "kinds": {kind: sum(e.kind == kind for e in self.entries) for kind in sorted(kinds)},
+            **self.never_met(),
             **({"problem": self.problem} if self.problem else {}),
         }
 
@@ -229,6 +230,7 @@ class DumpTool(WatchingTool[DumpOptions]):
             yield Table(title, ("limit", "value"), limits)
         if self.problem:
             yield Table(f"dump: {self.problem}", (), ())
+        yield from self.unmet()
 
     def load(self, entry: Entry) -> Array:
         """Return the values of a tensor that was taken; types that NumPy lacks as float32."""

@@ -204,3 +204,23 @@ def test_one_tool_in_several_scopes_keeps_what_it_has() -> None:
     hidden = nn.functional.linear(X, weight * mask, net.one.bias).relu()
     mask = torch.from_numpy(tool.masks["Net.two/linear:0"])
     assert torch.equal(second, nn.functional.linear(hidden, net.two.weight * mask, net.two.bias))
+
+
+@pytest.mark.parametrize("name", ["inject", "prune", "quantize", "remat"])
+def test_names_that_select_nothing_are_listed(name: str) -> None:
+    """A misspelt type or pattern is in the summary and a table; one of an operator that the
+    tool leaves alone, and a default type, are not."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    exclude = ("Sequential.1/*", "2", "layer2.*")
+    tool = amanda.tools.load(name)(ops=("linear", "lineer"), exclude=exclude)
+    default = amanda.tools.load(name)()
+    for each in (tool, default):
+        with amanda.apply(each):
+            model(torch.rand(2, 4)).sum().backward()
+    summary = tool.result()["summary"]
+    assert (summary["ops_never_met"], summary["exclude_never_met"]) == (["lineer"], ["layer2.*"])
+    titles = [table.title for table in tool.tables()]
+    assert f"{name}: patterns of exclude that match no op" in titles
+    assert f"{name}: types that were asked for and never met" in titles
+    assert not any("never met" in table.title for table in default.tables())
+    assert default.result()["summary"]["ops_never_met"] == []

@@ -356,7 +356,7 @@ def test_what_is_not_quantized_is_listed_with_the_reason() -> None:
         def forward(self, x: Any) -> Any:
             return self.fc(self.normed(x))
 
-    tool = QuantizeTool(exclude=["fc"])
+    tool = QuantizeTool(ops=["linear", "conv2d", "conv3d"], exclude=["fc"])
     with amanda.apply(tool):
         Odd()(torch.rand(2, 4))
     summary = tool.result()["summary"]
@@ -364,7 +364,7 @@ def test_what_is_not_quantized_is_listed_with_the_reason() -> None:
         "Odd.normed/linear:0": "its weight is not a parameter: the program computes it",
         "Odd.fc/linear:0": "it is excluded",
     }
-    assert summary["ops_never_met"] == ["conv2d"]
+    assert summary["ops_never_met"] == ["conv2d", "conv3d"]
 
 
 @pytest.mark.parametrize(
@@ -372,6 +372,7 @@ def test_what_is_not_quantized_is_listed_with_the_reason() -> None:
     [
         ({"method": "ptq"}, "method=ptq is not one of static, dynamic, qat"),
         ({"weight_bits": 1}, "weight_bits=1 is neither 0 nor from 2 to 16"),
+        ({"weight_bits": 0, "activation_bits": 0}, "weight_bits=0 and activation_bits=0 leave"),
         ({"activation_bits": 32}, "activation_bits=32"),
         ({"number": "e4m3", "method": "qat"}, "number=e4m3 cannot be learned"),
         ({"number": "e5m2", "observer": "mse"}, "number=e5m2 has no observer=mse"),

@@ -335,3 +335,58 @@ def test_two_tools_in_one_place() -> None:
             ReplacementConflictError, match=r"gelu:0 is replaced twice, by Tool\.function and"
         ):
             step(model, x)
+
+
+def test_changes_that_no_version_counts_leave_their_tensor_alone() -> None:
+    """A result that the program changes through .data is kept: another iteration may change it in
+    an operator of another id, and nothing would tell."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(32, 32, requires_grad=True), torch.randn(32, 32, requires_grad=True)
+
+    def run(*, is_first: bool) -> list[Any]:
+        hidden = x
+        for _ in range(6):
+            hidden = torch.sin(hidden @ weight)
+            if is_first:
+                hidden.data.mul_(0.5)
+            else:  # the same change
+                hidden.data.div_(2.0)
+            hidden = torch.tanh(hidden * weight)
+        return list(torch.autograd.grad(hidden.sum(), (weight, x)))
+
+    vanilla = run(is_first=True)
+    tool = RematTool(budget=0.6)
+    with amanda.apply(tool):
+        found = [run(is_first=is_first) for is_first in (True, False, True)]
+    assert all(all(map(torch.equal, each, vanilla)) for each in found)
+    changed = [row for row in tool.op_rows() if "changes its tensors in place" in row["reason"]]
+    assert "sin" in {row["type"] for row in changed}
+    assert tool.summary()["recomputed"] > 0
+
+
+def test_classes_of_tensors_are_not_asked() -> None:
+    """The tool asks no ``__torch_function__`` of the program's about anything of its own."""
+    torch.manual_seed(0)
+    asked: list[str] = []
+
+    class Told(torch.Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            asked.append(getattr(func, "__name__", str(func)))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    model, x = mlp(4), torch.randn(32, 32)
+
+    def run(cls: type[torch.Tensor]) -> list[str]:
+        asked.clear()
+        model(x.as_subclass(cls)).sum().backward()
+        return list(asked)
+
+    vanilla = run(Told)
+    tool = RematTool(budget=0.5)
+    with amanda.apply(tool):
+        run(torch.Tensor)  # the plan has operators that get tensors of the class later
+        assert [run(Told) for _ in range(3)] == [vanilla] * 3
+    assert tool.summary()["recomputed"] > 0

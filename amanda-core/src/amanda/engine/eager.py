@@ -48,7 +48,7 @@ from amanda.interface.calls import BackwardCall, BoundCall, NamedOp
 from amanda.interface.driver import Driver
 from amanda.interface.points import Point
 from amanda.interface.specs import Phase
-from amanda.references import Reference
+from amanda.references import Reference, nothing
 
 Tensors = list[Any]
 """Flat tensors of an operator; None for an absent optional one."""
@@ -342,7 +342,7 @@ class EagerDriver(Driver):
         Raises:
             TypeError: there is no such function; the tensor counts as released.
         """
-        return Reference(tensor)
+        return Reference(tensor, nothing)
 
     def wants_gradient(self, tensor: Any) -> bool:
         """Whether operators on `tensor` are recorded for differentiation now."""

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 import tensorflow as tf
 
+from amanda.references import nothing
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.thread import muted
 from amanda_tensorflow.operators.variable_views import VIEWS, Step, step_of
@@ -166,7 +167,8 @@ class VariableValues:
         """Weak references to tensors, each with the variable that it was read from."""
         found = []
         for tensor in tensors:
-            weak = WeakTensor(tensor)
+            # With a callback, as all references of Amanda's (`amanda.references`).
+            weak = WeakTensor(tensor, nothing)
             weak.source = self._noted(tensor)
             found.append(weak)
         return found

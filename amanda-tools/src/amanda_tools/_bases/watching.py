@@ -136,6 +136,8 @@ class WatchingTool(PrintingTool[OptionsT]):
         self.series: list[Sample] = []
         self.routines = 0
         self._known = KnownMoments(zeros_only=self.zeros_only)
+        self._met: set[str] = set()
+        self._met_modules: set[str] = set()
         self.depends_on(MappingTool.standard())
         tensors = self.options.tensors
         if "activations" in tensors or "weights" in tensors:
@@ -150,11 +152,12 @@ class WatchingTool(PrintingTool[OptionsT]):
 
     def is_selected(self, op: OpDescription) -> bool:
         """True if the options select this operator."""
-        if op.type in _UNINITIALIZED:
+        self._met |= {op.type, op.name}
+        matching = {p for p in self.options.modules if fnmatch.fnmatchcase(op.module, p)}
+        self._met_modules |= matching
+        if op.type in _UNINITIALIZED or (self.options.modules and not matching):
             return False
-        patterns = self.options.modules
-        in_module = not patterns or any(fnmatch.fnmatchcase(op.module, p) for p in patterns)
-        return in_module and op.is_selected(self.options.ops)
+        return op.is_selected(self.options.ops)
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
@@ -228,6 +231,23 @@ class WatchingTool(PrintingTool[OptionsT]):
     def is_shown(self, phase: str) -> bool:
         """True if tables list the tensors of operators of this phase."""
         return self.options.phases == "all" or phase in MODEL
+
+    def never_met(self) -> dict[str, list[str]]:
+        """Return, for the summary, the types and patterns of modules that no operator had."""
+        return {
+            "ops_never_met": [kind for kind in self.options.ops if kind not in self._met],
+            "modules_never_met": [p for p in self.options.modules if p not in self._met_modules],
+        }
+
+    def unmet(self) -> Iterable[Table]:
+        """Yield tables of them."""
+        found = self.never_met()
+        if missing := found["ops_never_met"]:
+            title = f"{self.name}: types that were asked for and never met"
+            yield Table(title, ("type",), [(kind,) for kind in missing])
+        if missing := found["modules_never_met"]:
+            title = f"{self.name}: patterns of modules that match no op"
+            yield Table(title, ("pattern",), [(pattern,) for pattern in missing])
 
     def outside_of_model(self) -> Iterable[Table]:
         """Yield a table with a line for each phase whose tensors other tables leave out."""

@@ -22,7 +22,7 @@ import attrs
 
 from amanda import OpContext
 from amanda.interface.specs import TensorSpec
-from amanda.references import Reference
+from amanda.references import Reference, nothing
 from amanda_tools._values.shapes import byte_size, size_of
 from amanda_tools._values.tensors import reader_of
 
@@ -202,7 +202,7 @@ class Parameters:
                 found = self._by_input[place] = self._new_parameter(value)
             parameter = found
         try:
-            reference = Reference(value)
+            reference = Reference(value, nothing)
             self._known[id(value)] = parameter
             self._values[id(value)] = reference
         except TypeError:

@@ -39,6 +39,7 @@ class Targets:
         factory=lambda: collections.defaultdict[str, set[str]](set)
     )
     _met: set[str] = attrs.field(factory=set)
+    _excluding: set[str] = attrs.field(factory=set)
 
     def takes(self, op: OpDescription, *, has_weight: bool = False) -> bool:
         """Decide whether the tool acts on an operator.
@@ -48,6 +49,7 @@ class Targets:
             has_weight: count a matrix product as ``linear``: one of its factors is a parameter.
         """
         self._met |= {op.type, op.name}
+        is_excluded = self._excludes(op)
         is_linear = has_weight and op.type in _PRODUCTS and "linear" in self.types
         if is_linear:
             self._met.add("linear")
@@ -56,17 +58,21 @@ class Targets:
         if op.phase not in MODEL:
             self.outside[op.phase].add(op.id)
             return False
-        if self._excludes(op):
+        if is_excluded:
             self.skip(op, "it is excluded")
             return False
         return True
 
     def _excludes(self, op: OpDescription) -> bool:
-        return any(
-            name == pattern or fnmatch.fnmatchcase(name, pattern)
+        """True if a pattern matches; remembers which patterns do, whatever the operator's type."""
+        found = {
+            pattern
             for pattern in self.exclude
             for name in (op.id, op.module)
-        )
+            if name == pattern or fnmatch.fnmatchcase(name, pattern)
+        }
+        self._excluding |= found
+        return bool(found)
 
     def skip(self, op: OpDescription, reason: str) -> None:
         """Remember why an operator of the types is not treated."""
@@ -77,6 +83,10 @@ class Targets:
         missing = [kind for kind in self.types if kind not in self._met]
         return missing if len(missing) == len(self.types) or not self.is_default else []
 
+    def exclude_never_met(self) -> list[str]:
+        """Return the patterns of ``exclude`` that match no operator, as misspelt ones do."""
+        return [pattern for pattern in self.exclude if pattern not in self._excluding]
+
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per skipped operator, with the ``reason``."""
         return [
@@ -85,13 +95,20 @@ class Targets:
         ]
 
     def tables(self, tool: str) -> Iterable[Table]:
-        """Yield tables of skipped operators and of types that did not occur."""
+        """Yield tables of skipped operators, and of types and patterns that did not occur."""
         if self.skipped:
             rows = [(row["id"], row["type"], row["reason"]) for row in self.rows()]
             yield Table(f"{tool}: {len(rows)} ops skipped", ("op", "type", "reason"), rows)
         if self.outside:
             counts = [(phase, len(ids)) for phase, ids in self.outside.items()]
             yield Table(f"{tool}: left alone, outside of the model", ("phase", "ops"), counts)
+        yield from self.unmet(tool)
+
+    def unmet(self, tool: str) -> Iterable[Table]:
+        """Yield tables of types and patterns that did not occur."""
         if missing := self.never_met():
             title = f"{tool}: types that were asked for and never met"
             yield Table(title, ("type",), [(kind,) for kind in missing])
+        if unused := self.exclude_never_met():
+            title = f"{tool}: patterns of exclude that match no op"
+            yield Table(title, ("pattern",), [(pattern,) for pattern in unused])

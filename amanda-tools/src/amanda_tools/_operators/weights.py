@@ -21,7 +21,7 @@ import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
 from amanda.interface.calls import Variable
-from amanda.references import Reference
+from amanda.references import Reference, nothing
 from amanda.tools.mapping import MappingTool
 from amanda_tools._operators.running import run_model
 from amanda_tools._values.shapes import Shape, shape_of
@@ -158,7 +158,7 @@ def weak_reference(value: Any) -> Callable[[], Any]:
     It always gives None for objects that take no weak reference.
     """
     try:
-        return Reference(value)
+        return Reference(value, nothing)
     except TypeError:
         return lambda: None
 

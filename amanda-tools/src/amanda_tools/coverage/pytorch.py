@@ -18,7 +18,7 @@ from torch import nn
 
 from amanda import OpContext
 from amanda.interface.points import Point, PointContext
-from amanda.references import Reference
+from amanda.references import Reference, nothing
 from amanda_tools._operators.saved_tensors import node_of
 from amanda_tools.coverage.peers import Peer
 
@@ -134,12 +134,15 @@ class ModuleHooks(Peer):
         )
         backward = list(find_border_nodes(op_id, outputs, edges))
         # The innermost module's call; whether it shows the operator is known when it returns.
-        self._calls[-1].ops.append(
-            Borders(op_id, [*map(Reference, inputs)], [*map(Reference, outputs)], backward)
-        )
+        borders = Borders(op_id, _references(inputs), _references(outputs), backward)
+        self._calls[-1].ops.append(borders)
 
     def seen(self) -> frozenset[str]:
         return frozenset(self._seen)
+
+
+def _references(tensors: Sequence[Any]) -> list[Reference]:
+    return [Reference(tensor, nothing) for tensor in tensors]
 
 
 def find_border_nodes(

@@ -124,6 +124,7 @@ class DiffTool(DumpTool):
             "only_here": [op_id for op_id in here if op_id not in ops],
             "only_in_reference": [op_id for op_id in self._reference.ops() if op_id not in paired],
             "not_taken": self.dropped,
+            **self.never_met(),
         }
 
     def tables(self) -> Iterable[Table]:
@@ -147,6 +148,7 @@ class DiffTool(DumpTool):
         yield from self._without_like()
         rows_of_all = [{**row, "beyond": int(not row["agrees"])} for row in self.op_rows()]
         yield from other_phases("diff", rows_of_all, self.options, ("beyond",))
+        yield from self.unmet()
 
     def _without_like(self) -> Iterable[Table]:
         """Yield a table of the operators that only one of the runs has, for each of them."""

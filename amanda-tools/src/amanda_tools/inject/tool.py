@@ -263,6 +263,7 @@ class InjectTool(PrintingTool[InjectOptions]):
             "faults_listed": len(self.faults),
             "skipped": self._targets.rows(),
             "ops_never_met": self._targets.never_met(),
+            "exclude_never_met": self._targets.exclude_never_met(),
         }
 
     def tables(self) -> Iterable[Table]:

@@ -333,6 +333,7 @@ class PruneTool(PrintingTool[PruneOptions]):
             "read_without_mask": self._shared(),
             "masks_never_used": [op_id for op_id in self._unused() if op_id not in self._ops],
             "ops_never_met": self._targets.never_met(),
+            "exclude_never_met": self._targets.exclude_never_met(),
         }
 
     def tables(self) -> Iterable[Table]:

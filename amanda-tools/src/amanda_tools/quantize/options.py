@@ -81,6 +81,7 @@ class QuantizeOptions:
                     f"number={self.number} has 8 bits: {name}={value}": is_int or value in (0, 8)
                     for name, value in bits.items()
                 },
+                "weight_bits=0 and activation_bits=0 leave everything as it is": any(bits.values()),
                 f"percentile={self.percentile} is not in (50, 100]": 50 < self.percentile <= 100,
                 f"calibration={self.calibration} is not positive": self.calibration > 0,
                 f"number={self.number} cannot be learned: method=qat": is_int

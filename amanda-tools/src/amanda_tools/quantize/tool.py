@@ -49,7 +49,9 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._targets = Targets(self.options.ops, self.options.exclude)
+        self._targets = Targets(
+            self.options.ops, self.options.exclude, is_default=self.options.ops == DEFAULT_OPS
+        )
         self._ops: dict[str, OpDescription] = {}
         self._only: str | None = None
         self.quantizers: dict[str, list[Quantizer]] = {}
@@ -355,6 +357,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
             ],
             "skipped": self._targets.rows(),
             "ops_never_met": self._targets.never_met(),
+            "exclude_never_met": self._targets.exclude_never_met(),
         }
 
     def tables(self) -> Iterable[Table]:

@@ -173,6 +173,11 @@ class TorchMeasurement(Measurement):
         if _has_generator(context) or not all(map(torch.equal, before.random, random_states())):
             return False
         inputs, target = context.get_inputs(), before.target
+        # The maker's output needs a gradient. A tensor in its memory that does not is cut off from
+        # it, as `.data` is, whose changes no version counts: where the operator has another id in
+        # a later iteration, nothing would tell of the change.
+        if not inputs[0].requires_grad:
+            return False
         rest = [None if tensor is None else tensor.detach() for tensor in inputs[1:]]
         if any(tensor is not None and self._piece(tensor) in changed for tensor in rest):
             return False

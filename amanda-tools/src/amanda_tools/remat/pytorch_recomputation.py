@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from amanda.interface.calls import OpFunction
 from amanda.state import Lock
-from amanda_tools._internals import takes_saved_tensor_hooks, version_of
+from amanda_tools._internals import no_overrides, takes_saved_tensor_hooks, version_of
 from amanda_tools.remat.recorded_runs import (
     Autocast,
     Follower,
@@ -60,19 +60,14 @@ class Recomputer:
         """Replacement routine: run the operator, with tickets for what it saves."""
         if not (torch.is_grad_enabled() and takes_saved_tensor_hooks()):
             return function(*inputs)
-        execution = None
-        if op_id in self._recomputed:
-            if op_id in self._met:
-                self._begin_iteration()
-            self._met.add(op_id)
-            execution = self._execution(inputs, function.now(), op_id, names)
-        elif op_id in self._changing:
-            self._follow(inputs, function.now(), op_id)
+        with no_overrides():
+            execution = self._noted(inputs, function, op_id, names)
+            storages = {storage for storage in map(storage_of, inputs) if storage is not None}
         tickets: list[Ticket] = []
-        storages = {storage for storage in map(storage_of, inputs) if storage is not None}
 
         def pack(tensor: torch.Tensor) -> Ticket:
-            ticket = self._ticket(tensor, op_id, execution, storages, len(tickets))
+            with no_overrides():
+                ticket = self._ticket(tensor, op_id, execution, storages, len(tickets))
             tickets.append(ticket)
             return ticket
 
@@ -80,14 +75,31 @@ class Recomputer:
             result = function(*inputs)
         if execution is not None:
             execution.count = len(tickets)
-            for number, output in enumerate(tensors_in(result)):
-                storage = storage_of(output)
-                if storage is not None and storage not in storages:
-                    self._origins[storage] = execution, number, version_of(output)
+            with no_overrides():
+                self._note_outputs(execution, result, storages)
         # Autograd keeps `pack`, and through it both of these, as long as what was packed.
         storages.clear()
         tickets.clear()
         return result
+
+    def _noted(
+        self, inputs: Sequence[Any], function: OpFunction, op_id: str, names: Sequence[str]
+    ) -> RecordedRun | None:
+        """Note an operator that is about to run; return its run, if it is recomputed."""
+        if op_id not in self._recomputed:
+            if op_id in self._changing:
+                self._follow(inputs, function.now(), op_id)
+            return None
+        if op_id in self._met:
+            self._begin_iteration()
+        self._met.add(op_id)
+        return self._execution(inputs, function.now(), op_id, names)
+
+    def _note_outputs(self, execution: RecordedRun, result: Any, storages: set[Any]) -> None:
+        for number, output in enumerate(tensors_in(result)):
+            storage = storage_of(output)
+            if storage is not None and storage not in storages:
+                self._origins[storage] = execution, number, version_of(output)
 
     def _begin_iteration(self) -> None:
         self._met.clear()

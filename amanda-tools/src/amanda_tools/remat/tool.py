@@ -239,6 +239,8 @@ class RematTool(PrintingTool[RematOptions]):
             "extra_cost": extra / total if total else 0.0,
             "ops_of_unknown_size": unknown,
             "skipped": self._targets.rows(),
+            "ops_never_met": self._targets.never_met(),
+            "exclude_never_met": self._targets.exclude_never_met(),
         }
 
     def charts(self) -> Iterable[Chart]:
@@ -286,3 +288,4 @@ class RematTool(PrintingTool[RematOptions]):
         ]
         yield Table("remat: what is kept", ("op", "type", "bytes", "µs", "plan"), lines)
         yield from other_phases("remat", every, self.options, ("saved_bytes",))
+        yield from self._targets.unmet("remat")

@@ -698,7 +698,7 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         {"changed", &inlined.changed},   {"numbers", &inlined.numbers},
         {"function", &inlined.function}, {"accumulation", &inlined.accumulation},
         {"resume", &inlined.resume},     {"reference", &inlined.reference},
-        {"counter", &inlined.counter},
+        {"nothing", &inlined.nothing},   {"counter", &inlined.counter},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         PyObject *found = PyDict_Check(objects) ? PyDict_GetItemString(objects, all[i].name) : NULL;

@@ -28,7 +28,7 @@ static struct {
     PyObject *unpaused;                /* drivers that are told where a tool's code runs */
     PyObject *numbers;                 /* a sample of what logs have, see configure_numbers() */
     PyObject *accumulation;            /* the class of what acts at a leaf's accumulation */
-    PyObject *reference;               /* that of references to parameters */
+    PyObject *reference, *nothing;     /* the class of references to parameters, and their callback */
     PyObject *resume;                  /* Claimer.resume() of the driver */
     PyObject *raised, *changed;        /* tell of what a routine has raised, or changed in place */
 } inlined;

@@ -103,15 +103,17 @@ static PyTypeObject Pending_Type = {
     .tp_dealloc = (destructor)pending_dealloc,
 };
 
-/* A reference to a tensor: Amanda's own to a parameter, since a program may swap what it holds. */
+/* A reference to a tensor: Amanda's own to a parameter, since a program may swap what it holds. It has a
+ * callback: CPython 3.12 crashes if the tensor ends while the end of a reference without one is put off. */
 static PyObject *
 refer_to(PyObject *tensor)
 {
     if (tensor == Py_None) {
         return Py_NewRef(Py_None);
     }
-    return (PyObject *)Py_TYPE(tensor) == inlined.tensor ? PyWeakref_NewRef(tensor, NULL)
-                                                          : PyObject_CallOneArg(inlined.reference, tensor);
+    return (PyObject *)Py_TYPE(tensor) == inlined.tensor
+               ? PyWeakref_NewRef(tensor, NULL)
+               : PyObject_CallFunctionObjArgs(inlined.reference, tensor, inlined.nothing, NULL);
 }
 
 static Past *

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from amanda.engine.backward import OpHandle, PastTensor
-from amanda.references import Reference
+from amanda.references import Reference, nothing
 from amanda_torch.operators.calls import TorchCall
 from amanda_torch.operators.layouts import Layout
 from amanda_torch.operators.names import is_constant
@@ -89,7 +89,11 @@ class Past(list[Any]):
     ) -> None:
         # Not Amanda's own for all: only of parameters may the program swap what they hold.
         references = [
-            None if t is None else weakref.ref(t) if type(t) is torch.Tensor else Reference(t)
+            None
+            if t is None
+            else weakref.ref(t)
+            if type(t) is torch.Tensor
+            else Reference(t, nothing)
             for t in (*inputs, *outputs)
         ]
         super().__init__(references)

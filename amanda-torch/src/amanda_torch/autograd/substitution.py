@@ -15,6 +15,8 @@ from amanda_torch.autograd.functions import (
     is_differentiable,
 )
 
+_OF_GRADIENTS = (ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP)
+
 
 def reason_to_keep(old: Any, action: Action) -> str:
     """Why a tensor stays, whatever a routine returns in its place, for the count of what is not
@@ -45,10 +47,18 @@ def substitute(old: Any, new: torch.Tensor, action: Action) -> torch.Tensor:
         differentiable.
 
     Raises:
-        RoutineResultError: the shape differs, so that the gradient cannot pass.
+        RoutineResultError: the shape differs, so that the gradient cannot pass; or a gradient has
+            another layout or device, which autograd takes from no hook.
     """
-    if action.differentiable or old is None:
-        return new if old is None else _with_attributes(new, old, new)
+    if old is None:
+        return new
+    if action.kind in _OF_GRADIENTS and (old.layout, old.device) != (new.layout, new.device):
+        raise RoutineResultError(
+            f"{action.routine} at op {action.op_id} must keep layout and device of the gradient "
+            f"that it replaces, {old.layout} on {old.device}; got {new.layout} on {new.device}"
+        )
+    if action.differentiable:
+        return _with_attributes(new, old, new)
     nested = old.is_nested or new.is_nested
     if not nested and old.shape != new.shape:
         raise RoutineResultError(
@@ -56,7 +66,7 @@ def substitute(old: Any, new: torch.Tensor, action: Action) -> torch.Tensor:
             f"{tuple(old.shape)}, since the gradient passes straight through; got "
             f"{tuple(new.shape)}. Record it under amanda.ad_enabled() to change the shape"
         )
-    if action.kind in (ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP):
+    if action.kind in _OF_GRADIENTS:
         new = new.to(old.dtype)
     return _with_attributes(_passing_through(old, new), old, new)
 

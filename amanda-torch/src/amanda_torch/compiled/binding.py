@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from amanda.references import Reference
+from amanda.references import Reference, nothing
 from amanda_torch.compiled.direct import DirectCode
 from amanda_torch.compiled.observers import Observer
 from amanda_torch.compiled.passes import Passes
@@ -176,7 +176,7 @@ class Binding:
         if root is module:
             own = {id(parameter) for parameter in root.parameters()}
             found = ((n, value) for n, value in enumerate(inputs) if id(value) in own)
-            self._parameter = next(((n, Reference(value)) for n, value in found), None)
+            self._parameter = next(((n, Reference(value, nothing)) for n, value in found), None)
 
     def is_current(self, interceptor: Interceptor) -> bool:
         """Whether its plans hold."""

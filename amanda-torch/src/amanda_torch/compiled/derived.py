@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from amanda.inline import Counter, ShapeSum, Timer
-from amanda.references import Reference
+from amanda.references import Reference, nothing
 from amanda.state import STATE, TOOL_LOCK
 from amanda_torch import _internals
 from amanda_torch.autograd import passes
@@ -146,7 +146,9 @@ class Trial:
         for variable in variables:
             if self.claimer.owner_of(variable) == known.handle.op_id:
                 key = id(variable)
-                self.leaves[key] = Leaf(Reference(variable), self._indices[key], known, number)
+                self.leaves[key] = Leaf(
+                    Reference(variable, nothing), self._indices[key], known, number
+                )
                 number += 1
         return True
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from amanda.inline import ShapeSum
-from amanda.references import Reference
+from amanda.references import Reference, nothing
 from amanda.state import STATE, TOOL_LOCK
 from amanda_torch import _internals
 from amanda_torch.autograd import passes
@@ -229,7 +229,7 @@ def learn(
         for index in site.leaves:
             leaf, key = inputs[index], id(inputs[index])
             if claimer.owner_of(leaf) == site.gradients.handle.op_id and key not in leaves:
-                one = Leaf(Reference(leaf), index, site.gradients, number)
+                one = Leaf(Reference(leaf, nothing), index, site.gradients, number)
                 number += 1
                 found = _added(one.hooks(claimer))
                 if found is None:

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from amanda.interface.points import Point
-from amanda.references import Reference
+from amanda.references import Reference, nothing
 from amanda_torch.compiled.deferred import CalledModule
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.routines import RoutineDispatcher
@@ -119,7 +119,7 @@ class Passes:
         Of what the model returns, the graph does not tell it.
         """
         if isinstance(result, torch.Tensor):
-            self._computed.append(Reference(result))
+            self._computed.append(Reference(result, nothing))
 
     def learn_outputs(self, outputs: Sequence[Any]) -> None:
         """Learn in the first run which outputs of the graph belong to forward passes."""

@@ -31,7 +31,7 @@ from amanda.errors import CoverageWarning
 from amanda.extensions import Extension, chosen
 from amanda.interface.action import Action
 from amanda.patching import PatchSet
-from amanda.references import Reference
+from amanda.references import Reference, nothing
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED
 from amanda_torch import _internals
 from amanda_torch.autograd.claims import Claimer
@@ -188,6 +188,7 @@ def _inlined() -> dict[str, Any]:
         "task": _internals.graph_task,
         "accumulation": Accumulation,
         "reference": Reference,
+        "nothing": nothing,
         "resume": Claimer.resume,
         "layout": Layout,
         "action": Action,

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from amanda.interface.specs import Phase
-from amanda.references import Reference
+from amanda.references import Reference, nothing
 from amanda_torch import _internals
 from amanda_torch.eager.frames import Called, Child, Frame, Model
 from amanda_torch.eager.fused_modules import FUSED
@@ -60,14 +60,14 @@ class Noted:
         """Note a tensor, and forget the one that was noted first if there are too many."""
         references, key = self._references, id(tensor)
         references.pop(key, None)
-        references[key] = Reference(tensor)
+        references[key] = Reference(tensor, nothing)
         if len(references) > _NOTED:
             del references[next(iter(references))]
 
     def set(self, tensors: Sequence[Any]) -> None:
         """Note these instead of all others, however many they are."""
         # Small models are called as often as operators are.
-        self._references = {id(tensor): Reference(tensor) for tensor in tensors}
+        self._references = {id(tensor): Reference(tensor, nothing) for tensor in tensors}
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether it is one of them."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amanda.references import Reference
+from amanda.references import Reference, nothing
 from amanda_torch import _internals
 
 
@@ -171,7 +171,7 @@ class Constants:
         top = running[-1]
         found = self._found.get(top)
         if found is None:
-            found = self._found[top] = {id(one): Reference(one) for one in _members(top)}
+            found = self._found[top] = {id(one): Reference(one, nothing) for one in _members(top)}
             self.is_filled = True
         known = found.get(id(tensor))
         if known is not None and known() is tensor:
