@@ -860,6 +860,7 @@ def inlining(gate: Any) -> Any:
             "handle": Handle,
             "accumulation": Child,
             "reference": weakref.ref,
+            "nothing": callable,
             "resume": lambda *_: None,
             "kinds": {Node: 0, Leaf: 1},
             "function": OfFunction,
