@@ -102,14 +102,26 @@ def differentiated_within(x: Any) -> Any:
     return slope + halved * tf.tanh(x)
 
 
+def looked_up(x: Any) -> Any:
+    """Rows of a result that is read elsewhere, too, by a loop."""
+    y = tf.sin(x)
+    rows = tf.nn.embedding_lookup(y, range(23, -1, -1))
+    halved = tf.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, h * 0.5 + x), (0, rows))[1]
+    return [halved / (tf.abs(y) + 1.0), y]
+
+
 @pytest.mark.usefixtures("without_optimizer")
+@pytest.mark.parametrize("program", [differentiated_within, looked_up])
 @pytest.mark.parametrize("tool", [Counter, Identity])
-def test_the_order_of_additions_in_a_gradient_besides_one_within(tool: type[amanda.Tool]) -> None:
-    """The gradient of a function that has a gradient within it adds in the order of its own."""
+def test_the_order_of_additions_is_not_mistaken(
+    tool: type[amanda.Tool], program: Callable[[Any], Any]
+) -> None:
+    """The parts of a gradient are known from those of another one within the function, and those
+    that are slices from gradients that were given."""
     x = tf.random.stateless_normal([24, 24], [1, 2])
 
     def gradient() -> Any:
-        function = tf.function(differentiated_within)
+        function = tf.function(program)
         with tf.GradientTape() as tape:
             tape.watch(x)
             result = function(x)

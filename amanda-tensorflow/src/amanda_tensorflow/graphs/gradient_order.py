@@ -115,8 +115,11 @@ def _places(producers: Producers, tensor: Any, graph: Any) -> dict[int, list[Pla
         in which the vanilla loop keeps values, which is zero. None if that is not known.
     """
     name = tensor_name(tensor)
+    if name not in producers and tensor.op.type == "UnsortedSegmentSum":
+        # An IndexedSlices that has been made dense to be added; its values stand for it.
+        name = tensor_name(tensor.op.inputs[0])
     found: dict[int, list[Place]] = {}
-    is_known = name not in producers
+    is_known = name not in producers and tensor.op.type != "AddN"
     for call in producers.get(name, ()):
         source = _vanilla(call)
         if source is None:
