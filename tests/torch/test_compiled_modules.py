@@ -271,6 +271,30 @@ def test_tools_are_told_of_modules_operator_by_operator(program: Program) -> Non
     assert tool.seen == eager.seen
 
 
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_tools_are_not_told_of_wrappers_in_compiled_functions(is_inner: bool) -> None:
+    """A wrapper that ids do not name is no module for tools, as in eager mode."""
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wrapped, self.last = nn.DataParallel(nn.Linear(4, 4)), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.wrapped(x))
+
+    net, x = Outer() if is_inner else nn.DataParallel(nn.Linear(4, 4)), torch.ones(2, 4)
+    tool, eager = Points(), Points()
+    with amanda.apply(eager):
+        net(x)
+    function = torch.compile(lambda x: net(x), backend="eager")
+    with amanda.apply(tool) as scope:
+        function(x)
+    assert scope.statistics.compiled
+    assert not scope.statistics.not_seen
+    assert tool.seen == eager.seen
+
+
 def test_routines_at_modules_that_are_not_deferrable() -> None:
     """With them compiled functions run eagerly, which is said, and tools see what they see then."""
     tool, eager = PointsNow(), PointsNow()

@@ -140,19 +140,20 @@ class NoticingRun:
             number, is_exit, tensors: as of :func:`_internals.module_mark`.
         """
         interceptor, called = self._interceptor, self._called.get(number)
-        if not is_exit and interceptor.tells_modules and site.calls[-1].key in self._entered:
-            called = CalledModule(
-                interceptor.module_path(), interceptor.frame.path, _target(interceptor.frame)
-            )
-            self._called[number] = called
         frame, records = interceptor.frame, torch.is_grad_enabled()
+        is_entered = site.calls[-1].key in self._entered
+        # A wrapper that ids do not name has no frame, and tools are not told of it.
+        is_wrapper = is_entered and frame is self._parents[-1]
+        if is_entered and interceptor.tells_modules and not (is_exit or is_wrapper):
+            called = CalledModule(interceptor.module_path(), frame.path, _target(frame))
+            self._called[number] = called
         step = Step(site, frame, entered, leaves, [], None, False, records, called)
         self.steps.append(step)
         if called is not None:
             self._passes.mark(called, is_exit, tensors)
             if self._rehearsal is not None:
                 self._rehearsal.note_module(called, is_exit, self._given(number, tensors), tensors)
-        elif interceptor.tells_modules and not (is_exit or self._is_base(site)):
+        elif interceptor.tells_modules and not (is_exit or is_wrapper or self._is_base(site)):
             interceptor.executor.claimer.dispatcher.not_seen(_MODULES_NOT_FOUND)
 
     def _is_base(self, site: Site) -> bool:
