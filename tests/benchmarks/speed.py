@@ -300,7 +300,7 @@ def cases(interceptors: Sequence[str]) -> command.Cases:
     # The small one shows what each call of a compiled function costs.
     compiled = {
         "resnet18": models.resnet18,
-        "gpt2-4x64": models.gpt2,
+        "gpt2": models.gpt2,
         "gpt2-base": models.gpt2_base,
     }
     for name, build in compiled.items():

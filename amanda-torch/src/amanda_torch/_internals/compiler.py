@@ -68,12 +68,19 @@ def _without_guards_of_ours(entries: Sequence[Any]) -> Sequence[bool]:
     # Nor by the checks and the call of modules that the driver replaces, which Dynamo looks into
     # where a module has hooks, nor by what is asked in them, of which something is another where
     # the code runs: it would be captured at each call.
-    return [
-        entry.guard_type not in _MODE_GUARDS
-        and not entry.name.startswith(_OUR_GLOBALS)
-        and not str(getattr(entry.value, "__module__", None)).startswith(_OURS)
-        and not any(entry.value is check for check in (*_VANILLA_CHECKS, MODULE_CALL))
+    vanilla = (*_VANILLA_CHECKS, MODULE_CALL)
+    ours = [
+        str(getattr(entry.value, "__module__", None)).startswith(_OURS)
+        or any(entry.value is check for check in vanilla)
         for entry in entries
+    ]
+    # What the call of modules knows is in its closure, of no global name.
+    parts = tuple(f"{entry.name}." for entry, is_ours in zip(entries, ours, strict=True) if is_ours)
+    return [
+        not is_ours
+        and entry.guard_type not in _MODE_GUARDS
+        and not entry.name.startswith((_OUR_GLOBALS, *parts))
+        for entry, is_ours in zip(entries, ours, strict=True)
     ]
 
 

@@ -94,18 +94,17 @@ class _Reaching(torch.nn.Module):
         raise _Reached
 
 
-def _calls_of_modules() -> dict[str, types.CodeType]:
-    """The code by which PyTorch calls a module without hooks, beginning at the line that calls."""
-    codes = {}
+def _calls_of_modules() -> dict[str, types.TracebackType]:
+    """By name of a function, where PyTorch is when it calls a module without hooks."""
+    places = {}
     try:
         MODULE_CALL(_Reaching())
     except _Reached as reached:
         entry = reached.__traceback__
         while entry is not None:
-            code = entry.tb_frame.f_code
-            codes[code.co_name] = code.replace(co_firstlineno=entry.tb_lineno)
+            places[entry.tb_frame.f_code.co_name] = entry
             entry = entry.tb_next
-    return codes
+    return places
 
 
 _CALLS = _calls_of_modules()
@@ -123,26 +122,52 @@ def standing_for(vanilla: str) -> Callable[[Any], Any]:
         vanilla: the name of the function by which PyTorch calls a module.
     """
     place = _CALLS[vanilla]
+    named = place.tb_frame.f_code
 
     def decorate(function: Any) -> Any:
         code = function.__code__
-        # Entries for up to eight units of two bytes each, of the kind without columns, at the line
-        # of the entry before (CPython 3.11 to 3.14, Objects/locations.md).
-        units = len(code.co_code) // 2
-        lengths = [8] * (units // 8) + ([units % 8] if units % 8 else [])
         code = code.replace(
-            co_filename=place.co_filename,
-            co_name=place.co_name,
-            co_qualname=place.co_qualname,
-            co_firstlineno=place.co_firstlineno,
-            co_linetable=b"".join(bytes((0x80 | 13 << 3 | length - 1, 0)) for length in lengths),
+            co_filename=named.co_filename,
+            co_name=named.co_name,
+            co_qualname=named.co_qualname,
+            co_firstlineno=place.tb_lineno,
+            co_linetable=_all_at(place, len(code.co_code) // 2),
         )
         called = types.FunctionType(code, MODULE_CALL.__globals__, None, None, function.__closure__)
         called.__name__, called.__qualname__ = function.__name__, function.__qualname__
-        called.__doc__ = function.__doc__
+        # By it Dynamo's guards on functions of ours are known.
+        called.__module__, called.__doc__ = function.__module__, function.__doc__
         return called
 
     return decorate
+
+
+def _all_at(place: types.TracebackType, units: int) -> bytes:
+    """A line table by which all instructions are where another function was.
+
+    Args:
+        units: the instructions, in units of two bytes.
+    """
+    positions = list(place.tb_frame.f_code.co_positions())[place.tb_lasti // 2]
+    # Entries for up to eight units, of the kinds without columns and with all of them, at the line
+    # of the entry before (CPython 3.11 to 3.14, Objects/locations.md).
+    kind, rest = 13, b"\0"
+    line, end_line, column, end_column = positions
+    if line is not None and end_line is not None and column is not None and end_column is not None:
+        numbers = (0, end_line - line, column + 1, end_column + 1)
+        kind, rest = 14, b"".join(map(_encoded, numbers))
+    lengths = [8] * (units // 8) + ([units % 8] if units % 8 else [])
+    return b"".join(bytes((0x80 | kind << 3 | length - 1,)) + rest for length in lengths)
+
+
+def _encoded(number: int) -> bytes:
+    """A number of a line table: six bits in each byte, the lowest ones first."""
+    found = bytearray()
+    while number > 63:
+        found.append(0x40 | number & 63)
+        number >>= 6
+    found.append(number)
+    return bytes(found)
 
 
 FX = "torch.fx._symbolic_trace"
