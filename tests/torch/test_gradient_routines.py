@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import amanda
+from amanda.errors import RoutineResultError
 from amanda_torch import _internals
 from tests.torch.support import Identity, On, Watcher, WholeIdentity, after, applied, before
 
@@ -392,6 +395,129 @@ def test_routines_get_the_gradients_of_linear_layers_inputs() -> None:
         nn.functional.linear(x, layer.weight[0]).sum().backward()
     # The backward pass runs the last one first.
     assert shapes == [[(2, 4, 3), (5, 3)], [(2, 4, 3), (3,)]]
+
+
+def _on_whole(**routines: Callable[..., Any]) -> On:
+    """Routines on the gradients of operators that split as a whole, by the point or "replace"."""
+
+    def analyse(context: amanda.OpContext) -> None:
+        for point, routine in routines.items():
+            if point == "replace":
+                context.replace_backward_op(routine)
+            else:
+                getattr(context, f"insert_{point}_backward_op")(routine)
+
+    return On(tensor_split=analyse, split=analyse)
+
+
+def _split(x: torch.Tensor, operator: str = "tensor_split") -> Any:
+    """The gradient of an input that is split in three, of which the last part is not used, once and
+    by a second pass."""
+    first, second, _ = getattr(x * 1, operator)(3 if operator == "tensor_split" else 1)
+    loss = (first**2).sum() + (second**3).sum()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    return gradient, torch.autograd.grad(gradient.sum(), x)[0]
+
+
+def _scaled(*gradients: Any) -> Any:
+    return [None if g is None else g * 10**i for i, g in enumerate(gradients, 1)]
+
+
+@pytest.mark.parametrize("operator", ["split", "tensor_split"])
+def test_routines_get_the_gradients_of_several_views_together(operator: str) -> None:
+    """Routines before and after get them in order, and what they return reaches the input, in
+    passes through the gradient, too; whether the views have one node or one each."""
+    seen: list[Any] = []
+
+    def note(*gradients: Any) -> None:
+        seen.append([None if g is None else g.tolist() for g in gradients])
+
+    def scale(*gradients: Any) -> Any:
+        note(*gradients)
+        return _scaled(*gradients)
+
+    x = torch.tensor([1.0, 2.0, 5.0], requires_grad=True)
+    with applied(_on_whole(before=scale, after=note)):
+        gradient, second = _split(x, operator)
+    assert seen[:2] == [[[2.0], [12.0], None], [[20.0, 1200.0, 0.0]]]
+    assert gradient.tolist() == [20.0, 1200.0, 0.0]
+    # The gradient of what the routine has changed passes straight through it.
+    assert second.tolist() == [20.0, 1200.0, 0.0]
+    assert [g.tolist() for g in _split(x)] == [[2.0, 12.0, 0.0], [2.0, 12.0, 0.0]]
+
+
+def test_replaced_gradient_of_several_views() -> None:
+    """A replacement gets the gradients that routines before it have left."""
+    got: list[Any] = []
+
+    def replace(*gradients: Any) -> Any:
+        got.append([None if g is None else g.tolist() for g in gradients])
+        return torch.full((3,), 7.0)
+
+    x = torch.tensor([1.0, 2.0, 5.0], requires_grad=True)
+    with applied(_on_whole(before=_scaled, replace=replace)):
+        first, second, _ = (x * 1).tensor_split(3)
+        ((first**2).sum() + (second**3).sum()).backward()
+    assert got == [[[20.0], [1200.0], None]]
+    assert x.grad is not None
+    assert x.grad.tolist() == [7.0, 7.0, 7.0]
+
+
+def test_backward_operators_of_several_views_run_on_what_the_whole_has_left() -> None:
+    """The routines of the views' own backward operators have the last word on changed gradients."""
+
+    def slices(context: amanda.OpContext) -> None:
+        if context.get_backward_op().__name__ == "SliceBackward0":
+            context.insert_before_backward_op(lambda gradient: gradient + 1)
+
+    tool = _on_whole(before=_scaled)
+    tool.add_inst_for_op(slices, backward=True)
+    x = torch.tensor([1.0, 2.0, 5.0], requires_grad=True)
+    with applied(tool):
+        first, second, _ = (x * 1).tensor_split(3)
+        ((first**2).sum() + (second**3).sum()).backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [21.0, 1201.0, 0.0]
+
+
+def test_a_gradient_for_a_view_that_has_none_names_the_routine() -> None:
+    """No node leads from a view that the pass does not reach."""
+    x = torch.tensor([1.0, 2.0, 5.0], requires_grad=True)
+    tool = _on_whole(before=lambda *gradients: [torch.ones(1) for _ in gradients])
+    with (
+        applied(tool),
+        pytest.raises(RoutineResultError, match=r"at op /tensor_split:0 .* None .* output 2"),
+    ):
+        _split(x)
+    assert [g.tolist() for g in _split(x)] == [[2.0, 12.0, 0.0], [2.0, 12.0, 0.0]]
+
+
+def test_gradients_of_several_views_do_not_outlive_the_pass() -> None:
+    """The hooks hold neither the gradients nor the graph."""
+    alive: list[Any] = []
+
+    def note(*gradients: Any) -> None:
+        alive.extend(weakref.ref(g) for g in gradients if g is not None)
+
+    x = torch.tensor([1.0, 2.0, 5.0], requires_grad=True)
+    gc.collect()
+    gc.disable()
+    try:
+        with applied(_on_whole(before=note)):
+            token = Small()
+            base = x * 1
+            assert base.grad_fn is not None
+            base.grad_fn.metadata["token"] = token
+            first, second, _ = base.tensor_split(3)
+            loss = (first**2).sum() + (second**3).sum()
+            loss.backward(retain_graph=True)
+            assert alive
+            assert [ref() for ref in alive] == [None] * len(alive)
+            alive.append(weakref.ref(token))
+            del base, first, second, _, loss, token
+            assert alive[-1]() is None
+    finally:
+        gc.enable()
 
 
 def test_routines_under_autocast() -> None:

@@ -21,6 +21,7 @@ from tests.torch.support import (
     applied,
     before,
     fingerprint,
+    same,
 )
 
 
@@ -347,6 +348,103 @@ def test_views_stay_views_with_routines_on_whole_operators(case: str) -> None:
         assert fingerprint(run()) == vanilla
         with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad"):
             _VIEWS[case](x).mul_(3)
+
+
+class Everywhere(WholeIdentity):
+    """Routines on whole operators and on each of their backward operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def backward(self, context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(same)
+        context.insert_after_backward_op(same)
+
+
+_SEVERAL_VIEWS: dict[str, Callable[[Any], Any]] = {
+    "tensor_split": lambda y: torch.tensor_split(y, 2),
+    "tensor_split at places": lambda y: y.tensor_split([1, 3], dim=1),
+    "tensor_split by a tensor": lambda y: y.tensor_split(torch.tensor([1, 3])),
+    "hsplit": lambda y: torch.hsplit(y, 2),
+    "vsplit": lambda y: y.vsplit(2),
+    "dsplit": lambda y: torch.dsplit(y.view(2, 2, 4), 2),
+}
+
+
+@pytest.mark.parametrize("tool", [WholeIdentity, Everywhere], ids=lambda tool: tool.__name__)
+@pytest.mark.parametrize("write", ["mul_", "zero_", "none"])
+@pytest.mark.parametrize("case", _SEVERAL_VIEWS)
+def test_several_views_stay_views_with_routines_on_whole_operators(
+    case: str, write: str, tool: Callable[[], amanda.Tool]
+) -> None:
+    """What is written into one of several views reaches the gradients of its base and of the
+    others; each of the views of a leaf refuses it as ever."""
+    x = torch.rand(4, 4, requires_grad=True)
+
+    def run() -> Any:
+        y = x * 1
+        views = _SEVERAL_VIEWS[case](y)
+        early = views[0].exp().sum() + views[-1].sin().sum()
+        if write == "mul_":
+            views[0].mul_(3)
+        elif write == "zero_":
+            views[-1].zero_()
+        late = (y * y).sum() + (views[0] * views[0]).sum() + views[-1].sum()
+        first = torch.autograd.grad(early if write == "none" else late, x, retain_graph=True)
+        return y, views, first, torch.autograd.grad(late, x)
+
+    vanilla = fingerprint(run())
+    with applied(tool()):
+        assert fingerprint(run()) == vanilla
+        with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad"):
+            _SEVERAL_VIEWS[case](x)[0].mul_(3)
+
+
+def _atleast_3d(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return torch.atleast_3d(x, y)
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_views_of_several_tensors_refuse_what_would_miss_their_gradients(kind: str) -> None:
+    """Views of several tensors, whose gradients meet at no node, cannot be written into with
+    routines on these gradients; read they are as ever."""
+    x, z = torch.rand(2, 2, requires_grad=True), torch.rand(2, 2, requires_grad=True)
+
+    def run(write: bool) -> Any:
+        y = x * 1
+        views = _atleast_3d(y, z * 2)
+        if write:
+            views[0].mul_(3)
+        return y, torch.autograd.grad((views[0] * views[1]).sum() + y.sum(), [x, z])
+
+    def analyse(context: amanda.OpContext) -> None:
+        getattr(context, f"insert_{kind}_backward_op")(lambda *gradients: gradients)
+
+    vanilla = fingerprint(run(False))
+    with applied(On(atleast_3d=analyse)):
+        assert fingerprint(run(False)) == vanilla
+        with pytest.raises(RuntimeError, match="a view and is being modified inplace"):
+            run(True)
+    run(True)
+
+
+def test_views_refuse_what_would_miss_routines_that_were_recorded_late() -> None:
+    """Routines on several views that an analysis after the operator has recorded."""
+
+    def late(context: amanda.OpContext) -> None:
+        if context.get_op().__name__ == "tensor_split":
+            context.insert_before_backward_op(same)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(late, require_outputs=True)
+    x = torch.rand(4, requires_grad=True)
+    with applied(tool):
+        first, _ = (x * 1).tensor_split(2)
+        (gradient,) = torch.autograd.grad(first.sum(), x)
+        assert gradient.tolist() == [1, 1, 0, 0]
+        with pytest.raises(RuntimeError, match="a view and is being modified inplace"):
+            first.mul_(3)
 
 
 def test_substituted_output_of_a_view_stays_writable() -> None:

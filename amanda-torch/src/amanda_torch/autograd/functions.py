@@ -89,6 +89,20 @@ class AmandaGradients(torch.autograd.Function):
         return _passed(tangents)
 
 
+class AmandaViews(AmandaGradients):
+    """:class:`AmandaGradients` for views, into which PyTorch refuses to write in place.
+
+    Of aliases that are no views, the base would get what is written, and not its gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, change: Gradients, *tensors: torch.Tensor) -> Any:
+        ctx.change = change
+        ctx.set_materialize_grads(False)
+        with _internals.no_dispatch_modes():
+            return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+
 class Replacement(Protocol):
     """Supplies the gradients of a whole operator."""
 
@@ -170,6 +184,7 @@ OWN_FUNCTIONS = (
     AmandaSubstitute,
     AmandaSubstituteInTransform,
     AmandaGradients,
+    AmandaViews,
     AmandaOperator,
     TracedGradients,
     TracedOperator,

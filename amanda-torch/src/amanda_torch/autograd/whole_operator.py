@@ -10,10 +10,12 @@ operators are hooked where the gradients of their inputs leave them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from amanda.engine.backward import OperatorGradients
 from amanda.errors import RoutineResultError
@@ -56,6 +58,14 @@ class WholeOperator(OperatorGradients):
         """Whether a replacement supplies the gradients in the backward pass that is running."""
         actions = self._handle.actions(ActionKind.REPLACE_BACKWARD_OP)
         return bool(actions) and not self._dispatcher.is_paused()
+
+    def unreachable(self, index: int) -> RoutineResultError:
+        """The error where routines supply a gradient for an output that the pass does not reach."""
+        action = self._handle.actions(ActionKind.BEFORE_BACKWARD_OP)[0]
+        return RoutineResultError(
+            f"{action.routine} at op {action.op_id} must return None for the gradient of its "
+            f"output {index}, which the backward pass does not reach"
+        )
 
     def replaced_in(self, grad_outputs: list[Any], shapes: Sequence[Any]) -> list[Any]:
         """As :meth:`replaced`, with a check of the shapes.
@@ -167,10 +177,18 @@ def _gathered(
     return values
 
 
-def hook_outputs(change: Change, outputs: list[Any], start: int) -> list[Any]:
+def hook_outputs(
+    change: Change,
+    outputs: list[Any],
+    start: int,
+    identity: type[torch.autograd.Function] = AmandaGradients,
+) -> list[Any]:
     """Let `change` get the gradients of all outputs together.
 
     An output that the operator has not made (``x.to(x.dtype)`` is `x`) has no backward operator.
+
+    Args:
+        identity: what they pass through if they have several nodes.
 
     Returns:
         The outputs to use from now on.
@@ -180,7 +198,7 @@ def hook_outputs(change: Change, outputs: list[Any], start: int) -> list[Any]:
         return outputs
     nodes = {outputs[i].grad_fn for i in positions}
     if len(nodes) > 1:
-        return _gathered(change, outputs, positions)
+        return _gathered(change, outputs, positions, identity)
     (node,) = nodes
     numbers = {i: outputs[i].output_nr for i in positions}
     count = len(outputs)
@@ -203,6 +221,77 @@ def _is_made(tensor: Any, start: int) -> bool:
     """Whether an output's autograd node is a new one."""
     node = tensor.grad_fn if tensor is not None and tensor.requires_grad else None
     return node is not None and _internals.node_sequence(node) >= start
+
+
+class ViewGradients:
+    """The hooks on several views that an operator has made of one alias, each by a node.
+
+    An identity ``Function`` would cut the views off from their base, and so their gradients are met
+    where they join, at the node of the alias. Their own nodes have run then: they run again where
+    `change` has changed a gradient.
+
+    Args:
+        whole: the routines on the gradients of the views.
+    """
+
+    __slots__ = ("_count", "_passes", "_repeats", "_whole")
+
+    def __init__(self, whole: WholeOperator, count: int) -> None:
+        self._whole = whole
+        self._count = count
+        # By the number of a backward pass the nodes of the views, and their gradients. The nodes
+        # are known here only while a pass runs: they lead to the node of these hooks.
+        self._passes: dict[int, dict[int, tuple[Any, Any]]] = {}
+        self._repeats = False
+
+    def register(self, outputs: Sequence[Any], node: Any, start: int) -> None:
+        """Hook the nodes of the views, and that of the alias.
+
+        Args:
+            outputs: the views.
+            start: the sequence number before the operator.
+        """
+        for index, output in enumerate(outputs):
+            if _is_made(output, start):
+                output.grad_fn.register_prehook(functools.partial(self._note, index))
+        node.register_prehook(self._join)
+
+    def _note(self, index: int, gradients: tuple[Any, ...]) -> None:
+        """Prehook of a view."""
+        if self._repeats or not self._whole.acts():
+            return
+        noted = self._passes.setdefault(_internals.graph_task(), {})
+        noted[index] = _internals.current_node(), gradients[0]
+
+    def _join(self, gradients: tuple[Any, ...]) -> Any:
+        """Prehook of the alias: the gradient to pass on instead, None for the same."""
+        noted = self._passes.pop(_internals.graph_task(), None)
+        if not noted:
+            return None
+        full = [noted[i][1] if i in noted else None for i in range(self._count)]
+        changed = self._whole.before(full)
+        if changed is full:
+            return None
+        return _internals.without_modes(self._repeated, noted, changed)
+
+    def _repeated(self, noted: Mapping[int, tuple[Any, Any]], changed: Sequence[Any]) -> Any:
+        """Run the nodes of the views again, on other gradients."""
+        given = {index: gradient for index, gradient in enumerate(changed) if gradient is not None}
+        if given.keys() - noted.keys():
+            raise self._whole.unreachable(min(given.keys() - noted.keys()))
+        views = [GradientEdge(noted[index][0], 0) for index in given]
+        alias = GradientEdge(_internals.current_node(), 0)
+        self._repeats = True
+        try:
+            return torch.autograd.grad(
+                views,
+                [alias],
+                list(given.values()),
+                retain_graph=True,
+                create_graph=torch.is_grad_enabled(),
+            )
+        finally:
+            self._repeats = False
 
 
 # -- the gradients of inputs, where no identity may come before the operator --

@@ -21,7 +21,7 @@ from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError, CoverageWarning, RoutineResultError, described
 from amanda.interface.action import Action, ActionKind
 from amanda_torch import _internals
-from amanda_torch.autograd.functions import AmandaOperator
+from amanda_torch.autograd.functions import AmandaGradients, AmandaOperator, AmandaViews
 from amanda_torch.autograd.nodes import edge_of
 from amanda_torch.autograd.substitution import alias_for
 from amanda_torch.autograd.user_functions import (
@@ -32,6 +32,7 @@ from amanda_torch.autograd.user_functions import (
 )
 from amanda_torch.autograd.whole_operator import (
     ReplacedGradients,
+    ViewGradients,
     WholeOperator,
     aliases_of,
     gather_inputs,
@@ -116,6 +117,7 @@ class Operation:
         self._before = plan
         self._function: FunctionNode | None = None
         self._gathered = False
+        self._alias: Any = None
         self._values: list[Any] = []
         self._edges: list[Any] = []
         name = call.op.__name__
@@ -150,11 +152,12 @@ class Operation:
                 # A replacement, too, may write into what it gets.
                 result = self._replaced(plan.replace, [gathered[0].clone(), *gathered[1:]])
             self._gathered = True
-        elif not on_inputs or self.in_place:
+        elif self._makes_views(values) and (on_inputs or self._hooks_outputs):
+            aliases = aliases_of(values)
+            result = self._handed_on(aliases)
+            self._alias = aliases[0].grad_fn if aliases[0] is not values[0] else None
+        elif not on_inputs or self.in_place or self._is_view(values):
             result = self._vanilla(values)
-        elif self._is_view(values):
-            several = base_name(self._call.op.__name__) in _SEVERAL_VIEWS
-            result = self._handed_on(aliases_of(values)) if several else self._vanilla(values)
         elif plan.replace_backward is not None:
             result = self._with_gradient(values)
             self._gathered = True
@@ -162,7 +165,9 @@ class Operation:
             result = self._vanilla(values)
         else:
             in_order = self._call.op.__name__ in _IN_ORDER
-            gathered = gather_inputs(self._whole.after, values, in_order=in_order)
+            gathered = gather_inputs(
+                self._whole.after, values, in_order=in_order, identity=self._identity
+            )
             result = self._handed_on(gathered)
             self._gathered = True
         if self._execution is not None:
@@ -234,6 +239,21 @@ class Operation:
         wanted = [value for value in inputs if value is not None and value.requires_grad]
         return len(wanted) <= 1
 
+    def _makes_views(self, values: Sequence[Any]) -> bool:
+        """Whether it makes views of its first input, each by a node."""
+        is_known = self.plan.replace is None and base_name(self._call.op.__name__) in _SEVERAL_VIEWS
+        return is_known and not self.in_place and values[0].requires_grad
+
+    @property
+    def _hooks_outputs(self) -> bool:
+        """Whether it is known that there are routines on the gradients of its outputs."""
+        return self.records_gradients and bool(self.plan.before_backward)
+
+    @property
+    def _identity(self) -> type[torch.autograd.Function]:
+        """What tensors pass through whose gradients are gathered."""
+        return AmandaViews if self.aliases and not self.in_place else AmandaGradients
+
     def _leaves_by_one_node(self, values: Sequence[Any]) -> bool:
         """Whether it is known before the run that one node produces all input gradients."""
         name = self._call.op.__name__
@@ -286,9 +306,13 @@ class Operation:
         if self._function is not None:
             self._function.hook_outputs(self.plan, outputs, self.start)
             return outputs
-        if not (self.plan.before_backward and self.records_gradients):
+        if not self._hooks_outputs:
             return outputs
-        return hook_outputs(self._whole.before, outputs, self.start)
+        if self._alias is not None:
+            views = ViewGradients(self._whole, len(outputs))
+            views.register(outputs, self._alias, self.start)
+            return outputs
+        return hook_outputs(self._whole.before, outputs, self.start, self._identity)
 
     def hook_inputs(self, result: Any) -> None:
         """Put the actions on the input gradients in place, where it was not done before the run.
