@@ -401,6 +401,64 @@ def test_several_views_stay_views_with_routines_on_whole_operators(
             _SEVERAL_VIEWS[case](x)[0].mul_(3)
 
 
+_WRITES: dict[str, Callable[[Any, Any], Any]] = {
+    "random numbers into a strided view": lambda y, _: y[:, ::2].normal_(),
+    "a list": lambda y, z: torch._foreach_mul_([y, z], [z * 2, y * 3]),
+    "a list of views": lambda y, _: torch._foreach_mul_([y[:1], y[2:]], 3),
+    "a list of views that overlap": lambda y, _: torch._foreach_mul_([y[:2], y[1:]], 3),
+    "detach_ of a view": lambda y, _: y[0].detach_(),
+}
+
+
+@pytest.mark.parametrize("case", _WRITES)
+def test_writes_are_as_ever_with_routines_on_whole_operators(case: str) -> None:
+    """What an operator writes into parts of tensors, and its errors."""
+    x = torch.rand(4, 4, requires_grad=True)
+
+    def run() -> Any:
+        y, z = x * 1, x * 2
+        torch.manual_seed(1)
+        try:
+            _WRITES[case](y, z)
+        except RuntimeError as error:
+            return str(error)
+        return y, z, *torch.autograd.grad((y * y).sum() + (y * z).sum(), x)
+
+    vanilla = run()
+    assert isinstance(vanilla, str) == (case == "detach_ of a view")
+    for tool in (WholeIdentity, Everywhere):
+        with applied(tool()):
+            result = run()
+        if isinstance(vanilla, str):
+            assert result == vanilla
+        else:
+            assert fingerprint(result) == fingerprint(vanilla)
+
+
+def test_elements_that_overlap_are_written_as_often_as_ever() -> None:
+    """An operator in place on windows that overlap writes some elements several times; PyTorch
+    defines no gradient of that."""
+    x = torch.ones(6, requires_grad=True)
+
+    def run() -> Any:
+        y = x * 1
+        y.unfold(0, 4, 2).mul_(3)
+        return y.tolist()
+
+    vanilla = run()
+    with applied(WholeIdentity()):
+        assert run() == vanilla
+
+
+def test_gradients_of_lists_that_overlap_are_counted_as_not_seen() -> None:
+    """Each is written into as the one before it has left it: there is no copy to compute with."""
+    x = torch.rand(4, requires_grad=True)
+    with applied(WholeIdentity()) as scope:
+        y = x * 1
+        torch._foreach_mul_([y[:3], y[1:]], 2.0)
+    assert scope.statistics.not_seen["gradients of lists of tensors that overlap"] == 1
+
+
 def _atleast_3d(x: torch.Tensor, y: torch.Tensor) -> Any:
     return torch.atleast_3d(x, y)
 

@@ -8,6 +8,7 @@ into, and the tensors that they alias, must stay the caller's own.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
@@ -65,9 +66,10 @@ _SEVERAL_VIEWS = frozenset({"tensor_split", "hsplit", "vsplit", "dsplit"})
 """Views whose outputs have a node each, so that several nodes produce the input's gradient."""
 
 _RESHAPING = frozenset(
-    {"squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "as_strided_"}
+    "squeeze_ unsqueeze_ t_ transpose_ swapaxes_ swapdims_ as_strided_ detach_".split()
 )
-"""Operators in place that change a tensor's sizes and strides, and none of its elements."""
+"""Operators in place that change a tensor's sizes and strides, or its place in autograd's graph,
+and none of its elements."""
 
 _ONE_NODE = frozenset({"batch_norm", "layer_norm"})
 """Operators made of others, of which one has the only autograd node."""
@@ -118,6 +120,7 @@ class Operation:
         self._function: FunctionNode | None = None
         self._gathered = False
         self._alias: Any = None
+        self._overlaps = False
         self._values: list[Any] = []
         self._edges: list[Any] = []
         name = call.op.__name__
@@ -142,7 +145,7 @@ class Operation:
         on_inputs = self.records_gradients and (routines or is_replaced)
         if self.is_function:
             result = self._run_function(values)
-        elif on_inputs and self._is_view_in_place(values) and not plan.replace_backward:
+        elif on_inputs and self._writes_by_copies(values) and not plan.replace_backward:
             # For an in-place operator on a view, autograd rebuilds the nodes of all views of the
             # base, and the gathering identity with them: compute on a copy, and write it back.
             gathered = gather_inputs(self._whole.after, values)
@@ -282,16 +285,22 @@ class Operation:
         tensors = (*values, *self._call.inputs)
         return self._takes_no_identity and any(map(_internals.is_strided_nested, tensors))
 
-    def _is_view_in_place(self, values: list[Any]) -> bool:
-        """Whether the operator writes into a view (and not into an ``out=`` tensor)."""
-        return (
-            self.in_place
-            and base_name(self._call.op.__name__) not in _RESHAPING
-            and self._call.kwargs.get("out") is None
-            and bool(values)
-            and isinstance(values[0], torch.Tensor)
-            and _internals.is_view(values[0])
-        )
+    def _writes_by_copies(self, values: list[Any]) -> bool:
+        """Whether the operator writes into a view or a list (and not into an ``out=`` tensor), so
+        that routines on the gradients of its inputs want it to run on copies."""
+        if (
+            not self.in_place
+            or base_name(self._call.op.__name__) in _RESHAPING
+            or self._call.kwargs.get("out") is not None
+            or not (values and isinstance(values[0], torch.Tensor))
+        ):
+            return False
+        targets = [self._call.inputs[index] for index in self._first_argument()]
+        if len(targets) == 1:
+            return _internals.is_view(values[0])
+        # One after the other, each would be written into as the one before it has left it.
+        self._overlaps = _overlap(targets)
+        return not self._overlaps
 
     def _handed_on(self, values: list[Any]) -> Any:
         """Run on aliases or identities of the values; one that the operator returns as it is
@@ -346,6 +355,9 @@ class Operation:
         if self._takes_no_identity and any(map(_internals.takes_few, self._call.inputs)):
             # They leave the operator sample by sample, past autograd: routines get None.
             self._dispatcher.not_seen("gradients of the samples of an ExpandedWeight")
+        if self._overlaps:
+            self._dispatcher.not_seen("gradients of lists of tensors that overlap")
+            return
         if not hook_input_edges(whole, late, edges, outputs, self.start, values):
             if self._takes_no_identity:
                 of = "nested tensors" if self._is_nested(values) else _OVERRIDING
@@ -552,6 +564,19 @@ def _has_memory(value: Any) -> bool:
     )
 
 
+def _overlap(tensors: Sequence[Any]) -> bool:
+    """Whether some of several tensors may have memory in common."""
+    spans = []
+    for tensor in filter(_has_memory, tensors):
+        if tensor.numel():
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            last = sum((size - 1) * stride for size, stride in steps)
+            begin = tensor.data_ptr()
+            spans.append((begin, begin + (last + 1) * tensor.element_size()))
+    spans.sort()
+    return any(begin < end for (_, end), (begin, _) in itertools.pairwise(spans))
+
+
 def _distinct(value: Any, target: Any) -> Any:
     """The part of a value that belongs to different elements of `target`, in memory: all of it, but
     one element of each dimension that `target` has been expanded by."""
@@ -569,7 +594,17 @@ def _copied(value: Any, target: Any) -> Any:
     Few operators write into an expanded tensor, such as ``zero_``; the others raise as ever.
     """
     part = _distinct(value, target)
-    return value.clone() if part is value else part.clone().expand(target.shape)
+    return _cloned(value) if part is value else _cloned(part).expand(target.shape)
+
+
+def _cloned(value: Any) -> Any:
+    """A copy that has the strides, too: ``normal_`` fills a contiguous tensor in another order, and
+    elements that overlap are written several times."""
+    if not _has_memory(value) or value.is_contiguous():
+        return value.clone()
+    strides = value.shape, value.stride()
+    copy = torch.empty_strided(*strides, dtype=value.dtype, device=value.device)
+    return copy.copy_(value)
 
 
 def _write(value: Any, target: Any) -> None:
