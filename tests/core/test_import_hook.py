@@ -13,6 +13,7 @@ import amanda
 from amanda.registry import plugins
 from amanda.registry.import_hook import Watch
 from amanda.state import ATTACHED
+from amanda.testing import interrupts
 from tests.core.conftest import FakeEntryPoint, plugin
 from tests.core.test_plugins import FakeDriver
 
@@ -39,7 +40,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_notices_the_import(module: Path) -> None:
     """The watch calls back once, after the module has run, and is gone then."""
     seen: list[tuple[str, int]] = []
-    watch = Watch([NAME], lambda name: seen.append((name, sys.modules[name].value)))
+    watch = Watch(lambda name: seen.append((name, sys.modules[name].value)))
+    watch.add([NAME])
     importlib.import_module(NAME)
     importlib.reload(sys.modules[NAME])
     assert seen == [(NAME, 1)]
@@ -48,7 +50,8 @@ def test_notices_the_import(module: Path) -> None:
 
 def test_the_module_does_not_remember(module: Path) -> None:
     """The imported module has its own loader."""
-    watch = Watch([NAME, "another"], lambda name: None)
+    watch = Watch(lambda name: None)
+    watch.add([NAME, "another"])
     found = importlib.import_module(NAME)
     watch.close()
     assert type(found.__loader__).__module__ != "amanda.registry.import_hook"
@@ -58,7 +61,8 @@ def test_the_module_does_not_remember(module: Path) -> None:
 
 def test_other_imports_pass(module: Path) -> None:
     """Other modules are imported as ever, and a framework that is not there is not found."""
-    watch = Watch(["fake_absent_framework"], lambda name: pytest.fail("not imported"))
+    watch = Watch(lambda name: pytest.fail("not imported"))
+    watch.add(["fake_absent_framework"])
     try:
         assert importlib.import_module(NAME).value == 1
         with pytest.raises(ModuleNotFoundError, match="fake_absent_framework"):
@@ -72,7 +76,8 @@ def test_failed_import(module: Path) -> None:
     """An import that fails does not count; the next one does."""
     seen: list[str] = []
     module.write_text("raise KeyError('broken')\n")
-    watch = Watch([NAME], seen.append)
+    watch = Watch(seen.append)
+    watch.add([NAME])
     with pytest.raises(KeyError):
         importlib.import_module(NAME)
     assert seen == []
@@ -82,6 +87,26 @@ def test_failed_import(module: Path) -> None:
     importlib.import_module(NAME)
     assert seen == [NAME]
     assert watch not in sys.meta_path
+
+
+def test_an_interrupt_as_a_watch_begins_leaves_none() -> None:
+    """Whoever has kept the watch can close it, wherever an interrupt has come."""
+    finders, kept = list(sys.meta_path), list[Watch]()
+
+    def program() -> None:
+        watch = Watch(lambda name: None)
+        kept.append(watch)
+        watch.add([NAME])
+
+    is_ours = interrupts.in_packages("amanda")
+    found = interrupts.points(program, is_ours)
+    kept.pop().close()
+    assert len(found) > 5
+    for point in found:
+        assert interrupts.run(program, is_ours, point)
+        while kept:
+            kept.pop().close()
+        assert sys.meta_path == finders
 
 
 def test_driver_of_a_late_framework(module: Path, install: Callable[..., None]) -> None:

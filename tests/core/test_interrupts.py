@@ -116,6 +116,31 @@ def test_points_are_lines_of_ours() -> None:
     assert sys.gettrace() is outer
 
 
+def test_points_are_returns_of_calls_within_a_line() -> None:
+    """Beside the begin of each line, where C code returns into one: a function that has changed
+    something may be kept from noting it. Python code that is called has lines of its own."""
+
+    def note(value: int) -> int:
+        return value
+
+    def program() -> None:
+        done.append((len("a"), note(len("ab"))))
+
+    def is_program(code: CodeType) -> bool:
+        return code is program.__code__
+
+    done: list[tuple[int, int]] = []
+    found = interrupts.points(program, is_program)
+    # The line, and the returns of both calls of len(); append() returns as the function does.
+    within = [point for point in found if point.place[2]]
+    assert len(found) - len(within) == 1
+    assert 2 <= len(within) <= 3
+    done.clear()
+    for point in found:
+        assert interrupts.run(program, is_program, point)
+    assert len(done) == len(within) - 2
+
+
 def test_an_interrupt_in_an_exception_handler_leaves_no_current_exception() -> None:
     """What a program handles when it is interrupted is not handled any more afterwards."""
 

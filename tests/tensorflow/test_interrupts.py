@@ -12,6 +12,8 @@ import tensorflow as tf
 
 import amanda
 from amanda.testing import interrupts
+from amanda_tensorflow import _internals
+from amanda_tensorflow.eager.autodiff import RoutineCall
 from amanda_tensorflow.graphs.replay import Replay
 from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine
 
@@ -50,6 +52,24 @@ def test_an_interrupt_while_a_node_is_made_leaves_nothing_to_release() -> None:
 def test_an_interrupt_while_an_operator_is_added_is_no_graph_that_cannot_be_copied() -> None:
     """An interrupt reaches the program, also where TensorFlow's own blocks fail because of it."""
     _interrupt_everywhere(Replay.create.__code__)
+
+
+def test_an_interrupt_as_a_routine_begins_leaves_the_recording_of_gradients_on() -> None:
+    """Where the call that stops it has returned, it is started again: a tape of the program goes
+    on recording."""
+
+    def program() -> None:
+        with RoutineCall(isolated=True):
+            pass
+
+    def is_entry(code: CodeType) -> bool:
+        return code is RoutineCall.__enter__.__code__
+
+    found = interrupts.points(program, is_entry)
+    assert len(found) > 4
+    for point in found:
+        assert interrupts.run(program, is_entry, point)
+        assert not _internals.recording_is_stopped(), point
 
 
 _FORKING = """

@@ -34,7 +34,12 @@ class _NoGradients:
 
     def __enter__(self) -> None:
         self._outer = torch.is_grad_enabled()
-        _internals.set_grad_enabled(False)
+        try:
+            _internals.set_grad_enabled(False)
+        except BaseException:
+            # An interrupt as that has returned: core leaves only what it has entered.
+            _internals.set_grad_enabled(self._outer)
+            raise
 
     def __exit__(self, *_: object) -> None:
         _internals.set_grad_enabled(self._outer)

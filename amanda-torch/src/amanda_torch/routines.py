@@ -651,12 +651,12 @@ class RoutineCall:
         is_reading = looks and action.kind not in _REPLACEMENTS
         self._running: _internals.reading | _internals.running
         self._running = _internals.reading(self._given) if is_reading else _internals.running()
-        self._running.__enter__()
-        if not self._isolated:
-            return
         self._grad = torch.is_grad_enabled()
         self._forward = _internals.in_forward_ad()
         try:
+            self._running.__enter__()
+            if not self._isolated:
+                return
             _internals.set_grad_enabled(False)
             if self._forward:
                 _internals.set_forward_grad_enabled(False)

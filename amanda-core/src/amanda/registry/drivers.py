@@ -275,7 +275,7 @@ def watch_imports() -> None:
     """Call :func:`framework_imported` for each announced framework, now or when it comes."""
     waiting = [name for name in ANNOUNCED if name not in sys.modules]
     if waiting:
-        import_hook.Watch(waiting, framework_imported)
+        import_hook.Watch(framework_imported).add(waiting)
     for name in ANNOUNCED:
         if name in sys.modules:
             framework_imported(name)

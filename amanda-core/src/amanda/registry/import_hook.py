@@ -2,7 +2,8 @@
 
 A scope waits like that for a framework whose drivers it is to attach::
 
-    watch = Watch(["torch"], lambda name: print(f"{name} is imported"))
+    watch = Watch(lambda name: print(f"{name} is imported"))
+    watch.add(["torch"])
     ...
     watch.close()
 """
@@ -21,25 +22,27 @@ from typing import Any
 class Watch:
     """Calls a function after the import of each watched framework.
 
-    It is the first entry of ``sys.meta_path`` until every framework is imported or :meth:`close`
-    is called.
+    It is the first entry of ``sys.meta_path`` from :meth:`add` on, until every framework is
+    imported or :meth:`close` is called.
 
     Args:
-        frameworks: names of modules that are not imported yet.
         imported: called with the name of a module when it has been executed.
     """
 
-    def __init__(self, frameworks: Iterable[str], imported: Callable[[str], None]) -> None:
-        self._waiting = set(frameworks)
+    def __init__(self, imported: Callable[[str], None]) -> None:
+        # Not put in place here: of what an interrupt keeps from its caller, nothing may be left.
+        self._waiting: set[str] = set()
         self._imported = imported
         self._searching: set[str] = set()
-        if self._waiting:
-            sys.meta_path.insert(0, self)
 
     def add(self, frameworks: Iterable[str]) -> None:
-        """Watch more frameworks."""
+        """Watch frameworks, beside those that it watches already.
+
+        Args:
+            frameworks: names of modules that are not imported yet.
+        """
         self._waiting.update(frameworks)
-        if self not in sys.meta_path:
+        if self._waiting and self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
     def close(self) -> None:
@@ -115,7 +118,7 @@ def await_frameworks(frameworks: Iterable[str], imported: Callable[[str], None])
         _SHARED[0].add(frameworks)
         return
     # Kept before it is put in place: await_nothing() finds it also after an interrupt.
-    _SHARED[:] = [Watch((), imported)]
+    _SHARED[:] = [Watch(imported)]
     _SHARED[0].add(frameworks)
 
 

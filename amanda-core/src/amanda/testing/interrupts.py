@@ -7,13 +7,15 @@ For tests that nothing is left behind then::
         interrupts.run(program, is_ours, point)
         assert nothing_is_left()
 
-A point is a line of code together with how often it has run before. The interrupt comes before the
-line runs. Programs have to run the same lines each time.
+A point is a place in the code together with how often it has run before: the begin of a line, or,
+within one, the return of a call of C code, where Python handles a key press, too. Programs have to
+run the same lines each time.
 """
 
 from __future__ import annotations
 
 import collections
+import dis
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,20 +34,30 @@ _USUAL = 3
 
 IsOurs = Callable[[CodeType], bool]
 
+Place = tuple[str, int, str]
+"""File, line, and "" for its begin, or the function and the instruction before which a call has
+returned."""
+
+_CALLS = frozenset(
+    dis.opmap[name] for name in ("CALL", "CALL_KW", "CALL_FUNCTION_EX") if name in dis.opmap
+)
+"""The instructions after which Python looks for an interrupt, unless they call Python code."""
+
 
 class Point(NamedTuple):
-    """One execution of one line.
+    """One execution of one place.
 
     Attributes:
-        place: file and line.
-        runs: how often the line has run before.
+        place: where.
+        runs: how often that has run before.
     """
 
-    place: tuple[str, int]
+    place: Place
     runs: int
 
     def __str__(self) -> str:
-        return f"{self.place[0]}:{self.place[1]} ({self.runs})"
+        file, line, after = self.place
+        return f"{file}:{line} {after}({self.runs})"
 
 
 def in_packages(*modules: str) -> IsOurs:
@@ -72,10 +84,10 @@ def in_packages(*modules: str) -> IsOurs:
 
 
 def points(program: Callable[[], Any], is_ours: IsOurs) -> list[Point]:
-    """The points that a program passes: of each line the first executions and the last one."""
-    counts: collections.Counter[tuple[str, int]] = collections.Counter()
+    """The points that a program passes: of each place the first executions and the last one."""
+    counts: collections.Counter[Place] = collections.Counter()
 
-    def passed(place: tuple[str, int]) -> None:
+    def passed(place: Place) -> None:
         counts[place] += 1
 
     _trace(program, is_ours, passed)
@@ -90,7 +102,7 @@ def run(program: Callable[[], Any], is_ours: IsOurs, point: Point) -> bool:
     """Run a program with an interrupt at one point; whether that was reached."""
     left = [point.runs]
 
-    def passed(place: tuple[str, int]) -> None:
+    def passed(place: Place) -> None:
         if place == point.place:
             left[0] -= 1
             if left[0] < 0:
@@ -120,21 +132,60 @@ def sample(found: Sequence[Point], offset: int = 0) -> Iterable[Point]:
     return found[offset % step :: step]
 
 
-def _trace(
-    program: Callable[[], Any], is_ours: IsOurs, passed: Callable[[tuple[str, int]], None]
-) -> None:
+class _Places:
+    """Notices the places that one call of a function passes.
+
+    Args:
+        code: of the function.
+        passed: called at each place.
+
+    Attributes:
+        has_called: whether Python code was called since the last instruction.
+    """
+
+    def __init__(self, code: CodeType, passed: Callable[[Place], None]) -> None:
+        self._file, self._name, self._code = code.co_filename, code.co_name, code.co_code
+        self._passed = passed
+        self._last: int | None = None
+        self.has_called = False
+
+    def notice(self, frame: FrameType, event: str) -> None:
+        """Take an event of Python's tracing."""
+        if event == "line":
+            # The return of a call at the end of the line before is the same moment.
+            self._last = None
+            self._passed((self._file, frame.f_lineno, ""))
+        elif event == "opcode":
+            last, self._last = self._last, frame.f_lasti
+            has_called, self.has_called = self.has_called, False
+            if last is not None and self._code[last] in _CALLS and not has_called:
+                self._passed((self._file, frame.f_lineno, f"{self._name}+{frame.f_lasti} "))
+
+
+def _trace(program: Callable[[], Any], is_ours: IsOurs, passed: Callable[[Place], None]) -> None:
     known: dict[CodeType, bool] = {}
+    # By number: a frame that is held would keep what it knows alive.
+    running: dict[int, _Places] = {}
 
     def local(frame: FrameType, event: str, _: Any) -> Any:
-        if event == "line":
-            passed((frame.f_code.co_filename, frame.f_lineno))
+        if event == "return":
+            running.pop(id(frame), None)
+        else:
+            running[id(frame)].notice(frame, event)
         return local
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
+        caller = running.get(id(frame.f_back))
+        if caller is not None:
+            caller.has_called = True
         code = frame.f_code
         if code not in known:
             known[code] = is_ours(code)
-        return local if known[code] else None
+        if not known[code]:
+            return None
+        frame.f_trace_opcodes = True
+        running[id(frame)] = _Places(code, passed)
+        return local
 
     def steps() -> Iterator[None]:
         program()

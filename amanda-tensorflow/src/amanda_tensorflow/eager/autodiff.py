@@ -36,7 +36,12 @@ class RoutineCall:
     def __enter__(self) -> None:
         self._restarts = self._isolated and not _internals.recording_is_stopped()
         if self._restarts:
-            _internals.stop_recording_here()
+            try:
+                _internals.stop_recording_here()
+            except BaseException:
+                # An interrupt as that has returned: core leaves only what it has entered.
+                _internals.restart_recording_here()
+                raise
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._restarts:

@@ -90,7 +90,9 @@ class InterceptingDriver(TensorFlowEagerDriver):
         optimizers.EAGER.call = step_optimizer
         missing = [name for name in layers.KERAS if name not in sys.modules]
         if missing:
-            self._watch = Watch(missing, layers.patch)
+            # Kept before it is put in place: detach() finds it also after an interrupt.
+            self._watch = Watch(layers.patch)
+            self._watch.add(missing)
 
     def detach(self) -> None:
         """Undo every patch."""

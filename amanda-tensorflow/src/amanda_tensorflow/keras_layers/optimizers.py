@@ -78,8 +78,9 @@ def install() -> None:
         # Keras itself imports TensorFlow, before it defines its optimizers.
         watched = f"{package}.optimizers" if package in sys.modules else package
         if watched not in sys.modules and watched not in _WATCHED:
+            Watch(patch).add([watched])
+            # Last: what an interrupt comes before is done again.
             _WATCHED.add(watched)
-            Watch([watched], patch)
 
 
 def patch(module: str) -> None:

@@ -136,8 +136,9 @@ def install() -> None:
 
 def _watch(module: str) -> None:
     if module not in _WATCHED:
+        Watch(patch).add([module])
+        # Last: what an interrupt comes before is done again.
         _WATCHED.add(module)
-        Watch([module], patch)
 
 
 def patch(module: str) -> None:

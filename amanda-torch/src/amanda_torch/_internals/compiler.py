@@ -252,8 +252,9 @@ def _errors_unlogged() -> Iterator[None]:
     Dynamo's lock."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)
     try:
+        # Within, as in the others here: an interrupt may come as the call returns.
+        logger.setLevel(logging.CRITICAL)
         yield
     finally:
         logger.setLevel(level)
@@ -287,8 +288,8 @@ def _told_not_compiled() -> Iterator[None]:
 
     vanilla = getattr(variables, _TRACERS_STATE)
     answers = _EagerAnswers(vanilla())
-    setattr(variables, _TRACERS_STATE, lambda: answers)
     try:
+        setattr(variables, _TRACERS_STATE, lambda: answers)
         yield
     finally:
         setattr(variables, _TRACERS_STATE, vanilla)
@@ -304,8 +305,8 @@ def _fakes_uncached() -> Iterator[None]:
     """
     modes = torch._subclasses.fake_tensor.FakeTensorMode
     kept = modes.cache
-    modes.cache = {}
     try:
+        modes.cache = {}
         yield
     finally:
         modes.cache = kept
@@ -350,8 +351,8 @@ def _tensors_unmarked() -> Iterator[None]:
             marked.append(tensor)
         return vanilla(tensor, *args, **kwargs)
 
-    decorators.mark_static_address = marking
     try:
+        decorators.mark_static_address = marking
         yield
     finally:
         if decorators.mark_static_address is marking:
@@ -369,8 +370,8 @@ def _answered(module: Any, name: str, answer: Any) -> Iterator[None]:
     def answering(*args: Any, **kwargs: Any) -> Any:
         return answer if threading.get_ident() == thread else vanilla(*args, **kwargs)
 
-    setattr(module, name, answering)
     try:
+        setattr(module, name, answering)
         yield
     finally:
         if getattr(module, name) is answering:

@@ -189,9 +189,14 @@ class reading:  # noqa: N801 - reads as a statement
 
     def __enter__(self) -> None:
         if self._guard is not None:
-            self._guard.__enter__()
-            READING.is_on = True
-            READING.is_refused = self._is_refused
+            try:
+                self._guard.__enter__()
+                READING.is_on = True
+                READING.is_refused = self._is_refused
+            except BaseException:
+                # An interrupt: core leaves only what it has entered.
+                self.__exit__(None, None, None)
+                raise
 
     def __exit__(self, *raised: Any) -> None:
         if self._guard is not None:
@@ -210,8 +215,13 @@ class running:  # noqa: N801 - reads as a statement
     def __enter__(self) -> None:
         self._guard = _with_overrides() if READING.is_on else None
         if self._guard is not None:
-            self._guard.__enter__()
-            READING.is_on = False
+            try:
+                self._guard.__enter__()
+                READING.is_on = False
+            except BaseException:
+                # An interrupt: core leaves only what it has entered.
+                self.__exit__()
+                raise
 
     def __exit__(self, *_: object) -> None:
         guard, self._guard = self._guard, None

@@ -40,7 +40,9 @@ class KerasCalls:
         if _OPTIMIZERS in sys.modules:
             self._patch(_OPTIMIZERS)
         else:
-            self._watch = Watch([_OPTIMIZERS], self._patch)
+            # Kept before it is put in place: detach() finds it also after an interrupt.
+            self._watch = Watch(self._patch)
+            self._watch.add([_OPTIMIZERS])
 
     def detach(self) -> None:
         """Stop to notice them; harmless when called twice."""

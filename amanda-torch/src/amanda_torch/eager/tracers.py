@@ -109,7 +109,10 @@ class Tracers:
         if module in sys.modules:
             patch(module)
         else:
-            self._watches.append(import_hook.Watch([module], patch))
+            watch = import_hook.Watch(patch)
+            # Kept before it is put in place: detach() finds it also after an interrupt.
+            self._watches.append(watch)
+            watch.add([module])
 
     def detach(self) -> None:
         """Undo every patch."""
