@@ -24,7 +24,7 @@ class Reference(weakref.ref[Any]):
     3.11 and 3.12).
 
     Each has a callback, :data:`nothing` at least. Deep in the end of other objects CPython puts off
-    the end of a reference, too, if it is of a class of its own. Where its object ends before it, and
+    the end of a reference, too, if it is of a class of its own. Where its object ends before it and
     has other references, CPython releases the callback of such a reference, whether it has one or
     not: without one the process crashes (3.11 and 3.12, not 3.13).
     """
