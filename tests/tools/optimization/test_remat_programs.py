@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -115,6 +116,28 @@ def test_statistics_are_updated_once() -> None:
     assert [row["type"] for row in tool.op_rows() if row["recompute"]].count("batch_norm") >= 4
     for a, b in zip(models[0].buffers(), models[1].buffers(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_checkpoints_are_left_alone_where_another_thread_has_their_ids() -> None:
+    """What a checkpoint runs again saves as many tensors as at first, also where an operator
+    outside of it had the same id and is recomputed."""
+
+    def run() -> torch.Tensor:
+        torch.manual_seed(0)
+        x = torch.randn(32, 32, requires_grad=True)
+        results = []
+        thread = threading.Thread(target=lambda: results.append((x * 2).tanh()))
+        thread.start()
+        thread.join()
+        y = checkpoint(lambda v: torch.tanh(v * v), x.exp(), use_reentrant=False)
+        (y.square() + results[0]).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    vanilla = run()
+    with amanda.apply(RematTool(budget="1KiB")):
+        for _ in range(3):
+            assert torch.equal(run(), vanilla)
 
 
 def test_operators_that_observe_what_they_quantize_are_not_repeated() -> None:
