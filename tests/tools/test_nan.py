@@ -323,6 +323,16 @@ def test_what_may_be_ignored() -> None:
     assert first(lambda: torch.log(x) - torch.log(x), inf=False)["type"] == "sub"
 
 
+def test_misspelt_types_to_ignore_are_listed() -> None:
+    """A type of ``ignore`` that no operator has is listed; one whose operators cannot produce a NaN
+    is known, too."""
+    tool = NanTool(ignore=["log", "relu", "lgo"])
+    with amanda.apply(tool):
+        torch.log(torch.relu(torch.ones(2)))
+    assert tool.summary()["ignore_never_met"] == ["lgo"]
+    assert [table.rows for table in tool.tables() if "never met" in table.title] == [[("lgo",)]]
+
+
 def test_the_history_and_the_limit() -> None:
     """The operators watched before it, in order; no more than so many findings."""
 

@@ -11,20 +11,18 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.overrides import TorchFunctionMode
 
 import amanda
 from amanda_tools._values.tensors import reader_of
-from amanda_tools.dump import DumpTool
 from amanda_tools.inject import InjectTool
 from amanda_tools.nan import NanTool
 from amanda_tools.prune import PruneTool
 from amanda_tools.quantize import QuantizeTool
 from amanda_tools.remat import RematTool
-from amanda_tools.sparsity import SparsityTool
-from amanda_tools.stats import StatsTool
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
@@ -160,6 +158,23 @@ def _padded() -> Any:
     return [nn.functional.linear(layer(torch.arange(4)), layer.weight)]
 
 
+def _jagged_leaf() -> Any:
+    """A nested tensor that gets a gradient is taken for a parameter."""
+    items = [X[:2], X[2:3]]
+    leaf = torch.nested.nested_tensor(items, layout=torch.jagged, requires_grad=True)
+    F.silu(_model()[0](leaf) * leaf).values().sum().backward()
+    return [leaf.grad.values()] if leaf.grad is not None else []
+
+
+def _fake() -> Any:
+    """Tensors without memory, as tools that plan a run make."""
+    with FakeTensorMode():
+        model = _model()
+        output = model(torch.ones(4, 16))
+        output.sum().backward()
+    return [torch.tensor(output.shape)]
+
+
 def _batched_gradients(model: nn.Module, _: Any) -> Any:
     output = model(X)
     directions = torch.eye(output.numel()).reshape(-1, *output.shape)
@@ -183,6 +198,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "batched gradients": _transformed(_batched_gradients),
     "nested": _nested(torch.strided),
     "jagged": _nested(torch.jagged),
+    "jagged leaf": _jagged_leaf,
+    "fake": _fake,
     "masked": _masked,
     "attention bias": _biased,
     "padded embedding": _padded,
@@ -191,6 +208,9 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "refusing weight": _with_weight(lambda w: w.as_subclass(Refusing)),
     "overriding weight": _with_weight(lambda w: nn.Parameter(w.as_subclass(Counting))),
 }
+WATCHING = (
+    "count coverage diff dump flops kernels nan path profile sparsity stats summary trace unmapped"
+).split()
 OWN = ", which computes on its own"
 OPS = ["linear", "mul", "scaled_dot_product_attention"]
 ACTING: dict[str, Callable[[], list[amanda.Tool]]] = {
@@ -243,8 +263,11 @@ def test_a_tool_that_acts_runs_any_class_of_tensors(
 def test_tools_that_watch_leave_any_class_as_it_is(program: Callable[[], Any]) -> None:
     """Tensors are read where they can be, and results are bit-identical."""
     vanilla = _plain(program())
-    with amanda.apply(NanTool(), StatsTool(), SparsityTool(), DumpTool(), RematTool()):
+    tools = [amanda.tools.load(name)() for name in WATCHING]
+    with amanda.apply(*tools, RematTool()):
         result = _plain(program())
+    for tool in tools:
+        tool.result()
     for one, other in zip(vanilla, result, strict=True):
         assert torch.equal(one.detach(), other.detach())
 
@@ -396,11 +419,6 @@ def _evaluate_noting() -> None:
         for _ in range(2):
             layer(X[None].as_subclass(Noting))
             X.as_subclass(Noting).topk(2, 1)[0].tolist()
-
-
-WATCHING = (
-    "count coverage diff dump flops kernels nan path profile sparsity stats summary trace unmapped"
-).split()
 
 
 @pytest.mark.parametrize("name", WATCHING)

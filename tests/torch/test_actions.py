@@ -416,3 +416,26 @@ def test_a_negative_position_counts_from_the_end_at_each_execution() -> None:
             torch.unbind(torch.arange(count))
             amanda.new_iteration()
     assert seen == [1, 3, 0]
+
+
+def test_an_analysis_is_told_of_the_execution_that_it_sees() -> None:
+    """An operator may raise before the analysis of its outputs has run, and have another form when
+    it has the same id again: names and attributes are then those of the inputs."""
+    x, result, told = torch.ones(2, requires_grad=True), torch.ones(2), []
+
+    def tell(context: amanda.OpContext) -> None:
+        told.append((context.get_input_names(), len(context.get_inputs()), context.get_attrs()))
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(tell)
+    tool.add_inst_for_op(tell, require_outputs=True)
+    with applied(tool):
+        with pytest.raises(RuntimeError):
+            torch.mul(x, 2, out=result)
+        amanda.new_iteration()
+        torch.mul(x, x)
+        tool.reanalyse()
+        amanda.new_iteration()
+        torch.mul(x, 3)
+    two, three = ((["input"], 1, {"other": number}) for number in (2, 3))
+    assert told == [two, (["input", "other"], 2, {}), three, three]

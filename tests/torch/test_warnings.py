@@ -209,23 +209,32 @@ def _compute_nested() -> None:
     torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)]) * 2
 
 
+def _compute_half_complex() -> None:
+    torch.ones(2, 2, dtype=torch.complex32).mT.clone()
+
+
 @pytest.mark.parametrize("name", interceptors("mode", "gate"))
-@pytest.mark.parametrize("run", [_compute_sparse, _compute_quantized, _compute_nested])
+@pytest.mark.parametrize(
+    "run", [_compute_sparse, _compute_quantized, _compute_nested, _compute_half_complex]
+)
 @pytest.mark.parametrize("tool", ["count", "trace", "nan", "stats", "path", "summary", "profile"])
 def test_tools_that_watch_warn_of_no_kind_of_tensor(
     tool: str, run: Callable[[], None], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch warns of sparse, quantized and nested tensors as often as without a tool, which looks
-    at them; with the gate at the same lines."""
+    """PyTorch warns of sparse, quantized, nested and half complex tensors as often as without a
+    tool, which looks at them, also where operators are known; with the gate at the same lines."""
     monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     _warned(run)
     expected = _warned(run)
+    found = []
     with applied(amanda.tools.load(tool)()):
-        found = [_warned(run) for _ in range(4)]
+        for _ in range(5):
+            found.append(_warned(run))
+            amanda.new_iteration()
     assert expected
-    assert [len(warned) for warned in found] == [len(expected)] * 4
+    assert [len(warned) for warned in found] == [len(expected)] * 5
     if name == "gate":
-        assert found == [expected] * 4
+        assert found == [expected] * 5
 
 
 @pytest.mark.parametrize("name", interceptors("mode", "gate"))

@@ -19,15 +19,14 @@ class Reference(weakref.ref[Any]):
     It is of a class of its own, and so never the one that the program has made: a framework that
     refuses to change an object to which there are references can leave ours out.
 
-    Each is made anew: ``weakref.getweakrefs()``, by which one could be found, also gives references
-    that are about to be freed, deep in the end of other objects, and frees them twice then (CPython
+    Each is made anew. ``weakref.getweakrefs()``, by which one could be found, also gives references
+    that are about to be freed, deep in the end of other objects, and then frees them twice (CPython
     3.11 and 3.12).
 
-    Each has a callback, :data:`nothing` at least. CPython puts the end of a reference of a class of
-    its own off, too, where it comes deep in the end of other objects. If its object ends before it,
-    and has other references, CPython releases the callback of a reference that is about to be freed
-    whether there is one or not: without one the process crashes (3.11 and
-    3.12, not 3.13).
+    Each has a callback, :data:`nothing` at least. Deep in the end of other objects CPython puts off
+    the end of a reference, too, if it is of a class of its own. Where its object ends before it and
+    has other references, CPython releases the callback of such a reference, whether it has one or
+    not: without one the process crashes (3.11 and 3.12, not 3.13).
     """
 
     __slots__ = ()

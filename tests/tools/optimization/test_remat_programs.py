@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from typing import Any
 
 import pytest
@@ -114,6 +116,56 @@ def test_statistics_are_updated_once() -> None:
     assert [row["type"] for row in tool.op_rows() if row["recompute"]].count("batch_norm") >= 4
     for a, b in zip(models[0].buffers(), models[1].buffers(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_checkpoints_are_left_alone_where_another_thread_has_their_ids() -> None:
+    """What a checkpoint runs again saves as many tensors as at first, also where an operator
+    outside of it had the same id and is recomputed."""
+
+    def run() -> torch.Tensor:
+        torch.manual_seed(0)
+        x = torch.randn(32, 32, requires_grad=True)
+        results = []
+        thread = threading.Thread(target=lambda: results.append((x * 2).tanh()))
+        thread.start()
+        thread.join()
+        y = checkpoint(lambda v: torch.tanh(v * v), x.exp(), use_reentrant=False)
+        (y.square() + results[0]).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    vanilla = run()
+    with amanda.apply(RematTool(budget="1KiB")):
+        for _ in range(3):
+            assert torch.equal(run(), vanilla)
+
+
+def test_operators_that_observe_what_they_quantize_are_not_repeated() -> None:
+    """A quantizer that notes the range of what it has seen sees it once: no version counts what it
+    writes into its buffers, and a second run would give other numbers."""
+
+    def train() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        weight = torch.randn(64, 64, requires_grad=True)
+        on = torch.ones(1, dtype=torch.int64)
+        low, high, scale = torch.full((1,), math.inf), torch.full((1,), -math.inf), torch.ones(1)
+        zero = torch.zeros(1, dtype=torch.int32)
+        for factor in range(1, 5):
+            x = (weight * factor).exp()
+            found = torch.fused_moving_avg_obs_fake_quant(
+                x, on, on, low, high, scale, zero, 0.1, 0, 255, 0
+            )
+            (found * found).sin().sum().backward()
+        assert weight.grad is not None
+        return [weight.grad, low, high, scale, zero]
+
+    vanilla = train()
+    tool = RematTool()
+    with amanda.apply(tool):
+        assert all(map(torch.equal, vanilla, train()))
+    rows = {row["name"]: row for row in tool.result()["ops"]}
+    assert rows["fused_moving_avg_obs_fake_quant"]["reason"] == "it changes a tensor in place"
+    assert any(row["recompute"] for row in rows.values())
 
 
 def test_changes_in_place_follow() -> None:

@@ -534,6 +534,9 @@ class OpExecution:
             only = asked - waiting
         state = record.state
         state.call, state.outputs = self._call, outputs
+        if not self.is_new:
+            # Executions of one id may differ in form: an earlier one may have raised.
+            state.attributes, state.names = self._call.attributes, self._call.names
         try:
             self._dispatcher.analyse(scope, record, point, only)
             tensors = state.tensors

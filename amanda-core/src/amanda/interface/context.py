@@ -43,8 +43,9 @@ class OpState:
     Attributes:
         op, op_id: the forward operator and its id.
         backward_op, backward_op_id: the backward operator and its id, None in a forward context.
-        attributes: the forward operator's non-tensor arguments by name.
-        names: the declared name of each forward input.
+        attributes: the forward operator's non-tensor arguments by name, at the execution that was
+            analysed last.
+        names: the declared name of each forward input, likewise.
         module: path of the module that runs the operator.
         node: name of the operator in its graph.
         phase: what the operator belongs to.

@@ -32,7 +32,9 @@ _STACKED_AXIS = ("torch._C._functorch", "maybe_get_bdim")
 _IS_OLD_BATCH = ("torch._C._functorch", "is_legacy_batchedtensor")
 _NO_TRANSFORM = ("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack")
 _TAKES_HOOKS = ("torch._C._autograd", "_saved_tensors_hooks_is_enabled")
+_SAVING_HOOKS = ("torch._C._autograd", "_top_saved_tensors_default_hooks")
 _NO_OVERRIDES = ("torch._C", "DisableTorchFunctionSubclass")
+_SCHEMAS = ("torch._C", "_jit_get_schemas_for_operator")
 _SYMBOLS = (
     _PROFILER_ENABLED,
     *((module, name) for module, *names in _PROFILERS for name in names),
@@ -45,7 +47,9 @@ _SYMBOLS = (
     _IS_OLD_BATCH,
     _NO_TRANSFORM,
     _TAKES_HOOKS,
+    _SAVING_HOOKS,
     _NO_OVERRIDES,
+    _SCHEMAS,
 )
 _SAVED_PREFIX = "_raw_saved_"
 
@@ -92,6 +96,34 @@ def takes_saved_tensor_hooks() -> bool:
     module, name = _TAKES_HOOKS
     enabled = getattr(importlib.import_module(module), name, None)
     return enabled is None or bool(enabled())
+
+
+def has_saved_tensor_hooks() -> bool:
+    """True if hooks on saved tensors are on in this thread, as in a checkpoint's second run.
+
+    There is no public way to ask (2.13). Without the symbol the answer is False.
+    """
+    module, name = _SAVING_HOOKS
+    top = getattr(importlib.import_module(module), name, None)
+    return top is not None and top(False) is not None
+
+
+def writes_into_tensors(name: str) -> bool:
+    """True if PyTorch's own operator of that name writes into tensors that it is given.
+
+    Of operators without an underscore at the end, such as ``fused_moving_avg_obs_fake_quant``,
+    the versions of these tensors do not tell (2.13). Without the symbol the answer is False.
+    """
+    module, function = _SCHEMAS
+    schemas_of = getattr(importlib.import_module(module), function, None)
+    return schemas_of is not None and any(
+        argument.alias_info is not None
+        and argument.alias_info.is_write
+        and not argument.is_out
+        and str(argument.type) == "Tensor"
+        for schema in schemas_of(f"aten::{name}")
+        for argument in schema.arguments
+    )
 
 
 def is_profiling() -> bool:

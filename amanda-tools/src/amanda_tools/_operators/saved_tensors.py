@@ -97,6 +97,8 @@ def _saved(node: Any) -> Iterator[Any]:
 def _address(tensor: Any) -> int:
     """Return the address of a tensor's memory, 0 if it has none of its own."""
     try:
-        return int(tensor.untyped_storage().data_ptr())
+        storage = tensor.untyped_storage()
+        # PyTorch warns where the address of a fake tensor's memory is asked for.
+        return 0 if storage.device.type == "meta" else int(storage.data_ptr())
     except (AttributeError, RuntimeError, NotImplementedError):
         return 0

@@ -88,6 +88,7 @@ class NanTool(PrintingTool[NanOptions]):
         self._passed_on = False
         self._watches: dict[str, OpWatch] = {}
         self._sources: dict[str, str] = {}
+        self._met: set[str] = set()
         # The operator that runs is the last entry.
         most = min(self.options.history + 1, sys.maxsize)
         self.recent: collections.deque[str] = collections.deque(maxlen=most)
@@ -125,6 +126,7 @@ class NanTool(PrintingTool[NanOptions]):
 
     def _is_watched(self, op: OpDescription) -> bool:
         ignored = self.options.ignore
+        self._met.update(kind for kind in ignored if kind in (op.type, op.name))
         return can_produce(op) and op.type not in ignored and op.name not in ignored
 
     def _watch(self, op: OpDescription, context: OpContext) -> OpWatch:
@@ -264,11 +266,12 @@ class NanTool(PrintingTool[NanOptions]):
         return {**super().result(), "namespaces": sorted(namespaces)}
 
     def summary(self) -> dict[str, Any]:
-        """``first``, ``producers``, ``received`` and ``watched``.
+        """``first``, ``producers``, ``received``, ``watched`` and ``ignore_never_met``.
 
         ``first`` is the first of the :meth:`findings`, null if there is none; ``received`` is the
         first operator that read a NaN which no operator had produced, with the ``input`` and
-        whether that ``is_parameter`` of the model.
+        whether that ``is_parameter`` of the model; ``ignore_never_met`` lists the types of
+        ``ignore`` that no operator had, as misspelt ones.
         """
         found = self.findings()
         first = found[0].row() if found else None
@@ -278,7 +281,11 @@ class NanTool(PrintingTool[NanOptions]):
             "producers": len(self.events),
             "received": self._received,
             "watched": len(self._watches),
+            "ignore_never_met": self._never_met(),
         }
+
+    def _never_met(self) -> list[str]:
+        return [kind for kind in self.options.ignore if kind not in self._met]
 
     def tables(self) -> Iterable[Table]:
         """The first producing operator with its tensors and history, and the others."""
@@ -294,6 +301,9 @@ class NanTool(PrintingTool[NanOptions]):
             title = "nan: made while the model was built, and removed before it was used"
             rows = [(event.op.id, event.kind, event.source) for event in aside]
             yield Table(title, ("op", "kind", "source"), rows)
+        if missing := self._never_met():
+            title = "nan: types that were to be ignored and never met"
+            yield Table(title, ("type",), [(kind,) for kind in missing])
 
     def _about_findings(self, events: Sequence[NonFiniteEvent]) -> Iterable[Table]:
         """The first finding with its tensors and history, and the others."""

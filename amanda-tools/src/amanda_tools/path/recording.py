@@ -63,7 +63,8 @@ class RecordedOp:
     Attributes:
         about: the operator, as in the rows of all tools.
         signature: names of inputs, attributes, weight and layouts.
-        parameters: shapes of the inputs that are parameters, variables or constants, by position.
+        parameters: shapes of the inputs that are parameters, variables or constants, by position;
+            None of a nested tensor.
         run: runs it again on tensors, None where the driver cannot.
         tensors: for each input a function that makes a tensor of its type from an array, or None.
         types: for each input the name of its element type.
@@ -73,7 +74,7 @@ class RecordedOp:
 
     about: OpDescription
     signature: Signature
-    parameters: Mapping[int, Shape]
+    parameters: Mapping[int, Shape | None]
     run: Callable[..., Any] | None
     tensors: Sequence[Callable[[Array], Any] | None]
     types: Sequence[str]
@@ -121,13 +122,21 @@ class RecordedOp:
         return cls(
             about,
             Signature.of(context, about.type),
-            {i: shape_of(v) for i, v in values.items() if hasattr(v, "shape")},
+            {i: _shape_of(v) for i, v in values.items() if hasattr(v, "shape")},
             run,
             [None if t is None else _maker(t) for t in inputs],
             ["" if t is None else reader_of(t).dtype(t) for t in inputs],
             context.namespace.tags[-1] == "eager" or context.namespace.matches("pytorch"),
             context.get_node_name(),
         )
+
+
+def _shape_of(value: Any) -> Shape | None:
+    """Return a shape; None of a nested tensor, which has none in numbers."""
+    try:
+        return shape_of(value)
+    except TypeError:
+        return None
 
 
 @attrs.define(eq=False)

@@ -17,7 +17,7 @@ import torch
 
 from amanda import OpContext
 from amanda.tools.description import describe, op_name
-from amanda_tools._internals import no_overrides, version_of
+from amanda_tools._internals import no_overrides, version_of, writes_into_tensors
 from amanda_tools._operators.saved_tensors import HOOKED, saved_items
 from amanda_tools._timelines.memory import synchronize
 from amanda_tools.remat.measurement import MeasuredOp, Measurement
@@ -259,6 +259,8 @@ def _obstacle(
         return "its tensors are of a special kind"
     if _has_generator(context):
         return "it draws from a random generator of its own"
+    if writes_into_tensors(op_name(context.get_op()).partition(".")[0]):
+        return "it changes a tensor in place"
     return ""
 
 

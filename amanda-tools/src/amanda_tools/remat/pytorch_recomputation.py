@@ -18,7 +18,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from amanda.interface.calls import OpFunction
 from amanda.state import Lock
-from amanda_tools._internals import no_overrides, takes_saved_tensor_hooks, version_of
+from amanda_tools._internals import (
+    has_saved_tensor_hooks,
+    no_overrides,
+    takes_saved_tensor_hooks,
+    version_of,
+)
 from amanda_tools.remat.recorded_runs import (
     Autocast,
     Follower,
@@ -59,6 +64,13 @@ class Recomputer:
     def run(self, *inputs: Any, function: OpFunction, op_id: str, names: Sequence[str]) -> Any:
         """Replacement routine: run the operator, with tickets for what it saves."""
         if not (torch.is_grad_enabled() and takes_saved_tensor_hooks()):
+            return function(*inputs)
+        if has_saved_tensor_hooks():
+            # Those of a checkpoint count what is saved. An operator of another thread, or of
+            # another iteration, may have had this id.
+            if op_id in self._changing:
+                with no_overrides():
+                    self._follow(inputs, function.now(), op_id)
             return function(*inputs)
         with no_overrides():
             execution = self._noted(inputs, function, op_id, names)

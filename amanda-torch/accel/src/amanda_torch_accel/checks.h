@@ -15,17 +15,31 @@ is_tensor(PyObject *value)
     return 0;
 }
 
+/* Whether a tensor's dtype has a sum. PyTorch warns as it sums quantized or complex numbers. */
+static int
+has_sum(PyObject *tensor)
+{
+    PyObject *dtype = PyObject_CallOneArg(inlined.dtype, tensor);
+    int found = dtype == NULL ? -1 : PySet_Contains(inlined.summed, dtype);
+    Py_XDECREF(dtype);
+    return found;
+}
+
 /* The sum of finite numbers may overflow: only a finite sum is an answer. */
 static int
 is_finite_tensor(PyObject *tensor)
 {
+    int is_summed = has_sum(tensor);
+    if (is_summed <= 0) {
+        return is_summed;
+    }
     PyObject *sum = PyObject_CallOneArg(inlined.sum, tensor), *number = NULL;
     if (sum != NULL) {
         number = PyObject_CallOneArg(inlined.item, sum);
         Py_DECREF(sum);
     }
     if (number == NULL) {
-        /* There is no sum, or it has no number: quantized, nested, on the meta device. */
+        /* There is no sum, or it has no number: nested, on the meta device. */
         if (!PyErr_ExceptionMatches(PyExc_Exception)) {
             return -1;
         }

@@ -688,6 +688,7 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         {"node", &inlined.node},         {"task", &inlined.task},
         {"check", &inlined.check},       {"before", &inlined.before},
         {"sum", &inlined.sum},           {"item", &inlined.item},
+        {"dtype", &inlined.dtype},       {"summed", &inlined.summed},
         {"plain", &inlined.plain},       {"tensors", &inlined.tensors},
         {"set_recording", &inlined.set_recording},
         {"sums", &inlined.sums},         {"add_after", &inlined.add_after},
@@ -710,6 +711,7 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
     }
     if (!PyTuple_CheckExact(inlined.checks) || !PyTuple_CheckExact(inlined.plain)
         || !PyTuple_CheckExact(inlined.tensors) || !PyDict_CheckExact(inlined.kinds)
+        || !PyFrozenSet_CheckExact(inlined.summed)
         || !PyDict_CheckExact(inlined.unpaused) || !PyType_Check(inlined.function)
         || !Py_IS_TYPE(inlined.version, &PyGetSetDescr_Type)
         || find_inlined_slots() < 0) {

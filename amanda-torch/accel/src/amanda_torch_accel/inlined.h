@@ -9,7 +9,8 @@ static struct {
     PyObject *check, *before;          /* a class of amanda.inline, and its method */
     PyObject *sums, *add_after;        /* likewise: sums, and the second of their routines */
     PyObject *tensors;                 /* the classes of tensors that C looks at */
-    PyObject *sum, *item;              /* methods of tensors */
+    PyObject *sum, *item, *dtype;      /* of tensors */
+    PyObject *summed;                  /* a set: the dtypes that have a sum */
     PyObject *set_recording;           /* torch.set_grad_enabled(), as a function */
     PyObject *plain;                   /* functions, or a dict and a key: what they give says no
                                           where tensors are plain */

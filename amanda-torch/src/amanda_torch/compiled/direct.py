@@ -37,6 +37,7 @@ from amanda_torch.eager.execution import KnownOp, unswallowed, with_outputs, wri
 from amanda_torch.eager.frames import Frame
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.operators.calls import Place, item_at, tensors_of
+from amanda_torch.operators.dtypes import SUMMED
 from amanda_torch.operators.names import is_in_place
 from amanda_torch.routines import RoutineDispatcher, selected, warn_of_change
 
@@ -452,19 +453,21 @@ class _Writer:
         known = call.known
         assert known is not None
         self.names.update(
-            {"amanda_is_finite": math.isfinite, "amanda_plain": _internals.PLAIN_TENSORS}
+            amanda_is_finite=math.isfinite,
+            amanda_plain=_internals.PLAIN_TENSORS,
+            amanda_summed=SUMMED,
         )
         self.names[f"amanda_ask_{number}"] = functools.partial(self._ask, known.plan, check)
         lines = [self._place(call, known.plan.after)]
         lines += ["amanda_record(False)"] if call.records else []
         # The sum of finite numbers may overflow: only a finite sum is an answer.
-        has_sum = f"{output}.__class__ in amanda_plain and amanda_is_finite({output}.sum().item())"
+        has_sum = f"{output}.__class__ in amanda_plain and {output}.dtype in amanda_summed"
         lines += [
             "amanda_began = amanda_clock()",
             "try:",
-            f"    amanda_is_clean = {has_sum}",
-            # There is no sum, or no real one: quantized, complex, on the meta device.
-            "except (RuntimeError, TypeError):",
+            f"    amanda_is_clean = {has_sum} and amanda_is_finite({output}.sum().item())",
+            # There is no sum, or it has no number: nested, on the meta device.
+            "except RuntimeError:",
             "    amanda_is_clean = False",
         ]
         if check.trail is not None:

@@ -44,6 +44,7 @@ from amanda_torch.eager.frames import Child, Frame
 from amanda_torch.eager.interceptors import NO_OPERATOR, Interceptor, NoTools
 from amanda_torch.eager.module_names import Labels
 from amanda_torch.operators.calls import tensors_of
+from amanda_torch.operators.dtypes import SUMMED
 from amanda_torch.operators.layouts import Layout
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of, name_of
 from amanda_torch.plugin import TorchEagerDriver
@@ -53,7 +54,7 @@ WITH_GATE = frozenset({"auto", "capture", "gate"})
 """The names of interceptors for which the gate is used, if it can be: by ``capture`` for all that
 is not captured."""
 
-EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=14, newest_python=(3, 14))
+EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=15, newest_python=(3, 14))
 
 _UNREPORTED = frozenset({"from_numpy"})
 """Builtins that look like operators, and report nothing to a mode."""
@@ -171,6 +172,8 @@ def _inlined() -> dict[str, Any]:
         "tensors": (torch.Tensor, nn.Parameter),
         "sum": _internals.TENSOR_BASE.sum,
         "item": _internals.TENSOR_BASE.item,
+        "dtype": _internals.TENSOR_BASE.dtype.__get__,
+        "summed": SUMMED,
         "set_recording": _internals.set_grad_enabled,
         "plain": _internals.TRANSFORMERS,
         "graph": KnownGraph,
