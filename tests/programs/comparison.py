@@ -236,7 +236,10 @@ def _bits(value: Any, place: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
         dtype = getattr(value, "dtype", type(value).__name__)
         kind = getattr(dtype, "name", str(dtype))
         array = np.ascontiguousarray(_array(value))
-        yield place, (kind, np.shape(array), array.tobytes())
+        # An array of strings holds addresses.
+        is_text = array.dtype == object
+        content = repr(array.tolist()).encode() if is_text else array.tobytes()
+        yield place, (kind, np.shape(array), content)
 
 
 def _array(value: Any) -> Any:

@@ -568,6 +568,40 @@ def test_gradients_that_are_slices(way: str, routine: Any, factor: float, point:
     assert all(shape == [4, 3] for shape in shapes)
 
 
+@pytest.mark.parametrize("way", ["watched", "changed", "changed at the gather", "replaced"])
+def test_gradients_whose_slices_have_slices_as_values(way: str) -> None:
+    """Gradients through joined ragged tensors, slices of slices, are whole, and can be changed."""
+    splits, rows = [0, 2, 2, 5], tf.range(20.0)
+    double = amanda.traceable(lambda gradient: 2.0 * gradient)
+
+    def act(context: amanda.OpContext) -> None:
+        if not context.get_op_id().endswith("RaggedConcat/concat/ConcatV2"):
+            return
+        if way == "replaced":
+            own = context.get_function()
+            context.replace_op(amanda.traceable(lambda *inputs: 2.0 * own(*inputs)))
+        else:
+            context.insert_before_op(lambda *inputs: inputs)
+        if way == "changed":
+            context.insert_before_backward_op(double)
+
+    def gradient(rows: Any) -> Any:
+        values = tf.reshape(rows, (5, 4)) * 3.0
+        ragged = tf.RaggedTensor.from_row_splits(values, splits)
+        loss = tf.reduce_sum(tf.concat([ragged, ragged], 1).to_tensor() ** 2)
+        return tf.convert_to_tensor(tf.gradients(loss, rows)[0])
+
+    expected = tf.function(gradient)(rows).numpy()
+    tools = [At("ConcatV2", act)]
+    if way == "changed at the gather":
+        tools.append(
+            At("RaggedGather", lambda c: c.insert_after_backward_op(double, grad_inputs=[1]))
+        )
+    with amanda.apply(*tools):
+        found = tf.function(gradient)(rows).numpy()
+    support.assert_close(found, expected * {"watched": 1.0, "replaced": 4.0}.get(way, 2.0))
+
+
 def test_rows_that_no_slice_stands_for() -> None:
     """A change of rows that were not gathered is an error that names the operator."""
     tool = At("GatherV2", lambda c: c.insert_after_backward_op(lambda g: g + 1.0, grad_inputs=[0]))

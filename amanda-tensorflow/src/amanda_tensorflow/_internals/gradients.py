@@ -23,7 +23,10 @@ def gradients_in_graph(*args: Any, **options: Any) -> Any:
 
 
 def _reading(function: Any, **names: Any) -> Callable[..., Any]:
-    """A function of ``gradients_util`` that finds others there by some names."""
+    """A function of ``gradients_util`` that finds others there by some names.
+
+    For each call anew: names there are patched, ``_SymGrad`` by us, before and after.
+    """
     known = {**vars(gradients_util), **names}
     return FunctionType(function.__code__, known, function.__name__, function.__defaults__)
 

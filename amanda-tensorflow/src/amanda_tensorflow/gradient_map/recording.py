@@ -30,8 +30,12 @@ from amanda_tensorflow import _internals
 TensorName = tuple[str, int]
 """A tensor of a graph: its operator's name and its index among the outputs."""
 
-Slices = Mapping[int, tuple[TensorName, TensorName, TensorName]]
-"""By position, the values, indices and dense shape of a gradient that is an IndexedSlices."""
+Slices = Mapping[int, tuple[TensorName, ...]]
+"""By position, the values, indices and dense shape of a gradient that is an IndexedSlices.
+
+Where its values are an IndexedSlices themselves: the innermost values, then the indices and shape
+of each, from the innermost on.
+"""
 
 MARK = "_amanda"
 """The attribute that is added to records on tapes. Its value is a :class:`ForwardOp` in a graph,
@@ -61,8 +65,7 @@ class GradientCall:
             IndexedSlices the values stand for it.
         grad_inputs: the gradients that it returned, one per input, likewise.
         ops: names of the operators that it made, in order.
-        output_slices: the gradients that the function received as an IndexedSlices, by position:
-            its values, indices and dense shape.
+        output_slices: the gradients that the function received as an IndexedSlices, by position.
         input_slices: those that it returned so.
     """
 
@@ -378,10 +381,14 @@ def _slices(gradients: Iterable[Any], graph: Any) -> Slices:
     """The gradients that are slices of known shape in `graph`, by position."""
     found = {}
     for position, gradient in enumerate(gradients):
-        if isinstance(gradient, tf.IndexedSlices):
-            values, indices, shape = gradient.values, gradient.indices, gradient.dense_shape
-            if all(_is_in(part, graph) for part in (values, indices, shape)):
-                found[position] = tensor_name(values), tensor_name(indices), tensor_name(shape)
+        parts: list[Any] = []
+        values = gradient
+        # The gradient of tf.RaggedTensor's gather has those that it gets as values, slices or not.
+        while isinstance(values, tf.IndexedSlices):
+            parts[:0] = values.indices, values.dense_shape
+            values = values.values
+        if parts and all(_is_in(part, graph) for part in (values, *parts)):
+            found[position] = (tensor_name(values), *map(tensor_name, parts))
     return found
 
 

@@ -58,7 +58,8 @@ class SlicedGradients:
         self._slices = {i: parts for i, parts in slices.items() if gradients[i] is not None}
         self._gradients = list(gradients)
         self._is_dense = is_dense
-        self._dense: dict[int, Any] = {}
+        self._dense: dict[int, Tensors | None] = {}
+        """By position: the values, what they add up to, and so on to the dense gradient."""
 
     def made_dense(self, actions: Sequence[Action] | None = None) -> Tensors:
         """All gradients, with dense tensors in place of slices.
@@ -74,9 +75,11 @@ class SlicedGradients:
             if self._is_dense:
                 self._dense[position] = None
             elif chosen:
-                values, (indices, shape) = result[position], self._indexing(parts)
-                dense = tf.math.unsorted_segment_sum(values, indices, shape[0])
-                self._dense[position] = result[position] = dense
+                sums = [result[position]]
+                for indices, shape in self._indexing(parts):
+                    sums.append(tf.math.unsorted_segment_sum(sums[-1], indices, shape[0]))
+                self._dense[position] = sums
+                result[position] = sums[-1]
         return result
 
     def as_tensors(self, gradients: Sequence[Any]) -> Tensors:
@@ -93,25 +96,36 @@ class SlicedGradients:
             call: the gradient call.
         """
         result = list(gradients)
-        for position, dense in self._dense.items():
+        for position, sums in self._dense.items():
             new = result[position]
-            if new is dense:
-                result[position] = self._gradients[position]
+            if sums is not None and new is sums[-1]:
+                result[position] = sums[0]
             elif new is not None:
-                indices, _ = self._indexing(self._slices[position])
                 building.is_changed = building.has_python = True
-                node = _Values(call.forward.name)
-                if dense is None:
-                    result[position] = node.inserted([_of_first(new, indices), indices, new])
-                else:
-                    old = self._gradients[position]
-                    result[position] = node.inserted([old, indices, new, dense])
+                result[position] = self._values(position, sums, new, call.forward.name)
         return result
 
-    def _indexing(self, parts: Sequence[TensorName]) -> Tensors:
-        """Indices and shape of slices, in the copy."""
-        tensors = self._site.tensors
-        return [tensors.get(id(self._site.tensor(name))) for name in parts[1:]]
+    def _values(self, position: int, sums: Tensors | None, new: Any, name: str) -> Any:
+        """The values of slices that add up to a gradient.
+
+        Args:
+            sums: what those of before have added up to, from the values on; None if not known.
+            new: the gradient, dense.
+            name: of the forward operator.
+        """
+        levels = list(enumerate(self._indexing(self._slices[position])))
+        for depth, (indices, _) in reversed(levels):
+            if sums is None:
+                inputs = [_of_first(new, indices), indices, new]
+            else:
+                inputs = [sums[depth], indices, new, sums[depth + 1]]
+            new = _Values(name).inserted(inputs)
+        return new
+
+    def _indexing(self, parts: Sequence[TensorName]) -> list[tuple[Any, Any]]:
+        """Indices and shape of slices in the copy, and of the slices that these are values of."""
+        found = [self._site.tensors.get(id(self._site.tensor(name))) for name in parts[1:]]
+        return list(zip(found[::2], found[1::2], strict=True))
 
 
 def _of_first(gradient: Any, indices: Any) -> Any:
