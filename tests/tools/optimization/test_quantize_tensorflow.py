@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,3 +133,23 @@ def test_an_operator_that_gets_zeros_only_is_calibrated() -> None:
             assert not (zeros @ weight).numpy().any()
         [quantizer, _] = next(iter(tool.quantizers.values()))
         assert quantizer.is_ready
+
+
+@pytest.mark.parametrize("suffix", ["json", "safetensors"])
+def test_operators_of_a_graph_that_never_run_are_left_out_of_the_export(
+    suffix: str, tmp_path: Path
+) -> None:
+    """Such as the step by which Keras finds a recurrent layer's shape: no run calibrates them."""
+    layer, rows = tf.keras.layers.SimpleRNN(5, return_sequences=True), np.ones((4, 3, 6), "f")
+    run, tool = tf.function(layer), QuantizeTool(method="static")
+    run(rows)
+    with amanda.apply(tool):
+        run(rows)
+    never = [op_id for op_id, found in tool.quantizers.items() if not found[0].has_run]
+    path = tool.export(tmp_path / f"ranges.{suffix}", lambda: run(rows))
+    assert never
+    assert path.is_file()
+    written = path.read_bytes().decode(errors="replace")
+    assert [op_id in written for op_id in tool.quantizers] == [
+        op_id not in never for op_id in tool.quantizers
+    ]

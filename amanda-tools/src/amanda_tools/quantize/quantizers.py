@@ -109,6 +109,11 @@ class Quantizer:
         return self.scale is not None and not self.initial and self.is_ready and not self._is_open
 
     @property
+    def has_run(self) -> bool:
+        """Whether the operator has run; of a graph it has not where nothing needs its result."""
+        return self.remaining < self.options.calibration
+
+    @property
     def is_ready(self) -> bool:
         """Whether it is calibrated, and so rounds."""
         return self.remaining == 0
