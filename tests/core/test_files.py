@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from amanda.errors import AmandaError, FileError
+from amanda.engine.notes import note
+from amanda.errors import (
+    AmandaError,
+    AmandaWarning,
+    CoverageWarning,
+    FileError,
+    SelectionError,
+)
 from amanda.files import new_beside, read_json, read_text, replaced, write_json
 from amanda.results import Table
 from amanda.text import printable
@@ -97,6 +104,16 @@ def test_lone_surrogates_survive(tmp_path: Path) -> None:
     with replaced(tmp_path / "a.txt") as file:
         file.write("a\udc80é")
     assert read_text(tmp_path / "a.txt") == r"a\udc80é"
+
+
+def test_messages_hold_nothing_that_a_terminal_obeys() -> None:
+    """Errors, warnings and notes, which name modules and files that may be called anything."""
+    name = "a\n\x1b]0;x\x07\udc80"
+    for kind in (AmandaError, FileError, SelectionError, AmandaWarning, CoverageWarning):
+        assert str(kind(name)) == "a\n\\x1b]0;x\\x07\\udc80", kind
+    error = ValueError("of the tool")
+    note(error, "Tool.run", name)
+    assert error.__notes__ == [r"amanda: raised in Tool.run at op a\n\x1b]0;x\x07\udc80"]
 
 
 def test_text_for_a_terminal_has_no_commands() -> None:

@@ -42,6 +42,19 @@ def rows(tool: KernelsTool) -> dict[str, dict[str, Any]]:
 # -- PyTorch on a CPU ---------------------------------------------------------
 
 
+def test_activities_are_assigned_whatever_the_name_of_the_module() -> None:
+    """Lone surrogates, quotation marks, line breaks, and the escapes of annotations themselves."""
+    names = ["\udc80", 'a"b', "back\\slash", "line\nbreak", "\x1b[2J", "50%41#", "漢字"]
+    model = torch.nn.Sequential()
+    for name in names:
+        model.add_module(name, torch.nn.Linear(3, 3))
+    x = torch.rand(2, 3)
+    tool = recorded(lambda: model(x))
+    assert tool.summary()["problems"] == []
+    expected = {f"Sequential.{name}/linear:0" for name in names}
+    assert {a.op for a in tool.recording.activities if a.op} == expected
+
+
 def test_activities_are_those_of_torch_profiler() -> None:
     """Forward and backward, each activity of the model belongs to an operator, and once."""
     model, inputs = models.build("resnet18")

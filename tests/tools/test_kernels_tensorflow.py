@@ -58,6 +58,17 @@ def test_eager_operators() -> None:
     assert 0 < row["host_us"] < sum(e.span for e in tool.recording.executions)
 
 
+def test_eager_operators_have_their_kernels_whatever_the_name_of_the_layer() -> None:
+    """Also with the signs of annotations and of the profiler's metadata."""
+    data = tf.ones((2, 4))
+    for name in ("a#b", 'a"b', "50%41", "漢字"):
+        layer = tf.keras.layers.Dense(2, name=name)
+        layer(data)
+        tool = applied(lambda layer=layer: layer(data))
+        assert tool.summary()["problems"] == []
+        assert calls(tool)[f"{name}/MatMul:0"] == 1
+
+
 @pytest.mark.parametrize("counted", [False, True])
 def test_functions(counted: bool) -> None:
     """Kernels bear their nodes' names, in the vanilla graph and in an instrumented copy."""

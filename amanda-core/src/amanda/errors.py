@@ -10,6 +10,8 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
+from amanda.text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -19,7 +21,10 @@ _LONGEST = 1200
 
 
 class AmandaError(RuntimeError):
-    """Base class of all errors of Amanda."""
+    """Base class of all errors of Amanda. Their messages hold nothing that a terminal obeys."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n")
 
 
 class DependencyCycleError(AmandaError):
@@ -101,7 +106,10 @@ class PluginError(AmandaError):
 
 
 class AmandaWarning(UserWarning):
-    """Base class of all warnings of Amanda."""
+    """Base class of all warnings of Amanda. Their messages hold nothing that a terminal obeys."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n")
 
 
 class PluginWarning(AmandaWarning):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,3 +108,48 @@ def test_sensitivity_and_integers() -> None:
     for (name, value), found_value in zip(w.items(), whole.values(), strict=True):
         assert found_value.shape == value.shape, name
         assert np.abs(found_value).max() == 7
+
+
+def test_the_zeros_in_which_a_recurrent_state_begins_are_no_range() -> None:
+    """In a graph all steps are executions of one operator, whose first input is zero."""
+    tf.keras.utils.set_random_seed(1)
+    layer = tf.keras.layers.SimpleRNN(5, return_sequences=True)
+    rows = np.random.default_rng(0).random((12, 10, 6), np.float32)
+    vanilla, run = layer(rows).numpy(), tf.function(layer)
+    tool = QuantizeTool(method="static")
+    with amanda.apply(tool):
+        run(rows)
+        found = run(rows).numpy()
+    # The first state that is not zero gives the range, which later ones leave a little.
+    assert 0 < np.abs(found - vanilla).max() < 0.25
+
+
+def test_an_operator_that_gets_zeros_only_is_calibrated() -> None:
+    """Zeros are exact, and the first tensor that is not zero gives the range."""
+    weight, tool = weights()["dense"], QuantizeTool(method="static")
+    zeros = np.zeros((2, weight.shape[0]), np.float32)
+    with amanda.apply(tool):
+        for _ in range(3):
+            assert not (zeros @ weight).numpy().any()
+        [quantizer, _] = next(iter(tool.quantizers.values()))
+        assert quantizer.is_ready
+
+
+@pytest.mark.parametrize("suffix", ["json", "safetensors"])
+def test_operators_of_a_graph_that_never_run_are_left_out_of_the_export(
+    suffix: str, tmp_path: Path
+) -> None:
+    """Such as the step by which Keras finds a recurrent layer's shape: no run calibrates them."""
+    layer, rows = tf.keras.layers.SimpleRNN(5, return_sequences=True), np.ones((4, 3, 6), "f")
+    run, tool = tf.function(layer), QuantizeTool(method="static")
+    run(rows)
+    with amanda.apply(tool):
+        run(rows)
+    never = [op_id for op_id, found in tool.quantizers.items() if not found[0].has_run]
+    path = tool.export(tmp_path / f"ranges.{suffix}", lambda: run(rows))
+    assert never
+    assert path.is_file()
+    written = path.read_bytes().decode(errors="replace")
+    assert [op_id in written for op_id in tool.quantizers] == [
+        op_id not in never for op_id in tool.quantizers
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from amanda.state import ATTACHED
+from amanda.text import printable
 
 
 def note(error: BaseException, who: str, op_id: str, point: str = "op ") -> None:
@@ -12,7 +13,7 @@ def note(error: BaseException, who: str, op_id: str, point: str = "op ") -> None
     """
     if isinstance(error, KeyboardInterrupt):
         return
-    text = f"amanda: raised in {who} at {point}{op_id}".removesuffix(" of ")
+    text = printable(f"amanda: raised in {who} at {point}{op_id}".removesuffix(" of "))
     if text not in getattr(error, "__notes__", ()):
         error.add_note(text)
     for driver in tuple(ATTACHED.values()):

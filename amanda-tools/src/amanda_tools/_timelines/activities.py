@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote, unquote
+
 import attrs
 
 MARK = "amanda/op:"
 """Prefix of the annotation around an operator; the operator's id follows."""
+
+_PLAIN = "/.:@-_ ()[]<>,+*="
+"""Characters of ids, besides letters and digits, that annotations hold as they are."""
+
+
+def mark_of(op_id: str) -> str:
+    """Return the name of the annotation around an operator, from which the id can be read.
+
+    A module's name, and with it an id, may hold anything. PyTorch's profiler refuses lone
+    surrogates, and writes quotation marks, backslashes and line breaks into its JSON as they are
+    (2.13).
+    """
+    return MARK + quote(op_id, _PLAIN, errors="surrogatepass")
+
+
+def marked_op(name: str) -> str | None:
+    """Return the id of the operator that an annotation is around; None if it is no mark."""
+    if not name.startswith(MARK):
+        return None
+    return unquote(name.removeprefix(MARK), errors="surrogatepass")
 
 
 @attrs.frozen

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from amanda_tools._timelines.activities import MARK, Activity, OpSpan, ProfilerRecording
+from amanda_tools._timelines.activities import Activity, OpSpan, ProfilerRecording, marked_op
 
 _HOST = "/host:CPU"
 _DEVICE = "/device:"
@@ -249,8 +249,7 @@ class _Reader:
 
     def read_host(self, event: LineEvent, track: str) -> None:
         """Read an event of a thread."""
-        if event.name.startswith(MARK):
-            op_id = event.name.removeprefix(MARK)
+        if (op_id := marked_op(event.name)) is not None:
             self._recording.executions.append(OpSpan(op_id, event.start, event.span, track))
         elif event.name == _KERNEL:
             self._add_eager(event, track)
@@ -261,8 +260,8 @@ class _Reader:
         """Read a kernel on a device; it names the operator of the host that launched it."""
         source = str(event.stats.get("tf_op") or "")
         node, _, kind = source.rpartition(":")
-        if source.startswith(MARK):
-            self._add(event, source.removeprefix(MARK), event.name, device, track)
+        if (op_id := marked_op(source)) is not None:
+            self._add(event, op_id, event.name, device, track)
         elif kind:
             self._add_node(event, (node, kind), event.name, device, track)
         else:
@@ -299,8 +298,8 @@ class _Reader:
             _is_inserted(e.node) for e in event.around()
         ):
             return
-        marks = (e.name.removeprefix(MARK) for e in event.around() if e.name.startswith(MARK))
-        owner = next(marks, "")
+        marks = (marked_op(e.name) for e in event.around())
+        owner = next((op_id for op_id in marks if op_id is not None), "")
         if self._names.may_run(owner, kind):
             self._add(event, owner, kind, "cpu", track)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from amanda_tools._timelines.activities import MARK, Activity, OpSpan, ProfilerRecording
+from amanda_tools._timelines.activities import Activity, OpSpan, ProfilerRecording, marked_op
 
 _LAUNCHES = frozenset(
     {"cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "privateuse1_runtime"}
@@ -104,8 +104,8 @@ class Threads:
             self.activities.append(host)
             if (number := _argument(host.event, "External id")) is not None:
                 self._by_external_id[number] = host
-        elif name.startswith(MARK):
-            host.op = name.removeprefix(MARK)
+        elif (op_id := marked_op(name)) is not None:
+            host.op = op_id
             self.executions.append(host)
 
     def launch_of(self, kernel: Mapping[str, Any]) -> tuple[Host | None, Host | None]:

@@ -19,7 +19,7 @@ from amanda import OpContext
 from amanda.patching import PatchSet
 from amanda.tools.description import OpDescription
 from amanda_tools._internals import is_profiling, prepare_profiler, watch_profilers
-from amanda_tools._timelines.activities import MARK, ProfilerRecording
+from amanda_tools._timelines.activities import ProfilerRecording, mark_of
 from amanda_tools.kernels.annotations import annotate
 from amanda_tools.kernels.kineto import recording_of
 from amanda_tools.kernels.recordings import ProfilerRecorder, Settings
@@ -159,7 +159,7 @@ class TorchRecorder(ProfilerRecorder):
             )
 
     def watch(self, context: OpContext, op: OpDescription) -> None:
-        name = MARK + op.id
+        name = mark_of(op.id)
         annotate(context, lambda: record_function(name) if self._records() else None)
 
     def _records(self) -> bool:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from amanda import OpContext
 from amanda.tools.description import OpDescription
-from amanda_tools._timelines.activities import MARK, ProfilerRecording
+from amanda_tools._timelines.activities import ProfilerRecording, mark_of
 from amanda_tools._timelines.graph_nodes import is_in_graph, note_nodes
 from amanda_tools._timelines.tensorflow_profiler import Recording
 from amanda_tools._timelines.xplane import Names, recording_of
@@ -47,7 +47,7 @@ class TensorFlowRecorder(ProfilerRecorder):
         if not self._recording.runs or not self.is_within_limit():
             # Recordings of the program itself have no marks of this tool.
             return None
-        return tf.profiler.experimental.Trace(MARK + op_id)
+        return tf.profiler.experimental.Trace(mark_of(op_id))
 
     def watch_outputs(self, context: OpContext, op: OpDescription) -> None:
         if is_in_graph(context):

@@ -21,17 +21,22 @@ from amanda_tools.quantize.quantizers import Quantizer
 Quantizers = Mapping[str, Sequence[Quantizer]]
 
 
-def check_ready(quantizers: Quantizers) -> None:
-    """Refuse operators that are not calibrated.
+def ready(quantizers: Quantizers) -> Quantizers:
+    """Return those of operators that have run, and refuse those that are not calibrated.
+
+    A function's graph may hold operators that never run, since nothing needs their results, such
+    as the step by which Keras finds the shape of a recurrent layer's output.
 
     Raises:
         AmandaError: it names the first one.
     """
-    if not quantizers:
+    run = {op_id: found for op_id, found in quantizers.items() if any(q.has_run for q in found)}
+    if not run:
         raise AmandaError("quantize: no operator has been quantized; run the model under the tool")
-    for op_id, found in quantizers.items():
+    for op_id, found in run.items():
         if not all(quantizer.is_ready for quantizer in found):
             raise AmandaError(f"quantize: op {op_id} is not calibrated; run it more often")
+    return run
 
 
 def weight_quantizers(quantizers: Quantizers) -> dict[str, Quantizer]:

@@ -49,6 +49,8 @@ class Quantizer:
     learned: dict[str, Any] = attrs.field(factory=dict)
     remaining: int = 0
     _observer: Observer | None = None
+    _has_range: bool = False
+    """Whether anything but zeros has been observed."""
     _constants: dict[tuple[str, str, tuple[int, ...]], Any] = attrs.field(factory=dict)
 
     @classmethod
@@ -104,7 +106,12 @@ class Quantizer:
     @property
     def is_constant(self) -> bool:
         """The rounding never changes."""
-        return self.scale is not None and not self.initial and self.is_ready
+        return self.scale is not None and not self.initial and self.is_ready and not self._is_open
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the operator has run; of a graph it has not where nothing needs its result."""
+        return self.remaining < self.options.calibration
 
     @property
     def is_ready(self) -> bool:
@@ -119,7 +126,7 @@ class Quantizer:
         if not arithmetic.is_floating(tensor) or arithmetic.refusal(tensor):
             return None
         self.prepare(tensor)
-        if self.remaining:
+        if self.remaining or (self._is_open and arithmetic.wide_numpy(tensor).any()):
             self._observe(arithmetic, tensor)
             return None
         if self.learned:
@@ -162,11 +169,24 @@ class Quantizer:
 
     # -- calibration ------------------------------------------------------
 
+    @property
+    def _is_open(self) -> bool:
+        """Whether the calibration of an activation saw zeros alone, which have no range.
+
+        So begins the state of a recurrent layer, whose steps are executions of one operator in a
+        loop of a graph: its range is that of the next tensor that is not zero. What is learned
+        finds its range by itself.
+        """
+        is_static = self._observer is not None and self.options.method == "static"
+        return is_static and self.is_ready and not self._has_range
+
     def _observe(self, arithmetic: Arithmetic, tensor: Any) -> None:
-        self.remaining -= 1
+        self.remaining = max(self.remaining - 1, 0)
         if self._observer is None:
             return
-        self._observer.observe(arithmetic.wide_numpy(tensor))
+        array = arithmetic.wide_numpy(tensor)
+        self._has_range |= bool(array.any())
+        self._observer.observe(array)
         if self.remaining:
             return
         low, high = self._observer.range(self.grid)
@@ -187,6 +207,7 @@ class Quantizer:
 
     def _set_range(self, low: Array, high: Array) -> None:
         self.scale, self.zero = self.grid.fitted(np.asarray(low), np.asarray(high))
+        self._constants.clear()
 
     # -- learning ---------------------------------------------------------
 

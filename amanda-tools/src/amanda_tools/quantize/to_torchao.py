@@ -20,7 +20,7 @@ from amanda import OpContext
 from amanda.errors import AmandaError
 from amanda.tools.description import OpDescription, describe
 from amanda_tools._operators.running import run_model
-from amanda_tools.quantize.files import Quantizers, check_ready, grid_of, to_integers
+from amanda_tools.quantize.files import Quantizers, grid_of, ready, to_integers
 from amanda_tools.quantize.numbers import FLOATS
 from amanda_tools.quantize.quantizers import Quantizer
 
@@ -88,7 +88,7 @@ def export_model(model: Any, quantizers: Quantizers, run: Callable[[], Any]) -> 
     Raises:
         AmandaError: torchao is missing, an operator is not calibrated, or nothing can be exported.
     """
-    check_ready(quantizers)
+    quantizers = ready(quantizers)
     torchao = _torchao()
     uses = _uses(run)
     copied = copy.deepcopy(model)

@@ -314,12 +314,12 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
             ValueError: the path ends otherwise.
         """
         target = Path(path)
-        files.check_ready(self.quantizers)
+        quantizers = files.ready(self.quantizers)
         header = {"tool": self.name, "schema": self.schema}
         if target.suffix == ".safetensors":
-            files.write_tensors(target, self.quantizers, header, run)
+            files.write_tensors(target, quantizers, header, run)
         elif target.suffix == ".json":
-            files.write_ranges(target, self.quantizers, header)
+            files.write_ranges(target, quantizers, header)
         else:
             raise ValueError(f"quantize: {target} ends neither with .json nor with .safetensors")
         return target

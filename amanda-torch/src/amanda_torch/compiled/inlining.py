@@ -24,6 +24,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
 from amanda.inline import is_counter, summed_by
 from amanda.interface.action import Action, ActionKind
+from amanda.text import printable
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaSubstitute
 from amanda_torch.autograd.gradient_graphs import KnownGradients
@@ -364,7 +365,7 @@ def _name(error: Exception, action: Action) -> None:
 
     No driver is told, as by :func:`amanda.engine.dispatch.note`: it may not reach the program.
     """
-    error.add_note(f"amanda: raised in {action.routine} at op {action.op_id}")
+    error.add_note(printable(f"amanda: raised in {action.routine} at op {action.op_id}"))
 
 
 def _substituted(action: Action, old: Any, new: Any) -> Any:
