@@ -340,7 +340,7 @@ DRIVERS = (
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Interrupt each driver at every line of Amanda's: some 20,000 runs, an hour and a half.
+    """Interrupt each driver at every line of Amanda's: some 40,000 runs, some four hours.
 
     ``nox -s faults -- 2/20`` tries every twentieth line, from the second on. CI tries three.
     """
