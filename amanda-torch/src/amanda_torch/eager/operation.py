@@ -8,7 +8,6 @@ into, and the tensors that they alias, must stay the caller's own.
 
 from __future__ import annotations
 
-import itertools
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
@@ -41,6 +40,7 @@ from amanda_torch.autograd.whole_operator import (
     hook_outputs,
 )
 from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
+from amanda_torch.operators.memory import copied_for, distinct_part, has_memory, overlap
 from amanda_torch.operators.names import base_name, is_builtin, is_in_place
 from amanda_torch.operators.parameters import output_count
 from amanda_torch.routines import RoutineDispatcher
@@ -142,42 +142,48 @@ class Operation:
         # Tensors whose class overrides operators stay what they are: no identity comes before.
         routines = () if self._takes_no_identity else plan.after_backward
         is_replaced = plan.replace_backward is not None and not self._is_nested(values)
-        on_inputs = self.records_gradients and (routines or is_replaced)
+        on_inputs = self.records_gradients and bool(routines or is_replaced)
         if self.is_function:
             result = self._run_function(values)
-        elif on_inputs and self._writes_by_copies(values) and not plan.replace_backward:
-            # For an in-place operator on a view, autograd rebuilds the nodes of all views of the
-            # base, and the gathering identity with them: compute on a copy, and write it back.
-            gathered = gather_inputs(self._whole.after, values)
-            if plan.replace is None:
-                result = self._in_place_on_substitute(gathered)
-            else:
-                # A replacement, too, may write into what it gets.
-                result = self._replaced(plan.replace, [gathered[0].clone(), *gathered[1:]])
-            self._gathered = True
         elif self._makes_views(values) and (on_inputs or self._hooks_outputs):
             aliases = aliases_of(values)
             result = self._handed_on(aliases)
             self._alias = aliases[0].grad_fn if aliases[0] is not values[0] else None
-        elif not on_inputs or self.in_place or self._is_view(values):
-            result = self._vanilla(values)
-        elif plan.replace_backward is not None:
-            result = self._with_gradient(values)
-            self._gathered = True
-        elif self._leaves_by_one_node(values):
-            result = self._vanilla(values)
+        elif on_inputs:
+            result = self._run_before_hooks(values)
         else:
-            in_order = self._call.op.__name__ in _IN_ORDER
-            gathered = gather_inputs(
-                self._whole.after, values, in_order=in_order, identity=self._identity
-            )
-            result = self._handed_on(gathered)
-            self._gathered = True
+            result = self._vanilla(values)
         if self._execution is not None:
             self.plan = self._execution.finish(tensors_of(result))
         if self.plan.acts_on_gradients and not self.records_gradients:
             self._count_transformed()
         return result
+
+    def _run_before_hooks(self, values: list[Any]) -> Any:
+        """Run it so that the actions on the gradients of its inputs can be put in place."""
+        plan = self.plan
+        if self._writes_by_copies(values) and plan.replace_backward is None:
+            # For an in-place operator on a view, autograd rebuilds the nodes of all views of the
+            # base, and the gathering identity with them: compute on a copy, and write it back.
+            gathered = gather_inputs(self._whole.after, values)
+            self._gathered = True
+            if plan.replace is None:
+                return self._in_place_on_substitute(gathered)
+            # A replacement, too, may write into what it gets.
+            return self._replaced(plan.replace, [gathered[0].clone(), *gathered[1:]])
+        if self.in_place or self._is_view(values):
+            return self._vanilla(values)
+        if plan.replace_backward is not None:
+            self._gathered = True
+            return self._with_gradient(values)
+        if self._leaves_by_one_node(values):
+            return self._vanilla(values)
+        in_order = self._call.op.__name__ in _IN_ORDER
+        self._gathered = True
+        gathered = gather_inputs(
+            self._whole.after, values, in_order=in_order, identity=self._identity
+        )
+        return self._handed_on(gathered)
 
     def has_run(self, values: list[Any], plan: ActionPlan, start: int) -> None:
         """Note that the operator has run on its own, before actions on gradients were recorded.
@@ -299,7 +305,7 @@ class Operation:
         if len(targets) == 1:
             return _internals.is_view(values[0])
         # One after the other, each would be written into as the one before it has left it.
-        self._overlaps = _overlap(targets)
+        self._overlaps = overlap(targets)
         return not self._overlaps
 
     def _handed_on(self, values: list[Any]) -> Any:
@@ -491,14 +497,14 @@ class Operation:
         values = list(values)
         for index in targets:
             if values[index] is not call.inputs[index]:
-                values[index] = _copied(values[index], call.inputs[index])
+                values[index] = copied_for(values[index], call.inputs[index])
         args, kwargs = call.rebuilt(values)
         result = self._call_func(args, kwargs)
         origin = {}
         for index in targets:
             if values[index] is not call.inputs[index]:
                 target = call.inputs[index]
-                _distinct(target, target).copy_(_distinct(values[index], target))
+                distinct_part(target, target).copy_(distinct_part(values[index], target))
                 origin[id(values[index])] = target
         outputs = tensors_of(result)
         return with_tensors(result, outputs, [origin.get(id(o), o) for o in outputs])
@@ -511,7 +517,7 @@ class Operation:
         """
         call, target = self._call, self._call.inputs[0]
         # Of a generator of the program's numbers would be drawn.
-        is_plain = _has_memory(target) and not call.kwargs.get("generator")
+        is_plain = has_memory(target) and not call.kwargs.get("generator")
         # Operators on lists write into more.
         if not is_plain or self._targets() != [0] or _internals.in_functorch():
             return False
@@ -519,7 +525,7 @@ class Operation:
         sharing = [
             index
             for index, value in enumerate(values)
-            if _has_memory(value) and _internals.shares_storage(value, target)
+            if has_memory(value) and _internals.shares_storage(value, target)
         ]
         if all(values[index] is target for index in sharing):
             return False
@@ -553,58 +559,6 @@ class Operation:
             AmandaOperator, vjp, len(outputs), *outputs, *[values[i] for i in positions]
         )
         return with_tensors(result, outputs, [*map(alias_for, outputs, new)])
-
-
-def _has_memory(value: Any) -> bool:
-    """Whether a value is a plain tensor with a storage of elements."""
-    return (
-        type(value) in _internals.PLAIN_TENSORS
-        and value.layout is torch.strided
-        and not (value.is_nested or value.is_quantized)
-    )
-
-
-def _overlap(tensors: Sequence[Any]) -> bool:
-    """Whether some of several tensors may have memory in common."""
-    spans = []
-    for tensor in filter(_has_memory, tensors):
-        if tensor.numel():
-            steps = zip(tensor.shape, tensor.stride(), strict=True)
-            last = sum((size - 1) * stride for size, stride in steps)
-            begin = tensor.data_ptr()
-            spans.append((begin, begin + (last + 1) * tensor.element_size()))
-    spans.sort()
-    return any(begin < end for (_, end), (begin, _) in itertools.pairwise(spans))
-
-
-def _distinct(value: Any, target: Any) -> Any:
-    """The part of a value that belongs to different elements of `target`, in memory: all of it, but
-    one element of each dimension that `target` has been expanded by."""
-    if not _has_memory(target):
-        return value
-    for dimension, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
-        if size > 1 and not stride:
-            value = value.narrow(dimension, 0, 1)
-    return value
-
-
-def _copied(value: Any, target: Any) -> Any:
-    """A copy of a value to write into in place of `target`, and expanded as that is.
-
-    Few operators write into an expanded tensor, such as ``zero_``; the others raise as ever.
-    """
-    part = _distinct(value, target)
-    return _cloned(value) if part is value else _cloned(part).expand(target.shape)
-
-
-def _cloned(value: Any) -> Any:
-    """A copy that has the strides, too: ``normal_`` fills a contiguous tensor in another order, and
-    elements that overlap are written several times."""
-    if not _has_memory(value) or value.is_contiguous():
-        return value.clone()
-    strides = value.shape, value.stride()
-    copy = torch.empty_strided(*strides, dtype=value.dtype, device=value.device)
-    return copy.copy_(value)
 
 
 def _write(value: Any, target: Any) -> None:
