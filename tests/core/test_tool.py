@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import pytest
@@ -242,6 +243,16 @@ def test_traceable_marks() -> None:
 
     assert amanda.traceable(routine) is routine
     assert routine.amanda_traceable is True  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("mark", [amanda.traceable, amanda.deferrable])
+@pytest.mark.parametrize("func", [len, [].count, collections.Counter().update])
+def test_routines_that_take_no_mark(mark: Any, func: Any) -> None:
+    """Builtin functions and bound methods are called by a function that is marked."""
+    routine = mark(func)
+    assert getattr(routine, f"amanda_{mark.__name__}") is True
+    assert routine.__name__ == func.__name__
+    assert routine("1") == func("1")
 
 
 def test_new_iteration_without_scope() -> None:

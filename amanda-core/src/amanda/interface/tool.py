@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -331,9 +332,13 @@ def check_tool(tool: Any, where: str) -> None:
 
 def traceable(func: _F) -> _F:
     """Mark a routine as a function of tensors only: graph drivers trace it into the
-    graph, where it runs without Python (contract rule 14)."""
-    func.amanda_traceable = True  # type: ignore[attr-defined]
-    return func
+    graph, where it runs without Python (contract rule 14).
+
+    Returns:
+        The routine, or for one that takes no mark, such as a builtin function or a bound method, a
+        function that calls it.
+    """
+    return _marked(func, "amanda_traceable")
 
 
 def deferrable(func: _F) -> _F:
@@ -343,6 +348,23 @@ def deferrable(func: _F) -> _F:
     tensors without values, so that the code stays as it is (contract rule 14). The same holds for
     a routine at modules and the tensors in its :class:`~amanda.interface.points.PointContext`,
     whose device it may read as well.
+
+    Returns:
+        As :func:`traceable`.
     """
-    func.amanda_deferrable = True  # type: ignore[attr-defined]
+    return _marked(func, "amanda_deferrable")
+
+
+def _marked(func: _F, mark: str) -> _F:
+    """`func` with a mark; a function that calls it where it takes none."""
+    try:
+        setattr(func, mark, True)
+    except AttributeError:
+
+        @functools.wraps(func)
+        def routine(*args: Any, **kwargs: Any) -> Any:
+            return func(*args, **kwargs)
+
+        setattr(routine, mark, True)
+        return routine  # type: ignore[return-value]
     return func
