@@ -198,6 +198,40 @@ def test_a_program_finds_the_world_as_without_us(
     assert (under.stderr, under.returncode) == (alone.stderr, alone.returncode)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "./program.py",
+        "sub/../program.py",
+        "sub//program.py",
+        "{here}//./program.py",
+        "./program.pyc",
+        "./sub",
+        "sub/",
+        "sub/.",
+        "./sub.zip",
+    ],
+)
+def test_the_path_of_a_program_stays_as_it_was_given(
+    path: str, python: Command, amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """Python leaves dots and double slashes in ``__file__``, tracebacks and ``sys.path``."""
+    text = "import sys\nprint(__file__, sys.argv, sys.path[0])\nraise ValueError\n"
+    for name in ("program.py", "sub/program.py", "sub/__main__.py"):
+        source = script(text, name)
+    py_compile.compile(str(source), str(tmp_path / "program.pyc"))
+    with zipfile.ZipFile(tmp_path / "sub.zip", "w") as archive:
+        archive.write(source, "__main__.py")
+    path = path.format(here=tmp_path)
+    alone, under = python(path), amanda("run", path)
+    assert path in alone.stdout
+    assert without_summary(under.stdout) == alone.stdout
+    # Python runs folders and archives by its module runpy, which amanda run does without.
+    lines = alone.stderr.splitlines(keepends=True)
+    said = "".join(line for line in lines if "<frozen runpy>" not in line)
+    assert (under.stderr, under.returncode) == (said, alone.returncode)
+
+
 def test_a_module_needs_no_double_dash(amanda: Command, script: Script) -> None:
     """Without ``--`` the program begins at ``-m`` or at the first word."""
     script("import sys; print(sys.argv[1:])")

@@ -628,6 +628,22 @@ def test_the_doctor_looks_at_the_class_that_runs(
     ]
 
 
+def test_a_target_that_is_no_driver_is_named(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The doctor goes on, and a scope uses the next driver."""
+    wrong = driver("wrong", priority=2, target=f"{__name__}:Install", **CHECKED)
+    install(FakeEntryPoint("one", plugin(drivers=[wrong, driver("well", **CHECKED)])))
+    lines, problems = doctored(capsys)
+    (problem,) = problems
+    assert problem.startswith(f"wrong attach: TypeError: target {__name__}:Install of wrong names ")
+    assert problem.endswith("not a subclass of amanda.Driver")
+    assert "well: attach passed" in lines
+    said = r"not a subclass of amanda\.Driver; well is used"
+    with pytest.warns(PluginWarning, match=said), amanda.apply():
+        pass
+
+
 @pytest.mark.parametrize("step", ["attach", "enter_thread", "exit_thread", "detach"])
 def test_the_doctor_finds_a_driver_that_fails(
     install: Install, capsys: pytest.CaptureFixture[str], step: str

@@ -144,3 +144,16 @@ def test_other_parameters() -> None:
     (problem,) = _internals.missing("eager", symbols)
     where = "tensorflow.python.eager.execute.record_gradient"
     assert problem == f"{where}(op_name, inputs, attrs, outputs) instead of (op_name, outputs)"
+
+
+def test_a_missing_method_that_another_one_calls_is_a_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its name in another method's code does not mean that instances are given it."""
+    from tensorflow.python.eager.polymorphic_function import concrete_function
+
+    from amanda_tensorflow import _internals
+
+    name = "_get_gradient_function"
+    monkeypatch.delattr(concrete_function.ConcreteFunction, name)
+    assert _internals.missing("function") == [f"no ConcreteFunction.{name}"]

@@ -216,3 +216,26 @@ def test_looking_for_private_symbols_changes_no_class(monkeypatch: pytest.Monkey
     monkeypatch.setattr(symbols, "EAGER_SYMBOLS", paths)
     assert _internals.missing() == paths[:1]
     assert [dict(vars(cls)) for cls in (Bare, Annotated)] == before
+
+
+def test_a_private_symbol_that_is_missing_is_named() -> None:
+    """Also one that is read where our modules are imported, which would fail in its own words."""
+    code = (
+        "import torch.fx\n"
+        "from amanda_torch.plugin import TorchEagerDriver\n"
+        "del torch._C.TensorBase, torch.fx.Tracer.trace\n"
+        "print(*TorchEagerDriver.check_internals(), sep='\\n')\n"
+        "import amanda\n"
+        "with amanda.apply(amanda.Tool()): pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = "fx._symbolic_trace.Tracer.trace", "_C.TensorBase", "_C.TensorBase._version"
+    said = {f"PyTorch has no torch.{name}" for name in names}
+    assert set(done.stdout.splitlines()) == said, done.stderr
+    assert "could not be attached: CapabilityError: PyTorch" in done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import io
+import os
 import pkgutil
 import re
 import shutil
@@ -127,20 +128,30 @@ class Program:
             code, module = self._from_file()
         exec(code, vars(module))
 
+    def _path(self) -> str:
+        """The path of a script, folder or archive, made absolute as Python does it: ``/a/./b.py``.
+
+        Not :meth:`Path.absolute`, which leaves out dots and double slashes: programs and tracebacks
+        show ``__file__``.
+        """
+        if Path(self.target).is_absolute():
+            return self.target  # wherever the current folder is: it may be gone
+        return os.path.join(Path.cwd(), self.target)
+
     def _from_file(self) -> tuple[Any, types.ModuleType]:
-        path = Path(self.target).absolute()
-        self._begin(self.target, str(path.resolve().parent))
-        if path.suffix == ".pyc":
-            bytecode = SourcelessFileLoader("__main__", str(path))
-            return bytecode.get_code("__main__"), _create_main_module(None, bytecode, str(path))
-        module = _create_main_module(None, SourceFileLoader("__main__", str(path)), str(path))
-        with io.open_code(str(path)) as file:
+        path = self._path()
+        self._begin(self.target, str(Path(path).resolve().parent))
+        if path.endswith(".pyc"):
+            bytecode = SourcelessFileLoader("__main__", path)
+            return bytecode.get_code("__main__"), _create_main_module(None, bytecode, path)
+        module = _create_main_module(None, SourceFileLoader("__main__", path), path)
+        with io.open_code(path) as file:
             source = file.read(_LARGEST + 1)
         if len(source) > _LARGEST:
             raise ProgramError(f"{self.target} is not a Python script: it does not end", 2)
         try:
             # dont_inherit: the `from __future__` imports of this module are not the program's.
-            return compile(source, str(path), "exec", dont_inherit=True), module
+            return compile(source, path, "exec", dont_inherit=True), module
         except (SyntaxError, ValueError):
             if reason := _no_python(source):
                 raise ProgramError(f"{self.target} is not a Python script: {reason}", 2) from None
@@ -163,11 +174,11 @@ class Program:
 
     def _importer(self) -> Any:
         """The path entry finder of a folder or an archive; None for a plain file."""
-        importer = pkgutil.get_importer(str(Path(self.target).absolute()))
+        importer = pkgutil.get_importer(self._path())
         return importer if hasattr(importer, "find_spec") else None
 
     def _from_importer(self, importer: Any) -> tuple[Any, types.ModuleType]:
-        self._begin(self.target, str(Path(self.target).absolute()), is_searched=True)
+        self._begin(self.target, self._path(), is_searched=True)
         spec = importer.find_spec("__main__")
         if spec is None:
             raise ProgramError(f"can't find '__main__' module in {self.target!r}", 1)

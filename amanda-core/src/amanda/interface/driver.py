@@ -9,10 +9,12 @@ from __future__ import annotations
 import abc
 import enum
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Self
 
+from amanda.errors import described
 from amanda.extensions import mistake
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
@@ -125,11 +127,20 @@ class Driver(abc.ABC):
 
     @classmethod
     def loaded(cls) -> type[Self]:
-        """The class of the driver itself, which imports the framework: ``target`` or this one."""
+        """The class of the driver itself, which imports the framework: ``target`` or this one.
+
+        Raises:
+            TypeError: ``target`` names something that is no subclass of Driver.
+        """
         if not vars(cls).get("target"):
             return cls
         module, _, name = cls.target.partition(":")
         found: type[Self] = getattr(importlib.import_module(module), name)
+        if not (inspect.isclass(found) and issubclass(found, Driver)):
+            raise TypeError(
+                f"target {cls.target} of {cls.__name__} names {described(found)}, not a "
+                "subclass of amanda.Driver"
+            )
         return found
 
     @classmethod

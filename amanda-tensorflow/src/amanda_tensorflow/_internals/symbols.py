@@ -66,7 +66,9 @@ class Symbol:
         if found is None:
             # Modules of the runtime in C have their names by other means.
             found = getattr(owner, self.name, None)
-        if found is None and not _is_given_to_instances(owner, self.name):
+        # A method is in its class; any other name may be given to its instances only.
+        is_method = self.parameters is not None
+        if found is None and (is_method or not _is_given_to_instances(owner, self.name)):
             return f"no {self.owner}.{self.name}"
         if self.parameters is None:
             return ""

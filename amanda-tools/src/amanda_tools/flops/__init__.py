@@ -41,7 +41,7 @@ from amanda_tools._output.units import format_quantity
 from amanda_tools._output.viewers import node_data
 from amanda_tools._values.shapes import byte_size
 from amanda_tools.flops.gradients import formula_of, needs_produced, needs_received
-from amanda_tools.flops.samples import Samples
+from amanda_tools.flops.samples import Samples, Sums
 from amanda_tools.flops.tally import (
     ProductGradientOp,
     ProductOp,
@@ -103,7 +103,7 @@ class _Sums(NamedTuple):
 
     forward: int
     backward: int
-    samples: Sequence[tuple[int, int, int, int]]
+    samples: Sequence[Sums]
     executions: list[int]
     macs: list[int]
     unknown: list[int]

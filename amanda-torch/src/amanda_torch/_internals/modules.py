@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from amanda_torch._internals.symbols import require, symbol
+from amanda_torch._internals.symbols import find_symbol, require, symbol
 
 FUSED_OPERATORS = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention", "_nested_")
 """The beginnings of the names of operators that modules of ``torch.nn`` run in their fast paths."""
@@ -177,7 +177,7 @@ FX_MODULE_CALL = "_orig_module_call"
 that others call are called by it."""
 require(f"{FX}.{FX_MODULE_CALL}", f"{FX}.Tracer.trace")
 
-_TRACE: types.CodeType = torch.fx.Tracer.trace.__code__
+_TRACE: types.CodeType | None = getattr(find_symbol(f"{FX}.Tracer.trace"), "__code__", None)
 
 
 def threads_in(*codes: types.CodeType) -> Sequence[int]:
