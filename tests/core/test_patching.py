@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+import traceback
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amanda.patching import PatchSet, named_as
+from amanda.patching import PatchSet, hide_own_frames, named_as
 
 
 class Base:
@@ -461,3 +463,47 @@ def test_a_wrapper_is_named_as_what_it_replaces() -> None:
     assert messages[0] == messages[1]
     assert named.__module__ == __name__
     assert named_as(object(), lambda: None).__name__ == "<lambda>"
+
+
+def test_a_patch_that_passes_an_exception_on_is_not_in_its_traceback() -> None:
+    """Its own frames are removed, and no others; those of an exception of its own stay."""
+
+    def names(call: Callable[[], Any]) -> list[str]:
+        with pytest.raises(KeyError) as raised:
+            call()
+        return [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)][1:]
+
+    def compiled(source: str, **names: Any) -> Any:
+        found = {"__name__": "framework", **names}
+        exec(source, found)
+        return found["vanilla"]
+
+    def patched(vanilla: Any) -> Any:
+        def inner() -> Any:
+            return vanilla()
+
+        def patch() -> Any:
+            try:
+                return inner()
+            except BaseException as error:
+                hide_own_frames(error)
+                raise
+
+        return lambda: patch()
+
+    def own() -> None:
+        raise KeyError
+
+    def of_c() -> Any:
+        try:
+            return {}.pop("no entry")
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
+
+    raises = compiled("def vanilla():\n raise KeyError")
+    assert names(patched(raises)) == ["<lambda>", "vanilla"]
+    calls_back = compiled("def vanilla():\n own()", own=own)
+    assert names(patched(calls_back)) == ["<lambda>", "vanilla", "own"]
+    assert names(patched(own)) == ["<lambda>", "patch", "inner", "own"]
+    assert names(of_c) == []

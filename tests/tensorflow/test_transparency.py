@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import gc
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
@@ -384,3 +386,91 @@ def test_a_wrong_call_raises_the_error_of_tensorflow(call: str) -> None:
     with amanda.apply(Identity()), pytest.raises(type(vanilla.value)) as instrumented:
         wrong()
     assert str(instrumented.value) == str(vanilla.value)
+
+
+class _Wrong(tf.Module):
+    """A module whose calls fail."""
+
+    def __call__(self, x: Any) -> Any:
+        return _fail(x)
+
+    @tf.function
+    def compiled(self, x: Any) -> Any:
+        return _fail(x)
+
+    @tf.Module.with_name_scope
+    def scoped(self, x: Any) -> Any:
+        return _fail(x)
+
+
+def _fail(*_: Any) -> Any:
+    raise ValueError("of the program")
+
+
+@tf.custom_gradient
+def _wrong_gradient(x: Any) -> Any:
+    return tf.identity(x), _fail
+
+
+def _differentiated(x: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = _wrong_gradient(x) @ x
+    return tape.gradient(y, x)
+
+
+def _failing_programs() -> dict[str, Callable[[], Any]]:
+    """Programs whose own code fails, at everything that stays patched outside of scopes."""
+    x, module = tf.ones((2, 2)), _Wrong()
+    layer = keras.layers.Lambda(_fail, output_shape=lambda shape: shape)
+
+    class Optimizer(keras.optimizers.SGD):
+        update_step = _fail
+
+    def step() -> None:
+        Optimizer().apply([tf.ones(1)], [keras.Variable([1.0])])
+
+    def define() -> None:
+        class Parent:
+            def __init_subclass__(cls) -> None:
+                _fail()
+
+        type("Child", (tf.Module, Parent), {})
+
+    def wrong_shape() -> None:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x @ x
+        tape.gradient(y, x, output_gradients=tf.ones(3))
+
+    return {
+        "function": lambda: tf.function(_fail)(x),
+        "loop": lambda: tf.function(lambda: tf.while_loop(lambda x: True, _fail, [x]))(),
+        "layer": lambda: layer(x),
+        "layer in a function": lambda: tf.function(lambda: layer(x))(),
+        "module": lambda: module(x),
+        "module in a function": lambda: tf.function(lambda: module(x))(),
+        "compiled": lambda: module.compiled(x),
+        "scoped": lambda: tf.function(lambda: module.scoped(x))(),
+        "gradient": lambda: _differentiated(x),
+        "gradient in a function": lambda: tf.function(_differentiated)(x),
+        "gradient of a wrong shape": wrong_shape,
+        "optimizer": step,
+        "class": define,
+    }
+
+
+@pytest.mark.parametrize("program", _failing_programs())
+def test_outside_of_scopes_nothing_of_amanda_is_in_a_traceback(program: str) -> None:
+    """What stays patched after the last scope does not show where the program fails."""
+    fail = _failing_programs()[program]
+    with amanda.apply(Identity()):
+        tf.ones(2) + 1.0
+    tf.debugging.disable_traceback_filtering()
+    try:
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as raised:
+            fail()
+    finally:
+        tf.debugging.enable_traceback_filtering()
+    text = "".join(traceback.format_exception(raised.value))
+    assert [line for line in text.splitlines() if "amanda_tensorflow" in line] == []

@@ -164,6 +164,36 @@ def named_as(vanilla: Any, function: _Function) -> _Function:
     return function
 
 
+def hide_own_frames(error: BaseException) -> None:
+    """Remove a patch's own frames from the traceback of an exception that it passes on.
+
+    For patches that stay where no scope is open; the program's tracebacks are vanilla then::
+
+        try:
+            return vanilla(*args, **kwargs)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
+
+    Those of the package that handles the exception are removed, up to the first frame of another
+    one. If all are of that package, it has raised the exception, and they stay, unless it is the
+    handler's only: then a function in C has.
+    """
+    handler = kept = error.__traceback__
+    package = _package(handler)
+    while kept is not None and _package(kept) == package:
+        kept = kept.tb_next
+    if handler is not None and (kept is not None or handler.tb_next is None):
+        # `raise` does not add the frame in which the exception was caught again.
+        error.__traceback__ = kept
+
+
+def _package(traceback: types.TracebackType | None) -> str:
+    """The package in whose code a frame is."""
+    module = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
+    return str(module).partition(".")[0]
+
+
 def _code_calling(called: Callable[..., Any], instead_of: types.CodeType) -> types.CodeType:
     """Code that hands its arguments on to `called`, for the function that has had `instead_of`."""
     names = instead_of.co_freevars

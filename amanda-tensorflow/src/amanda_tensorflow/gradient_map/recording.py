@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import attrs
 import tensorflow as tf
 
-from amanda.patching import PatchSet, named_as
+from amanda.patching import PatchSet, hide_own_frames, named_as
 from amanda_tensorflow import _internals
 
 TensorName = tuple[str, int]
@@ -261,7 +261,11 @@ def _gradient_function(
     vanilla = _internals.vanilla_gradient_function
     names = attr_tuple[::2] if attr_tuple else ()
     if MARK not in names:
-        return vanilla(op_name, attr_tuple, num_inputs, inputs, outputs, out_grads, *rest)
+        try:
+            return vanilla(op_name, attr_tuple, num_inputs, inputs, outputs, out_grads, *rest)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
     # As `unmarked` does it.
     position = 2 * names.index(MARK)
     mark = attr_tuple[position + 1]
@@ -280,11 +284,15 @@ def _gradient_function(
     def call(gradients: Sequence[Any]) -> Any:
         return vanilla(op_name, own_attrs, num_inputs, inputs, outputs, gradients, *rest)
 
-    if isinstance(mark, ForwardOp):
-        return _noted(mark, call, out_grads)
-    if EAGER.run is not None and _internals.executing_eagerly():
-        return EAGER.run(mark, call, out_grads)
-    return call(out_grads)
+    try:
+        if isinstance(mark, ForwardOp):
+            return _noted(mark, call, out_grads)
+        if EAGER.run is not None and _internals.executing_eagerly():
+            return EAGER.run(mark, call, out_grads)
+        return call(out_grads)
+    except BaseException as error:
+        hide_own_frames(error)
+        raise
 
 
 def _jvp(
@@ -308,8 +316,12 @@ def _noting_gradients(vanilla: Any) -> Any:
 
         def gradient(forward: Any, *out_grads: Any) -> Any:
             # For an operator of a copy the function may capture tensors of the vanilla graph.
-            with _internals.twins_captured(forward):
-                return _noted(ForwardOp.of(forward), lambda g: function(forward, *g), out_grads)
+            try:
+                with _internals.twins_captured(forward):
+                    return _noted(ForwardOp.of(forward), lambda g: function(forward, *g), out_grads)
+            except BaseException as error:
+                hide_own_frames(error)
+                raise
 
         return gradient
 
@@ -323,7 +335,11 @@ def _noting_function_gradients(vanilla: Any) -> Any:
     """
 
     def sym_grad(op: Any, out_grads: Any) -> Any:
-        return _noted(ForwardOp.of(op), lambda gradients: vanilla(op, gradients), out_grads)
+        try:
+            return _noted(ForwardOp.of(op), lambda gradients: vanilla(op, gradients), out_grads)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
     return named_as(vanilla, sym_grad)
 
@@ -347,7 +363,11 @@ def _noting_custom_gradients(vanilla: Any) -> Any:
             forward, own = ForwardOp.of(op), backward_function
 
             def backward_function(*out_grads: Any) -> Any:
-                return _noted(forward, lambda gradients: own(*gradients), out_grads)
+                try:
+                    return _noted(forward, lambda gradients: own(*gradients), out_grads)
+                except BaseException as error:
+                    hide_own_frames(error)
+                    raise
 
         return vanilla(op_type, output_tensors, input_tensors, backward_function, forward_function)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from amanda.patching import PatchSet
+from amanda.patching import PatchSet, hide_own_frames
 from amanda_tensorflow import _internals
 from amanda_tensorflow.keras_layers.module_names import is_plain_class, is_plain_module
 from amanda_tensorflow.keras_layers.recording import EAGER, note_call
@@ -33,12 +33,16 @@ def following(vanilla: types.FunctionType) -> Any:
 
     @functools.wraps(vanilla)
     def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        if not _internals.executing_eagerly():
-            return note_call(_internals.converted(in_graphs), module, args, kwargs)
-        follow = EAGER.call
-        if follow is None:
-            return vanilla(module, *args, **kwargs)
-        return follow(vanilla, module, args, kwargs)
+        try:
+            if not _internals.executing_eagerly():
+                return note_call(_internals.converted(in_graphs), module, args, kwargs)
+            follow = EAGER.call
+            if follow is None:
+                return vanilla(module, *args, **kwargs)
+            return follow(vanilla, module, args, kwargs)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
     _internals.leave_unconverted(__call__)
     _FOLLOWING.add(__call__)
@@ -82,7 +86,11 @@ def _defining(vanilla: Any) -> Any:
 
     def __init_subclass__(cls: Any, **kwargs: Any) -> None:  # noqa: N807
         # The next class after it, which may be one of the program's.
-        super(tf.Module, cls).__init_subclass__(**kwargs)
+        try:
+            super(tf.Module, cls).__init_subclass__(**kwargs)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
         _follow(cls)
 
     return classmethod(__init_subclass__)  # type: ignore[arg-type]
@@ -94,15 +102,22 @@ def _tracing(vanilla: Any) -> Any:
     @functools.wraps(vanilla)
     def func_graph_from_py_func(name: Any, python_func: Any, *args: Any, **kwargs: Any) -> Any:
         module = _internals.called_instance(python_func)
-        if not is_plain_module(module):
-            return vanilla(name, python_func, *args, **kwargs)
 
         def noted(*inner_args: Any, **inner_kwargs: Any) -> Any:
             def run(_: Any, *args: Any, **kwargs: Any) -> Any:
                 return python_func(*args, **kwargs)
 
-            return note_call(run, module, inner_args, inner_kwargs)
+            try:
+                return note_call(run, module, inner_args, inner_kwargs)
+            except BaseException as error:
+                hide_own_frames(error)
+                raise
 
-        return vanilla(name, noted, *args, **kwargs)
+        try:
+            traced = noted if is_plain_module(module) else python_func
+            return vanilla(name, traced, *args, **kwargs)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
     return func_graph_from_py_func

@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 
-from amanda.patching import PatchSet
+from amanda.patching import PatchSet, hide_own_frames
 from amanda.registry.import_hook import Watch
 from amanda_tensorflow import _internals
 from amanda_tensorflow.keras_layers.recording import computes_with_tensorflow
@@ -119,7 +119,11 @@ def _noting(vanilla: Any) -> Any:
     def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         running = _RUNNING
         if running.depth:
-            return vanilla(optimizer, *args, **kwargs)
+            try:
+                return vanilla(optimizer, *args, **kwargs)
+            except BaseException as error:
+                hide_own_frames(error)
+                raise
         running.depth += 1
         try:
             if _internals.executing_eagerly():
@@ -134,6 +138,9 @@ def _noting(vanilla: Any) -> Any:
             step = OptimizerStep(id(optimizer), begin, end, accumulates(optimizer) > 1)
             _STEPS.setdefault(graph, []).append(step)
             return result
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
         finally:
             running.depth -= 1
 
