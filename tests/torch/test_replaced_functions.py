@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import amanda
+from amanda.memo import Memo
 from amanda_torch import _internals
 from amanda_torch.operators import replaced_functions
 from amanda_torch.operators.replaced_functions import original_of
@@ -139,6 +140,8 @@ class _Exp:
 
 def test_what_the_program_has_put_there_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The place of a function, an object or a property is remembered, and checked at each use."""
+    # An object of an earlier test may have had the identity of one of these.
+    monkeypatch.setattr(replaced_functions, "_FOUND", Memo(4096))
     base = _internals.TENSOR_BASE
     turned = property(lambda x: base.T.__get__(x))
     put = {"exp": _Exp(), "sin": lambda x: base.sin(x), "T": turned}
