@@ -91,7 +91,7 @@ def test_the_module_call_is_the_users_own_again() -> None:
 def test_the_plugin_imports_no_torch() -> None:
     """Loading the plugin imports no PyTorch."""
     code = "import sys, amanda_torch.plugin; sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env=_environment(), check=False)
+    done = _run(code)
     assert done.returncode == 0
 
 
@@ -111,19 +111,20 @@ from torch._dynamo import eval_frame
 homes = {name: str(getattr(v, "__module__", "")) for name, v in vars(eval_frame).items()}
 assert not [name for name, home in homes.items() if home.startswith("amanda")], homes
 """
-    done = subprocess.run(
+    done = _run(code)
+    assert done.returncode == 0, done.stderr
+
+
+def _run(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own, which finds the same packages."""
+    path = os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)
+    return subprocess.run(
         [sys.executable, "-c", code],
-        env=_environment(),
+        env={**os.environ, "PYTHONPATH": path},
         check=False,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)
-    return {**os.environ, "PYTHONPATH": path}
 
 
 def test_namespace() -> None:
@@ -228,13 +229,7 @@ def test_a_private_symbol_that_is_missing_is_named() -> None:
         "import amanda\n"
         "with amanda.apply(amanda.Tool()): pass\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = _run(code)
     names = "fx._symbolic_trace.Tracer.trace", "_C.TensorBase", "_C.TensorBase._version"
     said = {f"PyTorch has no torch.{name}" for name in names}
     assert set(done.stdout.splitlines()) == said, done.stderr

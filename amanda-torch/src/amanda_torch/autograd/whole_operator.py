@@ -4,8 +4,9 @@ Forward analyses record them (contract rule 8). Where one autograd node gets or 
 these gradients, it is hooked: :func:`hook_outputs`, :func:`hook_input_edges`. Where they belong
 to several nodes, the tensors pass through an identity that gathers their gradients:
 :func:`gather_inputs`. View operators run on aliases that autograd knows as views
-(:func:`aliases_of`), since an identity ``Function`` would cut views off from their base; in-place
-operators are hooked where the gradients of their inputs leave them.
+(:func:`aliases_of`), since an identity ``Function`` would cut views off from their base, and the
+gradients of several views are met at the alias (:class:`ViewGradients`); in-place operators are
+hooked where the gradients of their inputs leave them.
 """
 
 from __future__ import annotations
@@ -227,11 +228,12 @@ class ViewGradients:
     """The hooks on several views that an operator has made of one alias, each by a node.
 
     An identity ``Function`` would cut the views off from their base, and so their gradients are met
-    where they join, at the node of the alias. Their own nodes have run then: they run again where
-    `change` has changed a gradient.
+    where they join, at the node of the alias. Their own nodes have run then: they run again where a
+    routine has changed a gradient.
 
     Args:
         whole: the routines on the gradients of the views.
+        count: the number of the views.
     """
 
     __slots__ = ("_count", "_passes", "_repeats", "_whole")

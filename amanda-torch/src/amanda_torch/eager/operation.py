@@ -293,7 +293,10 @@ class Operation:
 
     def _writes_by_copies(self, values: list[Any]) -> bool:
         """Whether the operator writes into a view or a list (and not into an ``out=`` tensor), so
-        that routines on the gradients of its inputs want it to run on copies."""
+        that routines on the gradients of its inputs want it to run on copies.
+
+        Notes whether it is a list of tensors that overlap, which has none to run on.
+        """
         if (
             not self.in_place
             or base_name(self._call.op.__name__) in _RESHAPING
