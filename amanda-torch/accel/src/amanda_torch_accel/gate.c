@@ -97,6 +97,7 @@
 #include "around.h"
 #include "trampolines.h"
 #include "functions.h"
+#include "module_hooks.h"
 
 /* ---- setting up ------------------------------------------------------------------------------ */
 
@@ -857,6 +858,7 @@ gate_module_call(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef methods[] = {
     {"add", gate_add, METH_VARARGS, add_doc},
     {"add_mapping", gate_add_mapping, METH_O, add_mapping_doc},
+    {"any_has", gate_any_has, METH_VARARGS, any_has_doc},
     {"attach", gate_attach, METH_VARARGS, attach_doc},
     {"can_time", gate_can_time, METH_VARARGS, can_time_doc},
     {"claim", (PyCFunction)(void (*)(void))gate_claim, METH_FASTCALL, claim_doc},

@@ -84,6 +84,17 @@ def _without_guards_of_ours(entries: Sequence[Any]) -> Sequence[bool]:
     ]
 
 
+_HOOKS_GUARD = "EMPTY_NN_MODULE_HOOKS_DICT"
+"""The guard by which Dynamo captures anew when a module has hooks."""
+
+
+def _without_guards_on(is_checked: Callable[[Any], bool], entries: Sequence[Any]) -> Sequence[bool]:
+    return [
+        kept and not (entry.guard_type == _HOOKS_GUARD and is_checked(entry.value))
+        for entry, kept in zip(entries, _without_guards_of_ours(entries), strict=True)
+    ]
+
+
 class _Refused(set[type[Any]]):
     """Replaces Dynamo's set of opaque tensor classes, which it checks for each tensor of a subclass
     before it reads the tensor: the check calls `refuse`, whose error ends the capture."""
@@ -102,6 +113,7 @@ def frame_converter(
     eager: bool = False,
     marks: bool = False,
     refuse: Callable[[type[Any]], Any] | None = None,
+    is_checked: Callable[[Any], bool] | None = None,
 ) -> Callable[..., Any]:
     """Dynamo's own callback for frames, which hands captured graphs to `backend`.
 
@@ -112,10 +124,15 @@ def frame_converter(
             it is not compiled, and with all guards.
         refuse: called with the class of each tensor of a subclass that a frame uses, before
             anything is read of it; an error of it ends the attempt.
+        is_checked: called with each dict of a module's hooks that is empty and stays so; where it
+            is true, the caller checks that, and Dynamo does not.
     """
     from torch._dynamo import config, convert_frame, hooks
 
-    own = hooks.Hooks(guard_filter_fn=_without_guards_of_ours)
+    kept: Any = _without_guards_of_ours
+    if is_checked is not None:
+        kept = functools.partial(_without_guards_on, is_checked)
+    own = hooks.Hooks(guard_filter_fn=kept)
     if eager:
         inner: Any = convert_frame.convert_frame_assert(backend, one_graph=True)
     else:

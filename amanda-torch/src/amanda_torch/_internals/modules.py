@@ -27,16 +27,26 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return any(vars(below).get(name) for below in module.modules() for name in _HOOKS)
 
 
-_OWN_HOOKS = (*_HOOKS, *_BACKWARD_HOOKS)
+OWN_HOOKS = (*_HOOKS, *_BACKWARD_HOOKS)
+"""The attributes with all hooks of a module: what PyTorch asks before it calls one."""
 
 
 def has_own_hooks(module: torch.nn.Module) -> bool:
     """Whether a module itself has hooks, on its forward or its backward pass."""
     attributes = vars(module)
-    for name in _OWN_HOOKS:  # noqa: SIM110 - at each call of a module: a generator would cost frames
+    for name in OWN_HOOKS:  # noqa: SIM110 - at each call of a module: a generator would cost frames
         if attributes.get(name):
             return True
     return False
+
+
+_HOOK_DICTS = (*OWN_HOOKS, *(f"{name}_with_kwargs" for name in _HOOKS))
+
+
+def hook_dicts(module: torch.nn.Module) -> list[Any]:
+    """The attributes that are empty dicts as long as a module has no hooks."""
+    attributes = vars(module)
+    return [attributes[name] for name in _HOOK_DICTS if name in attributes]
 
 
 _GLOBAL_HOOKS = [

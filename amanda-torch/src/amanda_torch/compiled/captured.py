@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import CodeType
@@ -96,8 +95,6 @@ class CapturedGraph:
         self._inputs = inputs
         self._suspended = suspended
         self._own = own
-        # The only object by which its modules are found, where that is always the same.
-        self._root: weakref.ref[Any] | None = None
         self._context = _internals.tracing_context()
         self._vanilla = module.forward
         self._name = f"graph {next(_NUMBERS)}"
@@ -178,15 +175,16 @@ class CapturedGraph:
 
     def _roots(self) -> list[Any]:
         """The objects by which its modules are found; called by :meth:`__call__`."""
-        if self._root is not None:
-            return [self._root()]
         places = self._code.places
-        return places.roots(_internals.program_frame()) if places.has_roots else []
+        if not places.has_roots:
+            return []
+        frame = _internals.program_frame()
+        return places.roots(frame.f_locals, frame.f_globals)
 
     def _is_forward_of(self, base: Frame) -> bool:
         """Whether the program runs the graph in ``forward`` of a module; as :meth:`_roots`."""
         module = None if base.module is None else base.module()
-        if module is None or self._root is not None:
+        if module is None:
             return False
         code = getattr(module.forward, "__code__", None)
         # Dynamo runs code of its own, which is called as the program's, and is so where that is.

@@ -7,7 +7,7 @@ was captured with; so the modules are looked up anew, in the variables of the fu
 it::
 
     places = Places(graph)
-    modules = places.find(places.roots(frame))
+    modules = places.find(places.roots(frame.f_locals, frame.f_globals))
     [modules[call.module] for call in calls_of(node)]
 """
 
@@ -18,7 +18,6 @@ import operator
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 import attrs
@@ -86,22 +85,16 @@ class Places:
         """Whether a module of the graph is found by a variable."""
         return bool(self._roots)
 
-    def only_root(self, scope: str, name: str) -> bool:
-        """Whether all modules of the graph are found by one variable.
-
-        Args:
-            scope: "L" for a local variable, "G" for a global one.
-        """
-        return self._roots == [(scope, name)]
-
-    def roots(self, frame: FrameType) -> list[Any]:
+    def roots(
+        self, local_variables: Mapping[str, Any], global_variables: Mapping[str, Any]
+    ) -> list[Any]:
         """The objects that the expressions begin with.
 
         Args:
-            frame: of the function that runs the graph.
+            local_variables, global_variables: of the function that runs the graph.
         """
         return [
-            (frame.f_locals if scope == "L" else frame.f_globals).get(name)
+            (local_variables if scope == "L" else global_variables).get(name)
             for scope, name in self._roots
         ]
 
