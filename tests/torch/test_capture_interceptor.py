@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -384,6 +384,15 @@ def test_modules_that_run_no_operator_do_not_keep_others_from_capture() -> None:
     assert way_of(model, infer, X) == "captured"
     emptied = Emptied()
     way_of(Lambda(lambda fc, x: emptied(emptied(fc(x), False), True)), infer, X)
+
+
+_GLOBAL = nn.GELU()
+
+
+def test_modules_that_are_globals_of_the_program_are_found() -> None:
+    """A module that a function takes from its globals has the ids that it has without capture, as
+    ``gelu`` in several models of Transformers."""
+    assert way_of(Lambda(lambda fc, x: _GLOBAL(fc(x)) + fc(_GLOBAL(x))), train, X) == "captured"
 
 
 def test_a_captured_module_serves_the_next_scope(bound: list[Binding]) -> None:
@@ -794,6 +803,65 @@ def test_a_change_of_the_model_counts_at_the_next_call(
 ) -> None:
     """What is changed of a captured model has its effect as without capture."""
     way_of(Net(), changing(Net(), change), MANY)
+
+
+def _doubles(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    return output * 2
+
+
+def _replace_hooks(module: nn.Module) -> None:
+    vars(module)["_forward_hooks"] = OrderedDict()
+    module.register_forward_hook(_doubles)
+
+
+def _replace_attributes(module: nn.Module) -> None:
+    vars(module).update(copy.copy(vars(module)), _forward_hooks={0: _doubles})
+
+
+@pytest.mark.parametrize("by_gate", [True, False])
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda net: net.twice[0].register_forward_hook(_doubles),
+        lambda net: vars(net.twice[0])["_forward_hooks"].__setitem__(0, _doubles),
+        lambda net: _replace_hooks(net.twice[0]),
+        lambda net: _replace_attributes(net.twice[0]),
+        lambda net: net.twice[0].register_forward_hook(lambda m, i, kw, o: o * 2, with_kwargs=True),
+        lambda net: (
+            net.twice.append(nn.Linear(4, 4)).append(nn.ReLU())[3].register_forward_hook(_doubles)
+        ),
+    ],
+    ids=["a method", "an item", "another dict", "other attributes", "keywords", "a new module"],
+)
+def test_hooks_of_a_captured_module_run_however_they_were_added(
+    add: Callable[[Any], Any], by_gate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook on a module below a captured one runs from the next call on, found by the gate or by
+    a guard of Dynamo's."""
+    if not by_gate:
+        monkeypatch.setattr(modules, "_finder_of_hooks", lambda: None)
+    way_of(Net(), changing(Net(), lambda net, n: n == 5 and add(net)), MANY)
+
+
+def test_hooks_for_some_calls_cost_no_new_capture(
+    attempts: list[str], bound: list[Binding]
+) -> None:
+    """A captured module with hooks below it runs as it is, and captured again without them."""
+    net = Net()
+    with applied(Counter()) as scope:
+        for x in X:
+            net(x)
+        captured = len(bound)
+        handle = net.first.register_forward_hook(_doubles)
+        for x in X:
+            net(x)
+        assert len(bound) == captured
+        handle.remove()
+        for x in X:
+            net(x)
+    assert scope.statistics.modules["Net"] == "captured"
+    assert len(bound) == captured + CALLS
+    assert attempts == ["Net"]
 
 
 def test_another_precision_counts_at_the_next_call() -> None:

@@ -19,6 +19,7 @@ import time
 import types
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -1733,6 +1734,38 @@ def test_the_gate_is_used_without_being_asked_for(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv(VARIABLE, name)
         with applied(Counter()):
             assert gate.extension().is_installed() == is_used
+
+
+@needs_gate
+@pytest.mark.parametrize(
+    ("value", "is_true"),
+    [({}, False), (OrderedDict(), False), ({0: 1}, True), (None, False), ([], False), ([0], True)],
+)
+def test_attributes_of_objects_are_found_that_are_true(value: Any, is_true: bool) -> None:
+    """The gate finds hooks of modules: objects that are gone and attributes that are not there
+    count as none, and whatever a dict is replaced by is asked."""
+    modules = [nn.ReLU() for _ in range(3)]
+    references = (*map(weakref.ref, modules), weakref.ref(nn.ReLU()))
+    any_has = gate.extension().any_has
+    assert any_has(references, ("_forward_hooks", "missing")) is False
+    vars(modules[2])["_forward_hooks"] = value
+    assert any_has(references, ("missing", "_forward_hooks")) is is_true
+
+
+class _Refuses:
+    def __bool__(self) -> bool:
+        raise ValueError("neither true nor false")
+
+
+@needs_gate
+def test_errors_of_attributes_are_passed_on() -> None:
+    """What is no weak reference, and an attribute that cannot be asked, raise."""
+    any_has, module = gate.extension().any_has, nn.ReLU()
+    with pytest.raises(TypeError, match="is no weak reference"):
+        any_has((module,), ("_forward_hooks",))
+    vars(module)["_forward_hooks"] = _Refuses()
+    with pytest.raises(ValueError, match="neither true nor false"):
+        any_has((weakref.ref(module),), ("_forward_hooks",))
 
 
 def test_the_package_needs_no_extension() -> None:
