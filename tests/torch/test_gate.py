@@ -1482,6 +1482,58 @@ def test_sums_mean_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures["gate"][0] or name == "ignored"
 
 
+def _loss(y: torch.Tensor) -> torch.Tensor:
+    parts = [y[0].mean(dim=0), (y * 2.0).sum(), torch.ones(()) + y.mean()]
+    return torch.stack(parts).sum()
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_the_operators_of_a_loss_run_no_python_of_ours() -> None:
+    """Those outside of modules that take a recorded tensor, also in a list, are forward ones, which
+    C tells as Python does; without gradients Python is asked."""
+    model, x = nn.Sequential(nn.Linear(2, 3), nn.GELU()), torch.ones(4, 2)
+    with applied(Watcher()):
+        for _ in range(4):
+            y = model(x)
+            made, run = profiled(lambda: torch.ones(()))  # of no module, and of no loss
+            loss, computed = profiled(lambda y=y: _loss(y))
+            loss.backward()
+        with torch.no_grad():
+            _, asked = profiled(lambda: _loss(model(x)))
+    assert run.count("_run_outside") == 1
+    # The ones in it are such, too.
+    assert computed.count("_run_outside") == computed.count("__torch_function__") == 1
+    assert asked.count("_run_outside") > 6
+    assert made.item() == 1
+
+
+def _losses_and_metrics() -> None:
+    model, x = nn.Sequential(nn.Linear(2, 3), nn.GELU()), torch.ones(4, 2)
+    for step in range(4):
+        y = model(x * (x * 2.0).mean())
+        loss = (y * 2.0).mean() + sum((p * p).mean() for p in model.parameters())
+        metric = (y.detach() * 2.0).mean()
+        with torch.no_grad():
+            metric = metric + (y * 2.0).mean() * step
+        (loss * 2.0).backward()
+        (metric * 2.0).mean()
+
+
+@needs_gate
+def test_what_is_told_of_a_loss_holds_for_the_loss_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators of one name are those of a loss, of metrics, of parameters and of data, in turns,
+    with the ids of the mode."""
+    found = []
+    for interceptor in BOTH:
+        with intercepted(monkeypatch, interceptor, tool := Counter()):
+            _losses_and_metrics()
+        found.append(tool.ids)
+    assert found[0] == found[1]
+    assert collections.Counter(found[0])["/mul:0"] >= 4
+    assert any(op_id.startswith("/other/") for op_id in found[0])
+
+
 @needs_gate
 @pytest.mark.usefixtures("gated")
 def test_sums_run_no_python_of_ours() -> None:
@@ -1500,8 +1552,8 @@ def test_sums_run_no_python_of_ours() -> None:
             pairs = [step(x) for x in inputs]
     for forward, backward in pairs:
         assert not forward.count("run_around"), f"\n{forward}"
-        # The gradient of the loss is made outside of modules, too.
-        assert backward.count("_add") == backward.count("run_around") <= 1, f"\n{backward}"
+        # The gradient of the loss is given a memory format, of which Python makes the key.
+        assert backward.count("_add") <= 1, f"\n{backward}"
     # The loss is outside of modules.
     assert {op_id for op_id in tool.asked if not op_id.startswith("/")} == set()
     assert {one.executions for op_id, one in tool.sums.items() if op_id.startswith("S")} == {8}

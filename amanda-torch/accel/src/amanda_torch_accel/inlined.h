@@ -8,7 +8,7 @@ static struct {
     PyObject *look;                    /* look(log, now): has a log looked at, as a routine */
     PyObject *check, *before;          /* a class of amanda.inline, and its method */
     PyObject *sums, *add_after;        /* likewise: sums, and the second of their routines */
-    PyObject *tensors;                 /* the classes of tensors that C looks at */
+    PyObject *tensors;                 /* the classes of tensors that C looks at, torch.Tensor first */
     PyObject *sum, *item, *dtype;      /* of tensors */
     PyObject *summed;                  /* a set: the dtypes that have a sum */
     PyObject *set_recording;           /* torch.set_grad_enabled(), as a function */
@@ -54,7 +54,7 @@ static struct {
     PyObject *cache, *enabled, *held, *settled, *quiet, *dict, *grad_fn, *next_functions, *sequence,
         *register_prehook, *register_hook, *before, *after, *base, *metadata, *variable, *mark,
         *op_id, *is_idle, *append, *scopes, *statistics, *seconds,
-        *expect, *shape, *registrar, *dict_ref, *dispatcher, *analysed, *known, *past;
+        *expect, *shape, *registrar, *dict_ref, *dispatcher, *analysed, *known, *past, *requires_grad;
 } names;
 
 static int
@@ -95,6 +95,7 @@ make_names(void)
         {&names.analysed, "analysed"},
         {&names.known, "known"},
         {&names.past, "past"},
+        {&names.requires_grad, "requires_grad"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         *all[i].name = PyUnicode_InternFromString(all[i].text);

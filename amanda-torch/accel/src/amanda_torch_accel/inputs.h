@@ -77,29 +77,33 @@ append_keywords(const Invocation *call, PyObject *keywords, Values *flat)
     return found == count;
 }
 
-/* The arguments of a call as PyTorch reports them, one after the other (borrowed); 0 where there are
-   too many, or other keywords. */
+/* The positional arguments of a call as PyTorch reports them (borrowed); 0 where there are too many. */
 static int
-flatten(const Invocation *call, PyObject *keywords, Values *flat)
+append_positional(const Invocation *call, Values *flat)
 {
     Site *site = call->site;
     int fits = 1;
     if (site->kind == CALLABLE) {
-        fits = append_values(flat, call->stack + 1, PyVectorcall_NARGS(call->nargsf) - 1);
+        return append_values(flat, call->stack + 1, PyVectorcall_NARGS(call->nargsf) - 1);
     }
-    else {
-        if (site->kind != FUNCTION) {
-            fits = append_values(flat, &call->self, 1);
-        }
-        if (site->kind == SUBSCRIPT || (site->kind == PLAIN && site->flags == METH_O)) {
-            fits = fits && append_values(flat, &call->args, 1);
-        }
-        else if (site->kind != PLAIN || site->flags != METH_NOARGS) {
-            fits = fits && append_values(flat, PySequence_Fast_ITEMS(call->args),
-                                         PyTuple_GET_SIZE(call->args));
-        }
+    if (site->kind != FUNCTION) {
+        fits = append_values(flat, &call->self, 1);
     }
-    return fits && append_keywords(call, keywords, flat);
+    if (site->kind == SUBSCRIPT || (site->kind == PLAIN && site->flags == METH_O)) {
+        return fits && append_values(flat, &call->args, 1);
+    }
+    if (site->kind == PLAIN && site->flags == METH_NOARGS) {
+        return fits;
+    }
+    return fits
+           && append_values(flat, PySequence_Fast_ITEMS(call->args), PyTuple_GET_SIZE(call->args));
+}
+
+/* All arguments of a call, one after the other; 0 where there are too many, or other keywords. */
+static int
+flatten(const Invocation *call, PyObject *keywords, Values *flat)
+{
+    return append_positional(call, flat) && append_keywords(call, keywords, flat);
 }
 
 static int

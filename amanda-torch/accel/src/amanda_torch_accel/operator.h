@@ -126,6 +126,40 @@ cell_of(PyObject *cells, PyObject *operator, const Invocation *call)
     return cell;
 }
 
+static int
+requires_gradient(PyObject *value)
+{
+    if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(inlined.tensors, 0)) {
+        return 0;
+    }
+    PyObject *found = PyObject_GetAttr(value, names.requires_grad);
+    Py_XDECREF(found);
+    return found == Py_True;
+}
+
+/* Whether an operator outside of modules is surely a forward one: is_plainly_recorded() of
+   amanda_torch.eager.phases, but for the names that are asked more. */
+static APART int
+is_surely_forward(const Invocation *call)
+{
+    DECLARE_VALUES(values);
+    int found = 0;
+    /* Modes would see what is read of tensors. */
+    if (inlined.counter != NULL && is_recording() > 0 && real_length() == 0
+        && call->site->kind != ASSIGNMENT && call->site->kind != GETTER
+        && append_positional(call, &values)) {
+        for (Py_ssize_t i = 0; !found && i < values.count; i++) {
+            PyObject *value = values.items[i];
+            found = requires_gradient(value);
+            for (Py_ssize_t k = 0; !found && PyList_CheckExact(value) && k < PyList_GET_SIZE(value); k++) {
+                found = requires_gradient(PyList_GET_ITEM(value, k));
+            }
+        }
+    }
+    PyErr_Clear();
+    return found;
+}
+
 /* Note where an operator was looked for. */
 static RARE void
 note_operator(PyObject *cells, PyObject *cell, Py_ssize_t count)
@@ -162,6 +196,10 @@ look_up(const Thread *here, PyObject *mode, PyObject *operator, const Invocation
     PyObject *found = cell_of(cells, operator, call);
     if (found == python.no_operator) {
         return found == NULL ? ASK : EMPTY;
+    }
+    if (found != NULL && PyTuple_CheckExact(found) && PyTuple_GET_SIZE(found) == 1) {
+        /* Outside of modules. Its tuple stays where it is: no code of a program runs in between. */
+        found = is_surely_forward(call) ? PyTuple_GET_ITEM(found, 0) : NULL;
     }
     if (found == NULL || !PyList_CheckExact(found) || PyList_GET_SIZE(found) == 0) {
         return ASK;
