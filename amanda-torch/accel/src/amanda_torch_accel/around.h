@@ -11,7 +11,11 @@ read_versions(const Values *values, long long *versions)
     for (Py_ssize_t i = 0; i < values->count; i++) {
         PyObject *value = values->items[i], *version = NULL;
         versions[i] = -1;
-        if (value != Py_None && PyObject_TypeCheck(value, PyDescr_TYPE(property))) {
+        if (native.counter != NULL && is_tensor(value)) {
+            const uint32_t *counter = *native.counter(value + 1);
+            versions[i] = counter == NULL ? -1 : counter[native.version];
+        }
+        else if (value != Py_None && PyObject_TypeCheck(value, PyDescr_TYPE(property))) {
             version = property->d_getset->get(value, property->d_getset->closure);
             if (version != NULL) {
                 versions[i] = PyLong_AsLongLong(version);
@@ -215,6 +219,36 @@ run_point(PyObject *known, PyObject *actions, const Values *values, PyObject *st
         Py_CLEAR(*result);
     }
     return done;
+}
+
+PyDoc_STRVAR(run_point_doc, "run_point(known, actions, state, records, *values)\n\nRun the routines before "
+"or after an operator of a captured graph.\n\n"
+"Args:\n    known: a KnownOp.\n    actions: a tuple of them, each isolated from AD.\n"
+"    state: vars(STATE) of this thread.\n    records: whether gradients are recorded here.\n"
+"    values: the tensors from which they select.\n\n"
+"Returns:\n    None if all have run, and none has returned anything; or else how many have run, and what "
+"the\n    last one has returned.");
+
+static PyObject *
+gate_run_point(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t count)
+{
+    PyObject *returned;
+    DECLARE_VALUES(values);
+    if (count < 4 || inlined.counter == NULL || !Py_IS_TYPE(given[0], python.known)
+        || !PyTuple_CheckExact(given[1]) || !PyDict_CheckExact(given[2])
+        || !append_values(&values, given + 4, count - 4)) {
+        PyErr_SetString(PyExc_TypeError, "run_point() takes a KnownOp, a tuple, a dict, and values");
+        return NULL;
+    }
+    Py_ssize_t done =
+        run_point(given[0], given[1], &values, given[2], given[3] == Py_True, &returned);
+    if (done < 0) {
+        return NULL;
+    }
+    if (returned == NULL && done == PyTuple_GET_SIZE(given[1])) {
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("(nN)", done, returned == NULL ? Py_NewRef(Py_None) : returned);
 }
 
 /* Whether an operator's plan has routines before and after it alone, and none takes part in AD. */

@@ -54,7 +54,7 @@ WITH_GATE = frozenset({"auto", "capture", "gate"})
 """The names of interceptors for which the gate is used, if it can be: by ``capture`` for all that
 is not captured."""
 
-EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=15, newest_python=(3, 14))
+EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=16, newest_python=(3, 14))
 
 _UNREPORTED = frozenset({"from_numpy"})
 """Builtins that look like operators, and report nothing to a mode."""
@@ -128,6 +128,9 @@ def _configure() -> str:
         tensors = _internals.native_tensors()
         if tensors is not None:
             gate.configure_tensors(*tensors)
+        versions = _internals.native_versions()
+        if versions is not None:
+            gate.configure_versions(*versions)
         shapes = _internals.native_shapes()
         if shapes is not None:
             gate.configure_shapes(*shapes)
