@@ -895,6 +895,7 @@ static PyMethodDef methods[] = {
     {"restore", gate_restore, METH_NOARGS, restore_doc},
     {"run_point", (PyCFunction)(void (*)(void))gate_run_point, METH_FASTCALL, run_point_doc},
     {"sites", gate_sites, METH_NOARGS, sites_doc},
+    {"take_spent", gate_take_spent, METH_NOARGS, take_spent_doc},
     {"time_pass", gate_time_pass, METH_VARARGS, time_pass_doc},
     {NULL, NULL, 0, NULL},
 };

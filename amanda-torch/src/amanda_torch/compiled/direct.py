@@ -370,6 +370,8 @@ class _Writer:
             ending += ["if amanda_seconds: amanda_charge(amanda_seconds)"]
             handler += ["except BaseException as amanda_error:", "    if amanda_at < 0: raise"]
             handler += ["    amanda_failed(amanda_error, amanda_at, amanda_began)"]
+        if "amanda_point" in self.names:
+            ending += ["amanda_charge(amanda_spent())"]
         if not ending:
             return ""
         last = ["finally:", *(f"    {line}" for line in ending)]
@@ -429,7 +431,7 @@ class _Writer:
         taken = values if any(action.select != () for action in actions) else ()
         if native is None or len(taken) > MOST_VALUES:
             return self._python_point(number, call, name, actions, taken)
-        self.names["amanda_point"] = native.run_point
+        self.names.update(amanda_point=native.run_point, amanda_spent=native.take_spent)
         self.names[f"amanda_known_{number}"] = call.known
         self.names[f"amanda_actions_{name}_{number}"] = tuple(actions)
         which = f"amanda_known_{number}, amanda_actions_{name}_{number}"
