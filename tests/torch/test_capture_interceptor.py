@@ -1464,12 +1464,12 @@ def test_routines_in_the_code_of_a_graph_do_what_they_do_elsewhere(
         tool = Acting(act)
         model = Lambda(lambda fc, x: torch.cat([fc(x).relu(), *[x] * 70]).sum())
         monkeypatch.setenv(VARIABLE, interceptor)
-        with applied(tool) as scope:
+        with applied(tool):
             for x in X * 2:
                 step(model, x)
-            before = scope.statistics.tool_seconds
+            before = STATE.scopes[0].statistics.tool_seconds
             outcomes.append(tool.outcome(model, step, X[0]))
-            assert scope.statistics.tool_seconds > before
+            assert STATE.scopes[0].statistics.tool_seconds > before
             outcomes[-1] += (fingerprint(step(model, X[1])),)
     assert outcomes[0] == outcomes[1]
     assert written[-2]

@@ -13,7 +13,7 @@ read_versions(const Values *values, long long *versions)
         versions[i] = -1;
         if (native.counter != NULL && is_tensor(value)) {
             const uint32_t *counter = *native.counter(value + 1);
-            versions[i] = counter == NULL ? -1 : counter[native.version];
+            versions[i] = counter == NULL ? -1 : (long long)counter[native.version];
         }
         else if (value != Py_None && PyObject_TypeCheck(value, PyDescr_TYPE(property))) {
             version = property->d_getset->get(value, property->d_getset->closure);
