@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from amanda.cli.results import last_line
 from amanda.errors import InPlaceWarning
 from amanda.state import STATE, TOOL_LOCK
 from amanda_torch import _internals
-from amanda_torch.compiled import modules
+from amanda_torch.compiled import direct, modules
 from amanda_torch.compiled.binding import Binding
 from amanda_torch.compiled.code import GraphCode, NotCapturableError
 from amanda_torch.compiled.derived import DerivedGraph
@@ -1466,6 +1467,85 @@ def test_a_captured_call_looks_at_no_variables_of_frames(
                 net(x)
         assert {op_id.partition("/")[0].partition("@")[0] for op_id in tool.ids} >= {"Net.first"}
     assert len(bound) == len(nets) * (len(X) - CALLS_BEFORE - 1)
+
+
+class Acting(amanda.Tool):
+    """Has two routines before and two after each linear layer, `relu` and `cat`; the second ones
+    do something once the tool is armed."""
+
+    armed = False
+
+    def __init__(self, act: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.act = act
+        self.seen: list[Any] = []
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        """Insert the routines."""
+        if context.get_op().__name__ in ("linear", "relu", "cat"):
+            context.insert_before_op(self.look)
+            context.insert_before_op(self.meddle, inputs=[0])
+            context.insert_after_op(self.look)
+            context.insert_after_op(self.meddle)
+
+    def look(self, *tensors: torch.Tensor) -> None:
+        """Note what a routine meets."""
+        if self.armed:
+            state = torch.is_grad_enabled(), STATE.paused, TOOL_LOCK.is_owned()
+            self.seen.append((fingerprint(tensors), state))
+
+    def meddle(self, tensor: torch.Tensor) -> Any:
+        """Act, if armed."""
+        return self.act(tensor) if self.armed else None
+
+    def outcome(self, model: nn.Module, step: Step, given: Any) -> Any:
+        """What a step gives when the tool is armed, and how it leaves the thread."""
+        self.armed = True
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                found: Any = fingerprint(step(model, given))
+            except Exception as error:
+                found = str(error), getattr(error, "__notes__", ())
+        self.armed = False
+        left = torch.is_grad_enabled(), STATE.paused, TOOL_LOCK.is_owned()
+        return found, left, self.seen, [(one.category, str(one.message)) for one in told]
+
+
+def _raise(tensor: torch.Tensor) -> None:
+    raise ValueError(f"not {len(tensor)}")
+
+
+def _write(tensor: torch.Tensor) -> None:
+    tensor[:0].zero_()
+
+
+@pytest.mark.parametrize("step", [train, infer])
+@pytest.mark.parametrize("act", [lambda x: None, lambda x: x * 2, lambda x: [], _write, _raise])
+@pytest.mark.parametrize("most", [direct.MOST_VALUES, -1])
+def test_routines_in_the_code_of_a_graph_do_what_they_do_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, act: Any, step: Step, most: int, written: list[bool]
+) -> None:
+    """What they return, change and raise has the same effect, and their time is charged, whether
+    the gate runs those of a point, or the code does; also where there are more tensors than the
+    gate takes."""
+    monkeypatch.setattr(direct, "MOST_VALUES", most)
+    outcomes = []
+    for interceptor in ("mode", "capture"):
+        torch.manual_seed(5)
+        tool = Acting(act)
+        model = Lambda(lambda fc, x: torch.cat([fc(x).relu(), *[x] * 70]).sum())
+        monkeypatch.setenv(VARIABLE, interceptor)
+        with applied(tool):
+            for x in X * 2:
+                step(model, x)
+            before = STATE.scopes[0].statistics.tool_seconds
+            outcomes.append(tool.outcome(model, step, X[0]))
+            assert STATE.scopes[0].statistics.tool_seconds > before
+            outcomes[-1] += (fingerprint(step(model, X[1])),)
+    assert outcomes[0] == outcomes[1]
+    assert written[-2]
 
 
 def test_a_routine_in_the_code_of_a_graph_that_changes_a_tensor_is_warned_of() -> None:

@@ -926,6 +926,33 @@ def test_a_warning_of_a_change_names_the_line() -> None:
 
 @needs_gate
 @pytest.mark.usefixtures("gated")
+def test_changes_are_noticed_wherever_tensors_count_them() -> None:
+    """With a tested PyTorch tensors count in one place in memory how often they were changed in
+    place; samples that do not tell it from others, or lie elsewhere, give none: Python is asked."""
+    versions = _internals.native_versions()
+    assert versions is not None
+    configure, (tensors, addresses, function) = gate.extension().configure_versions, versions
+    once = torch.ones(()).add_(1)
+    samples = [
+        ([once], [once._cdata], function),  # noqa: SLF001
+        (tensors, [*addresses[:-1], addresses[0]], function),
+        (tensors, addresses[1:], function),
+        versions,
+    ]
+    try:
+        for sample in samples:
+            assert configure(*sample) is (sample is versions)
+            with applied(Returning(_writes, "before 0")):
+                for _ in range(4):
+                    with pytest.warns(InPlaceWarning, match="changed a tensor of op /mul:0"):
+                        _ = torch.ones(2) * 2.0
+                    amanda.new_iteration()
+    finally:
+        configure(*versions)
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
 def test_routines_of_threads_take_turns() -> None:
     """No two threads run routines at once, though the gate calls them."""
     inside, most, tool = [0], [0], Returning(lambda *_: None, "before 0")

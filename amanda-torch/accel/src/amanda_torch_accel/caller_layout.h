@@ -248,3 +248,50 @@ gate_configure_tensors(PyObject *Py_UNUSED(module), PyObject *args)
     }
     return PyBool_FromLong(is_same);
 }
+
+PyDoc_STRVAR(configure_versions_doc,
+"configure_versions(tensors, addresses, function)\n\nFind out where in memory tensors count how often they were "
+"changed in place.\n\n"
+"Args:\n    tensors: a list of some that differ in that, and that may not be changed meanwhile.\n"
+"    addresses: where Python says that they are.\n    function: the address of the one in C++ that says where a tensor refers to its count.\n\n"
+"Returns:\n    Whether there is one such place; if not, Python is asked.");
+
+static PyObject *
+gate_configure_versions(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    /* What is looked through of a count is after its table of virtual functions, and no more than it has. */
+    enum { FIRST = 2, WORDS = 5 };
+    PyObject *tensors, *addresses;
+    unsigned long long function;
+    int places = 0, is_at[WORDS] = {0, 0, 1, 1, 1};
+    native.counter = NULL;
+    if (!PyArg_ParseTuple(args, "O!O!K", &PyList_Type, &tensors, &PyList_Type, &addresses, &function)
+        || PyList_GET_SIZE(tensors) != PyList_GET_SIZE(addresses)) {
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+    }
+    const uint32_t *const *(*counter)(const void *) =
+        (const uint32_t *const *(*)(const void *))(uintptr_t)function;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++) {
+        PyObject *tensor = PyList_GET_ITEM(tensors, i);
+        if (*(const uintptr_t *)(tensor + 1) != PyLong_AsUnsignedLongLong(PyList_GET_ITEM(addresses, i))) {
+            return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+        }
+        PyGetSetDescrObject *property = (PyGetSetDescrObject *)inlined.version;
+        PyObject *version = property->d_getset->get(tensor, property->d_getset->closure);
+        if (version == NULL) {
+            return NULL;
+        }
+        for (int k = FIRST; k < WORDS; k++) {
+            is_at[k] = is_at[k] && (*counter(tensor + 1))[k] == PyLong_AsUnsignedLong(version);
+        }
+        Py_DECREF(version);
+    }
+    for (int k = FIRST; k < WORDS; k++) {
+        places += is_at[k];
+        native.version = is_at[k] ? k : native.version;
+    }
+    if (places == 1) {
+        native.counter = counter;
+    }
+    return PyBool_FromLong(places == 1);
+}

@@ -123,6 +123,10 @@ is_plain_here(void)
 static int
 set_recording(PyObject *value)
 {
+    if (native.set_recording != NULL) {
+        native.set_recording(value == Py_True);
+        return 0;
+    }
     PyObject *none = PyObject_CallOneArg(inlined.set_recording, value);
     Py_XDECREF(none);
     return none == NULL ? -1 : 0;

@@ -730,7 +730,8 @@ PyDoc_STRVAR(configure_native_doc,
 "called instead of their bindings, once per process.\n\n"
 "Args:\n"
 "    addresses: of what gives the number of the next node, and that of the current pass, and of\n"
-"        what says whether a dispatch key is on, and whether gradients are recorded.\n"
+"        what says whether a dispatch key is on, and whether gradients are recorded, and of what\n"
+"        sets that.\n"
 "    keys: numbers of those that are on in transforms and tracers.\n"
 "    depth: gives the number of dispatch modes.\n"
 "    checks, plain: what is left of the questions of configure_inlined() where there are none.\n"
@@ -739,9 +740,11 @@ PyDoc_STRVAR(configure_native_doc,
 
 /* Whether the functions answer as their bindings do. */
 static int
-agrees(unsigned long long sequence, unsigned long long task, unsigned long long recording)
+agrees(unsigned long long sequence, unsigned long long task, unsigned long long recording,
+       unsigned long long set_recording)
 {
     PyObject *next = PyObject_CallNoArgs(inlined.sequence), *pass = NULL;
+    void (*set)(_Bool) = (void (*)(_Bool))(uintptr_t)set_recording;
     int records = is_recording();
     if (next != NULL) {
         pass = PyObject_CallNoArgs(inlined.task);
@@ -751,15 +754,20 @@ agrees(unsigned long long sequence, unsigned long long task, unsigned long long 
                   && ((int (*)(void))(uintptr_t)task)() == PyLong_AsLong(pass);
     Py_XDECREF(next);
     Py_XDECREF(pass);
+    if (is_same && !PyErr_Occurred()) {
+        set(!records);
+        is_same = is_recording() == !records;
+        set(records != 0);
+    }
     return is_same && !PyErr_Occurred();
 }
 
 static PyObject *
 gate_configure_native(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    unsigned long long sequence, task, is_included, recording;
+    unsigned long long sequence, task, is_included, recording, set_recording;
     PyObject *keys, *depth, *checks, *plain, *function;
-    if (!PyArg_ParseTuple(args, "(KKKK)O!OO!O!O", &sequence, &task, &is_included, &recording,
+    if (!PyArg_ParseTuple(args, "(KKKKK)O!OO!O!O", &sequence, &task, &is_included, &recording, &set_recording,
                           &PyTuple_Type, &keys, &depth, &PyTuple_Type, &checks, &PyTuple_Type, &plain, &function)) {
         return NULL;
     }
@@ -768,7 +776,7 @@ gate_configure_native(PyObject *Py_UNUSED(module), PyObject *args)
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys) && i < room; i++) {
         numbers[i] = (uint16_t)PyLong_AsLong(PyTuple_GET_ITEM(keys, i));
     }
-    if (PyTuple_GET_SIZE(keys) > room || inlined.counter == NULL || !agrees(sequence, task, recording)) {
+    if (PyTuple_GET_SIZE(keys) > room || inlined.counter == NULL || !agrees(sequence, task, recording, set_recording)) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_ValueError, "functions in C++ differ from their bindings");
         }
@@ -781,6 +789,7 @@ gate_configure_native(PyObject *Py_UNUSED(module), PyObject *args)
     native.sequence = (uint64_t(*)(void))(uintptr_t)sequence;
     native.task = (int (*)(void))(uintptr_t)task;
     native.is_recording = (_Bool (*)(void))(uintptr_t)recording;
+    native.set_recording = (void (*)(_Bool))(uintptr_t)set_recording;
     native.is_included = (_Bool (*)(uint16_t))(uintptr_t)is_included;
     Py_XSETREF(native.checks, Py_NewRef(checks));
     Py_XSETREF(native.plain, Py_NewRef(plain));
@@ -871,6 +880,7 @@ static PyMethodDef methods[] = {
     {"configure_native", gate_configure_native, METH_VARARGS, configure_native_doc},
     {"configure_shapes", gate_configure_shapes, METH_VARARGS, configure_shapes_doc},
     {"configure_tensors", gate_configure_tensors, METH_VARARGS, configure_tensors_doc},
+    {"configure_versions", gate_configure_versions, METH_VARARGS, configure_versions_doc},
     {"exchange", gate_exchange, METH_VARARGS, exchange_doc},
     {"event", gate_event, METH_O, event_doc},
     {"follow", gate_follow, METH_VARARGS, follow_doc},
@@ -885,7 +895,9 @@ static PyMethodDef methods[] = {
     {"register", gate_register, METH_VARARGS, register_doc},
     {"reported", gate_reported, METH_O, reported_doc},
     {"restore", gate_restore, METH_NOARGS, restore_doc},
+    {"run_point", (PyCFunction)(void (*)(void))gate_run_point, METH_FASTCALL, run_point_doc},
     {"sites", gate_sites, METH_NOARGS, sites_doc},
+    {"take_spent", gate_take_spent, METH_NOARGS, take_spent_doc},
     {"time_pass", gate_time_pass, METH_VARARGS, time_pass_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -29,6 +29,7 @@ typedef struct {
     int reports;
     unsigned long native; /* see native_thread() */
     TimedPass *timed;     /* the backward pass whose executions are noted, or was last */
+    long long spent;      /* what routines in captured graphs have taken, and is yet to be charged */
 #if HAS_VERSIONS
     uint64_t unpaused; /* the version of the thread's state in which it was found not to be paused */
 #endif

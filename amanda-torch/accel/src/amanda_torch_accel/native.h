@@ -7,12 +7,15 @@ static struct {
     int (*task)(void);           /* the number of the current pass, -1 without one */
     _Bool (*is_included)(uint16_t); /* whether a dispatch key is on in this thread */
     _Bool (*is_recording)(void);    /* whether operators are recorded for gradients */
+    void (*set_recording)(_Bool);
     uint16_t keys[4];             /* those that are on in transforms and tracers; 0 is none */
     Builtin depth;                /* how many dispatch modes there are */
     PyObject *checks, *plain;     /* what is left to be asked of `inlined.checks` and `.plain` */
     PyTypeObject *meta;           /* the class of torch.autograd.Function */
     const char *(*node)(const void *);     /* the node of a tensor as it was set last, or NULL */
     PyObject *(*object)(const void *);     /* the object that stands for the node of an edge */
+    const uint32_t *const *(*counter)(const void *); /* where a tensor refers to its count of changes */
+    Py_ssize_t version; /* which word of that it is */
 } native;
 
 /* Whether operators are recorded for gradients; -1 with an error. */

@@ -73,6 +73,27 @@ def native_tensors() -> tuple[Any, ...] | None:
     return tensors, [tensor._cdata for tensor in tensors], functions
 
 
+def native_versions() -> tuple[Any, ...] | None:
+    """How the gate finds out how often tensors were changed in place: the arguments of its
+    ``configure_versions()``; None where a library exports it no more.
+
+    The function gives the reference of a tensor to its count, which is null in inference mode
+    (``torch/csrc/autograd/variable.h``).
+    """
+    name = "_ZN5torch8autograd4impl15version_counterERKN2at6TensorE"
+    try:
+        library = ctypes.CDLL(torch._C.__file__)
+        address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+    with torch.inference_mode(mode=False), torch.no_grad():
+        tensors = [torch.zeros(()) for _ in range(4)]
+        for number, tensor in enumerate(tensors):
+            for _ in range(7 * number):
+                tensor.zero_()
+    return tensors, [tensor._cdata for tensor in tensors], address
+
+
 _parse_key = symbol("torch._C._dispatch_key_parse")
 
 _PLAIN_KEYS = ("CUDA", "AutocastCUDA")
@@ -117,6 +138,7 @@ def native_functions() -> tuple[Any, ...] | None:
         "_ZN5torch8autograd25get_current_graph_task_idEv",
         "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
         "_ZN3c108GradMode10is_enabledEv",
+        "_ZN3c108GradMode11set_enabledEb",
     )
     try:
         library = ctypes.CDLL(torch._C.__file__)

@@ -48,6 +48,9 @@ described in the second execution, their backward operators are known after two 
 TRIALS = 4
 """Runs of which the nodes are noted, until a backward pass proves what they show."""
 
+MOST_VALUES = 64
+"""Tensors that the gate takes at a point."""
+
 _CHOOSING = frozenset({"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Operators whose nodes depend on switches of the program that Dynamo may not guard."""
 
@@ -367,6 +370,8 @@ class _Writer:
             ending += ["if amanda_seconds: amanda_charge(amanda_seconds)"]
             handler += ["except BaseException as amanda_error:", "    if amanda_at < 0: raise"]
             handler += ["    amanda_failed(amanda_error, amanda_at, amanda_began)"]
+        if "amanda_point" in self.names:
+            ending += ["amanda_charge(amanda_spent())"]
         if not ending:
             return ""
         last = ["finally:", *(f"    {line}" for line in ending)]
@@ -390,16 +395,17 @@ class _Writer:
             )
         if plan.after:
             one = [statement.target]
-            lines += self._point(number, call, "after", plan.after, one)
-            if not _are_counters(plan.after):
+            point, found = self._point(number, call, "after", plan.after, one)
+            lines += point
+            if found:
                 self.names[f"amanda_after_{number}"] = functools.partial(self._after, call)
-                changed = statement.text(f"amanda_after_{number}", "amanda_found", statement.target)
+                changed = statement.text(f"amanda_after_{number}", found, statement.target)
                 lines += ["if amanda_found is not None:", f"    {changed}"]
         if plan.before:
-            first = self._point(number, call, "before", plan.before, values)
-            if not _are_counters(plan.before):
+            first, found = self._point(number, call, "before", plan.before, values)
+            if found:
                 self.names[f"amanda_before_{number}"] = functools.partial(self._before, call)
-                changed = statement.text(f"amanda_before_{number}", "amanda_found")
+                changed = statement.text(f"amanda_before_{number}", found)
                 inner = [f"    {line}" for line in lines]
                 lines = ["if amanda_found is None:", *inner, "else:", f"    {changed}"]
             lines = [*first, *lines]
@@ -407,20 +413,44 @@ class _Writer:
 
     def _point(
         self, number: int, call: Known, name: str, actions: Sequence[Action], values: Sequence[str]
-    ) -> list[str]:
-        """The statements that run the routines of one point, as the dispatcher runs them."""
-        place = self._place(call, actions)
+    ) -> tuple[list[str], str]:
+        """The statements that run the routines of one point, as the dispatcher runs them.
+
+        Returns:
+            Them, and an expression for how many have run and what the last one has returned, if
+            that is something; "" if it never is.
+        """
         if _are_counters(actions):
-            lines = [place, "amanda_acquire()"]
+            lines = [self._place(call, actions), "amanda_acquire()"]
             for index, action in enumerate(actions):
                 self.names[f"amanda_{name}_{number}_{index}"] = action.func
                 lines.append(f"amanda_{name}_{number}_{index}.count += 1")
-            return [*lines, "amanda_release()", "amanda_at = -1"]
-        routines = _Routines(actions)
-        self.names[f"amanda_run_{name}_{number}"] = routines.function
-        given = routines.given(values)
+            return [*lines, "amanda_release()", "amanda_at = -1"], ""
+        native = self._dispatcher.native
+        # What no routine takes need not be a tensor: an operator of several outputs has a tuple.
+        taken = values if any(action.select != () for action in actions) else ()
+        if native is None or len(taken) > MOST_VALUES:
+            return self._python_point(number, call, name, actions, taken)
+        self.names.update(amanda_point=native.run_point, amanda_spent=native.take_spent)
+        self.names[f"amanda_known_{number}"] = call.known
+        self.names[f"amanda_actions_{name}_{number}"] = tuple(actions)
+        which = f"amanda_known_{number}, amanda_actions_{name}_{number}"
+        given = ", ".join([which, "amanda_thread", str(call.records), *taken])
+        return [f"amanda_found = amanda_point({given})"], "amanda_found"
+
+    def _python_point(
+        self, number: int, call: Known, name: str, actions: Sequence[Action], taken: Sequence[str]
+    ) -> tuple[list[str], str]:
+        """The same without the gate.
+
+        Args:
+            taken: the expressions that the routines select from.
+        """
+        is_one = len(actions) == 1
+        given = selected(actions[0], taken) if is_one else taken
+        self.names[f"amanda_run_{name}_{number}"] = _routine_of(actions)
         versions = " + ".join(f"{value}._version" for value in given if value != "None")
-        lines = [place, "amanda_thread['paused'] = 1"]
+        lines = [self._place(call, actions), "amanda_thread['paused'] = 1"]
         lines += ["amanda_record(False)"] if call.records else []
         lines += [f"amanda_versions = {versions}"] if versions else []
         lines += [
@@ -438,7 +468,8 @@ class _Writer:
             ]
         lines += ["amanda_seconds += amanda_clock() - amanda_began", "amanda_release()"]
         lines += ["amanda_record(True)"] if call.records else []
-        return [*lines, "amanda_thread['paused'] = 0", "amanda_at = -1"]
+        lines += ["amanda_thread['paused'] = 0", "amanda_at = -1"]
+        return lines, "(1, amanda_found)" if is_one else "amanda_found"
 
     def _place(self, call: Known, actions: Sequence[Action]) -> str:
         """The statement that says whose routines run from now on."""
@@ -565,7 +596,9 @@ class _Writer:
         assert operator is not None
         interceptor.frame, interceptor.cells = call.frame, call.frame.cells
         args, kwargs = operator.arguments(args, kwargs)
-        values = self._put(known.plan.before, found, _values(operator, args, kwargs))
+        values = _values(operator, args, kwargs)
+        done, returned = found
+        values = self._dispatcher.go_on(known.plan.before, done, values, returned)
         executor = interceptor.executor
         return executor.run(known, operator.func, args, kwargs, operator.key, values)
 
@@ -576,7 +609,8 @@ class _Writer:
         assert operator is not None
         args, kwargs = operator.arguments(args, kwargs)
         values, outputs = _values(operator, args, kwargs), tensors_of(result)
-        changed = self._put(known.plan.after, found, outputs)
+        done, returned = found
+        changed = self._dispatcher.go_on(known.plan.after, done, outputs, returned)
         if changed is outputs:
             return result
         is_written = known.layout is not None and known.layout.is_in_place
@@ -587,16 +621,6 @@ class _Writer:
         """Run the second routine of a check, as if the first one had run."""
         check.supply(inputs, is_new=True)
         self._dispatcher.run_all(plan.after, [output])
-
-    def _put(self, actions: Sequence[Action], found: Any, values: list[Any]) -> list[Any]:
-        """The values after a routine has returned something, and those that follow it have run."""
-        number, result = (found.number, found.result) if type(found) is _Found else (0, found)
-        action = actions[number]
-        chosen = selected(action, values)
-        values = self._dispatcher.put(action, values, chosen, result)
-        for following in actions[number + 1 :]:
-            values = self._dispatcher.run(following, values)
-        return values
 
     def _failed(self, error: BaseException, at: int, began: float) -> NoReturn:
         """Undo what goes with a tool's code, as far as it was done, and raise the error."""
@@ -614,46 +638,19 @@ class _Writer:
         raise unswallowed(error, known.name)
 
 
-@attrs.frozen
-class _Found:
-    """The result of one of several routines.
-
-    Attributes:
-        number: of the routine.
-        result: its.
-    """
-
-    number: int
-    result: Any
-
-
-class _Routines:
+def _routine_of(actions: Sequence[Action]) -> Callable[..., Any]:
     """The routines of one point of an operator as one function.
 
-    Attributes:
-        actions: them.
-        function: runs them on the tensors that :meth:`given` says, until one returns something:
-            gives what the only one has returned, or a :class:`_Found`.
+    That of a single one takes what it selects, and gives what it has returned. That of several
+    takes the tensors that they select from, runs them until one returns something, and gives how
+    many have run and what the last one has returned; or None.
     """
+    if len(actions) == 1:
+        action = actions[0]
+        return functools.partial(action.func, **action.kwargs) if action.kwargs else action.func
 
-    def __init__(self, actions: Sequence[Action]) -> None:
-        self.actions = actions
-        self.function: Callable[..., Any] = self._run
-        if len(actions) == 1:
-            action = actions[0]
-            self.function = (
-                functools.partial(action.func, **action.kwargs) if action.kwargs else action.func
-            )
-
-    def given(self, values: Sequence[str]) -> Sequence[str]:
-        """The expressions that the function is called with."""
-        if len(self.actions) == 1:
-            return selected(self.actions[0], values)
-        # What no routine takes need not be a tensor: an operator of several outputs has a tuple.
-        return values if any(action.select != () for action in self.actions) else ()
-
-    def _run(self, *values: Any) -> Any:
-        for number, action in enumerate(self.actions):
+    def run(*values: Any) -> tuple[int, Any] | None:
+        for number, action in enumerate(actions):
             try:
                 chosen = selected(action, values) if action.select != () else ()
                 result = action.func(*chosen, **action.kwargs)
@@ -661,8 +658,10 @@ class _Routines:
                 note(error, action.routine, action.op_id)
                 raise
             if result is not None:
-                return _Found(number, result)
+                return number + 1, result
         return None
+
+    return run
 
 
 def _values(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:

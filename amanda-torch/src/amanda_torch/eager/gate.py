@@ -128,6 +128,9 @@ def _configure() -> str:
         tensors = _internals.native_tensors()
         if tensors is not None:
             gate.configure_tensors(*tensors)
+        versions = _internals.native_versions()
+        if versions is not None:
+            gate.configure_versions(*versions)
         shapes = _internals.native_shapes()
         if shapes is not None:
             gate.configure_shapes(*shapes)
