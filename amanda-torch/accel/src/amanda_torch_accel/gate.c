@@ -36,6 +36,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -80,6 +81,7 @@
 #include "course.h"
 #include "modes.h"
 #include "native.h"
+#include "resident.h"
 #include "inlined.h"
 #include "hook_types.h"
 #include "checks.h"
@@ -626,6 +628,11 @@ find_inlined_slots(void)
         {inlined.timer, "number", &at.timer_number},
         {inlined.log, "numbers", &at.log_numbers},
         {inlined.log, "due", &at.log_due},
+        {inlined.memory, "used", &at.memory_used},
+        {inlined.memory, "peak", &at.memory_peak},
+        {inlined.change, "use", &at.change_use},
+        {inlined.change, "_held", &at.change_held},
+        {inlined.change, "bytes", &at.change_bytes},
         {inlined.check, "_held", &at.check_held},
         {inlined.check, "overwrites", &at.check_overwrites},
         {inlined.check, "trail", &at.check_trail},
@@ -699,7 +706,10 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         {"changed", &inlined.changed},   {"numbers", &inlined.numbers},
         {"function", &inlined.function}, {"accumulation", &inlined.accumulation},
         {"resume", &inlined.resume},     {"reference", &inlined.reference},
-        {"nothing", &inlined.nothing},   {"counter", &inlined.counter},
+        {"nothing", &inlined.nothing},   {"memory", &inlined.memory},
+        {"change", &inlined.change},     {"ended", &inlined.ended},
+        {"as_routine", &inlined.as_routine},
+        {"counter", &inlined.counter},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         PyObject *found = PyDict_Check(objects) ? PyDict_GetItemString(objects, all[i].name) : NULL;

@@ -48,13 +48,19 @@ from amanda_torch.operators.dtypes import SUMMED
 from amanda_torch.operators.layouts import Layout
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of, name_of
 from amanda_torch.plugin import TorchEagerDriver
-from amanda_torch.routines import BackwardRoutines, RoutineDispatcher, look, warn_of_change
+from amanda_torch.routines import (
+    BackwardRoutines,
+    RoutineDispatcher,
+    as_routine,
+    look,
+    warn_of_change,
+)
 
 WITH_GATE = frozenset({"auto", "capture", "gate"})
 """The names of interceptors for which the gate is used, if it can be: by ``capture`` for all that
 is not captured."""
 
-EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=15, newest_python=(3, 14))
+EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=16, newest_python=(3, 14))
 
 _UNREPORTED = frozenset({"from_numpy"})
 """Builtins that look like operators, and report nothing to a mode."""
@@ -165,6 +171,10 @@ def _inlined() -> dict[str, Any]:
         "clock": time.perf_counter_ns,
         "native": threading.get_native_id,
         "look": look,
+        "memory": inline.MemoryUse,
+        "change": inline.MemoryChange,
+        "ended": inline.MemoryChange.after,
+        "as_routine": as_routine,
         "check": inline.Check,
         "before": inline.Check.before,
         "sums": inline.ShapeSum,
