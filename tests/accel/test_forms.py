@@ -1038,7 +1038,7 @@ def test_a_change_of_memory_at_an_operator_that_raises(inlining: Any, toy: Any) 
 @reads_memory
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_the_memory_of_a_child_is_its_own(inlining: Any, toy: Any) -> None:
-    """A child of a fork reads its own memory, and goes on where it closes all files, as a daemon."""
+    """A child of a fork reads its own memory, and goes on where all its files are closed."""
     of = Allocates(inlining, toy)
     assert of.op() is ONE
     of.memory = mmap.mmap(-1, 1 << 26)
