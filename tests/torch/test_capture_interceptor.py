@@ -6,6 +6,7 @@ import array
 import copy
 import functools
 import gc
+import itertools
 import os
 import pickle
 import random
@@ -1440,10 +1441,15 @@ def test_operators_that_nothing_is_wanted_of_are_called_by_the_graph_itself() ->
 
 
 class Inlined(amanda.Tool):
-    """Counts and times each operator by routines of ``amanda.inline``."""
+    """Counts and times each operator by routines of ``amanda.inline``, and reads the memory that is
+    in use; that of the process without a function."""
 
-    def __init__(self, log: inline.Log | None = None) -> None:
+    def __init__(
+        self, log: inline.Log | None = None, used: Callable[[], int] | None = None
+    ) -> None:
         super().__init__()
+        self.use = inline.MemoryUse(used)
+        self.changes: dict[str, inline.MemoryChange] = {}
         self.counters: dict[str, tuple[inline.Counter, inline.Counter]] = {}
         self.timers: dict[str, inline.Timer] = {}
         self.backward: dict[str, inline.Counter] = {}
@@ -1452,13 +1458,16 @@ class Inlined(amanda.Tool):
         self.add_inst_for_op(self.analyse_backward, backward=True)
 
     def analyse(self, context: amanda.OpContext) -> None:
-        """Insert a counter and a timer around an operator."""
+        """Insert a counter, a timer and a change of memory around an operator."""
         op_id = context.get_op_id()
         before, after = self.counters.setdefault(op_id, (inline.Counter(), inline.Counter()))
         timer = self.timers.setdefault(op_id, inline.Timer(self.log, len(self.timers)))
+        change = self.changes.setdefault(op_id, inline.MemoryChange(self.use))
         context.insert_before_op(before, inputs=[])
+        context.insert_before_op(change.before, inputs=[])
         context.insert_before_op(timer.start, inputs=[])
         context.insert_after_op(timer.stop, outputs=[])
+        context.insert_after_op(change.after, outputs=[])
         context.insert_after_op(after, outputs=[])
 
     def analyse_backward(self, context: amanda.OpContext) -> None:
@@ -1474,9 +1483,14 @@ class Inlined(amanda.Tool):
             {op_id: counter.count for op_id, counter in self.backward.items()},
         ]
 
+    def memory(self) -> list[Any]:
+        """By how much operators have changed the memory, by id, and its peak."""
+        return [{i: change.bytes for i, change in self.changes.items()}, self.use.peak]
+
 
 class TimedBackward(Inlined):
-    """Times backward operators, too: one timer within another, and all executions in one log."""
+    """Times backward operators, too: one timer within another, and all executions in one log; and
+    reads the memory."""
 
     def __init__(self, log: inline.Log | None = None) -> None:
         super().__init__(inline.Log() if log is None else log)
@@ -1488,10 +1502,11 @@ class TimedBackward(Inlined):
         op_id = context.get_backward_op_id()
         made = inline.Timer(), inline.Timer(self.log, -1 - len(self.pairs))
         outer, inner = self.pairs.setdefault(op_id, made)
-        for timer in (outer, inner):
-            context.insert_before_backward_op(timer.start, grad_outputs=[])
-        for timer in (inner, outer):
-            context.insert_after_backward_op(timer.stop, grad_inputs=[])
+        change = self.changes.setdefault(op_id, inline.MemoryChange(self.use))
+        for start in (change.before, outer.start, inner.start):
+            context.insert_before_backward_op(start, grad_outputs=[])
+        for stop in (inner.stop, outer.stop, change.after):
+            context.insert_after_backward_op(stop, grad_inputs=[])
 
     def spans(self) -> list[tuple[int, int, int]]:
         """The number of the timer, start and end of what backward operators have logged."""
@@ -1539,16 +1554,17 @@ class Looks(inline.Log):
 def test_counters_and_timers_in_the_code_of_a_graph_are_exact(
     monkeypatch: pytest.MonkeyPatch, written: list[bool], step: Step
 ) -> None:
-    """They have counted and timed what they do with the mode, each execution once."""
+    """They have counted and timed what they do with the mode, each execution once, and read the
+    memory around each."""
     figures = []
     for interceptor in ("mode", "capture"):
         monkeypatch.setenv(VARIABLE, interceptor)
         model, log = Net(), Looks()
-        tool = Inlined(log)
+        tool = Inlined(log, itertools.count(10, 10).__next__)
         with applied(tool):
             for x in some(*[3] * 9):
                 step(model, x)
-        figures.append(tool.figures())
+        figures.append([*tool.figures(), *tool.memory()])
         rows = [log.read[i : i + 4] for i in range(0, len(log.read) + len(log.numbers), 4)]
         rows = [row for row in rows if row]
         assert log.paused == {1}
@@ -1576,14 +1592,15 @@ def test_of_a_run_that_raises_what_has_run_is_counted(
     figures = []
     for interceptor in ("mode", "capture"):
         monkeypatch.setenv(VARIABLE, interceptor)
-        model, tool, x = Fails(), Inlined(), torch.rand(3)
+        used = itertools.count(10, 10).__next__
+        model, tool, x = Fails(), Inlined(used=used), torch.rand(3)
         with applied(tool):
             for _ in range(6):
                 model(x, torch.tensor([1]))
             for _ in range(2):
                 with pytest.raises(IndexError):
                     model(x, torch.tensor([7]))
-        figures.append(tool.figures())
+        figures.append([*tool.figures(), tool.memory()[0]])
     assert figures[0] == figures[1]
     counts = {op_id.partition("/")[2]: count for op_id, count in figures[0][0].items()}
     assert counts["abs:0"] == (8, 8)
@@ -1609,6 +1626,37 @@ def test_a_timer_that_is_stopped_at_another_operator_measures_what_is_between() 
             model(torch.rand(3), torch.tensor([1]))
     assert timer.executions == 8
     assert timer.nanoseconds > 0
+
+
+class Repeats(nn.Module):
+    """Operators whose results, and whose gradients, take more memory than is kept by an allocator
+    for the next one."""
+
+    size = 1 << 26
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.repeat(self.size // (4 * len(x))) * 3).sum()
+
+
+@pytest.mark.skipif(not inline.resident_bytes(), reason="it is not known here")
+def test_the_memory_of_the_process_is_that_which_the_mode_reads(
+    monkeypatch: pytest.MonkeyPatch, written: list[bool]
+) -> None:
+    """Each forward and backward operator has changed the memory by as much as with the mode, which
+    calls the routines."""
+    figures = []
+    for interceptor in ("mode", "gate", "capture"):
+        monkeypatch.setenv(VARIABLE, interceptor)
+        model, tool, x = Repeats(), TimedBackward(), torch.rand(4, requires_grad=True)
+        with applied(tool):
+            for _ in range(8):
+                train(model, x)
+        changes, peak = tool.memory()
+        figures.append({op_id: round(count / model.size) for op_id, count in changes.items()})
+        assert peak > 2 * model.size
+    assert figures[0] == figures[1] == figures[2]
+    assert sorted(figures[0].values())[-3:] == [8, 8, 8]
+    assert written[-1]
 
 
 @pytest.mark.parametrize("step", [infer, train])

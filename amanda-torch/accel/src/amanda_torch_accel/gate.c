@@ -708,7 +708,7 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         {"resume", &inlined.resume},     {"reference", &inlined.reference},
         {"nothing", &inlined.nothing},   {"memory", &inlined.memory},
         {"change", &inlined.change},     {"ended", &inlined.ended},
-        {"as_routine", &inlined.as_routine},
+        {"as_routine", &inlined.as_routine}, {"used_bytes", &inlined.used_bytes},
         {"counter", &inlined.counter},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -795,6 +795,23 @@ gate_configure_native(PyObject *Py_UNUSED(module), PyObject *args)
     Py_XSETREF(native.plain, Py_NewRef(plain));
     native.meta = (PyTypeObject *)Py_NewRef(Py_TYPE(function));
     Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(used_bytes_doc, "used_bytes(use)\n\nThe bytes in use, as amanda_torch.routines.used_bytes() gives "
+"them.");
+
+static PyObject *
+gate_used_bytes(PyObject *Py_UNUSED(module), PyObject *use)
+{
+    if (!Py_IS_TYPE(use, (PyTypeObject *)inlined.memory)) {
+        PyErr_SetString(PyExc_TypeError, "it is no amanda.inline.MemoryUse");
+        return NULL;
+    }
+    PyObject *used = field(use, at.memory_used);
+    if (READS_RESIDENT && used == Py_None) {
+        return PyLong_FromLongLong(read_resident());
+    }
+    return PyObject_CallOneArg(inlined.used_bytes, use);
 }
 
 PyDoc_STRVAR(hook_registrar_doc, "hook_registrar(vanilla)\n\nFor ``_register_hook`` of "
@@ -895,6 +912,7 @@ static PyMethodDef methods[] = {
     {"restore", gate_restore, METH_NOARGS, restore_doc},
     {"sites", gate_sites, METH_NOARGS, sites_doc},
     {"time_pass", gate_time_pass, METH_VARARGS, time_pass_doc},
+    {"used_bytes", gate_used_bytes, METH_O, used_bytes_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -910,6 +928,10 @@ gate_exec(PyObject *Py_UNUSED(module))
     one = PyLong_FromLong(1);
     paused_name = PyUnicode_InternFromString("paused");
     if (zero == NULL || one == NULL || paused_name == NULL || make_numbers() < 0 || make_names() < 0) {
+        return -1;
+    }
+    if (prepare_resident() != 0) {
+        PyErr_NoMemory();
         return -1;
     }
     HookDict_Type.tp_base = &PyDict_Type;

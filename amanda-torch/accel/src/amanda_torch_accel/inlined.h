@@ -8,6 +8,7 @@ static struct {
     PyObject *look;                    /* look(log, now): has a log looked at, as a routine */
     PyObject *memory, *change, *ended; /* classes of amanda.inline, and MemoryChange.after */
     PyObject *as_routine;              /* as_routine(function): calls it as a routine */
+    PyObject *used_bytes;              /* used_bytes(use): reads a memory without its peak */
     PyObject *check, *before;          /* a class of amanda.inline, and its method */
     PyObject *sums, *add_after;        /* likewise: sums, and the second of their routines */
     PyObject *tensors;                 /* the classes of tensors that C looks at */

@@ -4,7 +4,7 @@ without Python.
 The code of an operator only says that it has been reached, what the clock says, and how much memory
 is in use. What follows from it is done once, when the run has ended or raised::
 
-    deferred = Deferred()
+    deferred = Deferred(native)
     lines = deferred.around(plan, ["x = relu(y)"])      # the operator, between its routines
     deferred.beginning(), deferred.ending()             # of the graph's function
     deferred.names                                      # the globals that all of these use
@@ -265,11 +265,15 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
 class Deferred:
     """The counters, sums, timers and changes of memory of one graph.
 
+    Args:
+        native: the extension of the gate; None without the gate.
+
     Attributes:
         names: the globals that the code uses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, native: Any) -> None:
+        self._used_bytes = used_bytes if native is None else native.used_bytes
         self._counters: list[Added] = []
         self._every: Additions | None = None
         self._has_sums = self._is_learned = False
@@ -361,7 +365,7 @@ class Deferred:
     def _name_of(self, use: MemoryUse) -> str:
         """The name of the function that reads a memory."""
         name = self._uses.setdefault(use, f"amanda_used_{len(self._uses)}")
-        self.names[name] = functools.partial(used_bytes, use)
+        self.names[name] = functools.partial(self._used_bytes, use)
         return name
 
     def beginning(self) -> list[str]:
@@ -661,5 +665,11 @@ class _TimedRun:
         # Those that have not ended are the last ones.
         while self._changed < len(changes) and changes[self._changed][2] < len(times):
             self._changed += 1
-        for change, before, after in changes[first : self._changed]:
-            change.add(times[before], times[after])
+        # MemoryChange.add(), inlined: no function for each operator.
+        for change, begun, ended in changes[first : self._changed]:
+            before, after, use = times[begun], times[ended], change.use
+            if before > use.peak:
+                use.peak = before
+            if after > use.peak:
+                use.peak = after
+            change.bytes += after - before

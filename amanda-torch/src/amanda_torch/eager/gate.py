@@ -53,6 +53,7 @@ from amanda_torch.routines import (
     RoutineDispatcher,
     as_routine,
     look,
+    used_bytes,
     warn_of_change,
 )
 
@@ -175,6 +176,7 @@ def _inlined() -> dict[str, Any]:
         "change": inline.MemoryChange,
         "ended": inline.MemoryChange.after,
         "as_routine": as_routine,
+        "used_bytes": used_bytes,
         "check": inline.Check,
         "before": inline.Check.before,
         "sums": inline.ShapeSum,
