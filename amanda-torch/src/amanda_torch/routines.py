@@ -167,10 +167,20 @@ Measure = Timer | MemoryChange
 """Measures an operator by a routine before it and one after it, neither of which takes a tensor."""
 
 
+_MEASURING: Mapping[object, type] = {
+    Timer.start: Timer,
+    Timer.stop: Timer,
+    MemoryChange.before: MemoryChange,
+    MemoryChange.after: MemoryChange,
+}
+
+
 def is_measuring(routine: object) -> bool:
     """Whether a routine is one of the two of a timer, or of a change of memory."""
-    found = started_by(routine) or stopped_by(routine) or begun_by(routine) or ended_by(routine)
-    return found is not None
+    # One function, and not four: it is asked for each action of a new operator.
+    if type(routine) is not MethodType:
+        return False
+    return type(routine.__self__) is _MEASURING.get(routine.__func__)
 
 
 def measures_around(
