@@ -10,6 +10,7 @@ import array
 import functools
 import gc
 import math
+import mmap
 import operator
 import os
 import shutil
@@ -571,6 +572,8 @@ def test_nothing_is_kept_alive(gate: Any, toy: Any) -> None:
         x.one(argument)
 
     repeated(run, mode, 5)
+    # What earlier tests have left in cycles would drop None meanwhile.
+    gc.collect()
     before = [sys.getrefcount(value) for value in (x, argument, mode, None, toy.Base)]
     repeated(run, mode, 200)
     after = [sys.getrefcount(value) for value in (x, argument, mode, None, toy.Base)]
@@ -660,6 +663,28 @@ class Timer:
     def stop(self) -> None:
         # Only what was started elsewhere.
         self.executions -= 100
+
+
+class MemoryUse:
+    __slots__ = ("peak", "used")
+
+    def __init__(self) -> None:
+        self.used: Any = None
+        self.peak: Any = 0
+
+
+class MemoryChange:
+    __slots__ = ("_held", "bytes", "use")
+
+    def __init__(self, use: MemoryUse) -> None:
+        self.bytes, self.use = 0, use
+        self._held: dict[int, int] = {}
+
+    def before(self) -> None:
+        pass
+
+    def after(self) -> None:
+        pass
 
 
 class Check:
@@ -827,6 +852,7 @@ PASS: dict[str, Any] = {"task": 1, "node": None, "next": 8, "check": None}
 PASS.update(level=-1, recording=[], lock=[])
 UNPAUSED = {"driver": 1}
 looks: list[Any] = []
+asked: list[Any] = []
 _INLINED: dict[str, Any] = {}
 
 
@@ -842,6 +868,11 @@ def inlining(gate: Any) -> Any:
             "clock": time.perf_counter_ns,
             "native": threading.get_native_id,
             "look": lambda log, now: looks.append((log, now)),
+            "memory": MemoryUse,
+            "change": MemoryChange,
+            "ended": MemoryChange.after,
+            "as_routine": lambda routine: asked.append(routine) or routine(),
+            "used_bytes": lambda use: asked.append(use) or 7,
             "check": Check,
             "before": Check.before,
             "sums": Sum,
@@ -886,6 +917,7 @@ def inlining(gate: Any) -> Any:
     PASS["lock"].clear()
     gate.configure_inlined(_INLINED)
     looks.clear()
+    asked.clear()
     vars(STATE).update(vars(State()))
     return gate
 
@@ -938,6 +970,105 @@ def test_numbers_that_are_looked_into_are_not_moved(inlining: Any, toy: Any) -> 
     for _ in range(100):
         x.none()
     assert timer.executions == len(timer.log.numbers) // 4 + 1  # type: ignore[union-attr]
+    toy.pop()
+
+
+class Allocates:
+    """An operator that takes new pages, with a timer and a change of memory around it."""
+
+    def __init__(self, inlining: Any, toy: Any) -> None:
+        self.change, self.timer, self.mode = MemoryChange(MemoryUse()), Timer(), Mode()
+        self.memory = mmap.mmap(-1, 1 << 26)
+        self.error: Exception | None = None
+        known = cast("Any", Known(lambda *_: "run"))
+        self.op = type("Op", (), {"__call__": inlining.operator_call(self.run), "__name__": "op"})()
+        known.inlined_before = (self.change.before, self.timer.start)
+        known.inlined_after = (self.timer.stop, self.change.after)
+        self.mode.cells[self.op] = [0, *[known] * 5]
+        inlining.install()
+        toy.push(self.mode)
+
+    def run(self, op: Any) -> Any:
+        """What the operator does."""
+        if self.error is not None:
+            raise self.error
+        self.memory.write(bytes([1]) * len(self.memory))
+        self.memory.seek(0)
+        return ONE
+
+
+reads_memory = pytest.mark.skipif(sys.platform != "linux", reason="Python reads it elsewhere")
+
+
+@reads_memory
+def test_a_change_of_memory_runs_without_python(inlining: Any, toy: Any) -> None:
+    """The memory of the process is read in C, around a timer; its peak is noted."""
+    of = Allocates(inlining, toy)
+    assert of.op() is ONE
+    first, peak = of.change.bytes, of.change.use.peak
+    assert first > len(of.memory) / 2
+    assert peak > first
+    assert inlining.used_bytes(of.change.use) > first
+    with pytest.raises(TypeError, match=r"no amanda\.inline\.MemoryUse"):
+        inlining.used_bytes(of.change)
+    of.change.use.peak = 2**70
+    assert of.op() is ONE
+    # The pages are there.
+    assert abs(of.change.bytes - first) < len(of.memory) / 2
+    assert of.change.use.peak == 2**70
+    assert of.change._held == {}  # noqa: SLF001
+    assert (asked, of.timer.executions) == ([], 2)
+    toy.pop()
+
+
+@reads_memory
+def test_a_change_of_memory_at_an_operator_that_raises(inlining: Any, toy: Any) -> None:
+    """It is not counted, and the next one begins anew; without a begin in its thread Python ends
+    the change."""
+    of = Allocates(inlining, toy)
+    of.error = ValueError("no")
+    with pytest.raises(ValueError, match="no"):
+        of.op()
+    left = of.change._held  # noqa: SLF001
+    assert (of.change.bytes, [*left]) == (0, [threading.get_ident()])
+    of.error = None
+    assert of.op() is ONE
+    assert left == {}
+    known = of.mode.cells[of.op][1]
+    known.inlined_before = (of.timer.start,)
+    assert of.op() is ONE
+    assert asked == [of.change.after]
+    toy.pop()
+
+
+@reads_memory
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_the_memory_of_a_child_is_its_own(inlining: Any, toy: Any) -> None:
+    """A child of a fork reads its own memory, and goes on where all its files are closed."""
+    of = Allocates(inlining, toy)
+    assert of.op() is ONE
+    of.memory = mmap.mmap(-1, 1 << 26)
+    of.change.bytes = 0
+    child = os.fork()
+    if not child:
+        failed = of.op() is not ONE or of.change.bytes < len(of.memory) / 2
+        os.closerange(3, 256)
+        failed = failed or of.op() is not ONE
+        of.memory, of.change.bytes = mmap.mmap(-1, 1 << 26), 0
+        failed = failed or of.op() is not ONE or of.change.bytes < len(of.memory) / 2
+        os._exit(failed)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    toy.pop()
+
+
+def test_the_memory_of_a_device_is_read_in_python(inlining: Any, toy: Any) -> None:
+    """The two routines are called where a function says what is in use."""
+    of = Allocates(inlining, toy)
+    of.change.use.used = len
+    assert of.op() is ONE
+    assert inlining.used_bytes(of.change.use) == 7
+    assert asked == [of.change.before, of.change.after, of.change.use]
+    assert (of.change.bytes, of.change.use.peak, of.timer.executions) == (0, 0, 1)
     toy.pop()
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import attrs
 
 from amanda.driver import BoundCall, Dispatcher, OperatorRun, OpIds
-from amanda.inline import Check, Counter, Record, ShapeSum, started_by, stopped_by
+from amanda.inline import Check, Counter, MemoryChange, Record, ShapeSum, started_by, stopped_by
 from amanda.interface.points import Point
 from amanda.state import LIVE_SCOPES, STATE
 from amanda.testing.contract.inline import InlineTests
@@ -380,7 +380,7 @@ class _Uncounting(Dispatcher):
         func = action.func
         if isinstance(func, (Counter, Record)):
             return None
-        if isinstance(getattr(func, "__self__", None), (Check, ShapeSum)):
+        if isinstance(getattr(func, "__self__", None), (Check, MemoryChange, ShapeSum)):
             return None
         if started_by(func) or stopped_by(func):
             return None

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import amanda
+from amanda.inline import resident_bytes
 from amanda_tools._operators.peaks import peak_of
-from amanda_tools._timelines.memory import resident_bytes
 from amanda_tools.count import CountTool
 from amanda_tools.flops import FlopsTool
 from amanda_tools.profile import ProfileTool
@@ -175,9 +175,9 @@ def test_the_memory_of_steps_is_a_line_over_the_run(
     memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memory in use as each step ends, and the most that was in use within it."""
-    in_use = 0
-    # What the process really uses depends on what its allocator gives back, and when.
-    monkeypatch.setattr("amanda_tools.profile.resident_bytes", lambda: in_use)
+    in_use = 1
+    # That of a device: what the process really uses depends on what its allocator gives back.
+    monkeypatch.setattr("amanda_tools.profile.device_bytes", lambda: in_use)
     tool = ProfileTool(memory=memory)
     layer = nn.Linear(4, 4)
 

@@ -6,6 +6,8 @@ import array
 import copy
 import functools
 import gc
+import itertools
+import mmap
 import os
 import pickle
 import random
@@ -1593,10 +1595,15 @@ def test_operators_that_nothing_is_wanted_of_are_called_by_the_graph_itself() ->
 
 
 class Inlined(amanda.Tool):
-    """Counts and times each operator by routines of ``amanda.inline``."""
+    """Counts and times each operator by routines of ``amanda.inline``, and reads the memory that is
+    in use; that of the process without a function."""
 
-    def __init__(self, log: inline.Log | None = None) -> None:
+    def __init__(
+        self, log: inline.Log | None = None, used: Callable[[], int] | None = None
+    ) -> None:
         super().__init__()
+        self.use = inline.MemoryUse(used)
+        self.changes: dict[str, inline.MemoryChange] = {}
         self.counters: dict[str, tuple[inline.Counter, inline.Counter]] = {}
         self.timers: dict[str, inline.Timer] = {}
         self.backward: dict[str, inline.Counter] = {}
@@ -1605,13 +1612,16 @@ class Inlined(amanda.Tool):
         self.add_inst_for_op(self.analyse_backward, backward=True)
 
     def analyse(self, context: amanda.OpContext) -> None:
-        """Insert a counter and a timer around an operator."""
+        """Insert a counter, a timer and a change of memory around an operator."""
         op_id = context.get_op_id()
         before, after = self.counters.setdefault(op_id, (inline.Counter(), inline.Counter()))
         timer = self.timers.setdefault(op_id, inline.Timer(self.log, len(self.timers)))
+        change = self.changes.setdefault(op_id, inline.MemoryChange(self.use))
         context.insert_before_op(before, inputs=[])
+        context.insert_before_op(change.before, inputs=[])
         context.insert_before_op(timer.start, inputs=[])
         context.insert_after_op(timer.stop, outputs=[])
+        context.insert_after_op(change.after, outputs=[])
         context.insert_after_op(after, outputs=[])
 
     def analyse_backward(self, context: amanda.OpContext) -> None:
@@ -1627,9 +1637,14 @@ class Inlined(amanda.Tool):
             {op_id: counter.count for op_id, counter in self.backward.items()},
         ]
 
+    def memory(self) -> list[Any]:
+        """By how much operators have changed the memory, by id, and its peak."""
+        return [{i: change.bytes for i, change in self.changes.items()}, self.use.peak]
+
 
 class TimedBackward(Inlined):
-    """Times backward operators, too: one timer within another, and all executions in one log."""
+    """Times backward operators, too: one timer within another, and all executions in one log; and
+    reads the memory."""
 
     def __init__(self, log: inline.Log | None = None) -> None:
         super().__init__(inline.Log() if log is None else log)
@@ -1641,10 +1656,11 @@ class TimedBackward(Inlined):
         op_id = context.get_backward_op_id()
         made = inline.Timer(), inline.Timer(self.log, -1 - len(self.pairs))
         outer, inner = self.pairs.setdefault(op_id, made)
-        for timer in (outer, inner):
-            context.insert_before_backward_op(timer.start, grad_outputs=[])
-        for timer in (inner, outer):
-            context.insert_after_backward_op(timer.stop, grad_inputs=[])
+        change = self.changes.setdefault(op_id, inline.MemoryChange(self.use))
+        for start in (change.before, outer.start, inner.start):
+            context.insert_before_backward_op(start, grad_outputs=[])
+        for stop in (inner.stop, outer.stop, change.after):
+            context.insert_after_backward_op(stop, grad_inputs=[])
 
     def spans(self) -> list[tuple[int, int, int]]:
         """The number of the timer, start and end of what backward operators have logged."""
@@ -1692,16 +1708,17 @@ class Looks(inline.Log):
 def test_counters_and_timers_in_the_code_of_a_graph_are_exact(
     monkeypatch: pytest.MonkeyPatch, written: list[bool], step: Step
 ) -> None:
-    """They have counted and timed what they do with the mode, each execution once."""
+    """They have counted and timed what they do with the mode, each execution once, and read the
+    memory around each."""
     figures = []
     for interceptor in ("mode", "capture"):
         monkeypatch.setenv(VARIABLE, interceptor)
         model, log = Net(), Looks()
-        tool = Inlined(log)
+        tool = Inlined(log, itertools.count(10, 10).__next__)
         with applied(tool):
             for x in some(*[3] * 9):
                 step(model, x)
-        figures.append(tool.figures())
+        figures.append([*tool.figures(), *tool.memory()])
         rows = [log.read[i : i + 4] for i in range(0, len(log.read) + len(log.numbers), 4)]
         rows = [row for row in rows if row]
         assert log.paused == {1}
@@ -1729,14 +1746,15 @@ def test_of_a_run_that_raises_what_has_run_is_counted(
     figures = []
     for interceptor in ("mode", "capture"):
         monkeypatch.setenv(VARIABLE, interceptor)
-        model, tool, x = Fails(), Inlined(), torch.rand(3)
+        used = itertools.count(10, 10).__next__
+        model, tool, x = Fails(), Inlined(used=used), torch.rand(3)
         with applied(tool):
             for _ in range(6):
                 model(x, torch.tensor([1]))
             for _ in range(2):
                 with pytest.raises(IndexError):
                     model(x, torch.tensor([7]))
-        figures.append(tool.figures())
+        figures.append([*tool.figures(), tool.memory()[0]])
     assert figures[0] == figures[1]
     counts = {op_id.partition("/")[2]: count for op_id, count in figures[0][0].items()}
     assert counts["abs:0"] == (8, 8)
@@ -1762,6 +1780,48 @@ def test_a_timer_that_is_stopped_at_another_operator_measures_what_is_between() 
             model(torch.rand(3), torch.tensor([1]))
     assert timer.executions == 8
     assert timer.nanoseconds > 0
+
+
+def _new_pages(count: int) -> torch.Tensor:
+    """Numbers in a mapping of their own: an allocator may have pages of earlier tensors left."""
+    return torch.frombuffer(mmap.mmap(-1, 4 * count), dtype=torch.float32)
+
+
+class ReadsPages(nn.Module):
+    """Reads its input, and has a parameter of the same size."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum() + self.weight.abs().mean()
+
+
+@pytest.mark.skipif(not inline.resident_bytes(), reason="it is not known here")
+@pytest.mark.parametrize("interceptor", ["mode", "gate", "capture"])
+def test_the_memory_of_the_process_is_read_around_each_operator(
+    interceptor: str, monkeypatch: pytest.MonkeyPatch, written: list[bool]
+) -> None:
+    """Pages that a forward or a backward operator has touched first are its own, also where no
+    routine is called."""
+    monkeypatch.setenv(VARIABLE, interceptor)
+    count, steps = 1 << 22, 8
+    model, tool = ReadsPages(count), TimedBackward()
+    with applied(tool):
+        for _ in range(steps):
+            # What adds to it touches it.
+            model.weight.grad = _new_pages(count)
+            model(_new_pages(count)).backward()
+            amanda.new_iteration()
+    changes, peak = tool.memory()
+    found = {op_id: round(change / (4 * count)) for op_id, change in changes.items()}
+    [first] = [op_id for op_id in found if op_id.endswith("/sum:0")]
+    [last] = [op_id for op_id in found if "AccumulateGrad" in op_id]
+    assert (found[first], found[last]) == (steps, steps)
+    assert peak > 3 * 4 * count
+    if interceptor == "capture":
+        assert written[-1]
 
 
 @pytest.mark.parametrize("step", [infer, train])

@@ -995,30 +995,37 @@ def test_routines_in_python_keep_no_tensor() -> None:
 
 
 class Inlined(amanda.Tool):
-    """A counter and a timer around every forward and backward operator."""
+    """A counter, a timer and a change of memory around every forward and backward operator."""
 
-    def __init__(self, log: amanda.inline.Log | None = None) -> None:
+    def __init__(
+        self, log: amanda.inline.Log | None = None, used: Callable[[], int] | None = None
+    ) -> None:
         super().__init__()
         self.counter, self.timer = amanda.inline.Counter(), amanda.inline.Timer(log)
+        self.change = amanda.inline.MemoryChange(amanda.inline.MemoryUse(used))
         self.add_inst_for_op(self.forward)
         self.add_inst_for_op(self.backward, backward=True)
 
     def forward(self, context: amanda.OpContext) -> None:
+        context.insert_before_op(self.change.before, inputs=[])
         context.insert_before_op(self.timer.start, inputs=[])
         context.insert_after_op(self.timer.stop, outputs=[])
+        context.insert_after_op(self.change.after, outputs=[])
         context.insert_after_op(self.counter, outputs=[])
 
     def backward(self, context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(self.change.before, grad_outputs=[])
         context.insert_before_backward_op(self.timer.start, grad_outputs=[])
         context.insert_after_backward_op(self.timer.stop, grad_inputs=[])
+        context.insert_after_backward_op(self.change.after, grad_inputs=[])
         context.insert_after_backward_op(self.counter, grad_inputs=[])
 
 
 @needs_gate
 @pytest.mark.usefixtures("gated")
 def test_inlined_routines_run_no_python_of_ours() -> None:
-    """Counters and timers run in C, forward and backward, also of operators that use leaves, that
-    have several nodes, and that have several outputs."""
+    """Counters, timers and changes of memory run in C, forward and backward, also of operators that
+    use leaves, that have several nodes, and that have several outputs."""
     x, w = torch.ones(2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
     tool = Inlined()
 
@@ -1040,8 +1047,10 @@ def test_inlined_routines_run_no_python_of_ours() -> None:
     forward, backward, without = runs
     assert (len(forward), len(without)) == (0, 0), f"\n{forward}\n{without}"
     ours = ("before", "after", "note_reached", "_before", "_after", "count", "start", "stop")
+    ours = (*ours, "read", "resident_bytes")
     assert not any(backward.count(name) for name in ours), f"\n{backward}"
     assert tool.timer.executions == tool.counter.count
+    assert tool.change.use.peak > 0
 
 
 @needs_gate
@@ -1086,16 +1095,18 @@ class CountsAccumulations(amanda.Tool):
 @needs_gate
 @pytest.mark.parametrize("name", ["model, training", "model, eval", "gradients", "subclasses"])
 def test_inlined_routines_mean_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counters and timers run as often by the gate as by the mode, also where modules have several
-    operators of many nodes, and results and gradients stay the same bits."""
+    """Counters and timers run, and the memory of a device is read, as often by the gate as by the
+    mode, also where modules have several operators of many nodes, and results and gradients stay
+    the same bits."""
     vanilla = steps(PROGRAMS[name]())
     counts = {}
     for interceptor in BOTH:
         program, log = PROGRAMS[name](), amanda.inline.Log()
-        tool = Inlined(log)
+        tool = Inlined(log, itertools.count(10, 10).__next__)
         with intercepted(monkeypatch, interceptor, tool):
             assert steps(program) == vanilla
         counts[interceptor] = tool.counter.count, tool.timer.executions, len(log.numbers)
+        counts[interceptor] += tool.change.bytes, tool.change.use.peak
     assert counts["gate"] == counts["mode"]
     assert counts["gate"][0] > 0
 

@@ -12,8 +12,11 @@ A tool inserts them like any other routine::
     check = amanda.inline.Check(lambda tensor: bool(tensor.isfinite().all()), print)
     context.insert_before_op(check.before)
     context.insert_after_op(check.after)
+    change = amanda.inline.MemoryChange(memory)     # memory = amanda.inline.MemoryUse(), of all
+    context.insert_before_op(change.before, inputs=[])
+    context.insert_after_op(change.after, outputs=[])
     ...
-    print(counter.count, timer.nanoseconds, record.changes)
+    print(counter.count, timer.nanoseconds, record.changes, change.bytes)
 
 They have the effect of the Python code below, in every mode. A driver that recognizes one may
 achieve it in another way: the graph drivers of TensorFlow count the runs of a graph, instead of
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import array
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -440,6 +444,121 @@ class ShapeSum:
         return f"{type(self).__name__}({self.amount} of {self.executions} executions)"
 
 
+# -- memory -------------------------------------------------------------------
+
+_STATM = "/proc/self/statm"
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+_OPEN: dict[int, int] = {}
+"""Open file of :data:`_STATM` by process id: opening takes ten times as long as reading."""
+
+
+def resident_bytes() -> int:
+    """The bytes of the process in main memory; 0 on systems that do not provide them."""
+    process = os.getpid()
+    try:
+        if process not in _OPEN:
+            _OPEN[process] = os.open(_STATM, os.O_RDONLY)
+        return int(os.pread(_OPEN[process], 128, 0).split(None, 2)[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        # No such file, or a daemon closed all files of its process.
+        _OPEN.pop(process, None)
+        return 0
+
+
+class MemoryUse:
+    """The memory in use, as the two routines of :class:`MemoryChange` read it.
+
+    Args:
+        used: gives the bytes in use, such as those on a device; None for :func:`resident_bytes`,
+            which a driver need not call to read them.
+
+    Attributes:
+        used: as given. It may be set at any time outside of the program's operators.
+        peak: the most bytes that were read. It may be set, too. A driver that adds executions when
+            the run of a graph has ended may leave out those that raise.
+    """
+
+    __slots__ = ("__weakref__", "peak", "used")
+
+    def __init__(self, used: Callable[[], int] | None = None) -> None:
+        if used is not None:
+            _check_callable("MemoryUse()", used=used)
+        self.used = used
+        self.peak = 0
+
+    def read(self) -> int:
+        """The bytes in use now; the peak takes note of them."""
+        amount = resident_bytes() if self.used is None else self.used()
+        self.note(amount)
+        return amount
+
+    def note(self, amount: int) -> None:
+        """Have the peak take note of bytes that were read in another way."""
+        if amount > self.peak:
+            self.peak = amount
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(peak {self.peak})"
+
+
+class MemoryChange:
+    """Measures by how much the executions of an operator change the memory in use.
+
+    :attr:`before` and :attr:`after` are two routines. An execution that raises is not counted.
+
+    Args:
+        use: the memory that is read.
+
+    Raises:
+        TypeError: `use` is not a :class:`MemoryUse`.
+
+    Attributes:
+        use: as given.
+        bytes: the sum over all executions, which may be negative.
+    """
+
+    __slots__ = ("__weakref__", "_held", "bytes", "use")
+
+    def __init__(self, use: MemoryUse) -> None:
+        if not isinstance(use, MemoryUse):
+            raise TypeError(f"MemoryChange() needs a MemoryUse as use, got {use!r}")
+        self.use = use
+        self.bytes = 0
+        # By thread, from one routine to the other.
+        self._held: dict[int, int] = {}
+
+    def before(self, *tensors: Any) -> None:
+        """The routine before the operator; the tensors there are ignored."""
+        self._held[threading.get_ident()] = self.use.read()
+
+    def after(self, *tensors: Any) -> None:
+        """The routine after the operator; the tensors there are ignored."""
+        thread, held = threading.get_ident(), self._held
+        try:
+            # The two routines may run in different threads.
+            before = held.pop(thread if thread in held else next(iter(held)))
+        except (StopIteration, KeyError):
+            return
+        self.bytes += self.use.read() - before
+
+    def add(self, before: int, after: int) -> None:
+        """Add an execution that was measured in another way.
+
+        Args:
+            before, after: the bytes that were in use then.
+        """
+        self.use.note(before)
+        self.use.note(after)
+        self.bytes += after - before
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.bytes} bytes)"
+
+
+# -- what drivers ask ---------------------------------------------------------
+
+
 def is_counter(routine: object) -> bool:
     """Whether a routine is a :class:`Counter`, which a driver may run in its own way.
 
@@ -483,3 +602,19 @@ def summed_by(routine: object) -> ShapeSum | None:
     total = routine.__self__
     is_one = routine.__func__ is ShapeSum.before or routine.__func__ is ShapeSum.after
     return total if is_one and type(total) is ShapeSum else None
+
+
+def begun_by(routine: object) -> MemoryChange | None:
+    """The change of memory of which a routine is ``before``; a driver may run it in its own way."""
+    if type(routine) is not MethodType or routine.__func__ is not MemoryChange.before:
+        return None
+    change = routine.__self__
+    return change if type(change) is MemoryChange else None
+
+
+def ended_by(routine: object) -> MemoryChange | None:
+    """The change of memory of which a routine is ``after``; a driver may run it in its own way."""
+    if type(routine) is not MethodType or routine.__func__ is not MemoryChange.after:
+        return None
+    change = routine.__self__
+    return change if type(change) is MemoryChange else None

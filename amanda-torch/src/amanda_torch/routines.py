@@ -29,10 +29,15 @@ from amanda.inline import (
     Check,
     Counter,
     Log,
+    MemoryChange,
+    MemoryUse,
     ShapeSum,
     Timer,
+    begun_by,
     checked_by,
+    ended_by,
     is_counter,
+    resident_bytes,
     started_by,
     stopped_by,
     summed_by,
@@ -147,7 +152,7 @@ def inlined_around(
                 if (check := checked_by(func) or summed_by(func)) is None:
                     break
                 checks[check] = None
-            elif action.select != () or not (started_by(func) or stopped_by(func)):
+            elif action.select != () or not is_measuring(func):
                 break
         else:
             points.append(tuple([action.func for action in actions]))
@@ -158,22 +163,45 @@ def inlined_around(
     return points[0], points[1], tuple(checks)
 
 
-def timers_around(
+Measure = Timer | MemoryChange
+"""Measures an operator by a routine before it and one after it, neither of which takes a tensor."""
+
+
+_MEASURING: Mapping[object, type] = {
+    Timer.start: Timer,
+    Timer.stop: Timer,
+    MemoryChange.before: MemoryChange,
+    MemoryChange.after: MemoryChange,
+}
+
+
+def is_measuring(routine: object) -> bool:
+    """Whether a routine is one of the two of a timer, or of a change of memory."""
+    # One function, and not four: it is asked for each action of a new operator.
+    if type(routine) is not MethodType:
+        return False
+    return type(routine.__self__) is _MEASURING.get(routine.__func__)
+
+
+def measures_around(
     before: Sequence[Callable[..., Any]], after: Sequence[Callable[..., Any]]
-) -> tuple[Timer, ...] | None:
-    """The timers among the routines before and after an operator; None where one of them does not
-    start before it and stop after it, once each."""
-    started = [timer for routine in before if (timer := started_by(routine)) is not None]
-    stopped = [timer for routine in after if (timer := stopped_by(routine)) is not None]
-    timers = {*map(id, started)}
-    is_paired = timers == {*map(id, stopped)} and len(timers) == len(started) == len(stopped)
-    if not is_paired or any(map(stopped_by, before)) or any(map(started_by, after)):
-        return None
-    return tuple(started)
+) -> tuple[Measure, ...] | None:
+    """The timers and changes of memory among the routines before and after an operator; None where
+    one of them does not begin before it and end after it, once each."""
+    begun, ended, others = list[Measure](), list[Measure](), list[Measure]()
+    for routines, first, last in ((before, begun, others), (after, others, ended)):
+        for routine in routines:
+            if (one := started_by(routine) or begun_by(routine)) is not None:
+                first.append(one)
+            elif (one := stopped_by(routine) or ended_by(routine)) is not None:
+                last.append(one)
+    measures = {*map(id, begun)}
+    is_paired = measures == {*map(id, ended)} and len(measures) == len(begun) == len(ended)
+    return tuple(begun) if is_paired and not others else None
 
 
-def look(log: Log, now: int) -> None:
-    """Call ``look`` of a log that is due, for a timer that runs in C, as a routine would."""
+def as_routine(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of a tool that takes no tensor as a routine would be called."""
     thread = vars(STATE)
     gradients, outer, start = _is_grad_enabled(), thread["paused"], 0.0
     try:
@@ -182,7 +210,7 @@ def look(log: Log, now: int) -> None:
             _set_grad_enabled(False)
         _acquire()
         start = _clock()
-        _internals.without_modes(log.look, now)
+        result = _internals.without_modes(function, *args)
         charge(thread["scopes"], _clock() - start)
         _release()
         if gradients:
@@ -191,6 +219,18 @@ def look(log: Log, now: int) -> None:
     except BaseException:
         _undo(thread, outer, gradients, start)
         raise
+    return result
+
+
+def look(log: Log, now: int) -> None:
+    """Call ``look`` of a log that is due, for a timer that runs in C, as a routine would."""
+    as_routine(log.look, now)
+
+
+def used_bytes(use: MemoryUse) -> int:
+    """The bytes in use, for a change of memory that runs without its routines; the peak takes no
+    note of them."""
+    return resident_bytes() if use.used is None else int(as_routine(use.used))
 
 
 def count(counters: Sequence[Counter]) -> None:

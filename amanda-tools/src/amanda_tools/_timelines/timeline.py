@@ -33,12 +33,12 @@ import numpy.typing as npt
 
 from amanda import OpContext
 from amanda.driver import Driver
-from amanda.inline import Log, Timer
+from amanda.inline import Log, Timer, resident_bytes
 from amanda.tools.description import OpDescription, describe
 from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._timelines.graph_nodes import is_in_graph, note_nodes
 from amanda_tools._timelines.graph_times import GraphTimes
-from amanda_tools._timelines.memory import device_bytes, resident_bytes
+from amanda_tools._timelines.memory import device_bytes
 
 Numbers = npt.NDArray[np.int64]
 

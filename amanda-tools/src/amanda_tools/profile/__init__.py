@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import attrs
 from amanda import OpContext
 from amanda.driver import Driver
 from amanda.files import write_json
+from amanda.inline import MemoryChange, MemoryUse
 from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
@@ -19,7 +20,7 @@ from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, wit
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.op_types import WITHOUT_ACTIVATION
-from amanda_tools._operators.routines import Handover, insert_after, insert_before
+from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._operators.saved_tensors import saved_tensors
 from amanda_tools._operators.source_lines import source_of
 from amanda_tools._output.chart_data import (
@@ -34,11 +35,7 @@ from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.graph_nodes import is_in_graph
-from amanda_tools._timelines.memory import (
-    device_bytes,
-    resident_bytes,
-    synchronize,
-)
+from amanda_tools._timelines.memory import device_bytes, synchronize
 from amanda_tools._timelines.timeline import Stretch, Timeline, Total
 from amanda_tools._values.shapes import byte_size
 from amanda_tools.profile.speedscope import flame_graph
@@ -160,11 +157,18 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             return
         # Outside of the timeline's routines: looking at the memory must not count as the operator's
         # time.
-        self._memory.choose()
-        delta = self._deltas.setdefault(op.id, MemoryChange(self._memory.read))
-        insert_before(context, delta.begin)
+        self._choose_memory()
+        delta = self._deltas.setdefault(op.id, MemoryChange(self._memory))
+        insert_before(context, delta.before)
         self.timeline.watch(context)
-        insert_after(context, delta.end)
+        insert_after(context, delta.after)
+
+    def _choose_memory(self) -> None:
+        """Choose the memory that is looked at: of tensors on the CUDA device, or without one of the
+        process. A program may begin to use a device at any time."""
+        memory, used = self._memory, device_bytes if device_bytes() else None
+        if used is not memory.used:
+            memory.used, memory.peak = used, 0
 
     def _analyse_outputs(self, context: OpContext) -> None:
         op_id = context.get_op_id()
@@ -186,7 +190,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         if not self._deltas:
             return {}
         now = self._memory.read()
-        return {"memory_bytes": now, "peak_bytes": self._memory.take_peak()}
+        peak, self._memory.peak = self._memory.peak, 0
+        return {"memory_bytes": now, "peak_bytes": peak}
 
     def op_counts(self) -> Mapping[str, Sequence[float]]:
         """Calls and nanoseconds of operators so far, where the timeline does not have all spans."""
@@ -382,55 +387,3 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             written.append(folder / f"{stem}.timeline.json")
             chrome.write(self.timeline, self._sources, written[-1])
         return written
-
-
-class MemoryUse:
-    """The memory in use: of tensors on the CUDA device, or without one of the process."""
-
-    def __init__(self) -> None:
-        self._used: Callable[[], int] = resident_bytes
-        self._peak = 0
-
-    def choose(self) -> None:
-        """Choose the memory that is looked at; a program may begin to use a device at any time."""
-        used = device_bytes if device_bytes() else resident_bytes
-        if used is not self._used:
-            self._used, self._peak = used, 0
-
-    def read(self) -> int:
-        """Return the bytes in use."""
-        used = self._used()
-        if used > self._peak:
-            self._peak = used
-        return used
-
-    def take_peak(self) -> int:
-        """Return the most bytes that were read since this was called last."""
-        peak, self._peak = self._peak, 0
-        return peak
-
-
-class MemoryChange:
-    """Measures by how much the executions of an operator change the memory in use.
-
-    Args:
-        used: returns the bytes in use.
-
-    Attributes:
-        bytes: sum over all executions.
-    """
-
-    def __init__(self, used: Callable[[], int]) -> None:
-        self.bytes = 0
-        self._used = used
-        self._before = Handover[int]()
-
-    def begin(self) -> None:
-        """Instrumentation routine before the operator."""
-        self._before.leave(self._used())
-
-    def end(self) -> None:
-        """Instrumentation routine after the operator."""
-        before = self._before.take()
-        if before is not None:
-            self.bytes += self._used() - before

@@ -36,6 +36,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -80,6 +81,7 @@
 #include "course.h"
 #include "modes.h"
 #include "native.h"
+#include "resident.h"
 #include "inlined.h"
 #include "hook_types.h"
 #include "checks.h"
@@ -627,6 +629,11 @@ find_inlined_slots(void)
         {inlined.timer, "number", &at.timer_number},
         {inlined.log, "numbers", &at.log_numbers},
         {inlined.log, "due", &at.log_due},
+        {inlined.memory, "used", &at.memory_used},
+        {inlined.memory, "peak", &at.memory_peak},
+        {inlined.change, "use", &at.change_use},
+        {inlined.change, "_held", &at.change_held},
+        {inlined.change, "bytes", &at.change_bytes},
         {inlined.check, "_held", &at.check_held},
         {inlined.check, "overwrites", &at.check_overwrites},
         {inlined.check, "trail", &at.check_trail},
@@ -700,7 +707,10 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         {"changed", &inlined.changed},   {"numbers", &inlined.numbers},
         {"function", &inlined.function}, {"accumulation", &inlined.accumulation},
         {"resume", &inlined.resume},     {"reference", &inlined.reference},
-        {"nothing", &inlined.nothing},   {"counter", &inlined.counter},
+        {"nothing", &inlined.nothing},   {"memory", &inlined.memory},
+        {"change", &inlined.change},     {"ended", &inlined.ended},
+        {"as_routine", &inlined.as_routine}, {"used_bytes", &inlined.used_bytes},
+        {"counter", &inlined.counter},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         PyObject *found = PyDict_Check(objects) ? PyDict_GetItemString(objects, all[i].name) : NULL;
@@ -795,6 +805,23 @@ gate_configure_native(PyObject *Py_UNUSED(module), PyObject *args)
     Py_XSETREF(native.plain, Py_NewRef(plain));
     native.meta = (PyTypeObject *)Py_NewRef(Py_TYPE(function));
     Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(used_bytes_doc, "used_bytes(use)\n\nThe bytes in use, as amanda_torch.routines.used_bytes() gives "
+"them.");
+
+static PyObject *
+gate_used_bytes(PyObject *Py_UNUSED(module), PyObject *use)
+{
+    if (!Py_IS_TYPE(use, (PyTypeObject *)inlined.memory)) {
+        PyErr_SetString(PyExc_TypeError, "it is no amanda.inline.MemoryUse");
+        return NULL;
+    }
+    PyObject *used = field(use, at.memory_used);
+    if (READS_RESIDENT && used == Py_None) {
+        return PyLong_FromLongLong(read_resident());
+    }
+    return PyObject_CallOneArg(inlined.used_bytes, use);
 }
 
 PyDoc_STRVAR(hook_registrar_doc, "hook_registrar(vanilla)\n\nFor ``_register_hook`` of "
@@ -899,6 +926,7 @@ static PyMethodDef methods[] = {
     {"sites", gate_sites, METH_NOARGS, sites_doc},
     {"take_spent", gate_take_spent, METH_NOARGS, take_spent_doc},
     {"time_pass", gate_time_pass, METH_VARARGS, time_pass_doc},
+    {"used_bytes", gate_used_bytes, METH_O, used_bytes_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -914,6 +942,10 @@ gate_exec(PyObject *Py_UNUSED(module))
     one = PyLong_FromLong(1);
     paused_name = PyUnicode_InternFromString("paused");
     if (zero == NULL || one == NULL || paused_name == NULL || make_numbers() < 0 || make_names() < 0) {
+        return -1;
+    }
+    if (prepare_resident() != 0) {
+        PyErr_NoMemory();
         return -1;
     }
     HookDict_Type.tp_base = &PyDict_Type;

@@ -6,6 +6,9 @@ static struct {
     PyObject *start;                   /* Timer.start */
     PyObject *clock, *native;          /* time.perf_counter_ns, threading.get_native_id */
     PyObject *look;                    /* look(log, now): has a log looked at, as a routine */
+    PyObject *memory, *change, *ended; /* classes of amanda.inline, and MemoryChange.after */
+    PyObject *as_routine;              /* as_routine(function): calls it as a routine */
+    PyObject *used_bytes;              /* used_bytes(use): reads a memory without its peak */
     PyObject *check, *before;          /* a class of amanda.inline, and its method */
     PyObject *sums, *add_after;        /* likewise: sums, and the second of their routines */
     PyObject *tensors;                 /* the classes of tensors that C looks at, torch.Tensor first */
@@ -38,6 +41,7 @@ static struct {
     Py_ssize_t counter_count;
     Py_ssize_t timer_started, timer_executions, timer_nanoseconds, timer_log, timer_number;
     Py_ssize_t log_numbers, log_due;
+    Py_ssize_t memory_used, memory_peak, change_use, change_held, change_bytes;
     Py_ssize_t check_held, check_overwrites, check_trail, check_name;
     Py_ssize_t sum_held, sum_weights, sum_amount, sum_executions, sum_total, sum_last, sum_of;
     Py_ssize_t gradients_graph, gradients_form, gradients_handle, gradients_leaves,
@@ -331,6 +335,112 @@ stop_timer(PyObject *timer, PyObject *routine)
     return failed ? -1 : 0;
 }
 
+/* Whether the memory that a change of memory looks at is that of the process, which C can read. */
+static int
+is_of_process(PyObject *change)
+{
+    PyObject *use = field(change, at.change_use);
+    return READS_RESIDENT && use != NULL && Py_IS_TYPE(use, (PyTypeObject *)inlined.memory)
+           && field(use, at.memory_used) == Py_None;
+}
+
+/* MemoryUse.note() */
+static int
+note_bytes(PyObject *use, long long amount)
+{
+    PyObject *peak = field(use, at.memory_peak);
+    int overflow = 0;
+    if (peak == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "a use of memory has lost its peak");
+        return -1;
+    }
+    if (PyLong_CheckExact(peak)) {
+        long long most = PyLong_AsLongLongAndOverflow(peak, &overflow);
+        if (overflow == 0 && most >= amount) {
+            return 0;
+        }
+    }
+    PyObject *number = PyLong_FromLongLong(amount);
+    int is_more = number == NULL ? -1 : PyObject_RichCompareBool(number, peak, Py_GT);
+    if (is_more > 0) {
+        set_field(use, at.memory_peak, number);
+    }
+    Py_XDECREF(number);
+    return is_more < 0 ? -1 : 0;
+}
+
+/* MemoryChange.add() */
+static int
+add_change(PyObject *change, long long before, long long after)
+{
+    PyObject *use = Py_XNewRef(field(change, at.change_use)), *difference = NULL;
+    int failed = use != NULL && (note_bytes(use, before) < 0 || note_bytes(use, after) < 0);
+    if (!failed && after != before) {
+        difference = PyLong_FromLongLong(after - before);
+        failed = difference == NULL || add_to(change, at.change_bytes, difference) < 0;
+    }
+    Py_XDECREF(use);
+    Py_XDECREF(difference);
+    return failed ? -1 : 0;
+}
+
+static int
+call_as_routine(PyObject *routine)
+{
+    PyObject *none = PyObject_CallOneArg(inlined.as_routine, routine);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
+}
+
+/* MemoryChange.before(), with the bytes in use, and the key of this thread. */
+static int
+leave_bytes(PyObject *change, PyObject *held, PyObject *key, long long bytes)
+{
+    PyObject *number = PyLong_FromLongLong(bytes), *use = Py_NewRef(field(change, at.change_use));
+    int failed = number == NULL || note_bytes(use, bytes) < 0 || PyDict_SetItem(held, key, number) < 0;
+    Py_XDECREF(number);
+    Py_DECREF(use);
+    return failed ? -1 : 0;
+}
+
+/* Run one of the two routines of a change of memory: in Python where the memory is a device's, or where the
+   two points are not in one thread. */
+static int
+run_change(PyObject *routine)
+{
+    PyObject *change = PyMethod_GET_SELF(routine), *held = field(change, at.change_held), *left = NULL;
+    int is_after = PyMethod_GET_FUNCTION(routine) == inlined.ended;
+    if (!is_of_process(change) || held == NULL || !PyDict_CheckExact(held)) {
+        return call_as_routine(routine);
+    }
+    PyObject *key = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    if (key != NULL && is_after) {
+        left = Py_XNewRef(PyDict_GetItemWithError(held, key));
+    }
+    int failed = key == NULL || PyErr_Occurred();
+    if (!failed && !is_after) {
+        failed = leave_bytes(change, held, key, read_resident()) < 0;
+    }
+    else if (!failed && left == NULL) {
+        failed = call_as_routine(routine) < 0;
+    }
+    else if (!failed) {
+        long long before = PyLong_AsLongLong(left);
+        failed = PyErr_Occurred() || PyDict_DelItem(held, key) < 0
+                 || add_change(change, before, read_resident()) < 0;
+    }
+    Py_XDECREF(key);
+    Py_XDECREF(left);
+    return failed ? -1 : 0;
+}
+
+static int
+is_of_change(PyObject *routine)
+{
+    return PyMethod_Check(routine)
+           && Py_IS_TYPE(PyMethod_GET_SELF(routine), (PyTypeObject *)inlined.change);
+}
+
 /* The part of Check.after() that is left where all outputs are finite. */
 static int
 leave_trail(PyObject *check)
@@ -467,8 +577,8 @@ add_timing(const Timing *timing)
     return add_execution_of(timing->timer, timing->start, timing->end);
 }
 
-/* Run the routines of one point: counters, the two methods of timers, those of checks whose tensors
-   have been looked at, and those of sums. `kind` is that of the execution, for sums. Those from `first`
+/* Run the routines of one point: counters, the two methods of timers and of changes of memory, those of
+   checks whose tensors have been looked at, and those of sums. `kind` is that of the execution, for sums. Those from `first`
    up to `last` are run. */
 static int
 run_some(PyObject *routines, PyObject *kind, Py_ssize_t first, Py_ssize_t last)
@@ -486,6 +596,9 @@ run_some(PyObject *routines, PyObject *kind, Py_ssize_t first, Py_ssize_t last)
             failed = PyMethod_GET_FUNCTION(routine) == inlined.start
                          ? start_timer(timer) < 0
                          : stop_timer(timer, routine) < 0;
+        }
+        else if (is_of_change(routine)) {
+            failed = run_change(routine) < 0;
         }
         else if (is_of_check(routine)) {
             failed = PyMethod_GET_FUNCTION(routine) != inlined.before

@@ -1,7 +1,7 @@
-/* Part of gate.c: timers at the nodes of a captured graph. */
+/* Part of gate.c: timers and changes of memory at the nodes of a captured graph. */
 
-/* Where only timers are around a node, autograd need not come to Python, nor take the GIL: what it calls
-   notes the time, and what follows from it is done once, for all nodes of a pass, or as soon as a log is
+/* Where only these are around a node, autograd need not come to Python, nor take the GIL: what it calls
+   notes the time and the memory in use, and what follows from it is done once, for all nodes of a pass, or as soon as a log is
    due. The nodes are hooked where a pass comes to an output of the graph, by the way that leads from there
    to each of them, which is the same in all runs of the graph. What is in a node stays there when the pass
    has ended, and does nothing then: in another pass, or in none. */
@@ -10,6 +10,7 @@
 typedef struct {
     Py_ssize_t slot;
     long long start, end;
+    long long before, after; /* the bytes in use, where a change of memory is there */
 } Execution;
 
 /* The executions of one pass, as long as something refers to it. Only the thread of the pass notes any. */
@@ -18,8 +19,8 @@ struct TimedPass {
     int task;          /* the number of the pass; -2 when it has ended */
     const void *owner; /* the thread that has begun it */
     long long due;     /* when the first log is due */
-    PyObject *timers;  /* by slot, a tuple of timers; NULL when the pass has ended */
-    PyObject *logs;    /* all of theirs */
+    PyObject *timers;  /* by slot, a tuple of timers and changes of memory; NULL when the pass has ended */
+    PyObject *logs;    /* all of the timers' */
     Py_ssize_t count, room;
     Execution done[1]; /* those that have not been added to the timers */
 };
@@ -31,8 +32,10 @@ typedef struct {
     const void *const *before, *const *after;
     TimedPass *pass;
     Py_ssize_t slot;
-    long long start; /* 0 where it has not begun */
-    int references;  /* of vectors */
+    int reads;        /* whether there is a change of memory */
+    long long start;  /* 0 where it has not begun */
+    long long bytes;  /* in use at its start */
+    int references;   /* of vectors */
 } Stamp;
 
 static const void *stamp_tables[2][TABLE];
@@ -71,6 +74,23 @@ first_due(PyObject *logs)
     return found;
 }
 
+/* Add an execution to what measures it. */
+static int
+add_to_each(PyObject *around, const Execution *one)
+{
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(around); i++) {
+        PyObject *measure = PyTuple_GET_ITEM(around, i);
+        if (Py_IS_TYPE(measure, (PyTypeObject *)inlined.timer)) {
+            failed = add_execution_of(measure, one->start, one->end) < 0;
+        }
+        else {
+            failed = add_change(measure, one->before, one->after) < 0;
+        }
+    }
+    return failed ? -1 : 0;
+}
+
 /* Add what has been noted to the timers and their logs, in the order in which it has ended. */
 static int
 flush(TimedPass *pass)
@@ -81,11 +101,7 @@ flush(TimedPass *pass)
     /* Before any is added, which comes here again; nothing is noted meanwhile in this thread. */
     pass->count = 0;
     for (Py_ssize_t i = 0; !failed && i < count; i++) {
-        const Execution *one = &pass->done[i];
-        PyObject *around = PyTuple_GET_ITEM(timers, one->slot);
-        for (Py_ssize_t k = 0; !failed && k < PyTuple_GET_SIZE(around); k++) {
-            failed = add_execution_of(PyTuple_GET_ITEM(around, k), one->start, one->end) < 0;
-        }
+        failed = add_to_each(PyTuple_GET_ITEM(timers, pass->done[i].slot), &pass->done[i]) < 0;
     }
     if (!failed && pass->logs != NULL) {
         pass->due = first_due(pass->logs);
@@ -121,12 +137,21 @@ is_timed_now(const Stamp *stamp, const Vector *consumed)
     return stamp->pass->task == native.task() && !are_undefined(consumed);
 }
 
+/* An execution begins. Looking at the memory is no part of its time. */
+static void
+note_start(Stamp *stamp)
+{
+    stamp->bytes = stamp->reads ? read_resident() : 0;
+    stamp->start = read_nanoseconds();
+}
+
 /* Note the end of an execution: 1, or 0 with an error to be thrown. */
 static int
 note_end(Stamp *stamp, long long end)
 {
     TimedPass *pass = stamp->pass;
-    Execution one = {stamp->slot, stamp->start, end};
+    long long after = stamp->reads ? read_resident() : 0;
+    Execution one = {stamp->slot, stamp->start, end, stamp->bytes, after};
     stamp->start = 0;
     int is_own = pass->owner == (const void *)&thread;
     if (is_own && pass->count < pass->room) {
@@ -140,10 +165,7 @@ note_end(Stamp *stamp, long long end)
     PyObject *around = is_own || pass->timers == NULL
                            ? NULL
                            : Py_NewRef(PyTuple_GET_ITEM(pass->timers, one.slot));
-    int failed = is_own && flush(pass) < 0;
-    for (Py_ssize_t k = 0; around != NULL && !failed && k < PyTuple_GET_SIZE(around); k++) {
-        failed = add_execution_of(PyTuple_GET_ITEM(around, k), one.start, one.end) < 0;
-    }
+    int failed = is_own ? flush(pass) < 0 : around != NULL && add_to_each(around, &one) < 0;
     if (failed) {
         unthrown = take_error();
     }
@@ -185,7 +207,7 @@ static Vector
 stamp_before(Stamp *stamp, Vector *consumed)
 {
     if (is_timed_now(stamp, consumed)) {
-        stamp->start = read_nanoseconds();
+        note_start(stamp);
     }
     return pass_on(consumed);
 }
@@ -296,6 +318,19 @@ put_stamp(const char *node, int is_after, void *hook)
     return 1;
 }
 
+/* Whether there is a change of memory at a node. */
+static int
+reads_memory(const TimedPass *pass, Py_ssize_t slot)
+{
+    PyObject *around = pass->timers == NULL ? NULL : PyTuple_GET_ITEM(pass->timers, slot);
+    for (Py_ssize_t i = 0; around != NULL && i < PyTuple_GET_SIZE(around); i++) {
+        if (Py_IS_TYPE(PyTuple_GET_ITEM(around, i), (PyTypeObject *)inlined.change)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 /* Have a node timed in a pass. */
 static int
 stamp_node(const char *node, TimedPass *pass, Py_ssize_t slot, int is_output)
@@ -308,6 +343,7 @@ stamp_node(const char *node, TimedPass *pass, Py_ssize_t slot, int is_output)
             stamp->pass = hold_pass(pass);
             release_pass(old);
             stamp->slot = slot;
+            stamp->reads = reads_memory(pass, slot);
             stamp->start = 0;
         }
         return 0;
@@ -317,7 +353,8 @@ stamp_node(const char *node, TimedPass *pass, Py_ssize_t slot, int is_output)
         PyErr_NoMemory();
         return -1;
     }
-    *stamp = (Stamp){stamp_tables[0] + DESTROY, stamp_tables[1] + DESTROY, hold_pass(pass), slot, 0, 0};
+    *stamp = (Stamp){.before = stamp_tables[0] + DESTROY, .after = stamp_tables[1] + DESTROY,
+                     .pass = hold_pass(pass), .slot = slot, .reads = reads_memory(pass, slot)};
     stamp->references += is_output ? 0 : put_stamp(node, 0, stamp);
     stamp->references += put_stamp(node, 1, &stamp->after);
     return 0;
@@ -416,20 +453,32 @@ new_timed_pass(PyObject *timers, PyObject *logs)
     return made;
 }
 
-/* Whether these are timers by slot, and their logs. */
+/* Whether C can run these by slot: timers, and changes of the memory of the process. */
 static int
-are_timers(PyObject *timers, PyObject *logs)
+can_measure(PyObject *timers)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(timers); i++) {
         PyObject *around = PyTuple_GET_ITEM(timers, i);
         for (Py_ssize_t k = 0; PyTuple_CheckExact(around) && k < PyTuple_GET_SIZE(around); k++) {
-            if (!Py_IS_TYPE(PyTuple_GET_ITEM(around, k), (PyTypeObject *)inlined.timer)) {
+            PyObject *one = PyTuple_GET_ITEM(around, k);
+            if (!Py_IS_TYPE(one, (PyTypeObject *)inlined.timer)
+                && !(Py_IS_TYPE(one, (PyTypeObject *)inlined.change) && is_of_process(one))) {
                 return 0;
             }
         }
         if (!PyTuple_CheckExact(around)) {
             return 0;
         }
+    }
+    return 1;
+}
+
+/* Whether these are timers and changes of memory by slot, and the logs of the timers. */
+static int
+are_timers(PyObject *timers, PyObject *logs)
+{
+    if (!can_measure(timers)) {
+        return 0;
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(logs); i++) {
         if (!PyObject_TypeCheck(PyTuple_GET_ITEM(logs, i), (PyTypeObject *)inlined.log)) {
@@ -455,15 +504,17 @@ gate_can_time(PyObject *Py_UNUSED(module), PyObject *args)
 PyDoc_STRVAR(time_pass_doc,
 "time_pass(timers, logs, way, start, slot, timed)\n\nHave the nodes behind that of an output timed in the "
 "current pass, which has come there.\n\n"
-"Args:\n    timers: by slot, a tuple of those around a node; can_time() has said that it takes them.\n"
-"    logs: all of theirs.\n"
+"Args:\n    timers: by slot, a tuple of those around a node, and of changes of memory; can_time() has said\n"
+"        that it takes them.\n"
+"    logs: all of the timers'.\n"
 "    way: five numbers of 64 bits for each node that is reached from the current one: by which of the\n"
 "        nodes before it, in the order of the way after the current one, and by which of its edges; its\n"
 "        number in the run, -1 for an accumulation; its slot, -1 for none; whether it is an output's.\n"
 "    start: number of the first node of the run.\n"
 "    slot: of the current node, which begins when this returns; -1 for none.\n"
 "    timed: what this has returned in this pass before, or None.\n\n"
-"Returns:\n    What is told of the end of the pass; None where the nodes cannot be timed.");
+"Returns:\n    What is told of the end of the pass; None where the nodes cannot be timed, as they are others, or\n"
+"    the memory is a device's by now.");
 
 static PyObject *
 gate_time_pass(PyObject *Py_UNUSED(module), PyObject *args)
@@ -482,7 +533,7 @@ gate_time_pass(PyObject *Py_UNUSED(module), PyObject *args)
     Timed *found = NULL;
     if (nodes != NULL) {
         nodes[0] = first;
-        if (find_way(nodes, steps, length, start)) {
+        if (find_way(nodes, steps, length, start) && (Py_IS_TYPE(timed, &Timed_Type) || can_measure(timers))) {
             found = Py_IS_TYPE(timed, &Timed_Type) ? (Timed *)Py_NewRef(timed)
                                                    : new_timed_pass(timers, logs);
         }
@@ -497,7 +548,7 @@ gate_time_pass(PyObject *Py_UNUSED(module), PyObject *args)
                 Py_CLEAR(found);
             }
             else {
-                stamp_in(first)->start = read_nanoseconds();
+                note_start(stamp_in(first));
             }
         }
         PyMem_Free(nodes);

@@ -14,12 +14,19 @@ import torch
 
 from amanda.engine.backward import BackwardExecution, OpHandle
 from amanda.errors import CapabilityError
-from amanda.inline import Counter, ShapeSum, Timer, started_by, stopped_by, summed_by
+from amanda.inline import Counter, ShapeSum, summed_by
 from amanda.interface.action import ActionKind, InstPoint
 from amanda.interface.calls import BackwardCall
 from amanda.state import STATE
 from amanda_torch import _internals
-from amanda_torch.routines import BackwardRoutines, RoutineDispatcher, count, timers_around
+from amanda_torch.routines import (
+    BackwardRoutines,
+    Measure,
+    RoutineDispatcher,
+    count,
+    is_measuring,
+    measures_around,
+)
 
 Gradients = Sequence[Any]
 
@@ -47,11 +54,11 @@ class Inlined:
 
     Attributes:
         added: its counters and sums.
-        timers: those that start before it and stop after it.
+        measures: its timers and changes of memory, which begin before it and end after it.
     """
 
     added: Sequence[Counter | ShapeSum] = ()
-    timers: tuple[Timer, ...] = ()
+    measures: tuple[Measure, ...] = ()
 
 
 class NodeHooks:
@@ -114,10 +121,11 @@ class NodeHooks:
     def added(self) -> Sequence[Counter | ShapeSum] | None:
         """The counters and sums that are all that there is to run, now; None if more is."""
         found = self.inlined()
-        return None if found is None or found.timers else found.added
+        return None if found is None or found.measures else found.added
 
     def inlined(self) -> Inlined | None:
-        """The counters, sums and timers that are all that there is to run, now; None if more is."""
+        """The routines of ``amanda.inline`` that are all that there is to run, now; None if more
+        is."""
         if self.is_idle:
             return Inlined()
         settled = self._dispatcher.settled.get(self._key) or self._settle()
@@ -126,15 +134,15 @@ class NodeHooks:
         before, after = settled.inlined_before, settled.inlined_after
         if before is None or after is None:
             return None
-        timers, found = timers_around(before, after), list[Counter | ShapeSum]()
+        measures, found = measures_around(before, after), list[Counter | ShapeSum]()
         for routine in (*before, *after):
             one = routine if type(routine) is Counter else summed_by(routine)
             if one is None:
-                if not (started_by(routine) or stopped_by(routine)):
+                if not is_measuring(routine):
                     return None
             elif one is routine or one not in found:
                 found.append(one)
-        return None if timers is None else Inlined(found, timers)
+        return None if measures is None else Inlined(found, measures)
 
     @property
     def op_id(self) -> str:

@@ -1,9 +1,10 @@
-"""Counters, sums and timers of ``amanda.inline`` in a graph whose code runs without Python.
+"""Counters, sums, timers and changes of memory of ``amanda.inline`` in a graph whose code runs
+without Python.
 
-The code of an operator only says that it has been reached, and what the clock says. What follows
-from it is done once, when the run has ended or raised::
+The code of an operator only says that it has been reached, what the clock says, and how much memory
+is in use. What follows from it is done once, when the run has ended or raised::
 
-    deferred = Deferred()
+    deferred = Deferred(native)
     lines = deferred.around(plan, ["x = relu(y)"])      # the operator, between its routines
     deferred.beginning(), deferred.ending()             # of the graph's function
     deferred.names                                      # the globals that all of these use
@@ -26,7 +27,19 @@ import torch
 from torch import nn
 
 from amanda.engine.plan import ActionPlan
-from amanda.inline import Counter, Log, ShapeSum, Timer, started_by, stopped_by, summed_by
+from amanda.inline import (
+    Counter,
+    Log,
+    MemoryChange,
+    MemoryUse,
+    ShapeSum,
+    Timer,
+    begun_by,
+    ended_by,
+    started_by,
+    stopped_by,
+    summed_by,
+)
 from amanda.interface.action import Action
 from amanda.interface.points import Point
 from amanda.state import TOOL_LOCK
@@ -34,9 +47,11 @@ from amanda_torch import _internals
 from amanda_torch.routines import (
     RoutineDispatcher,
     inlined_around,
+    is_measuring,
     look,
+    measures_around,
     selected,
-    timers_around,
+    used_bytes,
     warn_of_change,
 )
 
@@ -45,7 +60,7 @@ _NEVER = 1 << 63
 
 
 def is_deferrable(plan: ActionPlan) -> bool:
-    """Whether all routines of an operator are counters and timers that can be written so."""
+    """Whether all routines of an operator are of those that can be written so."""
     before, after, _ = inlined_around(plan.before, plan.after)
     if before is None or after is None or not all(map(_is_known, (*before, *after))):
         return False
@@ -53,17 +68,20 @@ def is_deferrable(plan: ActionPlan) -> bool:
     if [*map(id, begun)] != [*map(id, ended)]:
         return False
     # A timer that is stopped elsewhere runs as everything else does.
-    return timers_around(before, after) is not None
+    return measures_around(before, after) is not None
 
 
 def _is_known(routine: Any) -> bool:
     if type(routine) is Counter:
         return True
-    return bool(started_by(routine) or stopped_by(routine) or summed_by(routine))
+    return is_measuring(routine) or summed_by(routine) is not None
 
 
 _Execution = tuple[Timer, int, int]
 """An operator's execution for a timer, with the places of start and end among a run's times."""
+
+_Change = tuple[MemoryChange, int, int]
+"""Likewise for a change of memory, with the places of the bytes in use before and after it."""
 
 
 Shapes = tuple[Any, Any]
@@ -245,17 +263,23 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Deferred:
-    """The counters, sums and timers of one graph.
+    """The counters, sums, timers and changes of memory of one graph.
+
+    Args:
+        native: the extension of the gate; None without the gate.
 
     Attributes:
         names: the globals that the code uses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, native: Any) -> None:
+        self._used_bytes = used_bytes if native is None else native.used_bytes
         self._counters: list[Added] = []
         self._every: Additions | None = None
         self._has_sums = self._is_learned = False
         self._executions: list[_Execution] = []
+        self._changes: list[_Change] = []
+        self._uses: dict[MemoryUse, str] = {}
         self._logs: list[Log] = []
         self._sorted: Executions | None = None
         self._times = 0
@@ -317,6 +341,13 @@ class Deferred:
             return f"amanda_counted = {len(self._counters)}"
         place = self._times
         self._times += 1
+        change = begun_by(routine) or ended_by(routine)
+        if change is not None:
+            if begun_by(routine) is not None:
+                starts[id(change)] = place
+            else:
+                self._changes.append((change, starts[id(change)], place))
+            return f"amanda_note({self._name_of(change.use)}())"
         timer = started_by(routine)
         if timer is not None:
             starts[id(timer)] = place
@@ -331,12 +362,18 @@ class Deferred:
             "if amanda_end >= amanda_due: amanda_due = amanda_run.flush()"
         )
 
+    def _name_of(self, use: MemoryUse) -> str:
+        """The name of the function that reads a memory."""
+        name = self._uses.setdefault(use, f"amanda_used_{len(self._uses)}")
+        self.names[name] = functools.partial(self._used_bytes, use)
+        return name
+
     def beginning(self) -> list[str]:
         """The statements before those of the graph."""
         lines = ["amanda_counted = 0"] if self._counters else []
         if self._has_sums:
             lines += ["amanda_is_new = amanda_has_new()"]
-        if self._executions:
+        if self._times:
             lines += ["amanda_run = amanda_timed()"]
             lines += ["amanda_note, amanda_due = amanda_run.times.append, amanda_run.due()"]
         return lines
@@ -344,7 +381,7 @@ class Deferred:
     def ending(self) -> list[str]:
         """The statements behind them, also after an error."""
         lines = ["amanda_count(amanda_counted)"] if self._counters else []
-        return [*lines, "amanda_run.flush()"] if self._executions else lines
+        return [*lines, "amanda_run.flush()"] if self._times else lines
 
     # -- called by the code -----------------------------------------------
 
@@ -369,7 +406,7 @@ class Deferred:
     def _timed(self) -> _TimedRun:
         if self._sorted is None:
             self._sorted = Executions(self._executions, self._logs)
-        return _TimedRun(self._sorted)
+        return _TimedRun(self._sorted, self._changes)
 
 
 Added = Counter | StaticSum | DeferredCall | DeferredPoint
@@ -579,20 +616,22 @@ class Executions:
 
 
 class _TimedRun:
-    """The times measured in one run.
+    """The times measured in one run, and the memory in use.
 
     Args:
         executions: those of a whole run.
+        changes: of memory in a whole run, in the order of their ends.
 
     Attributes:
-        times: nanoseconds, in the order of the code.
+        times: nanoseconds, and bytes in use, in the order of the code.
     """
 
-    __slots__ = ("_executions", "_taken", "times")
+    __slots__ = ("_changed", "_changes", "_executions", "_taken", "times")
 
-    def __init__(self, executions: Executions) -> None:
+    def __init__(self, executions: Executions, changes: Sequence[_Change]) -> None:
         self._executions = executions
-        self._taken = 0
+        self._changes = changes
+        self._taken = self._changed = 0
         self.times: list[int] = []
 
     def due(self) -> int:
@@ -606,6 +645,8 @@ class _TimedRun:
     def flush(self) -> int:
         """Note the executions that have ended; when a log is due again."""
         executions, times, first = self._executions, self.times, self._taken
+        if self._changes:
+            TOOL_LOCK.hold(self._add_changes)
         count = executions.ended(times)
         if count > first:
             # Before: an error of a log leaves what has been noted, and it is not noted again.
@@ -617,3 +658,18 @@ class _TimedRun:
                 if log.due is not None and last >= log.due:
                     look(log, last)
         return self.due()
+
+    def _add_changes(self) -> None:
+        """Add the changes of memory that have ended; with the lock of tools."""
+        changes, times, first = self._changes, self.times, self._changed
+        # Those that have not ended are the last ones.
+        while self._changed < len(changes) and changes[self._changed][2] < len(times):
+            self._changed += 1
+        # MemoryChange.add(), inlined: no function for each operator.
+        for change, begun, ended in changes[first : self._changed]:
+            before, after, use = times[begun], times[ended], change.use
+            if before > use.peak:
+                use.peak = before
+            if after > use.peak:
+                use.peak = after
+            change.bytes += after - before

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amanda.inline import Counter, ShapeSum, Timer
+from amanda.inline import Counter, ShapeSum
 from amanda.references import Reference, nothing
 from amanda.state import STATE, TOOL_LOCK
 from amanda_torch import _internals
@@ -36,7 +36,7 @@ from amanda_torch.compiled.deferred import Additions, StaticSum
 from amanda_torch.compiled.derived_leaves import Leaf, Leaves, LeavesRun
 from amanda_torch.compiled.derived_times import NodeTimers
 from amanda_torch.operators.calls import tensors_of
-from amanda_torch.routines import RoutineDispatcher
+from amanda_torch.routines import Measure, RoutineDispatcher
 
 _sequence = _internals.node_sequence
 _next_number = _internals.sequence_number
@@ -314,7 +314,7 @@ class DerivedGraph:
         hooks: by the number of a node in the run, where there is something to do.
         leaves: the leaves that these operators use; None if there are none.
         lost: passes that had to hook the nodes because of others.
-        times: the timers at the nodes and at the accumulations; None if there are none.
+        times: what measures the nodes and the accumulations; None if there is nothing.
     """
 
     def __init__(self, dispatcher: RoutineDispatcher, trial: Trial, wanted: Iterable[int]) -> None:
@@ -325,7 +325,7 @@ class DerivedGraph:
         self._settled = dispatcher.settled
         self._sums = trial.sums
         self._all: dict[int, Added] = {}
-        timers: dict[int, tuple[Timer, ...]] = {}
+        measures: dict[int, tuple[Measure, ...]] = {}
         self._added: dict[frozenset[int], tuple[Added, frozenset[int], Additions]] = {}
         self.operators: set[int] = set()
         self.hooks: dict[int, NodeHooks] = {}
@@ -335,7 +335,7 @@ class DerivedGraph:
             if pairs and all(self._is_known(inlined) for _, inlined in found):
                 self.operators.add(operator)
                 self._all.update((n, one.added) for n, one in found if one and one.added)
-                timers.update((n, one.timers) for n, one in found if one and one.timers)
+                measures.update((n, one.measures) for n, one in found if one and one.measures)
         leaves = self._choose(trial)
         for operator in self.operators:
             self.hooks.update((n, one) for n, one in trial.hooks[operator] if not one.is_idle)
@@ -344,15 +344,15 @@ class DerivedGraph:
         self.leaves: Leaves | None = None
         if leaves:
             self.leaves = Leaves(trial.claimer, leaves, trial.used, _way(trial, leaves))
-        timers = {number: found for number, found in timers.items() if number in self.hooks}
+        measures = {number: found for number, found in measures.items() if number in self.hooks}
         for key, inlined in _at_leaves(trial.claimer, leaves):
             if self.leaves is not None:
                 self.leaves.added[key] = inlined.added
-            if inlined.timers:
-                timers[-key] = inlined.timers
+            if inlined.measures:
+                measures[-key] = inlined.measures
         self.times: NodeTimers | None = None
-        if timers:
-            self.times = NodeTimers(dispatcher.native, timers, trial.edges, trial.reached)
+        if measures:
+            self.times = NodeTimers(dispatcher.native, measures, trial.edges, trial.reached)
 
     def _choose(self, trial: Trial) -> Mapping[int, Leaf]:
         """Leave out operators that use leaves which others than those that are left use as well;
@@ -382,7 +382,7 @@ class DerivedGraph:
     def _is_known(self, inlined: Inlined | None) -> bool:
         """Whether it is known what all executions of a backward operator add, and they can be timed
         without hooks."""
-        if inlined is None or not NodeTimers.can_time(self._dispatcher.native, inlined.timers):
+        if inlined is None or not NodeTimers.can_time(self._dispatcher.native, inlined.measures):
             return False
         return all(type(one) is Counter or one in self._sums for one in inlined.added)
 

@@ -1,10 +1,12 @@
-"""Timers at the backward operators of a captured graph, without a hook of Python's on any node.
+"""Timers and changes of memory at the backward operators of a captured graph, without a hook of
+Python's on any node.
 
 A pass that comes to an output of the graph has the nodes behind it noted by the gate, which writes
-down when each of them begins and ends, and adds what it has written to the timers, and to their
-logs, when a log is due and when the pass has ended or raised::
+down when each of them begins and ends, and how much memory is in use then, and adds what it has
+written to the timers and to their logs, and to the changes of memory, when a log is due and when
+the pass has ended or raised::
 
-    timers = NodeTimers(native, {0: (timer,), 2: (other,), -id(leaf): (third,)}, edges, outputs)
+    timers = NodeTimers(native, {0: (timer,), 2: (other, change)}, edges, outputs)
     timed = timers.begin(timers.way(0, frozenset()), start, None)   # in a hook of the output's node
     ...
     timed.end()                             # after the pass
@@ -13,12 +15,13 @@ logs, when a log is due and when the pass has ended or raised::
 from __future__ import annotations
 
 import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from amanda.inline import Log, Timer
+from amanda_torch.routines import Measure
 
 _NONE = -1
 
@@ -41,7 +44,7 @@ class Way:
 
 
 class NodeTimers:
-    """The timers at the nodes of all runs of one graph.
+    """The timers and changes of memory at the nodes of all runs of one graph.
 
     Args:
         native: the extension of the gate.
@@ -58,7 +61,7 @@ class NodeTimers:
     def __init__(
         self,
         native: Any,
-        timers: Mapping[int, tuple[Timer, ...]],
+        timers: Mapping[int, tuple[Measure, ...]],
         edges: Mapping[int, Sequence[int | None]],
         outputs: Collection[int],
     ) -> None:
@@ -72,8 +75,8 @@ class NodeTimers:
         self._ways: dict[tuple[int, frozenset[int]], Way] = {}
 
     @staticmethod
-    def can_time(native: Any, timers: tuple[Timer, ...]) -> bool:
-        """Whether the gate can do without hooks for the timers around an operator."""
+    def can_time(native: Any, timers: tuple[Measure, ...]) -> bool:
+        """Whether the gate can do without hooks for what measures an operator."""
         if not timers:
             return True
         return native is not None and bool(native.can_time((timers,), _logs(timers)))
@@ -104,7 +107,8 @@ class NodeTimers:
             timed: what this has returned in the pass before; None for nothing.
 
         Returns:
-            What has a method ``end()``; None where the nodes are not those that they were.
+            What has a method ``end()``; None where the nodes are not those that they were, or a
+            device's memory is looked at by now.
         """
         native = self._native
         return native.time_pass(self._timers, self._logs, way.steps, start, way.slot, timed)
@@ -127,7 +131,8 @@ class NodeTimers:
         return Way(self._slots.get(output, _NONE), steps.tobytes(), leaves)
 
 
-def _logs(timers: Sequence[Timer]) -> tuple[Log, ...]:
-    """The logs of some timers, each once."""
+def _logs(measures: Iterable[Measure]) -> tuple[Log, ...]:
+    """The logs of the timers among these, each once."""
+    timers = [one for one in measures if isinstance(one, Timer)]
     found = {id(timer.log): timer.log for timer in timers if timer.log is not None}
     return tuple(found.values())

@@ -328,7 +328,7 @@ class _Writer:
         self._functions: list[Callable[..., Any]] = []
         self._blocks: dict[int, str] = {}
         self._points: list[tuple[Known, Sequence[Action]]] = []
-        self._deferred = Deferred()
+        self._deferred = Deferred(dispatcher.native)
         self.names: dict[str, Any] = {
             "amanda_thread": vars(STATE),
             "amanda_acquire": TOOL_LOCK.acquire,

@@ -48,7 +48,14 @@ from amanda_torch.operators.dtypes import SUMMED
 from amanda_torch.operators.layouts import Layout
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of, name_of
 from amanda_torch.plugin import TorchEagerDriver
-from amanda_torch.routines import BackwardRoutines, RoutineDispatcher, look, warn_of_change
+from amanda_torch.routines import (
+    BackwardRoutines,
+    RoutineDispatcher,
+    as_routine,
+    look,
+    used_bytes,
+    warn_of_change,
+)
 
 WITH_GATE = frozenset({"auto", "capture", "gate"})
 """The names of interceptors for which the gate is used, if it can be: by ``capture`` for all that
@@ -168,6 +175,11 @@ def _inlined() -> dict[str, Any]:
         "clock": time.perf_counter_ns,
         "native": threading.get_native_id,
         "look": look,
+        "memory": inline.MemoryUse,
+        "change": inline.MemoryChange,
+        "ended": inline.MemoryChange.after,
+        "as_routine": as_routine,
+        "used_bytes": used_bytes,
         "check": inline.Check,
         "before": inline.Check.before,
         "sums": inline.ShapeSum,

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from amanda.inline import Check, Counter, Log, Record, ShapeSum, Timer
+from amanda.inline import (
+    Check,
+    Counter,
+    Log,
+    MemoryChange,
+    MemoryUse,
+    Record,
+    ShapeSum,
+    Timer,
+    resident_bytes,
+)
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, nothing, product, times
@@ -289,6 +299,69 @@ class InlineTests(ContractTests):
         )
         assert self.train(program, twins, times=2) == expected
         assert timer.executions == twin.called > 0
+
+    # -- changes of memory ----------------------------------------------------
+
+    def test_a_change_of_memory_is_read_before_and_after(self) -> None:
+        """Each execution reads the memory twice, before and after its operator; also where a timer
+        lies between."""
+        use, timer = MemoryUse(itertools.count(10, 10).__next__), Timer()
+        change, program = MemoryChange(use), self.multiplication()
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_op(change.before, inputs=[])
+            self.timed(timer)(context)
+            context.insert_after_op(change.after, outputs=[])
+
+        found = []
+        with self.apply(self.probe("mul", before=analyse)):
+            for _ in range(3):
+                program.run()
+                found.append((change.bytes, use.peak))
+        assert found == [(10, 20), (20, 40), (30, 60)]
+        assert timer.executions == 3
+
+    def test_the_memory_that_is_read_may_be_set(self) -> None:
+        """From then on the other memory is read: that of the process where it is None."""
+        use = MemoryUse(itertools.count(10, 10).__next__)
+        change, program, found = MemoryChange(use), self.multiplication(), []
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_op(change.before, inputs=[])
+            context.insert_after_op(change.after, outputs=[])
+
+        with self.apply(self.probe("mul", before=analyse)):
+            for used in (use.used, None, itertools.count(0, -7).__next__):
+                use.used, use.peak, change.bytes = used, 0, 0
+                for _ in range(2):
+                    program.run()
+                found.append((change.bytes, use.peak))
+        first, second, third = found
+        assert (first, third) == ((20, 40), (-14, 0))
+        assert (second[1] > 0) is (resident_bytes() > 0)
+
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("of_process", [False, True], ids=["a device's", "the process's"])
+    def test_a_change_of_memory_of_backward_operators(self, of_process: bool) -> None:
+        """A change around a backward operator reads the memory before and after each execution."""
+        use, twin = MemoryUse(None if of_process else itertools.count(10, 10).__next__), Twins()
+        change = MemoryChange(use)
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_backward_op(change.before, grad_outputs=[])
+            context.insert_after_backward_op(change.after, grad_inputs=[])
+
+        program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+        expected = program.train()
+        assert self.train(program, self.probe(before_backward=analyse), times=2) == expected
+        twins = self.probe(
+            before_backward=lambda c: c.insert_after_backward_op(twin.routine, grad_inputs=[])
+        )
+        assert self.train(program, twins, times=2) == expected
+        if of_process:
+            assert (use.peak > 0) is (resident_bytes() > 0)
+        else:
+            assert (change.bytes, use.peak) == (10 * twin.called, 20 * twin.called)
 
     # -- records --------------------------------------------------------------
 
