@@ -250,10 +250,11 @@ gate_configure_tensors(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 PyDoc_STRVAR(configure_versions_doc,
-"configure_versions(tensors, addresses, function)\n\nFind out where in memory tensors count how often they were "
-"changed in place.\n\n"
+"configure_versions(tensors, addresses, function)\n\nFind out where in memory tensors count how often "
+"they were changed in place.\n\n"
 "Args:\n    tensors: a list of some that differ in that, and that may not be changed meanwhile.\n"
-"    addresses: where Python says that they are.\n    function: the address of the one in C++ that says where a tensor refers to its count.\n\n"
+"    addresses: where Python says that they are.\n"
+"    function: the address of the one in C++ that says where a tensor refers to its count.\n\n"
 "Returns:\n    Whether there is one such place; if not, Python is asked.");
 
 static PyObject *

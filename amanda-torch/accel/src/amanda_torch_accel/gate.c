@@ -174,7 +174,8 @@ add_property(PyObject *descriptor)
 
 PyDoc_STRVAR(add_doc, "add(builtin, reports_first)\n\nNotice calls of a method, a function or a "
 "property.\n\n"
-"Args:\n    reports_first: PyTorch reports it before it looks at the arguments.\n\nRaises:\n    ValueError: it is called in a form that the gate does not know.");
+"Args:\n    reports_first: PyTorch reports it before it looks at the arguments.\n\n"
+"Raises:\n    ValueError: it is called in a form that the gate does not know.");
 
 static PyObject *
 gate_add(PyObject *Py_UNUSED(module), PyObject *args)
@@ -777,8 +778,9 @@ gate_configure_native(PyObject *Py_UNUSED(module), PyObject *args)
 {
     unsigned long long sequence, task, is_included, recording, set_recording;
     PyObject *keys, *depth, *checks, *plain, *function;
-    if (!PyArg_ParseTuple(args, "(KKKKK)O!OO!O!O", &sequence, &task, &is_included, &recording, &set_recording,
-                          &PyTuple_Type, &keys, &depth, &PyTuple_Type, &checks, &PyTuple_Type, &plain, &function)) {
+    if (!PyArg_ParseTuple(args, "(KKKKK)O!OO!O!O", &sequence, &task, &is_included, &recording,
+                          &set_recording, &PyTuple_Type, &keys, &depth, &PyTuple_Type, &checks,
+                          &PyTuple_Type, &plain, &function)) {
         return NULL;
     }
     uint16_t numbers[sizeof native.keys / sizeof *native.keys] = {0};
@@ -786,7 +788,8 @@ gate_configure_native(PyObject *Py_UNUSED(module), PyObject *args)
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys) && i < room; i++) {
         numbers[i] = (uint16_t)PyLong_AsLong(PyTuple_GET_ITEM(keys, i));
     }
-    if (PyTuple_GET_SIZE(keys) > room || inlined.counter == NULL || !agrees(sequence, task, recording, set_recording)) {
+    if (PyTuple_GET_SIZE(keys) > room || inlined.counter == NULL
+        || !agrees(sequence, task, recording, set_recording)) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_ValueError, "functions in C++ differ from their bindings");
         }

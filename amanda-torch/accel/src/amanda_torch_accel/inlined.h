@@ -578,8 +578,8 @@ add_timing(const Timing *timing)
 }
 
 /* Run the routines of one point: counters, the two methods of timers and of changes of memory, those of
-   checks whose tensors have been looked at, and those of sums. `kind` is that of the execution, for sums. Those from `first`
-   up to `last` are run. */
+   checks whose tensors have been looked at, and those of sums. `kind` is that of the execution, for sums.
+   Those from `first` up to `last` are run. */
 static int
 run_some(PyObject *routines, PyObject *kind, Py_ssize_t first, Py_ssize_t last)
 {

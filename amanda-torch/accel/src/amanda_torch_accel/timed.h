@@ -1,10 +1,10 @@
 /* Part of gate.c: timers and changes of memory at the nodes of a captured graph. */
 
 /* Where only these are around a node, autograd need not come to Python, nor take the GIL: what it calls
-   notes the time and the memory in use, and what follows from it is done once, for all nodes of a pass, or as soon as a log is
-   due. The nodes are hooked where a pass comes to an output of the graph, by the way that leads from there
-   to each of them, which is the same in all runs of the graph. What is in a node stays there when the pass
-   has ended, and does nothing then: in another pass, or in none. */
+   notes the time and the memory in use, and what follows from it is done once, for all nodes of a pass, or
+   as soon as a log is due. The nodes are hooked where a pass comes to an output of the graph, by the way
+   that leads from there to each of them, which is the same in all runs of the graph. What is in a node stays
+   there when the pass has ended, and does nothing then: in another pass, or in none. */
 
 /* One execution of a node. */
 typedef struct {
