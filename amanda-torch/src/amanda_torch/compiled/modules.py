@@ -522,8 +522,8 @@ class CapturedModule:
 def _finder_of_hooks() -> Callable[[tuple[Any, ...], tuple[str, ...]], bool] | None:
     """The gate's; None without a gate.
 
-    Guards of Dynamo on the hooks of each module took a third of the time of a call of some networks
-    of convolutions (PyTorch 2.13, GhostNet of 412 modules: 0.7 ms, with cold caches).
+    On the hooks of each module Dynamo spends nearly half of the time of its guards (PyTorch 2.13,
+    GhostNet of 412 modules, cold caches: 0.7 ms of 1.7, where a call takes 11; the gate 0.16).
     """
     return None if gate.reason_unusable() else gate.extension().any_has
 
