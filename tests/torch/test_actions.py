@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from amanda.errors import RoutineResultError, SelectionError, ToolTypeError
 from amanda.tool import vanilla
 from amanda.tools.mapping import MappingTool
 from amanda_torch import mapping_rules
-from tests.torch.support import On, applied, fingerprint
+from amanda_torch.plugin import TorchEagerDriver
+from tests.torch.support import On, applied, fingerprint, interceptors
 
 Analysis = Callable[[amanda.OpContext], Any]
 
@@ -245,6 +247,39 @@ def test_replaced_gradient_after_the_scope() -> None:
     assert inside.tolist() == [14, 14]
     assert first.tolist() == [2, 4]
     assert second.tolist() == [2, 2]
+
+
+class _Unhashable:
+    """A callable that notes its calls in the list that it is bound to."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, calls: list[None]) -> None:
+        calls.append(None)
+
+
+@pytest.mark.parametrize("interceptor", interceptors("mode", "gate", "capture"))
+def test_a_bound_routine_need_not_be_hashable(
+    interceptor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a tool binds as a method runs, whether or not it can be a key of a dict."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
+    calls, twin, model, tool = list[None](), list[None](), nn.Linear(2, 2), amanda.Tool()
+
+    def forward(context: amanda.OpContext) -> None:
+        context.insert_before_op(MethodType(_Unhashable(), calls), inputs=[])
+        context.insert_before_op(lambda: twin.append(None), inputs=[])
+
+    def backward(context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(MethodType(_Unhashable(), calls), grad_outputs=[])
+        context.insert_before_backward_op(lambda: twin.append(None), grad_outputs=[])
+
+    tool.add_inst_for_op(forward)
+    tool.add_inst_for_op(backward, backward=True)
+    with applied(tool):
+        for _ in range(4):
+            model(torch.ones(1, 2)).sum().backward()
+    assert len(calls) == len(twin) > 4 * 4
 
 
 @pytest.mark.parametrize(

@@ -167,20 +167,18 @@ Measure = Timer | MemoryChange
 """Measures an operator by a routine before it and one after it, neither of which takes a tensor."""
 
 
-_MEASURING: Mapping[object, type] = {
-    Timer.start: Timer,
-    Timer.stop: Timer,
-    MemoryChange.before: MemoryChange,
-    MemoryChange.after: MemoryChange,
-}
-
-
 def is_measuring(routine: object) -> bool:
     """Whether a routine is one of the two of a timer, or of a change of memory."""
-    # One function, and not four: it is asked for each action of a new operator.
+    # One function, and not four: it is asked for each action of a new operator. By identity: what a
+    # tool has bound need not be hashable.
     if type(routine) is not MethodType:
         return False
-    return type(routine.__self__) is _MEASURING.get(routine.__func__)
+    cls, function = type(routine.__self__), routine.__func__
+    if cls is Timer:
+        return function is Timer.start or function is Timer.stop
+    return cls is MemoryChange and (
+        function is MemoryChange.before or function is MemoryChange.after
+    )
 
 
 def measures_around(
