@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -285,12 +286,19 @@ class InlineTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_a_timer_of_backward_operators(self) -> None:
         """A timer around a backward operator measures each of its executions."""
-        timer, twin = Timer(), Twins()
+        timer = Timer()
 
         def analyse(context: OpContext) -> None:
             context.insert_before_backward_op(timer.start, grad_outputs=[])
             context.insert_after_backward_op(timer.stop, grad_inputs=[])
 
+        called = self.train_beside_routine(analyse)
+        assert timer.executions == called > 0
+
+    def train_beside_routine(self, analyse: Callable[[OpContext], None]) -> int:
+        """Train twice under an analysis of backward operators, and twice under a Python routine
+        after each of them; how often that was called."""
+        twin = Twins()
         program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
         expected = program.train()
         assert self.train(program, self.probe(before_backward=analyse), times=2) == expected
@@ -298,7 +306,7 @@ class InlineTests(ContractTests):
             before_backward=lambda c: c.insert_after_backward_op(twin.routine, grad_inputs=[])
         )
         assert self.train(program, twins, times=2) == expected
-        assert timer.executions == twin.called > 0
+        return twin.called
 
     # -- changes of memory ----------------------------------------------------
 
@@ -344,7 +352,7 @@ class InlineTests(ContractTests):
     @pytest.mark.parametrize("of_process", [False, True], ids=["a device's", "the process's"])
     def test_a_change_of_memory_of_backward_operators(self, of_process: bool) -> None:
         """A change around a backward operator reads the memory before and after each execution."""
-        changes, twin = list[MemoryChange](), Twins()
+        changes: list[MemoryChange] = []
 
         def analyse(context: OpContext) -> None:
             # One for each operator: graphs may run several at the same time.
@@ -354,19 +362,13 @@ class InlineTests(ContractTests):
             context.insert_before_backward_op(change.before, grad_outputs=[])
             context.insert_after_backward_op(change.after, grad_inputs=[])
 
-        program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
-        expected = program.train()
-        assert self.train(program, self.probe(before_backward=analyse), times=2) == expected
-        twins = self.probe(
-            before_backward=lambda c: c.insert_after_backward_op(twin.routine, grad_inputs=[])
-        )
-        assert self.train(program, twins, times=2) == expected
+        called = self.train_beside_routine(analyse)
         peak = sum(change.use.peak for change in changes)
         if of_process:
             assert (peak > 0) is (resident_bytes() > 0)
         else:
             total = sum(change.bytes for change in changes)
-            assert (total, peak) == (10 * twin.called, 20 * twin.called)
+            assert (total, peak) == (10 * called, 20 * called)
 
     # -- records --------------------------------------------------------------
 
