@@ -12,6 +12,7 @@ from torch import nn
 
 import amanda
 from amanda.errors import RoutineResultError, SelectionError, ToolTypeError
+from amanda.inline import MemoryChange, MemoryUse
 from amanda.tool import vanilla
 from amanda.tools.mapping import MappingTool
 from amanda_torch import mapping_rules
@@ -280,6 +281,43 @@ def test_a_bound_routine_need_not_be_hashable(
         for _ in range(4):
             model(torch.ones(1, 2)).sum().backward()
     assert len(calls) == len(twin) > 4 * 4
+
+
+class _Reads(MemoryUse):
+    """Counts how often the memory is read."""
+
+    count = 0
+
+    def read(self) -> int:
+        self.count += 1
+        return super().read()
+
+
+@pytest.mark.parametrize("interceptor", interceptors("mode", "gate", "capture"))
+def test_a_memory_of_a_subclass_is_read_by_its_method(
+    interceptor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a subclass of ``MemoryUse`` overrides is called, twice at each execution."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
+    use, model = _Reads(), nn.Linear(2, 2)
+    change, tool = MemoryChange(use), amanda.Tool()
+
+    def forward(context: amanda.OpContext) -> None:
+        if context.get_op().__name__ == "linear":
+            context.insert_before_op(change.before, inputs=[])
+            context.insert_after_op(change.after, outputs=[])
+
+    def backward(context: amanda.OpContext) -> None:
+        if context.get_backward_op().__name__ == "AddmmBackward0":
+            context.insert_before_backward_op(change.before, grad_outputs=[])
+            context.insert_after_backward_op(change.after, grad_inputs=[])
+
+    tool.add_inst_for_op(forward)
+    tool.add_inst_for_op(backward, backward=True)
+    with applied(tool):
+        for _ in range(6):
+            model(torch.ones(1, 2)).sum().backward()
+    assert use.count == 6 * 2 * 2
 
 
 @pytest.mark.parametrize(

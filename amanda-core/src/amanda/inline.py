@@ -33,7 +33,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, TypeGuard
 
 
 class Counter:
@@ -608,13 +608,16 @@ def begun_by(routine: object) -> MemoryChange | None:
     """The change of memory of which a routine is ``before``; a driver may run it in its own way."""
     if type(routine) is not MethodType or routine.__func__ is not MemoryChange.before:
         return None
-    change = routine.__self__
-    return change if type(change) is MemoryChange else None
+    return routine.__self__ if _reads_plainly(routine.__self__) else None
 
 
 def ended_by(routine: object) -> MemoryChange | None:
     """The change of memory of which a routine is ``after``; a driver may run it in its own way."""
     if type(routine) is not MethodType or routine.__func__ is not MemoryChange.after:
         return None
-    change = routine.__self__
-    return change if type(change) is MemoryChange else None
+    return routine.__self__ if _reads_plainly(routine.__self__) else None
+
+
+def _reads_plainly(change: object) -> TypeGuard[MemoryChange]:
+    """Whether neither a change of memory nor what it reads is of a subclass."""
+    return type(change) is MemoryChange and type(change.use) is MemoryUse

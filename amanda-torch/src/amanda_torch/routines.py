@@ -169,16 +169,13 @@ Measure = Timer | MemoryChange
 
 def is_measuring(routine: object) -> bool:
     """Whether a routine is one of the two of a timer, or of a change of memory."""
-    # One function, and not four: it is asked for each action of a new operator. By identity: what a
-    # tool has bound need not be hashable.
+    # Most are neither: those are told at once, as it is asked for each action of a new operator.
     if type(routine) is not MethodType:
         return False
     cls, function = type(routine.__self__), routine.__func__
     if cls is Timer:
         return function is Timer.start or function is Timer.stop
-    return cls is MemoryChange and (
-        function is MemoryChange.before or function is MemoryChange.after
-    )
+    return cls is MemoryChange and (begun_by(routine) or ended_by(routine)) is not None
 
 
 def measures_around(
