@@ -53,6 +53,20 @@ class IgnoresModules(LoopbackDriver):
         self.ids.within = lambda *_: nullcontext()  # type: ignore[method-assign,assignment]
 
 
+# -- contexts -----------------------------------------------------------------
+
+
+@fault(
+    "test_runs_at_once",
+    "test_runs_at_once_in_backward",
+    "test_points_of_modules_that_run_at_once",
+)
+class TellsOfAGraph(LoopbackDriver):
+    """It says that its operators are in a graph built ahead, without the capability."""
+
+    runs_at_once = False
+
+
 # -- inputs -------------------------------------------------------------------
 
 

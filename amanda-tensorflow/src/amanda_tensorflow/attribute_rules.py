@@ -66,7 +66,7 @@ def _constant(context: OpContext, name: str) -> Any:
     if count is None or count > _FEW:
         return None
     value = context.get_value(index)
-    if value is None and context.namespace.tags[-1] == "eager":
+    if value is None and context.runs_at_once:
         # A tensor of a graph has no numbers yet, and a look at it would make a copy of the graph.
         value = context.get_inputs()[index]
     try:

@@ -99,7 +99,7 @@ class CountTool(PrintingTool[CountOptions]):
             self._is_backward.append(op.direction == "backward")
             self._every.append(counted.counter)
         # An operator that has raised has not been executed; a run of a graph raises as a whole.
-        insert = insert_after if context.namespace.tags[-1] == "eager" else insert_before
+        insert = insert_after if context.runs_at_once else insert_before
         insert(context, counted.counter)
 
     def op_counts(self) -> dict[str, list[int]]:

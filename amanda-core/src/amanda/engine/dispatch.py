@@ -503,12 +503,12 @@ class OpExecution:
 
     def _analyse_before(self) -> None:
         call = self._call
-        # A property: asked once.
-        key = call.key
+        # Properties: asked once.
+        key, driver = call.key, self._dispatcher.driver
         for scope in self._scopes:
             record: OpRecord | None = scope.cache.get(key)
             if record is None or not STATE.cache:
-                record = OpRecord.of_call(call, self._dispatcher.driver.namespace)
+                record = OpRecord.of_call(call, driver.namespace, driver.runs_at_once)
                 scope.cache.put(key, record)
             else:
                 self.is_new = False

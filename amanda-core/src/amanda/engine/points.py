@@ -39,6 +39,7 @@ class Points:
     def __init__(self, dispatcher: Any) -> None:
         self._dispatcher = dispatcher
         self._namespace: str | None = None
+        self._runs_at_once = True
 
     def is_wanted(self, scopes: Scopes) -> bool:
         """Whether a tool has a routine at any derived point."""
@@ -232,10 +233,12 @@ class Points:
         elif point is Point.ITERATION_BEGIN:
             facts["follows"] = steps.follows
         if self._namespace is None:
-            self._namespace = str(self._dispatcher.driver.namespace)
+            driver = self._dispatcher.driver
+            self._namespace, self._runs_at_once = str(driver.namespace), driver.runs_at_once
         context = PointContext(
             point=point,
             namespace=self._namespace,
+            runs_at_once=self._runs_at_once,
             iteration=steps.count,
             begin=steps.begin or None,
             **facts,

@@ -33,10 +33,10 @@ class OpRecord:
         self._is_selected: bool | None = None
 
     @classmethod
-    def of_call(cls, call: OpCall, namespace: str) -> OpRecord:
+    def of_call(cls, call: OpCall, namespace: str, runs_at_once: bool = True) -> OpRecord:
         """A new record of the forward operator that `call` executes."""
         state = OpState(call.op, call.op_id, call)
-        return cls(OpContext(state, namespace), state)
+        return cls(OpContext(state, namespace, runs_at_once), state)
 
     def child(self, op: Any, op_id: str, *, fresh: bool) -> OpRecord:
         """The record of a backward operator; `fresh` discards an earlier one."""

@@ -50,7 +50,7 @@ class BackwardOpContext(OpContext):
     __slots__ = ("_parent",)
 
     def __init__(self, parent: OpContext, state: OpState) -> None:
-        super().__init__(state, parent.namespace)
+        super().__init__(state, parent.namespace, parent.runs_at_once)
         self._parent = parent
 
     def __missing__(self, key: Any) -> Any:

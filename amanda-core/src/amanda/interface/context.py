@@ -178,12 +178,16 @@ class OpContext(dict[Any, Any]):
 
     Attributes:
         namespace: where the operator runs, e.g. ``pytorch/2.13/eager``.
+        runs_at_once: True if the operator runs when the program calls it, so that its tensors have
+            values and its routines run with it; False if it is part of a graph that is built
+            ahead and run later, any number of times (``Capability.STATIC_GRAPH``).
     """
 
-    __slots__ = ("__weakref__", "_state", "namespace")
+    __slots__ = ("__weakref__", "_state", "namespace", "runs_at_once")
 
-    def __init__(self, state: OpState, namespace: str) -> None:
+    def __init__(self, state: OpState, namespace: str, runs_at_once: bool = True) -> None:
         super().__init__()
+        self.runs_at_once = runs_at_once
         # That of a driver is one object for all of its operators.
         self.namespace = namespace if isinstance(namespace, Namespace) else Namespace(namespace)
         self._state = state

@@ -203,6 +203,11 @@ class Driver(abc.ABC):
     def namespace(self) -> Namespace:
         """Framework, version and mode: ``pytorch/2.13/eager``."""
 
+    @property
+    def runs_at_once(self) -> bool:
+        """True if operators run when the program calls them, False if in a graph built ahead."""
+        return Capability.STATIC_GRAPH not in self.capabilities
+
     def patch(self, patches: PatchSet) -> None:
         """Replace functions of the framework, all of them through `patches`.
 

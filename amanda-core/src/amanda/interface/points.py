@@ -32,6 +32,7 @@ class PointContext:
     Attributes:
         point: where it is.
         namespace: framework, version and mode.
+        runs_at_once: as :attr:`OpContext.runs_at_once <amanda.OpContext.runs_at_once>`.
         iteration: the number of the iteration, from 0.
         module: path of the module within the outermost one, "" for that and for other points.
         id: what the ids of the module's operators begin with (``Net.layer1.conv``), of a forward
@@ -56,3 +57,4 @@ class PointContext:
     begin: float | None = None
     end: float | None = None
     follows: bool = False
+    runs_at_once: bool = True

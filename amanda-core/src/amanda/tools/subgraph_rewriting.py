@@ -160,7 +160,7 @@ class SubgraphRewritingTool(Tool):
         found = next(bindings(self.pattern, graph.op(op_id), graph, Binding()), None)
         if found is None:
             return
-        is_eager = _is_eager(context)
+        is_eager = context.runs_at_once
         if not is_eager and not any(map(context.namespace.matches, _GRAPHS)):
             raise CapabilityError(
                 f"SubgraphRewritingTool: op {op_id} is the root of a match in "
@@ -211,7 +211,7 @@ class SubgraphRewritingTool(Tool):
             return
         match.functions[op_id] = context.get_function()
         # A model that is traced in one mode may run in another one, with the same operators.
-        is_symbolic = match.is_symbolic or not _is_eager(context)
+        is_symbolic = match.is_symbolic or not context.runs_at_once
         if is_symbolic and op_id == match.root.id:
             context.replace_op(self._replaced_in_graph, match=match)
         elif op_id == match.root.id:
@@ -270,7 +270,7 @@ class SubgraphRewritingTool(Tool):
         for tensor in context.get_inputs():
             known = None if tensor is None else graph.tensor_of(tensor)
             match = self._active.get(known.producer) if known is not None else None
-            if match is not None and (match.is_symbolic or not _is_eager(context)):
+            if match is not None and (match.is_symbolic or not context.runs_at_once):
                 continue  # In a graph the operator still runs for those that read it.
             if match is not None and known is not None and known.producer != match.root.id:
                 raise AmandaError(
@@ -320,11 +320,6 @@ class SubgraphRewritingTool(Tool):
             return result
         # The replacement has returned the first output of several.
         return [result, *match.functions[match.root.id](*inputs)[1:]]
-
-
-def _is_eager(context: OpContext) -> bool:
-    """Whether operators run one by one, as PyTorch's graphs do where a routine acts in them."""
-    return context.namespace.tags[-1] == "eager" or bool(context.namespace.matches("pytorch"))
 
 
 # -- tensors ---------------------------------------------------------------------

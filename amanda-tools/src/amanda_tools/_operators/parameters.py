@@ -12,7 +12,6 @@ the run does with them::
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -109,7 +108,7 @@ class Parameters:
         # Of each new operator: a missing key costs no function so.
         roles = (context.get("weight_index"), context.get("bias_index"))
         found: list[Parameter] = []
-        in_graph, torch = is_graph(context.namespace), sys.modules.get("torch")
+        in_graph, torch = not context.runs_at_once, sys.modules.get("torch")
         for position, tensor in enumerate(inputs_of(context) if in_graph else context.get_inputs()):
             if tensor is None:
                 continue
@@ -229,18 +228,11 @@ def parameter_positions(context: OpContext) -> frozenset[int]:
 
 
 def inputs_of(context: OpContext) -> Sequence[Any]:
-    """Return descriptions of the inputs of an operator of a graph of TensorFlow.
+    """Return descriptions of the inputs of an operator of a graph built ahead.
 
-    Reading the tensors themselves makes its drivers copy the graph.
+    Reading the tensors themselves makes TensorFlow's drivers copy the graph.
     """
     return context.get_tensor_specs().inputs or ()
-
-
-@functools.cache
-def is_graph(namespace: str) -> bool:
-    """Return whether operators of a namespace are those of a graph of TensorFlow."""
-    tags = namespace.split("/")
-    return tags[0] == "tensorflow" and tags[-1] in ("function", "graph")
 
 
 def _roles(context: OpContext) -> tuple[int | None, int | None]:

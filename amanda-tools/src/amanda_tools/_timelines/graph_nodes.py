@@ -7,12 +7,6 @@ from amanda.tools.description import OpDescription
 from amanda_tools._timelines.xplane import Names
 
 
-def is_in_graph(context: OpContext) -> bool:
-    """Whether an operator is one of a graph that TensorFlow's runtime executes."""
-    tags = context.namespace.tags
-    return tags[0] == "tensorflow" and tags[-1] != "eager"
-
-
 def note_nodes(names: Names, context: OpContext, op: OpDescription) -> None:
     """Note the nodes of an operator of a graph, in an analysis after it."""
     tensors = context.get_outputs() if context.is_forward() else context.get_grad_inputs()

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from amanda import OpContext
 from amanda.errors import CoverageWarning
 from amanda_tools._timelines.xplane import Names, recording_of
 
@@ -33,6 +34,13 @@ class GraphTimes:
 
         self._recording = Recording()
         self._recording.watch()
+
+    def measures(self, context: OpContext) -> bool:
+        """Return True if the profiler of TensorFlow's runtime measures an operator.
+
+        Elsewhere routines around it do. In a graph of TensorFlow others run between them.
+        """
+        return not context.runs_at_once and context.namespace.matches("tensorflow")
 
     def begin(self) -> None:
         """Let the profiler run, if it does not; to be called before a graph runs."""

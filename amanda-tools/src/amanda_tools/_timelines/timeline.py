@@ -36,7 +36,7 @@ from amanda.driver import Driver
 from amanda.inline import Log, Timer, resident_bytes
 from amanda.tools.description import OpDescription, describe
 from amanda_tools._operators.routines import insert_after, insert_before
-from amanda_tools._timelines.graph_nodes import is_in_graph, note_nodes
+from amanda_tools._timelines.graph_nodes import note_nodes
 from amanda_tools._timelines.graph_times import GraphTimes
 from amanda_tools._timelines.memory import device_bytes
 
@@ -320,7 +320,7 @@ class Timeline(Log):
         number = self._numbers.setdefault(op.id, len(self._ops))
         if number == len(self._ops):
             self._ops.append(op)
-        if is_in_graph(context):
+        if self._graphs.measures(context):
             self._graphs.begin()
             return
         start, stop = self._routines(number)
@@ -330,7 +330,7 @@ class Timeline(Log):
     def watch_outputs(self, context: OpContext) -> None:
         """Note by which names the runtime knows an operator; to be called in an analysis after
         it."""
-        if is_in_graph(context):
+        if self._graphs.measures(context):
             note_nodes(self._graphs.names, context, describe(context))
 
     def close(self) -> None:

@@ -92,14 +92,14 @@ class GraphOperations(Peer):
 
     def look_at_outputs(self, context: OpContext) -> None:
         path = context.get_node_name().partition("/")[2]
-        if _is_eager(context) or path != context.get_op().name:
+        if context.runs_at_once or path != context.get_op().name:
             return
         self._seen.add(context.get_op_id())
         self._graphs.update(t.graph for t in context.get_outputs() or () if t is not None)
 
     def look_at_gradients(self, context: OpContext) -> None:
         # The gradient of a call is a call, too, whose operators the graph does not list.
-        if _is_eager(context) or context.get_op_id() not in self._seen:
+        if context.runs_at_once or context.get_op_id() not in self._seen:
             return
         tensors = [tensor for tensor in context.get_grad_inputs() or () if tensor is not None]
         if all(tensor.graph in self._graphs for tensor in tensors):
@@ -107,10 +107,6 @@ class GraphOperations(Peer):
 
     def seen(self) -> frozenset[str]:
         return frozenset(self._seen)
-
-
-def _is_eager(context: OpContext) -> bool:
-    return context.namespace.tags[-1] == "eager"
 
 
 PEERS = (KerasLayers, GraphOperations)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -13,7 +12,6 @@ import attrs
 from amanda import OpContext
 from amanda.files import write_json
 from amanda.inline import Counter
-from amanda.namespace import Namespace
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
@@ -27,7 +25,7 @@ from amanda_tools._operators.op_types import (
     is_free_name,
     updates_a_value,
 )
-from amanda_tools._operators.parameters import Parameter, Parameters, is_graph
+from amanda_tools._operators.parameters import Parameter, Parameters
 from amanda_tools._operators.peaks import peak_of_device
 from amanda_tools._operators.signature import Signature
 from amanda_tools._output.chart_data import (
@@ -152,18 +150,17 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._used[op.id] = self._parameters.used_by(context)
         # An operator that raises has not executed: it is counted afterwards. In a graph, where a
         # failure ends the run, one routine costs half as much as two.
-        is_eager, in_backward = _probes_of(context.namespace)
+        in_backward = backward_probe(context.namespace)
         self._samples.look(context, op, in_backward)
         if isinstance(known, ProductOp):
-            in_graph = is_graph(context.namespace)
-            if in_graph and self._has_known_inputs(known, context):
+            if not context.runs_at_once and self._has_known_inputs(known, context):
                 return
             # Once an input is nested, this operator's tensors are asked item by item.
-            if not in_graph and any(map(is_nested, context.get_inputs())):
+            if context.runs_at_once and any(map(is_nested, context.get_inputs())):
                 # A nested tensor with a ragged axis has a shape, too, but not the sizes of its
                 # items.
                 known.shapes_of = shapes_of_items
-            if is_eager:
+            if context.runs_at_once:
                 added = known.added(in_backward)
                 context.insert_before_op(added.before)
                 selected: list[int] | None = None if known.formula.needs_outputs else []
@@ -174,7 +171,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             else:
                 context.insert_before_op(known.run)
         elif isinstance(known, UnknownOp):
-            if is_eager:
+            if context.runs_at_once:
                 known.in_backward = in_backward
                 context.insert_before_op(known.begin, inputs=[])
                 context.insert_after_op(known.end, outputs=[])
@@ -214,7 +211,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _analyse_outputs(self, context: OpContext) -> None:
         known = self._ops[context.get_op_id()]
-        op, in_graph = _described(known), is_graph(context.namespace)
+        op, in_graph = _described(known), not context.runs_at_once
         if in_graph and isinstance(known, ProductOp) and context[_INPUTS] is not None:
             self._has_known_outputs(known, context)
         # Most names end otherwise, and the function is not called.
@@ -238,14 +235,14 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             self._count_gradient(known, context)
         elif isinstance(known, UnknownOp):
             # Where it runs at once, after it, as forward operators are.
-            if context.namespace.tags[-1] == "eager":
+            if context.runs_at_once:
                 context.insert_after_backward_op(known.counter, grad_inputs=[])
             else:
                 context.insert_before_backward_op(known.counter, grad_outputs=[])
 
     def _count_gradient(self, known: ProductGradientOp, context: OpContext) -> None:
         """Count the executions of the gradient of a product."""
-        in_graph = is_graph(context.namespace)
+        in_graph = not context.runs_at_once
         forward = context[_SHAPES] if in_graph else None
         if in_graph and self._has_known_gradients(known, context, forward):
             return
@@ -593,13 +590,6 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             written.append(folder / f"{stem}.node-data.json")
             write_json(written[-1], node_data("FLOPs", self.op_rows(), "flops"))
         return written
-
-
-@functools.cache
-def _probes_of(namespace: Namespace) -> tuple[bool, Callable[[], bool]]:
-    """Whether operators run one by one, and a function that says whether a backward pass runs."""
-    is_eager = namespace.tags[-1] == "eager" or namespace.matches("pytorch")
-    return is_eager, backward_probe(namespace.tags[0])
 
 
 def _only_reads(op: OpDescription) -> tuple[bool, bool]:

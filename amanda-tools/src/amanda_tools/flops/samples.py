@@ -22,7 +22,6 @@ from amanda.interface.context import OpContext
 from amanda.tools.description import OpDescription
 from amanda_tools._operators.cost import FORMULAS
 from amanda_tools._operators.op_types import CONVERTING
-from amanda_tools._operators.parameters import is_graph
 from amanda_tools._values.shapes import shape_of
 from amanda_tools.flops.tally import known_shapes
 
@@ -217,7 +216,7 @@ class Samples:
                 self._look_for_order(context, self._open_order)
         if op.phase != "forward" or (candidate is None and self._is_closed):
             return
-        in_graph = is_graph(context.namespace)
+        in_graph = not context.runs_at_once
         if candidate is None and not self._is_open(in_graph, has_weight=True):
             return
         weight = self._weight_of(context, op)
@@ -263,7 +262,7 @@ class Samples:
         self._candidates[op.id] = candidate
         self._has_data |= not candidate.may_be_positions
         self._open_product = None
-        if not is_graph(context.namespace):
+        if context.runs_at_once:
             product = Product.of(context, op, position, weight)
             self._open_product = None if product is None else (candidate, product)
             if kind in _PRODUCTS and len(sizes) > 1:

@@ -9,6 +9,7 @@ import attrs
 
 import amanda
 from amanda.inline import Counter, ShapeSum
+from amanda.namespace import Namespace
 from amanda.state import tool_locked
 from amanda.tools.description import OpDescription
 from amanda_tools._internals import is_in_backward
@@ -29,9 +30,9 @@ def no_backward_pass() -> bool:
     return False
 
 
-def backward_probe(framework: str) -> Callable[[], bool]:
+def backward_probe(namespace: Namespace) -> Callable[[], bool]:
     """Return a function that says whether this thread is within a backward pass."""
-    return is_in_backward if framework == "pytorch" else no_backward_pass
+    return is_in_backward if namespace.matches("pytorch") else no_backward_pass
 
 
 @attrs.define(eq=False)

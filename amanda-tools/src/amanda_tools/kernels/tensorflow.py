@@ -9,7 +9,7 @@ import tensorflow as tf
 from amanda import OpContext
 from amanda.tools.description import OpDescription
 from amanda_tools._timelines.activities import ProfilerRecording, mark_of
-from amanda_tools._timelines.graph_nodes import is_in_graph, note_nodes
+from amanda_tools._timelines.graph_nodes import note_nodes
 from amanda_tools._timelines.tensorflow_profiler import Recording
 from amanda_tools._timelines.xplane import Names, recording_of
 from amanda_tools.kernels.annotations import annotate
@@ -38,7 +38,7 @@ class TensorFlowRecorder(ProfilerRecorder):
         return found
 
     def watch(self, context: OpContext, op: OpDescription) -> None:
-        if not is_in_graph(context):
+        if context.runs_at_once:
             runs = context.get_op() if context.is_forward() else context.get_backward_op()
             self._names.add_eager(op.id, runs.type)
             annotate(context, lambda: self._mark(op.id))
@@ -50,7 +50,7 @@ class TensorFlowRecorder(ProfilerRecorder):
         return tf.profiler.experimental.Trace(mark_of(op_id))
 
     def watch_outputs(self, context: OpContext, op: OpDescription) -> None:
-        if is_in_graph(context):
+        if not context.runs_at_once:
             note_nodes(self._names, context, op)
 
 

@@ -68,7 +68,7 @@ class RecordedOp:
         run: runs it again on tensors, None where the driver cannot.
         tensors: for each input a function that makes a tensor of its type from an array, or None.
         types: for each input the name of its element type.
-        is_eager: tensors keep their identity while the program runs.
+        runs_at_once: tensors keep their identity while the program runs.
         node: its name in its graph.
     """
 
@@ -78,7 +78,7 @@ class RecordedOp:
     run: Callable[..., Any] | None
     tensors: Sequence[Callable[[Array], Any] | None]
     types: Sequence[str]
-    is_eager: bool
+    runs_at_once: bool
     node: str
 
     @property
@@ -126,7 +126,7 @@ class RecordedOp:
             run,
             [None if t is None else _maker(t) for t in inputs],
             ["" if t is None else reader_of(t).dtype(t) for t in inputs],
-            context.namespace.tags[-1] == "eager" or context.namespace.matches("pytorch"),
+            context.runs_at_once,
             context.get_node_name(),
         )
 
@@ -251,7 +251,7 @@ class PassRecorder(Tool):
         """Return the executions of a pass; of a graph, which may run them in any order, in the
         graph's."""
         executions = list(run.executions.values())
-        if all(execution.op.is_eager for execution in executions):
+        if all(execution.op.runs_at_once for execution in executions):
             return executions
         order = {op.id: place for place, op in enumerate(self._graph.ops)}
         return sorted(executions, key=lambda e: order.get(e.op.about.id, -1))
@@ -259,8 +259,7 @@ class PassRecorder(Tool):
     def _analyse(self, context: OpContext) -> None:
         made = {} if self._pass is None else self._pass.executions
         # When a graph's operator is analysed, it is not known yet when it runs.
-        at_once = context.namespace.tags[-1] == "eager" or context.namespace.matches("pytorch")
-        if context.get_op_id() in made and at_once:
+        if context.get_op_id() in made and context.runs_at_once:
             self.finish()
             made = {}
         op = RecordedOp.of(context, self._graph, made)
@@ -293,7 +292,7 @@ class PassRecorder(Tool):
             _feed(execution, None if tensor is None else _array(tensor))
             return
         made = source.outputs[link.position]
-        if execution.op.is_eager and made is not None:
+        if execution.op.runs_at_once and made is not None:
             now = _array(tensor)
             if now is not None and now.shape != made.shape:
                 # It comes from an earlier pass, in which another operator had this id: an optimizer
@@ -311,16 +310,16 @@ class PassRecorder(Tool):
         execution = None if self._pass is None else self._pass.executions.get(op.about.id)
         if execution is not None:
             execution.outputs = [None if t is None else _array(t) for t in tensors]
-        if op.is_eager:
+        if op.runs_at_once:
             # The arguments may differ at the next execution.
             self.reanalyse(op.about.id)
 
     def _is_new(self, op: RecordedOp) -> bool:
         # All iterations of a loop are one pass.
-        return op.is_eager or not _BODY.search(op.node)
+        return op.runs_at_once or not _BODY.search(op.node)
 
     def _links(self, op: RecordedOp, tensors: Sequence[Any]) -> Sequence[TracedTensor | None]:
-        if op.is_eager:
+        if op.runs_at_once:
             return [None if t is None else self._graph.tensor_of(t) for t in tensors]
         # Routines in graphs get other tensors at each run.
         known = op.about.id in self._graph
@@ -359,7 +358,7 @@ def _named_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[Reco
     parts: dict[str, set[str]] = {}
     for execution in executions:
         node = execution.op.node
-        for match in () if execution.op.is_eager else _BODY.finditer(node):
+        for match in () if execution.op.runs_at_once else _BODY.finditer(node):
             name = node[: match.start()]
             found.setdefault(name, set()).add(execution)
             parts.setdefault(name, set()).add(match[1])

@@ -34,7 +34,6 @@ from amanda_tools._output.chart_data import (
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines import chrome
-from amanda_tools._timelines.graph_nodes import is_in_graph
 from amanda_tools._timelines.memory import device_bytes, synchronize
 from amanda_tools._timelines.timeline import Stretch, Timeline, Total
 from amanda_tools._values.shapes import byte_size
@@ -151,7 +150,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self._ops[op.id] = op
         if context.is_forward():
             self._sources[op.id] = source_of(context)
-        if not self.options.memory or is_in_graph(context):
+        if not self.options.memory or not context.runs_at_once:
             # In a graph other operators run between the routines around one.
             self.timeline.watch(context)
             return

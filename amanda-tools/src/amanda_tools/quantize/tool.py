@@ -68,10 +68,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         if not self._targets.takes(op, has_weight=is_default and has_weight):
             return
         is_qat, rate = self.options.method == "qat", self.options.learning_rate
-        is_static = context.namespace.tags[-1] != "eager" and not context.namespace.matches(
-            "pytorch"
-        )
-        if is_qat and not rate and is_static:
+        if is_qat and not rate and not context.runs_at_once:
             raise CapabilityError(
                 f"quantize: op {op.id} runs in {context.namespace}, where no optimizer of the "
                 "program can learn its ranges: let the tool train them with learning_rate=..., "

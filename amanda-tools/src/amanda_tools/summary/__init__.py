@@ -17,7 +17,7 @@ from amanda.tools.reporting import plain_text
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.notebook import table_of
 from amanda_tools._output.units import format_quantity
-from amanda_tools.summary.graph_ops import GraphOps, is_eager
+from amanda_tools.summary.graph_ops import GraphOps
 from amanda_tools.summary.keras_layers import KerasCalls, is_keras
 from amanda_tools.summary.op_figures import OpFigures
 from amanda_tools.summary.recorder import Recorder
@@ -126,7 +126,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         self._keras_calls.open()
         self._namespaces.add(str(context.namespace))
         figures = OpFigures.of(context)
-        if not is_eager(str(context.namespace)):
+        if not context.runs_at_once:
             scoped = self._scopes.note(context)
             add = self._graph_ops.adder(context.get_op_id(), context.get_module(), scoped)
             if figures is not None:

@@ -50,15 +50,15 @@ class GraphOps:
 
     def passed(self, point: PointContext) -> None:
         """A routine at modules: one is entered or left, in a run of a graph or eagerly."""
-        target, in_eager = point.target, is_eager(point.namespace)
+        target, runs_at_once = point.target, point.runs_at_once
         if target is None and point.namespace.startswith("tensorflow/"):
             name = point.module.rpartition("/")[2] or point.id
             target = self._gone.setdefault(point.id, Gone(name))
-        recorder = self._eager_recorder if in_eager else self._recorder
+        recorder = self._eager_recorder if runs_at_once else self._recorder
         around = recorder.outermost()
         in_module = around is not None and not around.calls_are_seen
         of_driver = is_module(target) or isinstance(target, Gone)
-        if not of_driver and not (is_keras(target) and (in_module or not in_eager)):
+        if not of_driver and not (is_keras(target) and (in_module or not runs_at_once)):
             return
         if point.point is Point.MODULE_EXIT:
             recorder.leave(target, specs_of(point.outputs))
@@ -87,8 +87,3 @@ class GraphOps:
             of_op = op.figures_in(runs)
             found[op.module] = macs + of_op[0], size + of_op[1]
         return found
-
-
-def is_eager(namespace: str) -> bool:
-    """Whether operators run at once: of PyTorch, and in one mode of TensorFlow."""
-    return not namespace.startswith("tensorflow/") or namespace.endswith("/eager")

@@ -329,6 +329,22 @@ class ContextTests(ContractTests):
         """A context has the namespace: framework, version and mode."""
         assert len(self.namespace().tags) >= 2
 
+    def test_runs_at_once(self) -> None:
+        """A context says whether operators run when they are called: they do without
+        STATIC_GRAPH."""
+        said: list[bool] = []
+        tool = self.probe("mul", before=lambda c: said.append(c.runs_at_once))
+        self.run(self.multiplication(), tool)
+        assert said == [Capability.STATIC_GRAPH not in self.driver_cls.capabilities]
+
+    @requires(Capability.BACKWARD)
+    def test_runs_at_once_in_backward(self) -> None:
+        """The context of a backward operator says it as that of its forward operator does."""
+        said: list[bool] = []
+        tool = self.probe("mul", before_backward=lambda c: said.append(c.runs_at_once))
+        self.train(self.multiplication(), tool)
+        assert set(said) == {Capability.STATIC_GRAPH not in self.driver_cls.capabilities}
+
     def test_ids_are_equal_across_iterations(self) -> None:
         """The ids of two iterations are equal."""
         seen: list[str] = []

@@ -178,6 +178,14 @@ class PointTests(ContractTests):
             assert context.end is not None
             assert context.begin <= context.end
 
+    @requires(Capability.MODULES)
+    def test_points_of_modules_that_run_at_once(self) -> None:
+        """The contexts of modules' points say whether operators run when they are called."""
+        tool = Passed(modules=True)
+        self.run(self.fw.program(self.fw.model(W), X), tool)
+        said = {context.runs_at_once for context in tool.of(Point.MODULE_ENTRY, Point.MODULE_EXIT)}
+        assert said == {Capability.STATIC_GRAPH not in self.driver_cls.capabilities}
+
     def test_the_program_ends_an_iteration(self) -> None:
         """``amanda.new_iteration()`` ends an iteration whose end cannot be detected."""
         tool = Passed()
