@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import attrs
 
 from amanda.driver import BoundCall, Dispatcher, OperatorRun, OpIds
-from amanda.inline import Check, Counter, MemoryChange, Record, ShapeSum, started_by, stopped_by
+from amanda.inline import Check, Counter, ShapeSum
+from amanda.inline.steps import Inline
 from amanda.interface.points import Point
 from amanda.state import LIVE_SCOPES, STATE
 from amanda.testing.contract.inline import InlineTests
@@ -391,14 +392,8 @@ class IsolatesAllThreads(LoopbackDriver):
 
 class _Uncounting(Dispatcher):
     def call(self, action: Any, selected: Any) -> Any:
-        func = action.func
-        if isinstance(func, (Counter, Record)):
-            return None
-        if isinstance(getattr(func, "__self__", None), (Check, MemoryChange, ShapeSum)):
-            return None
-        if started_by(func) or stopped_by(func):
-            return None
-        return super().call(action, selected)
+        owner = getattr(action.func, "__self__", action.func)
+        return None if isinstance(owner, Inline) else super().call(action, selected)
 
 
 @fault(*(name for name in vars(InlineTests) if name.startswith("test_")))

@@ -45,7 +45,7 @@ class LiveScope(Protocol):
         op_filter: restricts its tools to some operators and executions; None for no filter.
         drivers: the attached drivers that it uses.
         statistics: figures about the run under it.
-        steps: the iterations under it.
+        iterations: those under it.
         reference: a weak reference to it.
         idle_forwards: the count of registrations up to which it is known that no tool has routines
             at the begin and the end of forward passes; -1 if that is not known.
@@ -65,7 +65,7 @@ class LiveScope(Protocol):
     op_filter: Any
     drivers: list[Any]
     statistics: Any
-    steps: Any
+    iterations: Any
 
     def covers(self, driver: Any) -> bool:
         """Whether operators of `driver` are instrumented under the scope."""

@@ -153,7 +153,7 @@ class Progress:
         return f"{forward + backward:,} ops seen ({forward:,} forward, {backward:,} backward)"
 
     def _steps(self) -> str:
-        count, end = self._scope.steps.count, self._scope.steps.end
+        count, end = self._scope.iterations.count, self._scope.iterations.end
         known, since = self._known
         if known and known < count and since < end:
             rate = (count - known) / (end - since)

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from amanda.engine.records import OpRecord
+from amanda.inline.steps import Step, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.context import replaced_twice
 from amanda.state import LiveScope
@@ -24,6 +25,7 @@ class ActionPlan:
     Attributes:
         op_id: the operator's id.
         before, after: routines around the forward op.
+        steps_before, steps_after: the steps that these come down to, one for each.
         replace: the action that stands in for the op, if any.
         before_backward, after_backward: routines on the whole operator's
             output gradients and input gradients.
@@ -49,6 +51,8 @@ class ActionPlan:
     replace_backward: Action | None = None
     claims: bool = False
     driver_data: Any = None
+    steps_before: tuple[Step, ...] = attrs.field(init=False, default=())
+    steps_after: tuple[Step, ...] = attrs.field(init=False, default=())
     has_actions: bool = attrs.field(init=False, default=False)
     acts_on_gradients: bool = attrs.field(init=False, default=False)
     is_blind: bool = attrs.field(init=False, default=False)
@@ -61,6 +65,9 @@ class ActionPlan:
             self.before_backward or self.after_backward or self.replace_backward
         )
         around = (*self.before, *self.after)
+        if around:
+            self.steps_before = lowered_all(self.before)
+            self.steps_after = lowered_all(self.after)
         self.has_actions = bool(around or self.replace or self.acts_on_gradients)
         self.is_claim = self.claims and not self.has_actions
         only_around = bool(around) and not (self.replace or self.acts_on_gradients)

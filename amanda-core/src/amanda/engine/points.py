@@ -78,23 +78,23 @@ class Points:
         try:
             for scope in scopes:
                 begun += 1
-                steps = scope.steps
-                is_next = steps.is_next(model, differentiates)
+                iterations = scope.iterations
+                is_next = iterations.is_next(model, differentiates)
                 if not is_next or not scope.alive or STATE.paused:
                     tell = partial(self._tell, scope)
-                    begins = steps.forward_begins(model, trains, tell, differentiates, is_next)
+                    begins = iterations.forward_begins(model, trains, tell, differentiates, is_next)
                     if begins and scope.routines_at(Point.FORWARD_BEGIN):
                         self._tell(scope, Point.FORWARD_BEGIN, id=model)
                     continue
                 can_note = scope.noting_of == REGISTERED.count and not differentiates
-                number, begin = steps.count, steps.begin
-                if not (can_note and number % NOTED and steps.follow(model, trains)):
+                number, begin = iterations.count, iterations.begin
+                if not (can_note and number % NOTED and iterations.follow(model, trains)):
                     # Three points at each call of a small model: tools' code is entered once.
                     args = scope, model, trains, differentiates
                     self._dispatcher.call_alone(scope, self._next_begins, args)
                     continue
                 # Outside of tools' code; it takes less than to look at the clock again.
-                steps.begin = end = steps.end
+                iterations.begin = end = iterations.end
                 for tool, note_end in scope.noting:
                     try:
                         note_end(number, begin, end)
@@ -108,25 +108,25 @@ class Points:
     def forward_is_given_up(self, told: Scopes) -> None:
         """The outermost module is not run, since a tool has raised where its call begins."""
         for scope in told:
-            scope.steps.forwards = max(0, scope.steps.forwards - 1)
+            scope.iterations.forwards = max(0, scope.iterations.forwards - 1)
 
     def _next_begins(
         self, scope: LiveScope, model: str, trains: bool, differentiates: bool
     ) -> None:
         """An iteration ends and another one begins with a forward pass; in tools' code."""
-        steps, following = scope.steps, scope.following()
-        number, begin = steps.count, steps.begin
-        if following is not None and not differentiates and steps.follow(model, trains):
+        iterations, following = scope.iterations, scope.following()
+        number, begin = iterations.count, iterations.begin
+        if following is not None and not differentiates and iterations.follow(model, trains):
             for tool, routine in following:
                 try:
-                    routine(number, begin, steps.end)
+                    routine(number, begin, iterations.end)
                 except BaseException as error:
                     _note(error, tool, routine, Point.ITERATION_END)
                     raise
-            steps.begin, begins = time.perf_counter(), True
+            iterations.begin, begins = time.perf_counter(), True
         else:
             run = partial(self._run, scope)
-            begins = steps.forward_begins(model, trains, run, differentiates, is_next=True)
+            begins = iterations.forward_begins(model, trains, run, differentiates, is_next=True)
         if (
             begins
             and scope.idle_forwards != REGISTERED.count
@@ -138,8 +138,8 @@ class Points:
         """The outermost module has returned, or raised."""
         for scope in told:
             # In one function, as above.
-            steps = scope.steps
-            steps.forwards = depth = max(0, steps.forwards - 1)
+            iterations = scope.iterations
+            iterations.forwards = depth = max(0, iterations.forwards - 1)
             is_told = not depth and scope.idle_forwards != REGISTERED.count
             if is_told and scope.routines_at(Point.FORWARD_END):
                 self._tell(scope, Point.FORWARD_END, id=model)
@@ -149,7 +149,7 @@ class Points:
         scopes: Scopes = self._dispatcher.scopes()
         for scope in scopes:
             tell = partial(self._tell, scope)
-            scope.steps.backward_begins(tell)
+            scope.iterations.backward_begins(tell)
             tell(Point.BACKWARD_BEGIN)
         return scopes
 
@@ -158,22 +158,22 @@ class Points:
         for scope in told:
             tell = partial(self._tell, scope)
             tell(Point.BACKWARD_END)
-            scope.steps.backward_ends(tell)
+            scope.iterations.backward_ends(tell)
 
     def optimizer_begins(self) -> Scopes:
         """An optimizer begins a step; returns the scopes to notify at its end."""
         scopes: Scopes = self._dispatcher.scopes()
         for scope in scopes:
             # A step that raised has not reported its end.
-            scope.steps.optimizing = True
+            scope.iterations.optimizing = True
         return scopes
 
     def optimizer_ends(self, told: Scopes, has_stepped: bool = True) -> None:
         """An optimizer has stepped, or raised."""
         for scope in told:
-            scope.steps.optimizing = False
+            scope.iterations.optimizing = False
             if has_stepped:
-                scope.steps.optimizer_ends(partial(self._tell, scope))
+                scope.iterations.optimizer_ends(partial(self._tell, scope))
 
     def call_optimizer(
         self, step: Callable[[], Any], steps: Callable[[], int | None] = lambda: None
@@ -196,24 +196,24 @@ class Points:
 
     def iteration_ends(self, scope: LiveScope) -> None:
         """The program says that an iteration has ended."""
-        steps = scope.steps
-        number = steps.count
+        iterations = scope.iterations
+        number = iterations.count
         # As where a forward pass begins: outside of tools' code.
         is_told = scope.alive and not STATE.paused and scope.following() is not None
         can_note = is_told and scope.noting_of == REGISTERED.count and number % NOTED
-        if not (can_note and steps.end_unbegun()):
-            steps.new_iteration(partial(self._tell, scope))
+        if not (can_note and iterations.end_unbegun()):
+            iterations.new_iteration(partial(self._tell, scope))
             return
         for tool, note_end in scope.noting:
             try:
-                note_end(number, None, steps.end)
+                note_end(number, None, iterations.end)
             except BaseException as error:
                 _note(error, tool, note_end, Point.ITERATION_END)
                 raise
 
     def finish(self, scope: LiveScope) -> None:
         """A scope is about to end."""
-        scope.steps.finish(partial(self._tell, scope))
+        scope.iterations.finish(partial(self._tell, scope))
 
     def _tell(self, scope: LiveScope, point: Point, **facts: Any) -> None:
         """Run the routines of a scope's tools at one point."""
@@ -227,11 +227,11 @@ class Points:
         routines = scope.routines_at(point)
         if not routines or not scope.alive:
             return
-        steps = scope.steps
+        iterations = scope.iterations
         if point is Point.ITERATION_END:
-            facts["end"] = steps.end
+            facts["end"] = iterations.end
         elif point is Point.ITERATION_BEGIN:
-            facts["follows"] = steps.follows
+            facts["follows"] = iterations.contiguous
         if self._namespace is None:
             driver = self._dispatcher.driver
             self._namespace, self._runs_at_once = str(driver.namespace), driver.runs_at_once
@@ -239,8 +239,8 @@ class Points:
             point=point,
             namespace=self._namespace,
             runs_at_once=self._runs_at_once,
-            iteration=steps.count,
-            begin=steps.begin or None,
+            iteration=iterations.count,
+            begin=iterations.begin or None,
             **facts,
         )
         for tool, routine in routines:

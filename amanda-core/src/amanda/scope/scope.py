@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from amanda.engine.iterations import Iterations
 from amanda.engine.records import ActionCache
-from amanda.engine.steps import Steps
 from amanda.errors import NoDriverError
 from amanda.interface.action import Filter, InstPoint
 from amanda.interface.points import Point
@@ -97,7 +97,7 @@ class Scope:
         self.op_filter = op_filter
         self.requested = requested
         self.cache = ActionCache()
-        self.steps = Steps()
+        self.iterations = Iterations()
         self.statistics = Statistics()
         self.alive = False
         self.reference = (weakref.ref(self),)
@@ -331,7 +331,7 @@ class Scope:
         """End the iteration that runs, if it is complete."""
         if self.alive and self.drivers:
             self.drivers[0].dispatcher.points.finish(self)
-        self.statistics.steps = self.steps.count
+        self.statistics.steps = self.iterations.count
 
     def _close(self) -> None:
         """End the scope: it covers nothing any more. Drivers are still attached."""

@@ -15,6 +15,7 @@ from typing import Any
 from amanda.engine.backward import BackwardExecution, replaced_gradients
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan, compile_plan
+from amanda.inline.steps import lowered_all
 from amanda.interface.action import ActionKind, InstPoint
 from amanda.interface.calls import BackwardCall
 from amanda.state import STATE
@@ -243,7 +244,8 @@ def _entry(plan: ActionPlan) -> Any:
     if not plan.has_actions:
         return None
     if plan.replace_backward is None:
-        return inlined(plan, plan.before_backward, plan.after_backward) or SlowPath(plan)
+        before, after = map(lowered_all, (plan.before_backward, plan.after_backward))
+        return inlined(plan, before, after) or SlowPath(plan)
     return SlowPath(plan)
 
 

@@ -520,7 +520,7 @@ class Interception:
         before = cell[number + 1] if number + 1 < len(cell) else UNKNOWN
         entry: Any = plan or (READ if kind in READING else None)
         if plan.is_blind:
-            entry = inlined(plan, plan.before, plan.after) or plan
+            entry = inlined(plan, plan.steps_before, plan.steps_after) or plan
         passes_variables = before is READ_AND_UNKNOWN and type(entry) is not Inlined
         if passes_variables or (plan.has_actions and not plan.is_blind):
             entry = SlowPath(plan, not plan.has_actions and kind not in READING)

@@ -26,7 +26,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan
-from amanda.inline import Counter, Timer, is_counter, started_by, stopped_by
+from amanda.inline import Counter, Timer
+from amanda.inline.steps import Step, StepKind, are_paired
 from amanda.interface.action import Action
 
 Cell = list[Any]
@@ -88,30 +89,23 @@ class Inlined:
         self.timers = timers
 
 
-def inlined(plan: ActionPlan, before: Sequence[Action], after: Sequence[Action]) -> Inlined | None:
-    """The entry of an operator with these routines; None if the driver has to call one of them.
+def inlined(plan: ActionPlan, before: Sequence[Step], after: Sequence[Step]) -> Inlined | None:
+    """The entry of an operator with these steps; None if the driver has to call one of them.
 
     Args:
-        before, after: all routines of the plan, of which there is one at least.
+        before, after: all steps of the plan, of which there is one at least.
     """
-    started = [started_by(action.func) for action in before]
     counters: list[Counter] = []
     timers: list[tuple[Timer, Action]] = []
-    for action in after:
-        timer = stopped_by(action.func)
-        if timer is not None:
-            timers.append((timer, action))
-        elif is_counter(action.func):
-            counters.append(action.func)  # type: ignore[arg-type]
+    for step in after:
+        if step.kind is StepKind.CLOCK:
+            timers.append((step.routine, step.action))
+        elif step.kind is StepKind.COUNT:
+            counters.append(step.routine)
         else:
             return None
-    if any(action.select != () or action.kwargs for action in (*before, *after)):
-        return None
-    # A timer may also begin at one operator and end at another one.
-    is_around = len(started) == len(timers) == len({id(timer) for timer, _ in timers})
-    if not is_around or any(timer not in started for timer, _ in timers):
-        return None
-    return Inlined(plan, counters, timers)
+    are_clocks = all(step.kind is StepKind.CLOCK for step in before)
+    return Inlined(plan, counters, timers) if are_clocks and are_paired(before, after) else None
 
 
 def plan_of(entry: Any) -> Any:

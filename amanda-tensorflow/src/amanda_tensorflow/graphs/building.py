@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import attrs
 import tensorflow as tf
 
-from amanda.inline import Counter, is_counter
+from amanda.inline import Counter
+from amanda.inline.steps import StepKind, lowered
 from amanda.interface.action import Action
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
@@ -103,9 +104,9 @@ class Building:
 
     def count(self, action: Action) -> bool:
         """Note a counter of the operator that is added; False if the action is to be a node."""
-        if self._counting is None or action.kwargs or not is_counter(action.func):
+        if self._counting is None or (step := lowered(action)).kind is not StepKind.COUNT:
             return False
-        self._counting.append(action.func)  # type: ignore[arg-type]
+        self._counting.append(step.routine)
         return True
 
     def need(self) -> None:

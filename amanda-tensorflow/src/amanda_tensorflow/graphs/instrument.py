@@ -19,7 +19,8 @@ from amanda.engine.backward import BackwardExecution, OpHandle
 from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError, CoverageWarning
-from amanda.inline import Counter, is_counter
+from amanda.inline import Counter
+from amanda.inline.steps import StepKind, are_all
 from amanda.interface.action import Action
 from amanda.interface.specs import Phase
 from amanda_tensorflow import _internals
@@ -632,8 +633,8 @@ def counts_only(plan: ActionPlan) -> bool:
     """Whether a plan has no actions but counters around the forward operator."""
     if plan.replace is not None or plan.acts_on_gradients:
         return False
-    around = (*plan.before, *plan.after)
-    return all(is_counter(a.func) and not a.kwargs and not a.differentiable for a in around)
+    counts = are_all(StepKind.COUNT, (*plan.steps_before, *plan.steps_after))
+    return counts and plan.is_isolated
 
 
 def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list[Any]:

@@ -18,9 +18,10 @@ A tool inserts them like any other routine::
     ...
     print(counter.count, timer.nanoseconds, record.changes, change.bytes)
 
-They have the effect of the Python code below, in every mode. A driver that recognizes one may
-achieve it in another way: the graph drivers of TensorFlow count the runs of a graph, instead of
-calling Python at each of its operators; the gate of the PyTorch driver runs them in C.
+They have the effect of the Python code below, in every mode. A driver may achieve it in another
+way: the graph drivers of TensorFlow count the runs of a graph, instead of calling Python at each of
+its operators; the gate of the PyTorch driver runs them in C. Each says by ``lowered()`` which step
+(:mod:`amanda.inline.steps`) that is; a subclass, which may do something else, is called.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ from collections.abc import Callable, Iterable, Sequence
 from types import MethodType
 from typing import Any, TypeGuard
 
+from amanda.inline.steps import Inline, Step, StepKind
 
-class Counter:
+
+class Counter(Inline):
     """Counts executions: of the operators, and at the points, at which it is inserted.
 
     One counter may be inserted many times; it then counts all of them together. The count may be
@@ -55,6 +58,12 @@ class Counter:
     def __call__(self, *tensors: Any) -> None:
         """Count one execution; the tensors at the point are ignored."""
         self.count += 1
+
+    def lowered(self, action: Any, method: Any) -> Step:
+        """COUNT, which takes no tensors, also of a tool whose routines take part in AD."""
+        if type(self) is Counter and method is None and not action.select:
+            return Step(StepKind.COUNT, action, self)
+        return Step(StepKind.CALL, action)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.count})"
@@ -102,7 +111,7 @@ _OVERLAPPING = 64
 _NUMBERS = itertools.count(1)
 
 
-class Timer:
+class Timer(Inline):
     """Measures the time from one point to another.
 
     One timer may be inserted at several operators, if none of them runs within another one.
@@ -166,11 +175,18 @@ class Timer:
             if log.due is not None and end >= log.due:
                 log.look(end)
 
+    def lowered(self, action: Any, method: Any) -> Step:
+        """CLOCK, for both routines."""
+        is_own = method is Timer.start or method is Timer.stop
+        if type(self) is Timer and is_own and not (action.select or action.differentiable):
+            return Step(StepKind.CLOCK, action, self, method is Timer.stop)
+        return Step(StepKind.CALL, action)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.executions} executions, {self.nanoseconds} ns)"
 
 
-class Record:
+class Record(Inline):
     """Notes shapes and other attributes of tensors whenever they differ from the last execution.
 
     One record belongs to one point of one operator.
@@ -208,6 +224,12 @@ class Record:
             self.changes.append((self.executions, found))
         self.executions += 1
 
+    def lowered(self, action: Any, method: Any) -> Step:
+        """RECORD."""
+        if type(self) is Record and method is None and not action.differentiable:
+            return Step(StepKind.RECORD, action, self)
+        return Step(StepKind.CALL, action)
+
     def _values(self, tensor: Any) -> tuple[Any, ...] | None:
         if tensor is None:
             return None
@@ -221,7 +243,7 @@ class Record:
         return f"{type(self).__name__}({list(self.fields)}, {self.executions} executions)"
 
 
-class Check:
+class Check(Inline):
     """Checks whether all outputs of an operator are finite, and calls a function if not.
 
     :attr:`before` and :attr:`after` are two routines, for all inputs and all outputs. One check
@@ -289,6 +311,14 @@ class Check:
         if not self._are_finite(outputs):
             self.found(inputs, outputs, was_finite or not self.overwrites)
 
+    def lowered(self, action: Any, method: Any) -> Step:
+        """CHECK, for both routines, where they get all tensors."""
+        is_own = method is Check.before or method is Check.after
+        is_whole = action.select is None and not action.differentiable
+        if type(self) is Check and is_own and is_whole:
+            return Step(StepKind.CHECK, action, self, method is Check.after)
+        return Step(StepKind.CALL, action)
+
     def _are_finite(self, tensors: Sequence[Any]) -> bool:
         is_finite = self.is_finite
         for tensor in tensors:  # noqa: SIM110 - a generator would cost a frame for each tensor
@@ -324,7 +354,7 @@ def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([None if tensor is None else tensor.shape for tensor in tensors])
 
 
-class ShapeSum:
+class ShapeSum(Inline):
     """Sums, over the executions of an operator, a number that depends on its tensors' shapes.
 
     :attr:`before` and :attr:`after` are two routines, for all inputs, and for all outputs or none.
@@ -429,6 +459,15 @@ class ShapeSum:
         if self.total is not None:
             self.total.count += weight
 
+    def lowered(self, action: Any, method: Any) -> Step:
+        """SHAPE_SUM, for both routines, where they get all tensors; the second also with none."""
+        ends = method is ShapeSum.after
+        is_own = ends or method is ShapeSum.before
+        is_whole = action.select is None or (ends and action.select == ())
+        if type(self) is ShapeSum and is_own and is_whole and not action.differentiable:
+            return Step(StepKind.SHAPE_SUM, action, self, ends)
+        return Step(StepKind.CALL, action)
+
     def _add(self, shapes: tuple[Any, Any], key: Any) -> None:
         weight = self.weigh(shapes)
         self.add(weight, shapes)
@@ -502,7 +541,7 @@ class MemoryUse:
         return f"{type(self).__name__}(peak {self.peak})"
 
 
-class MemoryChange:
+class MemoryChange(Inline):
     """Measures by how much the executions of an operator change the memory in use.
 
     :attr:`before` and :attr:`after` are two routines. An execution that raises is not counted.
@@ -551,6 +590,14 @@ class MemoryChange:
         self.use.note(before)
         self.use.note(after)
         self.bytes += after - before
+
+    def lowered(self, action: Any, method: Any) -> Step:
+        """MEMORY, for both routines, where what they read is of no subclass either."""
+        is_own = method is MemoryChange.before or method is MemoryChange.after
+        is_plain = type(self) is MemoryChange and type(self.use) is MemoryUse
+        if is_own and is_plain and not (action.select or action.differentiable):
+            return Step(StepKind.MEMORY, action, self, method is MemoryChange.after)
+        return Step(StepKind.CALL, action)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.bytes} bytes)"

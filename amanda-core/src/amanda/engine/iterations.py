@@ -14,18 +14,18 @@ from collections.abc import Callable
 
 from amanda.interface.points import Point
 
-Tell = Callable[[Point], None]
+Emit = Callable[[Point], None]
 
 
-class Steps:
+class Iterations:
     """The iterations under one scope.
 
     Attributes:
         count: iterations that have ended; the number of the one that runs.
         begin, end: when the last one began and ended, in seconds of ``time.perf_counter``.
         forwards: depth of calls of outermost modules, in all threads.
-        optimizing: whether an optimizer steps.
-        follows: whether the one that runs has begun where the last one has ended, or the scope.
+        optimizing: True while an optimizer steps.
+        contiguous: True if the one that runs has begun where the last one has ended, or the scope.
     """
 
     def __init__(self) -> None:
@@ -33,14 +33,14 @@ class Steps:
         self.begin = self.end = 0.0
         self.forwards = 0
         self.optimizing = False
-        self.follows = False
+        self.contiguous = False
         self._is_open = False
         self._trains = False
-        self._is_met = False
+        self._seen_this_step = False
         self._backwards = 0
         self._is_training = False
         self._has_gradients = False
-        self._first_unsure: int | None = None
+        self._first_ambiguous: int | None = None
         self._evaluated = 0
         self._called: dict[str, bool] = {}
         self._has_modules = False
@@ -49,7 +49,7 @@ class Steps:
         self,
         model: str,
         trains: bool,
-        tell: Tell,
+        emit: Emit,
         differentiates: bool = False,
         is_next: bool | None = None,
     ) -> bool:
@@ -58,7 +58,7 @@ class Steps:
         Args:
             model: tells the module from others.
             trains: whether it is in training, with gradients.
-            tell: called with each point that is passed.
+            emit: called with each point that is passed.
             differentiates: whether the gradients are computed with it, as in a run of a graph.
             is_next: the answer of :meth:`is_next`, if it was asked already.
         """
@@ -71,11 +71,11 @@ class Steps:
         if is_next:
             # In inference there is nothing to ask: each call of a small model comes here.
             is_known = not (self._is_training or self._has_gradients)
-            (self._ended if is_known else self._close)(tell)
-        if trains and not (self._is_open or self._has_gradients) and self._first_unsure is None:
+            (self._ended if is_known else self._close)(emit)
+        if trains and not (self._is_open or self._has_gradients) and self._first_ambiguous is None:
             # An evaluation before training is not a step, but if no gradient follows at all, it is.
             self._evaluated, self.count = self.count, 0
-        self._begun(tell, follows=self.end != ended)
+        self._begun(emit, contiguous=self.end != ended)
         self._called[model] = trains
         self._has_modules = True
         if trains or differentiates:
@@ -96,7 +96,7 @@ class Steps:
             Whether that is done: not if it may have been no iteration, or was of another kind.
         """
         if trains:
-            is_alike = self._is_training and not self._trains and self._first_unsure is not None
+            is_alike = self._is_training and not self._trains and self._first_ambiguous is not None
             is_alike = is_alike and not self._evaluated
         else:
             is_alike = not (self._is_training or self._has_gradients)
@@ -105,7 +105,7 @@ class Steps:
         self.end = time.perf_counter()
         self.forwards += 1
         self.count += 1
-        self.follows = True
+        self.contiguous = True
         self._backwards = 0
         self._called = {model: trains}
         return True
@@ -125,33 +125,33 @@ class Steps:
             return True
         return model in self._called and not (self._trains and self._called[model])
 
-    def backward_begins(self, tell: Tell) -> None:
+    def backward_begins(self, emit: Emit) -> None:
         """A backward pass begins."""
         is_functional = not self._has_modules
-        self._begun(tell, follows=is_functional, begin=self.end if is_functional else 0.0)
+        self._begun(emit, contiguous=is_functional, begin=self.end if is_functional else 0.0)
         self._backwards += 1
         self._is_training = self._has_gradients = True
 
-    def backward_ends(self, tell: Tell) -> None:
+    def backward_ends(self, emit: Emit) -> None:
         """A backward pass has ended."""
         if not (self._called or self._trains or self.optimizing) and self._is_open:
-            self._close(tell)
+            self._close(emit)
 
-    def optimizer_ends(self, tell: Tell) -> None:
+    def optimizer_ends(self, emit: Emit) -> None:
         """An optimizer has stepped."""
-        self._is_met = True
+        self._seen_this_step = True
         if not self._trains:
             # The apparent iterations without an optimizer have accumulated gradients.
             self._trains = self._has_gradients = True
-            if self._first_unsure is not None:
-                self.count, self._is_open = self._first_unsure, True
+            if self._first_ambiguous is not None:
+                self.count, self._is_open = self._first_ambiguous, True
         if self._is_open:
-            self._ended(tell)
+            self._ended(emit)
 
-    def new_iteration(self, tell: Tell) -> None:
+    def new_iteration(self, emit: Emit) -> None:
         """The program says that an iteration has ended."""
-        if self._is_open or not self._is_met:
-            self._ended(tell)
+        if self._is_open or not self._seen_this_step:
+            self._ended(emit)
 
     def end_unbegun(self) -> bool:
         """Do :meth:`new_iteration` in one function, without telling of it.
@@ -159,45 +159,45 @@ class Steps:
         Returns:
             Whether that is done: not if something has told where an iteration begins.
         """
-        if self._is_open or self._is_met:
+        if self._is_open or self._seen_this_step:
             return False
         self.end = time.perf_counter()
         self.count += 1
         return True
 
-    def finish(self, tell: Tell) -> None:
+    def finish(self, emit: Emit) -> None:
         """The end of the scope: an iteration without an optimizer is complete."""
         if self._is_open and not (self.forwards or self._trains):
-            self._close(tell)
+            self._close(emit)
 
-    def _close(self, tell: Tell) -> None:
+    def _close(self, emit: Emit) -> None:
         """Close an iteration that no step of an optimizer has ended."""
         if self._trains or (self._has_gradients and not self._is_training):
             # An evaluation between two steps of training belongs to neither.
             self._is_open, self._is_training, self._called = False, False, {}
             return
-        if self._is_training and self._first_unsure is None:
-            self._first_unsure = self.count
-        self._ended(tell)
+        if self._is_training and self._first_ambiguous is None:
+            self._first_ambiguous = self.count
+        self._ended(emit)
         if self._evaluated and not self._has_gradients:
             self.count += self._evaluated
             self._evaluated = 0
 
-    def _begun(self, tell: Tell, follows: bool = False, begin: float = 0.0) -> None:
-        self._is_met = True
+    def _begun(self, emit: Emit, contiguous: bool = False, begin: float = 0.0) -> None:
+        self._seen_this_step = True
         if self._is_open:
             return
         self._is_open = True
-        self.follows = follows
+        self.contiguous = contiguous
         self.begin = begin or time.perf_counter()
-        tell(Point.ITERATION_BEGIN)
+        emit(Point.ITERATION_BEGIN)
 
-    def _ended(self, tell: Tell) -> None:
+    def _ended(self, emit: Emit) -> None:
         self._is_open = self._is_training = False
         self._backwards = 0
         self._called = {}
         self.end = time.perf_counter()
         try:
-            tell(Point.ITERATION_END)
+            emit(Point.ITERATION_END)
         finally:
             self.count += 1

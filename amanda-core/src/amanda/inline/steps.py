@@ -1,0 +1,138 @@
+"""Steps: what a plan's actions come down to, in a form that drivers and extensions can run.
+
+Each action is lowered once, when the plan is made, by the routine that it runs::
+
+    steps = lowered_all(plan.before)        # one step for each action, in order
+    for step in steps:
+        if step.kind == StepKind.COUNT:
+            step.routine.count += 1
+        ...
+
+A routine of :mod:`amanda.inline` says itself which step has its effect (:meth:`Inline.lowered`).
+Any other routine, and one of a subclass, is a :attr:`StepKind.CALL`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from types import MethodType
+from typing import Any
+
+
+class StepKind(enum.IntEnum):
+    """The kinds of steps. All but CALL stand for a routine of exactly the class named here."""
+
+    CALL = 0
+    """Call the action's function with the tensors that it selects, as code of a tool."""
+    COUNT = 1
+    """Add one to a ``Counter``."""
+    CLOCK = 2
+    """Start or stop a ``Timer``."""
+    MEMORY = 3
+    """Begin or end a ``MemoryChange`` of a plain ``MemoryUse``."""
+    CHECK = 4
+    """Give a ``Check`` all inputs, or all outputs."""
+    SHAPE_SUM = 5
+    """Give a ``ShapeSum`` all inputs, or all outputs or none."""
+    RECORD = 6
+    """Give a ``Record`` the tensors that the action selects."""
+
+
+_PAIRED = frozenset({StepKind.CLOCK, StepKind.MEMORY, StepKind.CHECK, StepKind.SHAPE_SUM})
+_WITHOUT_TENSORS = frozenset({StepKind.COUNT, StepKind.CLOCK, StepKind.MEMORY})
+
+
+class Step:
+    """One action of a plan, lowered. It is not changed once it is made.
+
+    Attributes:
+        kind: what to do.
+        action: the action (:class:`amanda.interface.action.Action`), whose errors name it.
+        routine: the object of :mod:`amanda.inline` that the step acts on; None for CALL.
+        ends: True for the second routine of a pair (``Timer.stop``, ``after``).
+    """
+
+    __slots__ = ("action", "ends", "kind", "routine")
+
+    def __init__(
+        self, kind: StepKind, action: Any, routine: Any = None, ends: bool = False
+    ) -> None:
+        self.kind = kind
+        self.action = action
+        self.routine = routine
+        self.ends = ends
+
+    @property
+    def takes_tensors(self) -> bool:
+        """True if the step needs the tensors at its point."""
+        if self.kind is StepKind.CALL:
+            return bool(self.action.select != ())
+        return self.kind not in _WITHOUT_TENSORS
+
+    def __repr__(self) -> str:
+        return f"{self.kind.name}({self.action.func!r})"
+
+
+class Inline:
+    """The base of the routines in :mod:`amanda.inline`."""
+
+    __slots__ = ()
+
+    def lowered(self, action: Any, method: Any) -> Step:
+        """The step that has the effect of an action without keywords.
+
+        Args:
+            action: runs this object, or a method of it.
+            method: that method as a function; None if it is the object that is called.
+        """
+        return Step(StepKind.CALL, action)
+
+
+def lowered(action: Any) -> Step:
+    """The step that has the effect of an action."""
+    owner, method = action.func, None
+    if type(owner) is MethodType:
+        owner, method = owner.__self__, owner.__func__
+    # Keywords are an error for each of them, or belong to a method that only a subclass has.
+    if not isinstance(owner, Inline) or action.kwargs:
+        return Step(StepKind.CALL, action)
+    return owner.lowered(action, method)
+
+
+def lowered_all(actions: Sequence[Any]) -> tuple[Step, ...]:
+    """The steps of the actions of one point, in order."""
+    return tuple([lowered(action) for action in actions])
+
+
+def are_all(kind: StepKind, steps: Sequence[Step]) -> bool:
+    """True if all steps are of this kind; also if there are none."""
+    for step in steps:  # noqa: SIM110 - for each new operator: a generator would cost frames
+        if step.kind is not kind:
+            return False
+    return True
+
+
+def are_inline(before: Sequence[Step], after: Sequence[Step]) -> bool:
+    """True if no step around an operator has to be called, or takes a selection of tensors."""
+    for steps in (before, after):
+        for step in steps:
+            if step.kind is StepKind.CALL or step.kind is StepKind.RECORD:
+                return False
+    return True
+
+
+def are_paired(before: Sequence[Step], after: Sequence[Step]) -> bool:
+    """True if every routine of two halves begins before the operator and ends after it, once.
+
+    It may also begin at one operator and end at another one: the steps of neither are paired then.
+    """
+    begun: list[Any] = []
+    ended: list[Any] = []
+    for steps, is_after in ((before, False), (after, True)):
+        for step in steps:
+            if step.kind in _PAIRED:
+                if step.ends is not is_after:
+                    return False
+                (ended if is_after else begun).append(id(step.routine))
+    return len(begun) == len(ended) == len({*begun}) and {*begun} == {*ended}

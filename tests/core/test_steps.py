@@ -1,0 +1,164 @@
+"""Lowering of actions into steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda.engine.plan import ActionPlan
+from amanda.inline import Check, Counter, MemoryChange, MemoryUse, Record, ShapeSum, Timer
+from amanda.inline.steps import Step, StepKind, are_inline, are_paired, lowered, lowered_all
+from amanda.interface.action import Action, ActionKind
+
+TOOL = amanda.Tool()
+
+
+def action(func: Callable[..., Any], select: tuple[int, ...] | None = None, **facts: Any) -> Action:
+    """An action before an operator."""
+    kwargs, ad = facts.pop("kwargs", {}), facts.pop("differentiable", False)
+    return Action(ActionKind.BEFORE_OP, TOOL, func, select, kwargs, ad, "/add:0")
+
+
+def described(step: Step) -> tuple[str, Any, bool]:
+    """The kind, the routine and the end of a step."""
+    return step.kind.name, step.routine, step.ends
+
+
+def check() -> Check:
+    """A check for which all tensors are finite."""
+    return Check(lambda tensor: True, lambda inputs, outputs, was_finite: None)
+
+
+def test_each_routine_says_what_it_lowers_to() -> None:
+    """Each routine of amanda.inline has a step of its kind, for both routines where it has two."""
+    counter, timer, record, tested = Counter(), Timer(), Record(), check()
+    change, total = MemoryChange(MemoryUse()), ShapeSum(lambda shapes: 1)
+    found = [
+        described(lowered(action(func, select)))
+        for func, select in (
+            (counter, ()),
+            (counter, None),
+            (timer.start, ()),
+            (timer.stop, None),
+            (change.before, ()),
+            (change.after, ()),
+            (tested.before, None),
+            (tested.after, None),
+            (total.before, None),
+            (total.after, None),
+            (total.after, ()),
+            (record, (0,)),
+        )
+    ]
+    assert found == [
+        ("COUNT", counter, False),
+        ("COUNT", counter, False),
+        ("CLOCK", timer, False),
+        ("CLOCK", timer, True),
+        ("MEMORY", change, False),
+        ("MEMORY", change, True),
+        ("CHECK", tested, False),
+        ("CHECK", tested, True),
+        ("SHAPE_SUM", total, False),
+        ("SHAPE_SUM", total, True),
+        ("SHAPE_SUM", total, True),
+        ("RECORD", record, False),
+    ]
+
+
+class OtherCounter(Counter):
+    """It may do something else."""
+
+
+class OtherTimer(Timer):
+    """It may do something else, and may be called."""
+
+    def __call__(self, *tensors: Any) -> None: ...
+
+
+class OtherUse(MemoryUse):
+    """It may read something else."""
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        action(print),
+        action(OtherCounter()),
+        action(OtherTimer().start),
+        action(OtherTimer()),
+        action(MemoryChange(OtherUse()).before),
+        action(Counter(), kwargs={"key": 1}),
+        action(Counter(), (0,)),
+        action(Counter().__call__),
+        action(Timer().add),
+        action(Timer().start, differentiable=True),
+        action(check().before, ()),
+        action(check().supply),
+        action(ShapeSum(lambda shapes: 1).before, ()),
+        action(Record(), differentiable=True),
+    ],
+    ids=lambda made: made.routine,
+)
+def test_anything_else_is_called(made: Action) -> None:
+    """Other functions, subclasses, keywords, other methods and other selections are calls."""
+    step = lowered(made)
+    assert described(step) == ("CALL", None, False)
+    assert step.action is made
+
+
+def test_a_differentiable_counter_counts() -> None:
+    """A counter of a tool whose routines take part in AD is a COUNT: it looks at no tensor."""
+    assert lowered(action(Counter(), differentiable=True)).kind is StepKind.COUNT
+
+
+def test_a_plan_holds_its_steps() -> None:
+    """A plan has one step for each action around the forward operator, in order."""
+    counter, timer = Counter(), Timer()
+    before = action(timer.start, ()), action(print)
+    after = action(timer.stop, ()), action(counter, ())
+    plan = ActionPlan("/add:0", before=before, after=after)
+    assert [step.action for step in plan.steps_before] == [*before]
+    assert [step.kind.name for step in plan.steps_before] == ["CLOCK", "CALL"]
+    assert [step.kind.name for step in plan.steps_after] == ["CLOCK", "COUNT"]
+
+
+@pytest.mark.parametrize(
+    ("func", "select", "takes"),
+    [
+        (Counter(), None, False),
+        (print, (), False),
+        (print, None, True),
+        (check().before, None, True),
+    ],
+)
+def test_steps_that_take_tensors(
+    func: Callable[..., Any], select: tuple[int, ...] | None, takes: bool
+) -> None:
+    """A step takes tensors if its routine looks at them."""
+    assert lowered(action(func, select)).takes_tensors is takes
+
+
+def test_steps_without_python() -> None:
+    """Steps are inline if none of them is a call or a record."""
+    counter = lowered_all([action(Counter())])
+    assert are_inline(counter, ())
+    assert not are_inline(counter, lowered_all([action(print)]))
+    assert not are_inline(lowered_all([action(Record())]), counter)
+
+
+def test_pairs_around_an_operator() -> None:
+    """Steps are paired if each routine begins before the operator and ends after it, once."""
+    timer, other = Timer(), Timer()
+    start, stop = lowered(action(timer.start)), lowered(action(timer.stop))
+    counter = lowered(action(Counter()))
+    assert are_paired([counter, start], [stop, counter])
+    assert are_paired([counter], [])
+    assert not are_paired([start], [])
+    assert not are_paired([], [stop])
+    assert not are_paired([stop], [start])
+    assert not are_paired([start, start], [stop, stop])
+    assert not are_paired([start], [lowered(action(other.stop))])
