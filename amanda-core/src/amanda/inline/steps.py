@@ -91,9 +91,10 @@ class Inline:
 
 def lowered(action: Any) -> Step:
     """The step that has the effect of an action."""
-    owner, method = action.func, None
-    if type(owner) is MethodType:
-        owner, method = owner.__self__, owner.__func__
+    function: Any = action.func
+    owner, method = function, None
+    if type(function) is MethodType:
+        owner, method = function.__self__, function.__func__
     # Keywords are an error for each of them, or belong to a method that only a subclass has.
     if not isinstance(owner, Inline) or action.kwargs:
         return Step(StepKind.CALL, action)
