@@ -140,7 +140,8 @@ def test_doctor_names_a_backend_of_keras_that_no_driver_sees(
     # Nobody writes into the pipe: who opens it as a file waits for ever.
     os.mkfifo(tmp_path / "pipe" / "keras.json")
     (tmp_path / "list" / "keras.json").write_text("[1]")
-    none = {**ALONE, "KERAS_HOME": str(tmp_path / "none")}
+    disabled = "amanda-torch,amanda-tensorflow"
+    none = {"AMANDA_DISABLE_PLUGINS": disabled, "KERAS_HOME": str(tmp_path / "none")}
     for backend, home, is_wrong in (
         ("jax", "none", True),
         ("", ".", True),
@@ -259,7 +260,7 @@ def test_disabled_plugins_are_named_where_they_are_missed(amanda: Command) -> No
     assert "no tool named 'count'" in run.stderr
     assert "amanda-tools is disabled by AMANDA_DISABLE_PLUGINS" in run.stderr
     assert "pip install" not in run.stderr
-    listed = amanda("drivers", **disabled).stdout
+    listed = amanda("drivers", AMANDA_DISABLE_PLUGINS="amanda-torch").stdout
     assert "torch is installed, but no driver for it; amanda-torch: disabled by" in listed
 
 

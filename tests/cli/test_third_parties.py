@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 import signal
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Command, install, other_package
+from tests.cli.conftest import Command, driver_package, install, other_package
 
 OPERATORS = "import minigrad as mg\na = mg.Tensor(2)\nmg.add(a, a)\nprint('program')\n"
 
@@ -88,6 +90,58 @@ def test_a_plugin_changes_nothing_that_the_program_finds(amanda: Command, tmp_pa
     assert folder == str(tmp_path)
     assert float(number) != random.Random(3).random()
     assert (tmp_path / "out" / "count.json").exists()
+
+
+# -- drivers ----------------------------------------------------------------------
+
+
+def test_nan_names_the_user_s_line_under_a_driver_of_others(
+    amanda: Command, tmp_path: Path
+) -> None:
+    """Frames of the driver, its framework and the packages that it declares are no user's."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "layers.py").write_text(
+        "import minigrad\ndef double(x):\n    return minigrad.add(x, x)\n"
+    )
+    (tmp_path / "program.py").write_text(
+        "import layers, minigrad\nx = minigrad.Tensor(1e308)\nfor _ in range(2):\n"
+        "    x = layers.double(x)\n"
+    )
+    for packages, line in (("()", "site/layers.py:3"), ("('layers',)", "program.py:4")):
+        driver_package(site, "second", f"packages, priority = {packages}, 1")
+        amanda("run", "-t", "nan", "-o", "out", "program.py", PYTHONPATH=str(site))
+        first = json.loads((tmp_path / "out" / "nan.json").read_text())["summary"]["first"]
+        assert first["source"] == line
+        shutil.rmtree(site / "amanda_second-1.0.dist-info")
+
+
+def test_a_framework_with_a_driver_of_others_is_seen(amanda: Command, tmp_path: Path) -> None:
+    """Doctor and run know from the drivers alone which frameworks are seen, and list versions."""
+    site = tmp_path / "site"
+    site.mkdir()
+    for name in ("jax", "flax", "keras"):
+        (site / f"{name}.py").touch()
+        metadata = site / f"{name}-0.7.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.7\n")
+        (metadata / "RECORD").write_text(f"{name}.py,,\n")
+    (tmp_path / "program.py").write_text("import jax\n")
+    off = {"AMANDA_DISABLE_PLUGINS": "amanda-torch,amanda-tensorflow", "KERAS_BACKEND": "jax"}
+    doctor = amanda("doctor", PYTHONPATH=str(site), **off)
+    assert "all of Keras, which computes with JAX: no driver sees JAX" in doctor.stdout
+    run = amanda("run", "-t", "count", "program.py", PYTHONPATH=str(site), **off)
+    assert "all of JAX: no driver sees JAX" in run.stderr
+    off["AMANDA_DISABLE_PLUGINS"] += ",amanda-minigrad"
+    driver_package(site, "jaxy", "framework, packages = 'jax', ('flax', 'absent')")
+    doctor = amanda("doctor", PYTHONPATH=str(site), **off)
+    assert "no driver sees" not in doctor.stdout
+    assert "  jax 0.7 (jax)\n" in doctor.stdout
+    assert "  flax 0.7 (flax)\n" in doctor.stdout
+    assert "absent" not in doctor.stdout
+    run = amanda("run", "-t", "count", "program.py", PYTHONPATH=str(site), **off)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "not seen: nothing known" in run.stdout
 
 
 # -- entry points -----------------------------------------------------------------

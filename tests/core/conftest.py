@@ -46,6 +46,8 @@ def plugin(
     tools: Mapping[str, str] | None = None,
     rules: Mapping[str, Sequence[Any]] | None = None,
     header: str | None = None,
+    suggestions: Mapping[str, str] | None = None,
+    problems: Sequence[str] | None = None,
 ) -> ModuleType:
     """A plugin module that implements the hooks for which something is given."""
     module = ModuleType("fake_plugin")
@@ -54,6 +56,8 @@ def plugin(
         "amanda_register_tools": tools,
         "amanda_register_mapping_rules": rules,
         "amanda_report_header": header,
+        "amanda_suggest_drivers": suggestions,
+        "amanda_report_problems": problems,
     }
     for name, answer in given.items():
         if answer is not None:

@@ -30,8 +30,8 @@ Install = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def _only_fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The one known framework is the fake one, and it is imported; no driver has failed yet."""
-    monkeypatch.setattr(plugins, "KNOWN_FRAMEWORKS", {FRAMEWORK: "amanda-fake"})
+    """A driver is suggested for the fake framework only, which is imported; none has failed yet."""
+    monkeypatch.setattr(plugins, "suggested_drivers", lambda: {FRAMEWORK: "amanda-fake"})
     monkeypatch.setitem(sys.modules, FRAMEWORK, ModuleType(FRAMEWORK))
     FakeDriver.attached.clear()
     yield
@@ -447,11 +447,18 @@ def test_a_driver_that_cannot_enter_when_its_framework_comes(
 
 
 @pytest.mark.parametrize("error", [OSError("no moon"), SystemExit(2)])
-def test_a_driver_whose_framework_hook_fails(install: Install, error: BaseException) -> None:
-    """What it does when its framework is imported is a warning."""
-    install(FakeEntryPoint("bad", plugin(drivers=[sick(framework_imported=raising(error))])))
-    with pytest.warns(PluginWarning, match=f"sick of dist-bad failed when .* imported.*{error}"):
-        drivers.framework_imported(FRAMEWORK)
+def test_a_function_for_the_import_of_a_framework_that_fails(
+    install: Install, error: BaseException
+) -> None:
+    """An entry point of amanda_imports that fails is a warning, and the others are called."""
+    called: list[str] = []
+    install(
+        FakeEntryPoint(FRAMEWORK, raising(error), "dist-bad"),
+        FakeEntryPoint(FRAMEWORK, lambda: called.append(FRAMEWORK)),
+    )
+    with pytest.warns(PluginWarning, match=f"dist-bad failed when .* was imported.*{error}"):
+        drivers.watch_imports()
+    assert called == [FRAMEWORK]
 
 
 @pytest.mark.parametrize(

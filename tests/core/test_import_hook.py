@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import amanda
-from amanda.registry import plugins
+from amanda.registry import drivers, plugins
 from amanda.registry.import_hook import Watch
 from amanda.state import ATTACHED
 from amanda.testing import interrupts
@@ -23,7 +23,7 @@ NAME = "fake_late_framework"
 @pytest.fixture(autouse=True)
 def _no_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     """No framework is imported, whatever other tests of this process have done."""
-    for name in plugins.KNOWN_FRAMEWORKS:
+    for name in plugins.suggested_drivers():
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -156,3 +156,24 @@ def test_nested_scopes_wait_for_a_framework(module: Path, install: Callable[...,
             assert FakeDriver.attached == ["late"]
         assert late in ATTACHED
     assert type(found.__loader__).__module__ != "amanda.registry.import_hook"
+
+
+Install = Callable[..., None]
+
+
+def test_a_driver_s_package_is_told_of_the_import_of_its_framework(
+    module: Path, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry point of amanda_imports is called after the import, unless it is disabled."""
+    told: list[int] = []
+    install(
+        FakeEntryPoint(NAME, lambda: told.append(sys.modules[NAME].value)),
+        FakeEntryPoint(NAME, lambda: told.append(0), "amanda-off"),
+    )
+    monkeypatch.setenv("AMANDA_DISABLE_PLUGINS", "amanda-off")
+    drivers.watch_imports()
+    assert told == []
+    importlib.import_module(NAME)
+    assert told == [1]
+    drivers.watch_imports()
+    assert told == [1, 1]

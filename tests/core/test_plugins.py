@@ -68,8 +68,8 @@ def framework(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def only_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one known framework is the fake one, published as ``amanda-fake``."""
-    monkeypatch.setattr(plugins, "KNOWN_FRAMEWORKS", {FRAMEWORK: "amanda-fake"})
+    """A driver is suggested for the fake framework only, ``amanda-fake``."""
+    monkeypatch.setattr(plugins, "suggested_drivers", lambda: {FRAMEWORK: "amanda-fake"})
 
 
 Install = Callable[..., None]
@@ -371,9 +371,8 @@ def test_opt_in(install: Install) -> None:
 @pytest.mark.usefixtures("framework")
 def test_one_framework_uncovered(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     """If one imported framework has a driver and another has not, apply warns once."""
-    monkeypatch.setattr(
-        plugins, "KNOWN_FRAMEWORKS", {FRAMEWORK: "amanda-fake", "other": "amanda-other"}
-    )
+    suggested = {FRAMEWORK: "amanda-fake", "other": "amanda-other"}
+    monkeypatch.setattr(plugins, "suggested_drivers", lambda: suggested)
     monkeypatch.setitem(sys.modules, "other", ModuleType("other"))
     install(FakeEntryPoint("one", plugin(drivers=[FakeDriver])))
     with pytest.warns(PluginWarning, match="other is imported.*pip install amanda-other") as caught:

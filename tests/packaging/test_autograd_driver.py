@@ -105,8 +105,20 @@ def test_all_tools_run_on_it(environment: Environment) -> None:
     assert flops["summary"]["flops"] == 4 * 2 * (6 * 4 * 5 + 6 * 5)
 
 
+def test_nan_names_the_line_of_the_program(environment: Environment) -> None:
+    """Stack frames of the driver and of its framework are skipped, as those of Amanda's drivers."""
+    (environment.folder / "nan.py").write_text(
+        "import autograd.numpy as np\nfrom autograd import grad\n\n"
+        "def loss(x):\n    return np.sqrt(x)\n\ngrad(loss)(np.array(-1.0))\n"
+    )
+    environment.run("amanda", "run", "-t", "nan", "-o", "out", "nan.py")
+    first = json.loads((environment.folder / "out/nan.json").read_text())["summary"]["first"]
+    assert first["source"] == "nan.py:5"
+
+
 def test_the_doctor_is_content(environment: Environment) -> None:
-    """The self-test is made from the adapter of the contract kit."""
+    """The self-test is made from the adapter of the contract kit, and the framework is listed."""
     run = environment.run("amanda", "doctor")
     assert run.returncode == 0, run.stdout
     assert "autograd-eager: self_test passed" in run.stdout
+    assert re.search(r"^  autograd [\d.]+ \(autograd\)$", run.stdout, re.MULTILINE)

@@ -60,6 +60,8 @@ class TensorFlowDriver(Driver, abc.ABC):
     """
 
     framework: ClassVar[str] = "tensorflow"
+    # Keras walks through nested structures by optree, whose functions call those of Keras.
+    packages: ClassVar[tuple[str, ...]] = ("keras", "tf_keras", "optree")
     interface_version: ClassVar[int] = 2
     # Eager operators check it one by one; for graphs the dispatcher does.
     follows_pauses: ClassVar[bool] = True
@@ -83,16 +85,10 @@ class TensorFlowDriver(Driver, abc.ABC):
             CapabilityError: this TensorFlow lacks a private symbol; it is named.
         """
         from amanda_tensorflow import _internals
-        from amanda_tensorflow.gradient_map import recording
-        from amanda_tensorflow.keras_layers import module_calls, optimizers
-        from amanda_tensorflow.keras_layers import recording as layers
         from amanda_tensorflow.keras_layers.labels import LABELS
 
         _internals.require(self.mode)
-        recording.install()
-        layers.install()
-        module_calls.install()
-        optimizers.install()
+        _record()
         super().attach()
         LABELS.hold(self)
 
@@ -108,23 +104,6 @@ class TensorFlowDriver(Driver, abc.ABC):
         """``tensorflow/2.21/eager``: the version that runs, and the mode."""
         version = ".".join(sys.modules["tensorflow"].__version__.split(".")[:2])
         return Namespace(f"tensorflow/{version}/{self.mode}")
-
-    @classmethod
-    def framework_imported(cls) -> None:
-        """Note from now on which operator of a graph is the gradient of which, which layer of
-        Keras has made it, and where an optimizer of Keras steps."""
-        if sys.modules.get("amanda_tensorflow._internals", _NOT_IMPORTED) is not _NOT_IMPORTED:
-            # TensorFlow is imported by a module of this package, whose import has not ended yet.
-            # A driver notes gradients when it attaches.
-            return
-        from amanda_tensorflow.gradient_map import recording
-        from amanda_tensorflow.keras_layers import module_calls, optimizers
-        from amanda_tensorflow.keras_layers import recording as layers
-
-        recording.install()
-        layers.install()
-        module_calls.install()
-        optimizers.install()
 
     @classmethod
     def check_internals(cls) -> Sequence[str]:
@@ -196,6 +175,33 @@ def installed() -> tuple[str, str] | None:
         except metadata.PackageNotFoundError:
             continue
     return None
+
+
+def tensorflow_imported() -> None:
+    """Note from the import of TensorFlow on what the drivers cannot find out later.
+
+    The entry-point group ``amanda_imports`` names this function.
+    """
+    if TensorFlowDriver.reason_unusable():
+        return
+    if sys.modules.get("amanda_tensorflow._internals", _NOT_IMPORTED) is not _NOT_IMPORTED:
+        # TensorFlow is imported by a module of this package, whose import has not ended yet.
+        # A driver notes gradients when it attaches.
+        return
+    _record()
+
+
+def _record() -> None:
+    """Note from now on which operator of a graph is the gradient of which, which layer of Keras
+    has made it, and where an optimizer of Keras steps."""
+    from amanda_tensorflow.gradient_map import recording
+    from amanda_tensorflow.keras_layers import module_calls, optimizers
+    from amanda_tensorflow.keras_layers import recording as layers
+
+    recording.install()
+    layers.install()
+    module_calls.install()
+    optimizers.install()
 
 
 @amanda.hookimpl

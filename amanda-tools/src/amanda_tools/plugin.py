@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from amanda import hookimpl
+from amanda_tools import _frameworks
 
 if TYPE_CHECKING:
     from amanda.results import RunReport
@@ -34,6 +35,25 @@ def amanda_register_tools() -> Mapping[str, str]:
         "trace": "amanda_tools.trace:TraceTool",
         "unmapped": "amanda_tools.unmapped:UnmappedTool",
     }
+
+
+@hookimpl
+def amanda_suggest_drivers() -> Mapping[str, str]:
+    """Name the packages with Amanda's own drivers."""
+    return _frameworks.DRIVERS
+
+
+@hookimpl
+def amanda_report_problems(frameworks: Collection[str]) -> Sequence[str]:
+    """Name a Keras that is set to compute with something that no driver instruments."""
+    backend = _frameworks.configured_backend(frameworks)
+    return [f"not seen: {_frameworks.explain_backend(backend)}"] if backend else []
+
+
+@hookimpl
+def amanda_explain_unseen(frameworks: Collection[str]) -> Sequence[str]:
+    """Name a framework that the program computes with and no driver instruments."""
+    return _frameworks.explain_unseen(frameworks)
 
 
 @hookimpl(trylast=True)  # a user who installs another plugin wants its pages

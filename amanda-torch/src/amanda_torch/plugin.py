@@ -26,6 +26,8 @@ class TorchDriver(Driver, abc.ABC):
     """A driver for PyTorch, as far as it can be described without importing torch."""
 
     framework = "torch"
+    # Keras may compute with PyTorch; it walks through nested structures by optree.
+    packages = ("keras", "optree")
     interface_version = 2
 
     @classmethod

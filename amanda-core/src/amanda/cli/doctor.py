@@ -17,7 +17,7 @@ from typing import Any
 from amanda.cli.list_installed import driver_lines
 from amanda.cli.parser import CommandParser
 from amanda.interface.driver import INTERFACE_VERSION, Driver
-from amanda.registry import distributions, drivers, other_frameworks, plugins, proofs
+from amanda.registry import distributions, drivers, plugins, proofs
 from amanda.registry.hookspecs import PROJECT
 from amanda.scope.apply import apply
 from amanda.state import FAILED
@@ -31,10 +31,7 @@ _CLASH = (
     "amanda-core; try: pip uninstall amanda && pip install --force-reinstall amanda-core"
 )
 
-_NO_DRIVER = (
-    "there is no error, but no driver is installed, so that nothing can be instrumented; "
-    "try: pip install amanda-torch, or amanda-tensorflow"
-)
+_NO_DRIVER = "there is no error, but no driver is installed, so that nothing can be instrumented; "
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -56,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
             for line in part(problems):
                 print(f"  {printable(line)}", flush=True)
     count = len(problems)
-    well = "all is well" if drivers.drivers() else _NO_DRIVER
+    well = "all is well" if drivers.drivers() else _NO_DRIVER + plugins.suggest_driver()
     print(f"{count} problem{'s' if count > 1 else ''}" if problems else well)
     for problem in problems:
         print(f"  {printable(problem)}")
@@ -70,17 +67,13 @@ def _versions(problems: list[str]) -> Iterator[str]:
         yield f"{name} {found[name]}"
     if "amanda" in found:
         problems.append(_CLASH)
-    for framework in plugins.KNOWN_FRAMEWORKS:
+    classes = [cls for cls, _ in drivers.registered_drivers()]
+    frameworks = [*plugins.suggested_drivers(), *(cls.framework for cls in classes)]
+    for framework in dict.fromkeys(frameworks):
         yield f"{framework} {', '.join(distributions.providers(framework)) or 'is not installed'}"
-    for framework, name in other_frameworks.OTHERS.items():
-        if versions := distributions.providers(framework):
-            yield f"{framework} {', '.join(versions)}: no driver sees {name}"
-    keras = distributions.providers("keras")
-    if keras:
-        backend = other_frameworks.configured_backend()
-        yield f"keras {', '.join(keras)}"
-        if backend:
-            problems.append(f"not seen: {other_frameworks.explain_backend(backend)}")
+    for package in dict.fromkeys(package for cls in classes for package in cls.packages):
+        if versions := distributions.providers(package):
+            yield f"{package} {', '.join(versions)}"
 
 
 def _plugin_lines(problems: list[str]) -> Iterator[str]:
@@ -92,16 +85,17 @@ def _plugin_lines(problems: list[str]) -> Iterator[str]:
     problems += distributions.misplaced_groups(PROJECT)
     problems += _imported_frameworks()
     if not plugins.registry().records:
-        yield "none is installed; try: pip install amanda-torch amanda-tools"
+        yield f"none is installed; try: pip install amanda-tools; {plugins.suggest_driver()}"
     headers, failures = plugins.report_headers()
     yield from headers
     problems += failures
+    problems += plugins.report_problems(drivers.covered_frameworks())
 
 
 def _imported_frameworks() -> Iterator[str]:
     """A line for each plugin that has imported a framework when it was loaded."""
     classes = [cls for cls, _ in drivers.registered_drivers()]
-    frameworks = {*plugins.KNOWN_FRAMEWORKS, *(cls.framework for cls in classes)}
+    frameworks = {*plugins.suggested_drivers(), *(cls.framework for cls in classes)}
     for record in plugins.registry().records:
         if imported := sorted(frameworks & record.imported):
             yield (
@@ -149,7 +143,7 @@ def mixed_versions(modules: Iterable[str]) -> Iterator[str]:
 
 
 def _same_release(one: str, other: str) -> bool:
-    """Whether two versions agree in their first three numbers, as far as both have them."""
+    """True if two versions agree in their first three numbers, as far as both have them."""
     numbers = [re.findall(r"\d+", text)[:3] for text in (one, other)]
     return all(int(a) == int(b) for a, b in zip(*numbers, strict=False))
 

@@ -69,7 +69,7 @@ def watch(leaving: Callable[[str], None]) -> None:
 
 
 def _is_program(path: Any) -> bool:
-    """Whether a path or descriptor is a program; where it is none, the call fails and this one goes
+    """True if a path or descriptor is a program; where it is none, the call fails and this one goes
     on."""
     try:
         return isinstance(path, int) or os.access(path, os.X_OK)

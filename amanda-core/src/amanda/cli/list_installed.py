@@ -159,7 +159,7 @@ def missing_drivers() -> list[str]:
     return [
         f"{framework} is installed, but no driver for it; "
         + ("; ".join(plugins.not_loaded(distribution)) or f"try: pip install {distribution}")
-        for framework, distribution in plugins.KNOWN_FRAMEWORKS.items()
+        for framework, distribution in plugins.suggested_drivers().items()
         # find_spec() looks for a top-level module without importing it.
         if framework not in covered and importlib.util.find_spec(framework) is not None
     ]

@@ -237,7 +237,7 @@ def merge_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:
 
 
 def _is_common(result: Any) -> bool:
-    """Whether a result has the form of ``ReportingTool.result()``."""
+    """True if a result has the form of ``ReportingTool.result()``."""
     return (
         isinstance(result, Mapping)
         and isinstance(result.get("tool"), str)
@@ -266,7 +266,7 @@ def _merge_summaries(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, An
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value of JSON can be added up with others."""
+    """True if a value of JSON can be added up with others."""
     # A bool is an int for Python; a sum of flags says nothing. JSON has integers of any length.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False

@@ -286,7 +286,7 @@ def _without_interpreter(words: Sequence[str]) -> Sequence[str]:
 
 
 def _is_script(name: str) -> bool:
-    """Whether a file of this name exists and is not a binary program."""
+    """True if a file of this name exists and is not a binary program."""
     try:
         with open(name, "rb") as file:
             return b"\0" not in file.read(1000)

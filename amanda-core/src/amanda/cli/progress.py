@@ -234,7 +234,7 @@ def _width(descriptor: int) -> int:
 
 
 def _is_busy(descriptor: int) -> bool:
-    """Whether another job has the terminal, or a line is being edited on it (readline)."""
+    """True if another job has the terminal, or a line is being edited on it (readline)."""
     import termios
 
     try:

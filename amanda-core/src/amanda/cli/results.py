@@ -20,7 +20,7 @@ from amanda.cli import pages
 from amanda.errors import AmandaWarning, described
 from amanda.files import write_json
 from amanda.interface.tool import Tool
-from amanda.registry import drivers, other_frameworks, plugins
+from amanda.registry import drivers, plugins
 from amanda.results import RunReport, Table
 from amanda.scope.scope import Statistics
 from amanda.state import FAILED, STATE
@@ -336,7 +336,7 @@ def explain_ways(parts: Mapping[str, str]) -> str:
 def explain_unseen(statistics: Statistics) -> str:
     """The reasons for which operators were not seen, with their numbers where they are known."""
     missing = {**statistics.not_seen, **uncovered_frameworks()}
-    missing |= dict.fromkeys(other_frameworks.explain_others(statistics.ops_seen > 0), 0)
+    missing |= dict.fromkeys(plugins.explain_unseen(drivers.covered_frameworks()), 0)
     if not missing and not any(e.cls.framework in sys.modules for e in drivers.drivers()):
         missing = {"no framework was imported": 0}
     reasons = (f"{reason} ({count})" if count else reason for reason, count in missing.items())
@@ -354,11 +354,12 @@ def describe_missing_driver(asked: Sequence[str]) -> str:
         named = [cls for cls, _ in drivers.registered_drivers() if cls.name in wanted]
         frameworks = " or ".join(dict.fromkeys(cls.framework for cls in named))
         return f"the program has not imported {frameworks} (asked for: {', '.join(asked)})"
-    if found := [*other_frameworks.explain_others(False), *uncovered_frameworks()]:
+    unseen = plugins.explain_unseen(drivers.covered_frameworks())
+    if found := [*unseen, *uncovered_frameworks()]:
         return f"not seen: {', '.join(found)}"
     names = ", ".join(dict.fromkeys(e.cls.framework for e in drivers.drivers()))
     if not names:
-        return "no driver is installed; try: pip install amanda-torch, or amanda-tensorflow"
+        return f"no driver is installed; {plugins.suggest_driver()}"
     return (
         f"the program has not imported a framework that has a driver ({names}) in this process; "
         "a process that it starts needs an amanda run of its own"
@@ -373,11 +374,11 @@ def describe_time(statistics: Statistics, seconds: float) -> str:
 
 def uncovered_frameworks() -> dict[str, int]:
     """A reason for the last line for each imported framework that no driver instruments."""
-    usable = {entry.cls.framework for entry in drivers.drivers() if not entry.reason}
+    usable = drivers.covered_frameworks()
     return {
         f"all of {framework}, which has no usable driver (see: amanda drivers)": 0
         for framework in dict.fromkeys(
-            [*plugins.KNOWN_FRAMEWORKS, *(cls.framework for cls in FAILED)]
+            [*plugins.suggested_drivers(), *(cls.framework for cls in FAILED)]
         )
         if framework in sys.modules and framework not in usable
     }

@@ -43,7 +43,7 @@ from amanda.cli.results import (
 from amanda.errors import AmandaError, FileError, UnknownNameError
 from amanda.interface.driver import Driver
 from amanda.interface.tool import Tool
-from amanda.registry import drivers, other_frameworks
+from amanda.registry import drivers, plugins
 from amanda.registry.plugins import BROKEN
 from amanda.scope.apply import apply
 from amanda.state import LIVE_SCOPES, LiveScope
@@ -573,8 +573,10 @@ class Run:
         # A forked child runs without the tools, and its parent reads its status.
         if os.getpid() != self._process:
             return status
-        # Keras imports TensorFlow, whatever it computes with; the operators are counted later.
-        has_seen = self._opened.cache.counts()[0] or not other_frameworks.unseen_backend()
+        # A framework may be imported by another one, which computes. The statistics count later.
+        has_seen = self._opened.cache.counts()[0] or not plugins.explain_unseen(
+            drivers.covered_frameworks()
+        )
         if self._opened.drivers and has_seen:
             return status
         self.report.has_driver = False

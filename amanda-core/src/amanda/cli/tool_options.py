@@ -52,7 +52,7 @@ class Option:
 
     @property
     def is_required(self) -> bool:
-        """Whether it has to be given."""
+        """True if it has to be given."""
         return self.default is _REQUIRED
 
     def head(self) -> str:
@@ -143,7 +143,7 @@ def _annotation(parameter: inspect.Parameter) -> Any:
 
 
 def _is_unknown(annotation: Any) -> bool:
-    """Whether it names something that is not there: a text, or from Python 3.14 on a reference."""
+    """True if it names something that is not there: a text, or from Python 3.14 on a reference."""
     return isinstance(annotation, (str, typing.ForwardRef)) or (
         typing.get_origin(annotation) is not typing.Literal
         and any(map(_is_unknown, typing.get_args(annotation)))

@@ -18,7 +18,7 @@ HOW_TO_SEE_ALL = "AMANDA_TRACEBACK=full shows where"
 
 
 def are_full() -> bool:
-    """Whether all frames are to be shown, also where one line says what a user needs."""
+    """True if all frames are to be shown, also where one line says what a user needs."""
     return os.environ.get("AMANDA_TRACEBACK") == "full"
 
 
@@ -44,7 +44,7 @@ def hide_in_threads(tools: Collection[str] = ()) -> None:
 
 
 def is_refusal(error: BaseException, tools: Collection[str]) -> bool:
-    """Whether a tool refuses to run on this program: what is said is all that a user needs.
+    """True if a tool refuses to run on this program: what is said is all that a user needs.
 
     Errors about how a tool is written are none, nor is what the program raises itself.
 
@@ -128,7 +128,7 @@ def _without(
 
 
 def _is_entered_again(entries: list[TracebackType], entry: TracebackType) -> bool:
-    """Whether a framework function has called Amanda, and Amanda the same function once more.
+    """True if a framework function has called Amanda, and Amanda the same function once more.
 
     Without Amanda the traceback has the frames of one call, not of two.
     """
@@ -136,7 +136,7 @@ def _is_entered_again(entries: list[TracebackType], entry: TracebackType) -> boo
 
 
 def _is_stand_in(entry: TracebackType, following: TracebackType) -> bool:
-    """Whether a frame is a driver's, which has the name and the line of the program's for warnings
+    """True if a frame is a driver's, which has the name and the line of the program's for warnings
     to be shown there."""
     of, code = entry.tb_frame.f_code, following.tb_frame.f_code
     is_same = (of.co_filename, of.co_qualname) == (code.co_filename, code.co_qualname)
@@ -145,8 +145,8 @@ def _is_stand_in(entry: TracebackType, following: TracebackType) -> bool:
 
 def _packages() -> set[str]:
     """The packages whose frames are hidden: core's, and those of the registered drivers."""
-    classes = [cls for cls, _ in drivers.registered_drivers()]
-    return {"amanda", *(cls.__module__.partition(".")[0] for cls in classes)}
+    packages = (drivers.packages_of(cls) for cls, _ in drivers.registered_drivers())
+    return {"amanda"}.union(*packages)
 
 
 def _module(traceback: TracebackType) -> str:

@@ -81,6 +81,9 @@ class Driver(abc.ABC):
         name: unique name, e.g. ``"torch-eager"``.
         framework: the module whose presence in ``sys.modules`` makes the
             driver wanted, e.g. ``"torch"``.
+        packages: further top-level modules that belong to the framework, e.g. ``("keras",)``:
+            tools that name a line of the program skip stack frames in them, as they skip those of
+            `framework` and of the driver, and ``amanda doctor`` prints their versions.
         mode: the execution mode; of several drivers for one framework and
             mode, the one with the highest `priority` is used.
         priority: see `mode`.
@@ -108,6 +111,7 @@ class Driver(abc.ABC):
 
     name: ClassVar[str]
     framework: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]] = ()
     mode: ClassVar[str] = "eager"
     priority: ClassVar[int] = 0
     opt_in: ClassVar[bool] = False
@@ -156,15 +160,6 @@ class Driver(abc.ABC):
         no framework.
         """
         return mistake(cls.interceptor_variable, cls.interceptors)
-
-    @classmethod
-    def framework_imported(cls) -> None:
-        """Called once when both Amanda and the driver's framework have been imported, if
-        the framework is one of ``amanda.registry.drivers.ANNOUNCED``.
-
-        The only place outside of a scope where a driver may touch its framework, and only to
-        note facts that cannot be found out later. It must change nothing.
-        """
 
     @classmethod
     def check_internals(cls) -> Sequence[str]:
@@ -279,7 +274,7 @@ class Driver(abc.ABC):
         return value
 
     def is_tensor(self, value: Any) -> bool:
-        """Whether `value` is a tensor of the framework."""
+        """True if `value` is a tensor of the framework."""
         return value is not None and not isinstance(
             value, (bool, int, float, complex, str, bytes, list, tuple, dict, set)
         )

@@ -28,9 +28,10 @@ from amanda.registry import distributions, import_hook, plugins, proofs
 from amanda.registry.plugins import BROKEN, EXHAUSTED
 from amanda.state import ATTACHED, FAILED, LIVE_SCOPES, note_attached, note_detached
 
-ANNOUNCED = ("tensorflow",)
-"""Frameworks whose drivers are notified of the import (``Driver.framework_imported``). This loads
-all plugins, so it is left out for frameworks whose drivers do not need it."""
+IMPORTS = "amanda_imports"
+"""The group of entry points that are called when a framework has been imported: name of the module
+to the function, which takes no arguments. Unlike those of the group ``amanda`` they are read by
+``import amanda``, and none is loaded before its framework is there."""
 
 _LOOPBACK = "amanda.testing.loopback"
 
@@ -108,7 +109,7 @@ def select(requested: Sequence[str | type[Driver]] | None) -> DriverChoice:
     awaited = [c.framework for c in chosen if c not in ready]
     if not explicit:
         # Also the frameworks without a driver, for the warning when one of them is imported.
-        awaited += [name for name in plugins.KNOWN_FRAMEWORKS if name not in sys.modules]
+        awaited += [name for name in plugins.suggested_drivers() if name not in sys.modules]
     pending = tuple(dict.fromkeys(awaited))
     uncovered = [] if explicit else _explain_uncovered(ready)
     if uncovered and not ready:
@@ -121,23 +122,23 @@ def select(requested: Sequence[str | type[Driver]] | None) -> DriverChoice:
 
 
 def is_explicit(requested: Sequence[str | type[Driver]] | None) -> bool:
-    """Whether the user has chosen the drivers, so that no other one will do."""
+    """True if the user has chosen the drivers, so that no other one will do."""
     return requested is not None or bool(plugins.read_list("AMANDA_DRIVERS"))
 
 
 def _nothing_usable() -> str:
     """The message for an environment in which nothing could be instrumented."""
-    known = plugins.KNOWN_FRAMEWORKS.values()
     reasons = [
         f"{cls.name}: {reason}"
         for cls, _ in registered_drivers()
         if (reason := explain_unusable(cls))
     ]
-    reasons += [reason for name in known for reason in plugins.not_loaded(name)]
+    names = plugins.suggested_drivers().values()
+    reasons += [reason for name in names for reason in plugins.not_loaded(name)]
     if reasons:
         return f"no installed driver can be used ({'; '.join(reasons)})"
-    commands = " or ".join(f"pip install {name}" for name in known)
-    return f"no driver is installed, so that nothing would be instrumented; try: {commands}"
+    advice = plugins.suggest_driver()
+    return f"no driver is installed, so that nothing would be instrumented; {advice}"
 
 
 def select_for(
@@ -145,7 +146,7 @@ def select_for(
 ) -> list[type[Driver]]:
     """Choose the drivers of one framework, which has just been imported.
 
-    Warns if it is one of ``KNOWN_FRAMEWORKS`` and no driver covers it.
+    Warns if no driver covers it.
     """
     found = [cls for cls in _choose(requested) if cls.framework == framework]
     if not found:
@@ -254,7 +255,7 @@ def attempt(
 
 
 def _is_raised(error: BaseException, requested: Sequence[str | type[Driver]] | None) -> bool:
-    """Whether an exception of a driver is raised; else it is a warning, and the driver left out."""
+    """True if an exception of a driver is raised; else it is a warning, and the driver left out."""
     return isinstance(error, EXHAUSTED) or is_explicit(requested) or plugins.is_strict()
 
 
@@ -272,32 +273,61 @@ def _warn_of_failure(cls: type[Driver], then: str = "") -> None:
 
 
 def watch_imports() -> None:
-    """Call :func:`framework_imported` for each announced framework, now or when it comes."""
-    waiting = [name for name in ANNOUNCED if name not in sys.modules]
-    if waiting:
+    """Call the functions of the group :data:`IMPORTS`, now or when their framework is imported.
+
+    A driver notes there what it cannot find out later.
+    """
+    # Distributions that cannot be read are reported where the plugins are loaded.
+    points, _ = distributions.entry_points(IMPORTS)
+    frameworks = {point.name: None for point in points}
+    if waiting := [name for name in frameworks if name not in sys.modules]:
         import_hook.Watch(framework_imported).add(waiting)
-    for name in ANNOUNCED:
+    for name in frameworks:
         if name in sys.modules:
             framework_imported(name)
 
 
 def framework_imported(framework: str) -> None:
-    """Tell the usable drivers of a framework that it has been imported.
+    """Call the functions of the group :data:`IMPORTS` for a framework that has been imported.
 
-    A driver that fails here is a warning: the import is the user's.
+    One that fails is a warning: the import is the user's. Those of disabled plugins are left out.
     """
-    for cls, distribution in registered_drivers():
-        if cls.framework != framework or explain_unusable(cls):
+    disabled = set(plugins.read_list("AMANDA_DISABLE_PLUGINS"))
+    for point in distributions.entry_points(IMPORTS)[0]:
+        name, _ = distributions.origin(point.dist)
+        if point.name != framework or disabled & {name, point.name}:
             continue
         try:
-            cls.framework_imported()
+            point.load()()
         except BROKEN as error:
             warnings.warn(
-                f"driver {cls.name} of {distribution} failed when {framework} was imported, with "
+                f"{name} failed when {framework} was imported, with "
                 f"{type(error).__name__}: {error}",
                 PluginWarning,
                 stacklevel=2,
             )
+
+
+# -- what belongs to drivers ---------------------------------------------------
+
+
+def covered_frameworks() -> set[str]:
+    """The modules of the frameworks that usable drivers instrument."""
+    return {cls.framework for cls, _ in registered_drivers() if not explain_unusable(cls)}
+
+
+def packages_of(cls: type[Driver]) -> set[str]:
+    """The top-level modules that a driver's own code is in."""
+    modules = (cls.__module__, cls.target)
+    return {module.partition(":")[0].partition(".")[0] for module in modules} - {""}
+
+
+def packages_of_drivers() -> set[str]:
+    """The top-level modules of all registered drivers and their frameworks: no user's program."""
+    found: set[str] = set()
+    for cls, _ in registered_drivers():
+        found |= {*packages_of(cls), cls.framework, *cls.packages}
+    return found
 
 
 # -- choice -------------------------------------------------------------------
@@ -406,7 +436,7 @@ def _explain_uncovered(ready: Sequence[type[Driver]], only: str = "") -> list[st
     """One message for each imported framework, or for one, that no ready driver covers."""
     covered = {cls.framework for cls in ready}
     messages = []
-    for framework, distribution in plugins.KNOWN_FRAMEWORKS.items():
+    for framework, distribution in plugins.suggested_drivers().items():
         if framework in covered or framework not in sys.modules or only not in ("", framework):
             continue
         reasons = [

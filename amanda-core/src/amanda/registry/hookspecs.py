@@ -1,4 +1,4 @@
-"""The five hooks that a plugin may implement.
+"""The hooks that a plugin may implement.
 
 A plugin is a module that an entry point of the group ``amanda`` names::
 
@@ -14,7 +14,7 @@ operator. A plugin module must not import a framework.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -50,8 +50,44 @@ def amanda_register_mapping_rules() -> Mapping[str, Sequence[Callable[..., Any]]
 
 
 @hookspec
+def amanda_suggest_drivers() -> Mapping[str, str]:  # type: ignore[empty-body]
+    """Distributions to suggest to users of frameworks, name of the module to name of the
+    distribution that has a driver for it.
+
+    Used where the framework is installed or imported and no driver for it is registered.
+    """
+
+
+@hookspec
 def amanda_report_header() -> str:  # type: ignore[empty-body]
     """A line about the plugin for ``amanda doctor``, such as the version of its framework."""
+
+
+@hookspec
+def amanda_report_problems(frameworks: Collection[str]) -> Sequence[str]:  # type: ignore[empty-body]
+    """Problems of the installation and its settings, for ``amanda doctor``.
+
+    Args:
+        frameworks: the modules that usable drivers instrument.
+
+    Returns:
+        One line each, with the remedy. Problems of a driver belong to its own checks.
+    """
+
+
+@hookspec
+def amanda_explain_unseen(frameworks: Collection[str]) -> Sequence[str]:  # type: ignore[empty-body]
+    """The parts of the program that no driver sees, for the last line of ``amanda run``.
+
+    A run in which no operator was seen fails if a plugin names such a part. The hook may read
+    ``sys.modules``; it imports nothing.
+
+    Args:
+        frameworks: the modules that usable drivers instrument.
+
+    Returns:
+        One phrase each, with the reason: ``"all of X: no driver sees X"``.
+    """
 
 
 @hookspec(firstresult=True)

@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import attrs
@@ -28,11 +28,11 @@ from amanda.errors import PluginError, PluginWarning, UnknownNameError, close_ma
 from amanda.interface.driver import Driver
 from amanda.registry import distributions, hookspecs
 
-KNOWN_FRAMEWORKS = {"torch": "amanda-torch", "tensorflow": "amanda-tensorflow"}
-"""Frameworks for which we publish drivers: name of the module to name of the distribution."""
-
-OURS = ("amanda-core", "amanda-tools", *KNOWN_FRAMEWORKS.values())
+OURS = ("amanda-core", "amanda-tools")
 """Distributions whose tools keep their short names if other distributions use the same names."""
+
+_WHICH_DRIVER = "install the driver of the framework, as in: pip install amanda-torch"
+"""The advice where no plugin suggests drivers."""
 
 BROKEN = (Exception, SystemExit)
 """Exceptions of plugins and drivers that are caught and reported. SystemExit is one of them: a
@@ -67,6 +67,7 @@ class PluginRecord:
         drivers: the driver classes that it registers.
         tools: the tools that it registers, short name to ``module:Class``.
         rules: the mapping rules that it registers, namespace prefix to rules.
+        suggestions: the drivers that it suggests, module of a framework to distribution.
         imported: the top-level modules that came with it.
     """
 
@@ -78,6 +79,7 @@ class PluginRecord:
     drivers: tuple[type[Driver], ...] = ()
     tools: dict[str, str] = attrs.field(factory=dict)
     rules: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
+    suggestions: dict[str, str] = attrs.field(factory=dict)
     imported: frozenset[str] = frozenset()
 
     @property
@@ -194,6 +196,7 @@ class Registry:
         record.drivers = _check_drivers(self.call(record, "amanda_register_drivers"))
         record.tools = _check_tools(self.call(record, "amanda_register_tools"))
         record.rules = _check_rules(self.call(record, "amanda_register_mapping_rules"))
+        record.suggestions = _check_suggestions(self.call(record, "amanda_suggest_drivers"))
 
     def _check_hooks(self, record: PluginRecord) -> None:
         """Check that the functions of a plugin that look like hooks are hooks.
@@ -222,7 +225,8 @@ class Registry:
         # pluggy keeps a plugin whose hooks have failed after its registration.
         if self.manager.has_plugin(name):
             self.manager.unregister(name=name)
-        record.plugin, record.drivers, record.tools, record.rules = None, (), {}, {}
+        record.plugin, record.drivers = None, ()
+        record.tools, record.rules, record.suggestions = {}, {}, {}
         record.error = f"{type(error).__name__}: {error}"
         message = (
             f"amanda plugin {record.name!r} ({record.distribution} {record.version}) "
@@ -232,11 +236,15 @@ class Registry:
             raise PluginError(message) from error
         warnings.warn(message, PluginWarning, stacklevel=2)
 
-    def call(self, record: PluginRecord, hook: str) -> Any:
-        """Call one hook of one plugin; None if it does not implement the hook."""
+    def call(self, record: PluginRecord, hook: str, **arguments: Any) -> Any:
+        """Call one hook of one plugin; None if it does not implement the hook.
+
+        Args:
+            arguments: those of the hook; an implementation may leave some of them out.
+        """
         for implementation in getattr(self.manager.hook, hook).get_hookimpls():
             if implementation.plugin is record.plugin:
-                return implementation.function()
+                return implementation.function(*(arguments[n] for n in implementation.argnames))
         return None
 
     def loaded(self) -> Iterable[PluginRecord]:
@@ -253,7 +261,7 @@ def _current_folder() -> str:
 
 
 def _looks_like_hook(plugin: Any, name: str) -> bool:
-    """Whether an attribute without ``@hookimpl`` is a function named like a hook, or nearly."""
+    """True if an attribute without ``@hookimpl`` is a function named like a hook, or nearly."""
     value = inspect.getattr_static(plugin, name)
     if getattr(value, "__module__", None) == hookspecs.__name__:
         # The specification of a hook, which a plugin may import.
@@ -344,6 +352,21 @@ def _check_rules(answer: Any) -> dict[str, tuple[Any, ...]]:
     return {prefix: tuple(group) for prefix, group in (answer or {}).items()}
 
 
+def _check_suggestions(answer: Any) -> dict[str, str]:
+    """Check the answer to ``amanda_suggest_drivers``.
+
+    Raises:
+        TypeError: it is not a dictionary of modules and distributions.
+    """
+    hook = "amanda_suggest_drivers()"
+    if not isinstance(answer, (Mapping, type(None))):
+        raise TypeError(f"{hook} gave {described(answer)}, not a dict of distributions")
+    for framework, distribution in (answer or {}).items():
+        if not (isinstance(framework, str) and isinstance(distribution, str)):
+            raise TypeError(f"{hook} gave {framework!r}: {distribution!r}, which are not two names")
+    return dict(answer or {})
+
+
 @functools.cache
 def registry() -> Registry:
     """The plugins of this process, loaded at the first call."""
@@ -403,16 +426,50 @@ def mapping_rules() -> list[tuple[str, Any]]:
     ]
 
 
+def suggested_drivers() -> dict[str, str]:
+    """The drivers that plugins suggest, module of a framework to distribution."""
+    suggested: dict[str, str] = {}
+    for record in registry().loaded():
+        suggested |= record.suggestions
+    return suggested
+
+
+def suggest_driver() -> str:
+    """Return the advice to a user without any driver: what to install."""
+    commands = " or ".join(f"pip install {name}" for name in suggested_drivers().values())
+    return f"try: {commands}" if commands else _WHICH_DRIVER
+
+
 def report_headers() -> tuple[list[str], list[str]]:
     """Call ``amanda_report_header`` of each plugin: its lines, and a message for each failure."""
-    lines, failures = [], []
+    return _lines_of("amanda_report_header")
+
+
+def report_problems(frameworks: Collection[str]) -> list[str]:
+    """Call ``amanda_report_problems`` of each plugin; a plugin that fails is a problem, too."""
+    lines, failures = _lines_of("amanda_report_problems", frameworks=frameworks)
+    return lines + failures
+
+
+def explain_unseen(frameworks: Collection[str]) -> list[str]:
+    """Call ``amanda_explain_unseen`` of each plugin; one that fails explains nothing."""
+    return _lines_of("amanda_explain_unseen", frameworks=frameworks)[0]
+
+
+def _lines_of(hook: str, **arguments: Any) -> tuple[list[str], list[str]]:
+    """Call a hook that returns one line or several, of each plugin.
+
+    Returns:
+        The lines, and a message for each plugin that fails.
+    """
+    lines: list[str] = []
+    failures: list[str] = []
     for record in registry().loaded():
         try:
-            line = registry().call(record, "amanda_report_header")
+            answer = registry().call(record, hook, **arguments) or ()
+            lines += [answer] if isinstance(answer, str) else map(str, answer)
         except BROKEN as error:
             failures.append(f"plugin {record.title} cannot report: {type(error).__name__}: {error}")
-            continue
-        lines += [str(line)] if line else []
     return lines, failures
 
 
@@ -437,7 +494,7 @@ def _not_found(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def is_disabled(record: PluginRecord) -> bool:
-    """Whether ``AMANDA_DISABLE_PLUGINS`` lists a plugin."""
+    """True if ``AMANDA_DISABLE_PLUGINS`` lists a plugin."""
     return record.error == _DISABLED
 
 
@@ -451,7 +508,7 @@ def not_loaded(distribution: str) -> list[str]:
 
 
 def is_strict() -> bool:
-    """Whether ``AMANDA_PLUGINS=strict`` makes errors of the warnings about plugins and drivers."""
+    """True if ``AMANDA_PLUGINS=strict`` makes errors of the warnings about plugins and drivers."""
     return os.environ.get("AMANDA_PLUGINS") == "strict"
 
 

@@ -36,7 +36,7 @@ _LOCK = Lock()
 
 
 class _Proving(threading.local):
-    """Whether the current thread makes proofs, under scopes of their own."""
+    """Per thread: `active` is True while it makes proofs, under scopes of their own."""
 
     active = False
 
@@ -45,7 +45,7 @@ _PROVING = _Proving()
 
 
 def is_proving() -> bool:
-    """Whether the current thread makes proofs."""
+    """True if the current thread makes proofs."""
     return _PROVING.active
 
 
@@ -104,7 +104,7 @@ def prove_late(classes: Sequence[type[Driver]], tell: Callable[[str], None]) -> 
 
 
 def _is_due(cls: type[Driver], version: str) -> bool:
-    """Whether a driver has a proof that is still to be made and can be."""
+    """True if a driver has a proof that is still to be made and can be."""
     key = cls, version
     return key not in _OUTCOMES or not sys.modules.keys().isdisjoint(_WAITING.get(key, ()))
 

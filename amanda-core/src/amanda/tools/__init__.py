@@ -11,7 +11,7 @@ import os
 
 from amanda.errors import PluginError, described
 from amanda.interface.tool import Tool
-from amanda.registry import plugins
+from amanda.registry import drivers, plugins
 from amanda.tools import (
     canonical,
     graph_tracing,
@@ -28,6 +28,7 @@ __all__ = [
     "layouts",
     "load",
     "mapping",
+    "packages_of_drivers",
     "reporting",
     "subgraph_rewriting",
 ]
@@ -36,6 +37,14 @@ __all__ = [
 def available() -> dict[str, plugins.ToolEntry]:
     """List the tools of all installed packages, by the names that :func:`load` takes."""
     return dict(sorted(plugins.tools().items()))
+
+
+def packages_of_drivers() -> set[str]:
+    """Return the top-level modules of the installed drivers and of their frameworks.
+
+    A tool that names a line of the user's program skips stack frames in them, and in ``amanda``.
+    """
+    return drivers.packages_of_drivers()
 
 
 def load(name: str) -> type[Tool]:

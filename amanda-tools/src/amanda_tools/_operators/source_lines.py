@@ -9,26 +9,26 @@ import sys
 from collections.abc import Iterator
 
 from amanda import OpContext
+from amanda.tools import packages_of_drivers
 
-_OURS = frozenset({"amanda", "amanda_torch", "amanda_tensorflow", "amanda_tools"})
-# Keras walks through nested structures by optree, whose functions call those of Keras.
-_FRAMEWORKS = frozenset({"torch", "tensorflow", "keras", "tf_keras", "optree"})
+_OURS = frozenset({"amanda", "amanda_tools"})
 _PYTHON = frozenset({"contextlib", "functools", "runpy", "threading", "importlib", "_bootstrap"})
-_NOT_THE_USER = _OURS | _FRAMEWORKS | _PYTHON
 
 
 def source_line() -> str:
     """Return ``file:line`` of the innermost stack frame in the user's code.
 
-    Frames of Amanda, the frameworks and Python's own launchers are passed over. A file below the
-    working directory is given relative to it. "" without such a frame, as in a framework's thread.
+    Frames of Amanda, of the installed drivers, their frameworks and Python's own launchers are
+    skipped. A file below the working directory is given relative to it. "" without such a frame,
+    as in a framework's thread.
     """
+    skipped = _skipped_packages()
     frame = inspect.currentframe()
     while frame is not None:
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         file = frame.f_code.co_filename
         # By module name, not by file: the user's program may lie below a package's folder.
-        if root not in _NOT_THE_USER and not file.startswith("<frozen"):
+        if root not in skipped and not file.startswith("<frozen"):
             return f"{_short(file)}:{frame.f_lineno}"
         if frame.f_back is None:
             break
@@ -42,9 +42,11 @@ def line_made_at(context: OpContext) -> str:
     "" in eager modes, and for operators that a framework added on its own.
     """
     made_at = getattr(context.get_op(), "made_at", None)
-    frames: Iterator[tuple[str, int]] = iter(()) if made_at is None else made_at()
-    for file, line in frames:
-        if _is_users(file):
+    if made_at is None:
+        return ""
+    places = tuple(_places())
+    for file, line in made_at():
+        if _is_users(file, places):
             return f"{_short(file)}:{line}"
     return ""
 
@@ -55,19 +57,24 @@ def source_of(context: OpContext) -> str:
     return line_made_at(context) or source_line()
 
 
+def _skipped_packages() -> set[str]:
+    """The top-level modules whose frames are no user's."""
+    return {*_OURS, *_PYTHON, *packages_of_drivers()}
+
+
 @functools.lru_cache(maxsize=4096)
-def _is_users(file: str) -> bool:
-    """True if a file belongs to none of the packages that :func:`source_line` passes over."""
+def _is_users(file: str, places: tuple[str, ...]) -> bool:
+    """True if a file is in none of the folders and files `places`."""
     # TensorFlow's autograph writes generated files, whose lines are not the user's.
     name = os.path.basename(file)
     if file.startswith("<") or name.startswith("__autograph_generated_file"):
         return False
-    return not any(file == place or file.startswith(place + os.sep) for place in _places())
+    return not any(file == place or file.startswith(place + os.sep) for place in places)
 
 
 def _places() -> Iterator[str]:
     """Yield the folders and files of the packages that are not the user's."""
-    for name in _NOT_THE_USER:
+    for name in _skipped_packages():
         module = sys.modules.get(name)
         yield from (str(path) for path in getattr(module, "__path__", ()))
         if file := getattr(module, "__file__", None):
