@@ -872,7 +872,6 @@ def inlining(gate: Any) -> Any:
             "change": MemoryChange,
             "ended": MemoryChange.after,
             "as_routine": lambda routine: asked.append(routine) or routine(),
-            "used_bytes": lambda use: asked.append(use) or 7,
             "check": Check,
             "before": Check.before,
             "sums": Sum,
@@ -1008,9 +1007,6 @@ def test_a_change_of_memory_runs_without_python(inlining: Any, toy: Any) -> None
     first, peak = of.change.bytes, of.change.use.peak
     assert first > len(of.memory) / 2
     assert peak > first
-    assert inlining.used_bytes(of.change.use) > first
-    with pytest.raises(TypeError, match=r"no amanda\.inline\.MemoryUse"):
-        inlining.used_bytes(of.change)
     of.change.use.peak = 2**70
     assert of.op() is ONE
     # The pages are there.
@@ -1066,8 +1062,7 @@ def test_the_memory_of_a_device_is_read_in_python(inlining: Any, toy: Any) -> No
     of = Allocates(inlining, toy)
     of.change.use.used = len
     assert of.op() is ONE
-    assert inlining.used_bytes(of.change.use) == 7
-    assert asked == [of.change.before, of.change.after, of.change.use]
+    assert asked == [of.change.before, of.change.after]
     assert (of.change.bytes, of.change.use.peak, of.timer.executions) == (0, 0, 1)
     toy.pop()
 

@@ -106,8 +106,7 @@ class Schedule:
         seconds: a block repeats its step until its timed runs have taken so long, once at least.
         warm_up: runs of a block that come first and are not timed. In a new scope the first run
             analyses every operator (55 ms instead of 8 in the case above), and the second one of
-            a training step still took 24 ms instead of 19; the third and later ones were equal. A
-            captured module has its code written anew until the third one.
+            a training step still took 24 ms instead of 19; the third and later ones were equal.
             Where there is no scope they warm the caches, which a run of `seconds` does itself.
         clock: seconds; processor time of the whole process by default, which is right for
             work on the processor. Work on an accelerator needs a wall clock.

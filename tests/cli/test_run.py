@@ -565,7 +565,7 @@ def test_a_wrong_interceptor_of_the_environment_is_wrong_usage(
     """As one of the command line: the program does not start."""
     run = amanda("run", "-t", "log", program, AMANDA_TORCH_INTERCEPTOR="nope")
     assert (run.returncode, run.stdout) == (2, "")
-    said = "amanda: error: AMANDA_TORCH_INTERCEPTOR=nope is not one of auto, capture, gate, mode\n"
+    said = "amanda: error: AMANDA_TORCH_INTERCEPTOR=nope is not one of auto, gate, mode\n"
     assert run.stderr == said
 
 

@@ -66,26 +66,6 @@ def test_every_tool_works_on_a_compiled_model(tool: str) -> None:
     assert also.compiled
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("tool", ["count", "trace", "profile"])
-def test_tools_leave_modules_captured(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the interceptor ``capture`` a tool that reports figures of steps keeps no module from
-    running captured, and reports the operators of each step that it reports without."""
-    found = []
-    for interceptor in ("mode", "capture"):
-        monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", interceptor)
-        torch.manual_seed(0)
-        net, (named,) = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), create_tools([tool])
-        with amanda.apply(named.tool, drivers=["torch-eager"]) as scope:
-            for _ in range(5):
-                net(torch.rand(2, 3)).sum().backward()
-        figures = [step.get("forward") for step in named.tool.figures_of_steps().values()]
-        seen = scope.statistics.ops_seen, scope.statistics.backward_ops_seen
-        found.append((fingerprint([*net.parameters()]), figures, seen))
-    assert found[0] == found[1]
-    assert scope.statistics.modules == {"Sequential": "captured"}
-
-
 def _steps(tool: amanda.Tool, run: Callable[[nn.Module], Any]) -> Any:
     """The losses and parameters of four steps of SGD, and the outputs after them."""
     torch.manual_seed(0)

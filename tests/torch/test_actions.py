@@ -259,7 +259,7 @@ class _Unhashable:
         calls.append(None)
 
 
-@pytest.mark.parametrize("interceptor", interceptors("mode", "gate", "capture"))
+@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
 def test_a_bound_routine_need_not_be_hashable(
     interceptor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,7 +293,7 @@ class _Reads(MemoryUse):
         return super().read()
 
 
-@pytest.mark.parametrize("interceptor", interceptors("mode", "gate", "capture"))
+@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
 def test_a_memory_of_a_subclass_is_read_by_its_method(
     interceptor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ from tests.torch.support import Counter, Identity, Watcher, applied, fingerprint
 ASKED = os.environ["AMANDA_ARCHITECTURES"]
 CHOSEN = sorted(ARCHITECTURES) if ASKED == "all" else ASKED.split(",")
 STEPS = 5
-"""The third and later ones run captured, the fourth and later ones without an interceptor."""
+"""Analyses of backward operators run in the first one, and all is known after the third one."""
 
 
 class Returning(Identity, Counter):
@@ -61,7 +61,7 @@ def _steps(model: nn.Module, inputs: dict[str, Any], training: bool) -> Sequence
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-@pytest.mark.parametrize("interceptor", interceptors("mode", "gate", "capture"))
+@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
 @pytest.mark.parametrize("name", CHOSEN)
 def test_tools_that_change_nothing_leave_every_bit(
     name: str, interceptor: str, training: bool, monkeypatch: pytest.MonkeyPatch
@@ -74,7 +74,7 @@ def test_tools_that_change_nothing_leave_every_bit(
     tools: Sequence[Callable[[], amanda.Tool]] = (Watcher, Counter, Returning)
     try:
         for make in tools:
-            with applied(make()) as scope:
+            with applied(make()):
                 found = _steps(model, inputs, training)
             differing = [
                 f"{key} of step {number}"
@@ -82,7 +82,6 @@ def test_tools_that_change_nothing_leave_every_bit(
                 for key in one
                 if one[key] != other[key]
             ]
-            assert differing == [], f"{make.__name__}, modules ran: {scope.statistics.modules}"
-            print(f"{name} {interceptor} {make.__name__}: {scope.statistics.modules}")
+            assert differing == [], make.__name__
     finally:
         torch.compiler.reset()

@@ -431,7 +431,7 @@ def _long_chain() -> Any:
     return first
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate", "capture"))
+@pytest.mark.parametrize("name", interceptors("mode", "gate"))
 @pytest.mark.parametrize(
     "make", [_list_of_itself, _mapping_of_itself, _complete_graph, _long_chain]
 )

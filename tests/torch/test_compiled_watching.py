@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from amanda import inline
 from amanda.errors import CoverageWarning, InPlaceWarning
 from amanda.state import STATE, TOOL_LOCK
 from amanda_torch import _internals
-from amanda_torch.compiled.deferred import Additions, Executions, StaticSum
+from amanda_torch.compiled.deferred import Additions, StaticSum
 from amanda_torch.plugin import COMPILER_VARIABLE, TorchGraphDriver
 from tests.counting import called
 from tests.torch.support import Watcher, applied, fingerprint
@@ -877,34 +876,6 @@ def test_accumulations_are_counted_in_every_pass(step: Callable[..., None]) -> N
         assert not differing, number
 
 
-def _calls_of_a_step(layers: int, *tools: amanda.Tool) -> int:
-    torch.compiler.reset()
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
-    run, calls = torch.compile(model, backend="aot_eager"), [0]
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        calls[0] += event == "call"
-
-    with contextlib.ExitStack() as stack:
-        for tool in tools:
-            stack.enter_context(applied(tool))
-        for number in range(10):
-            model.zero_grad()
-            sys.setprofile(count if number == 9 else None)
-            run(X).sum().backward()
-            sys.setprofile(None)
-    return calls[0]
-
-
-def test_parameters_cost_no_calls_in_later_steps() -> None:
-    """In a step of a compiled function no function of ours runs for each of its parameters."""
-    tools: list[list[amanda.Tool]] = [[Counting()], [Watcher()]]
-    vanilla_calls = _calls_of_a_step(12) - _calls_of_a_step(2)
-    for first in tools:
-        again = [type(tool)() for tool in first]
-        assert _calls_of_a_step(12, *first) - _calls_of_a_step(2, *again) <= vanilla_calls + 2
-
-
 def test_graphs_that_are_called_as_modules_are_no_modules_of_the_program() -> None:
     """The modules in the code of a compiler begin no iterations, and no tool is told of them."""
 
@@ -1015,33 +986,6 @@ def test_counters_and_sums_go_on_from_what_each_has_counted() -> None:
     assert [one.unknown for one in (known, unknown, late)] == [0, 301, 0]
     assert total.count == 1505
     assert known.last == late.last == ((X.shape,), (X.shape,))
-
-
-def test_timers_and_logs_are_told_of_a_run_in_parts() -> None:
-    """Of a run that is told of in parts each execution is added once, to its timer and its log."""
-    one, other = inline.Log(), inline.Log()
-    timers = [inline.Timer(one, 7), inline.Timer(), inline.Timer(other, 8), inline.Timer(one, 9)]
-    executions = Executions(
-        [(timer, 2 * n, 2 * n + 1) for n, timer in enumerate([*timers, timers[0]])], [one, other]
-    )
-    times = [10, 11, 20, 22, 30, 33, 40, 44, 50, 55]
-    native = threading.get_native_id()
-    for parts in ([5], [1, 3, 5], [0, 4, 5]):
-        first = 0
-        for count in parts:
-            assert executions.ended(times[: 2 * count]) == count
-            assert executions.ended(times[: 2 * count + 1]) == count
-            executions.add(times, first, count)
-            first = count
-        assert [*one.numbers] == [
-            *(7, 10, 11, native),
-            *(9, 40, 44, native),
-            *(7, 50, 55, native),
-        ]
-        assert [*other.numbers] == [8, 30, 33, native]
-        del one.numbers[:], other.numbers[:]
-    assert [timer.executions for timer in timers] == [6, 3, 3, 3]
-    assert [timer.nanoseconds for timer in timers] == [18, 6, 9, 12]
 
 
 def test_deferrable_routines_enter_the_code_of_tools_once_in_a_run() -> None:

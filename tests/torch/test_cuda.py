@@ -242,30 +242,6 @@ class TestTorchEagerDriverOnCuda(DriverContract):
             pytest.skip(reason)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_an_lstm_draws_the_same_numbers_with_modules_captured(
-    monkeypatch: pytest.MonkeyPatch, dropout: float
-) -> None:
-    """Attempts to capture it do not have cuDNN begin its dropout anew."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, "capture")
-
-    def losses(scope: contextlib.AbstractContextManager[Any]) -> list[float]:
-        torch.manual_seed(0)
-        model = nn.LSTM(8, 16, 2, dropout=dropout, bidirectional=True).cuda()
-        x, found = torch.rand(5, 3, 8).cuda(), []
-        torch.manual_seed(7)
-        with scope:
-            for _ in range(6):
-                loss = model(x)[0].square().sum()
-                loss.backward()
-                found.append(loss.item())
-        return found
-
-    expected = losses(contextlib.nullcontext())
-    assert losses(contextlib.nullcontext()) == expected
-    assert losses(applied(amanda.Tool())) == expected
-
-
 @pytest.mark.parametrize("chunk", range(test_opinfo.CHUNKS))
 def test_operators_stay_bit_identical(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs, gradients, mutated inputs and random state stay the same, for every operator."""

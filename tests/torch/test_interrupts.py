@@ -85,12 +85,12 @@ def test_an_interrupt_as_a_context_begins_leaves_nothing_changed(
 
 
 def test_an_interrupt_as_a_capture_begins_leaves_the_compiler_vanilla() -> None:
-    """What a capture of code that nobody has compiled changes in Dynamo is put back."""
+    """What a capture of compiled code changes in Dynamo is put back."""
 
     def capture() -> None:
         # Dynamo itself is not given a frame.
         with contextlib.suppress(TypeError):
-            _internals.frame_converter(print, eager=True)()
+            _internals.frame_converter(print)()
 
     def is_ours(code: CodeType) -> bool:
         return code.co_filename.endswith("_internals/compiler.py")
@@ -98,7 +98,7 @@ def test_an_interrupt_as_a_capture_begins_leaves_the_compiler_vanilla() -> None:
     capture()
     before, found = _state(), interrupts.points(capture, is_ours)
     begin = [*itertools.takewhile(lambda point: "_marked+" not in point.place[2], found)]
-    assert 40 < len(begin) < len(found)
+    assert 20 < len(begin) < len(found)
     # Further executions of a line may be of its end.
     for point in [point for point in begin if not point.runs]:
         assert interrupts.run(capture, is_ours, point)

@@ -327,7 +327,7 @@ class Doubling(amanda.Tool):
 
 
 @pytest.mark.parametrize("tool", ["trace", "nan", "path", "coverage", "profile", "stats"])
-@pytest.mark.parametrize("name", interceptors("mode", "gate", "capture"))
+@pytest.mark.parametrize("name", interceptors("mode", "gate"))
 def test_tools_keep_no_functions_of_the_program(
     tool: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

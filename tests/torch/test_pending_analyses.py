@@ -15,7 +15,7 @@ from amanda_torch import _internals
 from tests.counting import no_collection
 from tests.torch.support import applied, interceptors
 
-EVERY = interceptors("mode", "gate", "capture")
+EVERY = interceptors("mode", "gate")
 
 
 class Tied(nn.Module):

@@ -6,7 +6,6 @@ after it, which read the tensors off the call by the layout that was found.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -95,8 +94,8 @@ NESTED = {"index_put", "__getitem__"}
 """Operators that are given lists of lists, or tuples in tuples."""
 
 
-NEW = 5 if os.environ.get("AMANDA_TORCH_INTERCEPTOR") == "capture" else 2
-"""Executions after which all is known of an operator: the third one is captured."""
+NEW = 2
+"""Executions after which all is known of an operator."""
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -168,7 +168,7 @@ def _copies(*tensors: Any) -> Any:
     return [None if tensor is None else tensor.clone() for tensor in tensors]
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate", "capture"))
+@pytest.mark.parametrize("name", interceptors("mode", "gate"))
 @pytest.mark.parametrize(
     "make", [amanda.Tool, amanda.tools.load("count"), amanda.tools.load("summary"), _Acts]
 )

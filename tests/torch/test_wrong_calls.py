@@ -153,7 +153,7 @@ class _TakingFused(nn.MultiheadAttention):
         return x + sum(named.values())
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate", "capture"))
+@pytest.mark.parametrize("name", interceptors("mode", "gate"))
 @pytest.mark.parametrize("keyword", ["module", "interceptor", "vanilla", "args", "kwargs", "call"])
 @pytest.mark.parametrize("make", [_Taking, lambda: _TakingFused(4, 2).eval()])
 @pytest.mark.parametrize("tool", [amanda.Tool, Identity, amanda.tools.load("summary")])
@@ -181,12 +181,11 @@ class _Slices(nn.Module):
 
 
 @pytest.mark.parametrize("tool", [amanda.Tool, Identity, amanda.tools.load("trace")])
-def test_captured_operators_take_keywords_of_any_name(
-    tool: Callable[[], amanda.Tool], monkeypatch: pytest.MonkeyPatch
+def test_operators_of_compiled_modules_take_keywords_of_any_name(
+    tool: Callable[[], amanda.Tool],
 ) -> None:
-    """An operator of a captured module takes keyword arguments of any name."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, "capture")
-    x, model = torch.ones(2, requires_grad=True), _Slices()
+    """An operator of a compiled module takes keyword arguments of any name."""
+    x, model = torch.ones(2, requires_grad=True), torch.compile(_Slices(), backend="eager")
     expected = model(x)
     with applied(tool()):
         for _ in range(6):

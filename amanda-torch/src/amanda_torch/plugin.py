@@ -69,7 +69,7 @@ class TorchEagerDriver(TorchDriver):
 
     name = "torch-eager"
     mode = "eager"
-    interceptors = ("auto", "capture", "gate", "mode")
+    interceptors = ("auto", "gate", "mode")
     interceptor_variable = "AMANDA_TORCH_INTERCEPTOR"
     target = "amanda_torch.compiled.driver:EagerDriver"
     capabilities = frozenset(Capability) - {Capability.STATIC_GRAPH, Capability.COMPILED}

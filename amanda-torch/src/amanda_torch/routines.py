@@ -30,16 +30,12 @@ from amanda.inline import (
     Counter,
     Log,
     MemoryChange,
-    MemoryUse,
     ShapeSum,
     Timer,
     begun_by,
     checked_by,
     ended_by,
     is_counter,
-    resident_bytes,
-    started_by,
-    stopped_by,
     summed_by,
 )
 from amanda.interface.action import Action, ActionKind
@@ -163,10 +159,6 @@ def inlined_around(
     return points[0], points[1], tuple(checks)
 
 
-Measure = Timer | MemoryChange
-"""Measures an operator by a routine before it and one after it, neither of which takes a tensor."""
-
-
 def is_measuring(routine: object) -> bool:
     """Whether a routine is one of the two of a timer, or of a change of memory."""
     # Most are neither: those are told at once, as it is asked for each action of a new operator.
@@ -176,23 +168,6 @@ def is_measuring(routine: object) -> bool:
     if cls is Timer:
         return function is Timer.start or function is Timer.stop
     return cls is MemoryChange and (begun_by(routine) or ended_by(routine)) is not None
-
-
-def measures_around(
-    before: Sequence[Callable[..., Any]], after: Sequence[Callable[..., Any]]
-) -> tuple[Measure, ...] | None:
-    """The timers and changes of memory among the routines before and after an operator; None where
-    one of them does not begin before it and end after it, once each."""
-    begun, ended, others = list[Measure](), list[Measure](), list[Measure]()
-    for routines, first, last in ((before, begun, others), (after, others, ended)):
-        for routine in routines:
-            if (one := started_by(routine) or begun_by(routine)) is not None:
-                first.append(one)
-            elif (one := stopped_by(routine) or ended_by(routine)) is not None:
-                last.append(one)
-    measures = {*map(id, begun)}
-    is_paired = measures == {*map(id, ended)} and len(measures) == len(begun) == len(ended)
-    return tuple(begun) if is_paired and not others else None
 
 
 def as_routine(function: Callable[..., Any], *args: Any) -> Any:
@@ -220,12 +195,6 @@ def as_routine(function: Callable[..., Any], *args: Any) -> Any:
 def look(log: Log, now: int) -> None:
     """Call ``look`` of a log that is due, for a timer that runs in C, as a routine would."""
     as_routine(log.look, now)
-
-
-def used_bytes(use: MemoryUse) -> int:
-    """The bytes in use, for a change of memory that runs without its routines; the peak takes no
-    note of them."""
-    return resident_bytes() if use.used is None else int(as_routine(use.used))
 
 
 def count(counters: Sequence[Counter]) -> None:

@@ -218,7 +218,6 @@ class Report:
             "versions": pages.versions(),
             "operators": describe_ops(statistics),
             **({"compiled code": explain_ways(statistics.compiled)} if statistics.compiled else {}),
-            **({"modules": explain_ways(statistics.modules)} if statistics.modules else {}),
             "not seen": explain_unseen(statistics),
             "time": describe_time(statistics, seconds),
         }
@@ -308,11 +307,10 @@ def _method(tool: Tool, name: str) -> Callable[..., Any] | None:
 
 def last_line(statistics: Statistics, seconds: float) -> str:
     """The last line of a run: operators seen, compiled code, reasons for unseen ones, the cost."""
-    compiled, modules = explain_ways(statistics.compiled), explain_ways(statistics.modules)
+    compiled = explain_ways(statistics.compiled)
     return (
         f"amanda: {describe_ops(statistics)}; "
         f"{f'compiled code ran {compiled}; ' if compiled else ''}"
-        f"{f'modules ran {modules}; ' if modules else ''}"
         f"not seen: {explain_unseen(statistics)}; "
         f"{describe_time(statistics, seconds)}"
     )

@@ -131,12 +131,6 @@ class Dispatcher:
             if scope.alive:
                 scope.statistics.count_not_seen(reason, count)
 
-    def note_module(self, name: str, way: str) -> None:
-        """Note how a module of the program runs under the current scopes."""
-        for scope in STATE.scopes:
-            if scope.alive:
-                scope.statistics.modules[name] = way
-
     def note_compiled(self, part: str, way: str) -> None:
         """Note how a part of the program's compiled code runs under the current scopes."""
         for scope in STATE.scopes:

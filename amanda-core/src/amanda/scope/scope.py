@@ -54,7 +54,6 @@ class Statistics:
         steps: iterations that have ended, where a tool has a routine at a derived point.
         compiled: how code ran that the program has compiled, where a driver has a choice: a name
             for each part of it, and the way, such as "eagerly (another mode is on)".
-        modules: likewise how outermost modules ran last, where a driver captures modules.
     """
 
     ops_seen: int = 0
@@ -64,7 +63,6 @@ class Statistics:
     tool_seconds: float = 0.0
     steps: int = 0
     compiled: dict[str, str] = attrs.field(factory=dict)
-    modules: dict[str, str] = attrs.field(factory=dict)
 
     def count_not_seen(self, reason: str, count: int = 1) -> None:
         """Add to ``not_seen``, in whichever thread; 0 gives a reason without a number."""

@@ -37,7 +37,6 @@ typedef struct {
     PyObject *outer; /* how many tools' code runs already */
     int records;     /* gradients were recorded */
     int is_locked;
-    int adds_up;     /* its time is charged later, with that of others */
     long long start; /* 0 before the lock was taken */
 } ToolCode;
 
@@ -49,8 +48,7 @@ leave_tool(ToolCode *code)
     PyObject *none = NULL;
     if (code->start > 0) {
         long long end = read_nanoseconds();
-        failed = end < 0 || (!code->adds_up && charge(end - code->start) < 0);
-        thread.spent += code->adds_up && !failed ? end - code->start : 0;
+        failed = end < 0 || charge(end - code->start) < 0;
     }
     if (code->is_locked) {
         none = PyObject_CallNoArgs(inlined.release);
@@ -69,9 +67,9 @@ leave_tool(ToolCode *code)
 
 /* Begin to run a tool's code: other drivers and hooks see that it is one, one thread does at a time. */
 static int
-enter_tool(ToolCode *code, PyObject *state, int records, int adds_up)
+enter_tool(ToolCode *code, PyObject *state, int records)
 {
-    *code = (ToolCode){.state = state, .adds_up = adds_up};
+    *code = (ToolCode){.state = state};
     PyObject *outer = PyDict_GetItemWithError(state, paused_name);
     PyObject *inner = outer == NULL ? NULL : outer == zero ? Py_NewRef(one) : PyNumber_Add(outer, one);
     code->outer = Py_XNewRef(outer);
@@ -195,7 +193,7 @@ call_routines(PyObject *known, PyObject *actions, const Values *values, PyObject
 /* The same as code of tools. */
 static Py_ssize_t
 run_point(PyObject *known, PyObject *actions, const Values *values, PyObject *state, int records,
-          int adds_up, PyObject **result)
+          PyObject **result)
 {
     ToolCode code;
     Py_ssize_t done;
@@ -203,7 +201,7 @@ run_point(PyObject *known, PyObject *actions, const Values *values, PyObject *st
     if (PyTuple_GET_SIZE(actions) == 0) {
         return 0;
     }
-    if (enter_tool(&code, state, records, adds_up) < 0) {
+    if (enter_tool(&code, state, records) < 0) {
         return -1;
     }
     done = call_routines(known, actions, values, result);
@@ -221,48 +219,6 @@ run_point(PyObject *known, PyObject *actions, const Values *values, PyObject *st
         Py_CLEAR(*result);
     }
     return done;
-}
-
-PyDoc_STRVAR(run_point_doc, "run_point(known, actions, state, records, *values)\n\nRun the routines before "
-"or after an operator of a captured graph.\n\n"
-"Args:\n    known: a KnownOp.\n    actions: a tuple of them, each isolated from AD.\n"
-"    state: vars(STATE) of this thread.\n    records: whether gradients are recorded here.\n"
-"    values: the tensors from which they select.\n\n"
-"Their time is added to what take_spent() gives.\n\n"
-"Returns:\n    None if all have run, and none has returned anything; or else how many have run, and what "
-"the\n    last one has returned.");
-
-static PyObject *
-gate_run_point(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t count)
-{
-    PyObject *returned;
-    DECLARE_VALUES(values);
-    if (count < 4 || inlined.counter == NULL || !Py_IS_TYPE(given[0], python.known)
-        || !PyTuple_CheckExact(given[1]) || !PyDict_CheckExact(given[2])
-        || !append_values(&values, given + 4, count - 4)) {
-        PyErr_SetString(PyExc_TypeError, "run_point() takes a KnownOp, a tuple, a dict, and values");
-        return NULL;
-    }
-    Py_ssize_t done =
-        run_point(given[0], given[1], &values, given[2], given[3] == Py_True, 1, &returned);
-    if (done < 0) {
-        return NULL;
-    }
-    if (returned == NULL && done == PyTuple_GET_SIZE(given[1])) {
-        Py_RETURN_NONE;
-    }
-    return Py_BuildValue("(nN)", done, returned == NULL ? Py_NewRef(Py_None) : returned);
-}
-
-PyDoc_STRVAR(take_spent_doc, "take_spent()\n\nThe seconds that run_point() has taken in this thread since "
-"this was called.");
-
-static PyObject *
-gate_take_spent(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(argument))
-{
-    double seconds = (double)thread.spent * 1e-9;
-    thread.spent = 0;
-    return PyFloat_FromDouble(seconds);
 }
 
 /* Whether an operator's plan has routines before and after it alone, and none takes part in AD. */
@@ -369,7 +325,7 @@ run_after(PyObject *known, PyObject *result, const Values *inputs, PyObject *sta
     int is_blind = field(known, python.known_blind) == Py_True;
     Py_ssize_t done = is_blind ? 1 : find_outputs(result, &outputs);
     if (done > 0) {
-        done = run_point(known, actions, &outputs, state, records, 0, &returned);
+        done = run_point(known, actions, &outputs, state, records, &returned);
     }
     if (done < 0) {
         Py_CLEAR(result);
@@ -395,7 +351,7 @@ run_around(const Invocation *call, PyObject *mode, PyObject *operator, PyObject 
         release_values(&inputs);
         return may_run < 0 ? NULL : act(call, operator, known);
     }
-    Py_ssize_t done = run_point(known, actions, &inputs, state, records, 0, &returned), start = 0;
+    Py_ssize_t done = run_point(known, actions, &inputs, state, records, &returned), start = 0;
     if (done >= 0 && (returned != NULL || done < PyTuple_GET_SIZE(actions))) {
         result = resume_before(call, operator, known, done, &inputs, returned);
     }

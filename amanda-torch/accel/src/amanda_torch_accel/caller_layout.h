@@ -113,25 +113,25 @@ try_method(PyObject *object, int is_after, const void **functions)
 }
 
 PyDoc_STRVAR(configure_hooks_doc,
-"configure_hooks(nodes, types, undefined, operators)\n\nFind out how autograd calls the hooks of nodes. "
+"configure_hooks(nodes, types, undefined, allocator)\n\nFind out how autograd calls the hooks of nodes. "
 "Without arguments, Python's way is taken.\n\n"
 "Args:\n    nodes: a list of some that C++ defines, which are of no use after that.\n"
 "    types: addresses of the type_info of the classes of hooks before and after nodes.\n"
 "    undefined: the address of what tensors are that are undefined.\n"
-"    operators: the addresses of operator new and operator delete.\n\n"
+"    allocator: the address of operator new.\n\n"
 "Returns:\n    Whether it was found out.");
 
 static PyObject *
 gate_configure_hooks(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *nodes = NULL;
-    unsigned long long types[2], undefined, operators[2];
+    unsigned long long types[2], undefined, allocator;
     callers[0].place = callers[1].place = 0;
     if (PyTuple_GET_SIZE(args) == 0) {
         Py_RETURN_FALSE;
     }
-    if (!PyArg_ParseTuple(args, "O!(KK)K(KK)", &PyList_Type, &nodes, &types[0], &types[1], &undefined,
-                          &operators[0], &operators[1])) {
+    if (!PyArg_ParseTuple(args, "O!(KK)KK", &PyList_Type, &nodes, &types[0], &types[1], &undefined,
+                          &allocator)) {
         return NULL;
     }
     Py_ssize_t places[2] = {0, 0};
@@ -160,10 +160,8 @@ gate_configure_hooks(PyObject *Py_UNUSED(module), PyObject *args)
     callers[0].table[CALL] = (const void *)(uintptr_t)call_before;
     callers[1].table[CALL] = (const void *)(uintptr_t)call_after;
     callers[0].table[DELETE] = callers[1].table[DELETE] = (const void *)(uintptr_t)give_up;
-    make_stamp_tables(types);
     undefined_tensor = (const void *)(uintptr_t)undefined;
-    allocate = (void *(*)(size_t))(uintptr_t)operators[0];
-    release = (void (*)(void *))(uintptr_t)operators[1];
+    allocate = (void *(*)(size_t))(uintptr_t)allocator;
     return PyBool_FromLong(places[0] != 0);
 }
 

@@ -90,7 +90,6 @@
 #include "leaves.h"
 #include "nodes.h"
 #include "callers.h"
-#include "timed.h"
 #include "caller_layout.h"
 #include "backward.h"
 #include "inputs.h"
@@ -99,7 +98,6 @@
 #include "around.h"
 #include "trampolines.h"
 #include "functions.h"
-#include "module_hooks.h"
 
 /* ---- setting up ------------------------------------------------------------------------------ */
 
@@ -710,7 +708,7 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         {"resume", &inlined.resume},     {"reference", &inlined.reference},
         {"nothing", &inlined.nothing},   {"memory", &inlined.memory},
         {"change", &inlined.change},     {"ended", &inlined.ended},
-        {"as_routine", &inlined.as_routine}, {"used_bytes", &inlined.used_bytes},
+        {"as_routine", &inlined.as_routine},
         {"counter", &inlined.counter},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -810,23 +808,6 @@ gate_configure_native(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(used_bytes_doc, "used_bytes(use)\n\nThe bytes in use, as amanda_torch.routines.used_bytes() gives "
-"them.");
-
-static PyObject *
-gate_used_bytes(PyObject *Py_UNUSED(module), PyObject *use)
-{
-    if (!Py_IS_TYPE(use, (PyTypeObject *)inlined.memory)) {
-        PyErr_SetString(PyExc_TypeError, "it is no amanda.inline.MemoryUse");
-        return NULL;
-    }
-    PyObject *used = field(use, at.memory_used);
-    if (READS_RESIDENT && used == Py_None) {
-        return PyLong_FromLongLong(read_resident());
-    }
-    return PyObject_CallOneArg(inlined.used_bytes, use);
-}
-
 PyDoc_STRVAR(hook_registrar_doc, "hook_registrar(vanilla)\n\nFor ``_register_hook`` of "
 "torch.autograd.Function: hooks of register() need no handle.");
 
@@ -897,9 +878,7 @@ gate_module_call(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef methods[] = {
     {"add", gate_add, METH_VARARGS, add_doc},
     {"add_mapping", gate_add_mapping, METH_O, add_mapping_doc},
-    {"any_has", gate_any_has, METH_VARARGS, any_has_doc},
     {"attach", gate_attach, METH_VARARGS, attach_doc},
-    {"can_time", gate_can_time, METH_VARARGS, can_time_doc},
     {"claim", (PyCFunction)(void (*)(void))gate_claim, METH_FASTCALL, claim_doc},
     {"claim_pending", (PyCFunction)(void (*)(void))gate_claim_pending, METH_FASTCALL,
      claim_pending_doc},
@@ -925,11 +904,7 @@ static PyMethodDef methods[] = {
     {"register", gate_register, METH_VARARGS, register_doc},
     {"reported", gate_reported, METH_O, reported_doc},
     {"restore", gate_restore, METH_NOARGS, restore_doc},
-    {"run_point", (PyCFunction)(void (*)(void))gate_run_point, METH_FASTCALL, run_point_doc},
     {"sites", gate_sites, METH_NOARGS, sites_doc},
-    {"take_spent", gate_take_spent, METH_NOARGS, take_spent_doc},
-    {"time_pass", gate_time_pass, METH_VARARGS, time_pass_doc},
-    {"used_bytes", gate_used_bytes, METH_O, used_bytes_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -953,8 +928,7 @@ gate_exec(PyObject *Py_UNUSED(module))
     }
     HookDict_Type.tp_base = &PyDict_Type;
     PyTypeObject *types[] = {&Hook_Type, &HookDict_Type, &Accumulation_Type, &Entry_Type,
-                             &Past_Type, &Pending_Type,  &Probe_Type,        &Timed_Type,
-                             &Call_Type};
+                             &Past_Type, &Pending_Type,  &Probe_Type,        &Call_Type};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (PyType_Ready(types[i]) < 0) {
             return -1;

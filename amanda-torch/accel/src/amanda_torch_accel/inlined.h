@@ -8,7 +8,6 @@ static struct {
     PyObject *look;                    /* look(log, now): has a log looked at, as a routine */
     PyObject *memory, *change, *ended; /* classes of amanda.inline, and MemoryChange.after */
     PyObject *as_routine;              /* as_routine(function): calls it as a routine */
-    PyObject *used_bytes;              /* used_bytes(use): reads a memory without its peak */
     PyObject *check, *before;          /* a class of amanda.inline, and its method */
     PyObject *sums, *add_after;        /* likewise: sums, and the second of their routines */
     PyObject *tensors;                 /* the classes of tensors that C looks at, torch.Tensor first */
@@ -243,8 +242,6 @@ start_timer(PyObject *timer)
     return failed ? -1 : 0;
 }
 
-static int flush_before(TimedPass *pass);
-
 /* The part of Timer.add() that concerns its log. */
 static int
 log_execution(PyObject *timer, long long start, long long end)
@@ -258,7 +255,7 @@ log_execution(PyObject *timer, long long start, long long end)
         PyErr_SetString(PyExc_TypeError, "a timer's log is no amanda.inline.Log, or it has no number");
         return -1;
     }
-    if (flush_before(thread.timed) < 0 || append_execution(log, number, start, end) < 0) {
+    if (append_execution(log, number, start, end) < 0) {
         return -1;
     }
     PyObject *due = field(log, at.log_due);

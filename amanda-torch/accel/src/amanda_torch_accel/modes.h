@@ -17,8 +17,6 @@ static struct {
     Builtin is_recording;    /* torch.is_grad_enabled() */
 } stack;
 
-typedef struct TimedPass TimedPass;
-
 /* Of the current thread: its virtual mode (a strong reference), and how many modes lie below it;
    the site whose report is awaited; how many reports have come. */
 typedef struct {
@@ -28,8 +26,6 @@ typedef struct {
     Site *awaited;
     int reports;
     unsigned long native; /* see native_thread() */
-    TimedPass *timed;     /* the backward pass whose executions are noted, or was last */
-    long long spent;      /* what routines in captured graphs have taken, and is yet to be charged */
 #if HAS_VERSIONS
     uint64_t unpaused; /* the version of the thread's state in which it was found not to be paused */
 #endif

@@ -172,14 +172,12 @@ def native_hooks() -> tuple[Any, ...] | None:
         )
         # As the dynamic linker looks for it: a program may bring an allocator of its own.
         try:
-            process = ctypes.CDLL(None)
-            allocator = process._Znwm, process._ZdlPv
+            allocator = ctypes.CDLL(None)._Znwm
         except AttributeError:
-            allocator = library._Znwm, library._ZdlPv
+            allocator = library._Znwm
     except (OSError, AttributeError, ValueError):
         return None
-    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in allocator]
-    return tuple(types), undefined[0], tuple(addresses)
+    return tuple(types), undefined[0], ctypes.cast(allocator, ctypes.c_void_p).value
 
 
 FUNCTION_NODE = symbol("torch.autograd.function.BackwardCFunction")

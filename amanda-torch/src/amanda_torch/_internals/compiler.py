@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import functools
-import logging
 import sys
-import threading
-import types
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from amanda_torch._internals.modules import MODULE_CALL, standing_for
+from amanda_torch._internals.modules import MODULE_CALL
 from amanda_torch._internals.notes import COMPILER_MODULE, MODULE_MARKS
 from amanda_torch._internals.operators import OVERRIDE_CHECKS
 from amanda_torch._internals.symbols import ABSENT, COMPILER_SYMBOLS, find_symbol, symbol
@@ -24,19 +20,15 @@ COMPILER_SYMBOLS.extend(
     (
         _HANDLERS,
         "torch._dynamo.lookup_backend",
-        "torch._subclasses.FakeTensor",
         "torch._dynamo.source.LocalSource",
         "torch._dynamo.convert_frame.catch_errors_wrapper",
         "torch._dynamo.convert_frame.convert_frame",
-        "torch._dynamo.convert_frame.convert_frame_assert",
         "torch._dynamo.convert_frame.compile_lock",
         "torch._dynamo.convert_frame.input_codes",
         "torch._dynamo.hooks.Hooks",
         "torch._dynamo.types.ConvertFrameReturn",
-        "torch._dynamo.variables.torch.tracing_state_functions",
         "torch._C._dynamo.eval_frame._FrameAction",
         "torch._C._dynamo.eval_frame._FrameExecStrategy",
-        "torch._C._dynamo.eval_frame.reset_code",
         "torch._C._dynamo.eval_frame.set_eval_frame",
         "torch._ops.HigherOrderOperator",
         "torch.utils._pytree.tree_map",
@@ -84,122 +76,40 @@ def _without_guards_of_ours(entries: Sequence[Any]) -> Sequence[bool]:
     ]
 
 
-_HOOKS_GUARD = "EMPTY_NN_MODULE_HOOKS_DICT"
-"""The guard by which Dynamo captures anew when a module has hooks."""
-
-
-def _without_guards_on(is_checked: Callable[[Any], bool], entries: Sequence[Any]) -> Sequence[bool]:
-    return [
-        kept and not (entry.guard_type == _HOOKS_GUARD and is_checked(entry.value))
-        for entry, kept in zip(entries, _without_guards_of_ours(entries), strict=True)
-    ]
-
-
-class _Refused(set[type[Any]]):
-    """Replaces Dynamo's set of opaque tensor classes, which it checks for each tensor of a subclass
-    before it reads the tensor: the check calls `refuse`, whose error ends the capture."""
-
-    def __init__(self, refuse: Callable[[type[Any]], Any]) -> None:
-        super().__init__()
-        self._refuse = refuse
-
-    def __contains__(self, cls: Any) -> bool:
-        self._refuse(cls)
-        return False
-
-
-def frame_converter(
-    backend: Callable[..., Any],
-    eager: bool = False,
-    marks: bool = False,
-    refuse: Callable[[type[Any]], Any] | None = None,
-    is_checked: Callable[[Any], bool] | None = None,
-) -> Callable[..., Any]:
+def frame_converter(backend: Callable[..., Any], marks: bool = False) -> Callable[..., Any]:
     """Dynamo's own callback for frames, which hands captured graphs to `backend`.
 
     What it captures is used under any function modes: whoever lets it capture takes care of them.
 
     Args:
-        eager: capture code that nobody has compiled: as one graph or not at all, as it runs where
-            it is not compiled, and with all guards.
-        refuse: called with the class of each tensor of a subclass that a frame uses, before
-            anything is read of it; an error of it ends the attempt.
-        is_checked: called with each dict of a module's hooks that is empty and stays so; where it
-            is true, the caller checks that, and Dynamo does not.
+        marks: whether the calls of modules are marked in what is captured.
     """
     from torch._dynamo import config, convert_frame, hooks
 
-    kept: Any = _without_guards_of_ours
-    if is_checked is not None:
-        kept = functools.partial(_without_guards_on, is_checked)
-    own = hooks.Hooks(guard_filter_fn=kept)
-    if eager:
-        inner: Any = convert_frame.convert_frame_assert(backend, one_graph=True)
-    else:
-        inner = convert_frame.convert_frame(backend, own)
+    own = hooks.Hooks(guard_filter_fn=_without_guards_of_ours)
+    inner = convert_frame.convert_frame(backend, own)
     convert: Callable[..., Any] = convert_frame.catch_errors_wrapper(inner, own)
-    options = _capture_options(eager, refuse)
+    options = _capture_options()
 
     def converter(*args: Any) -> Any:
-        with ExitStack() as stack:
-            stack.enter_context(convert_frame.compile_lock)
-            stack.enter_context(config.patch(options))
-            if eager:
-                for unnoticed in (
-                    _told_not_compiled,
-                    _fakes_uncached,
-                    _generators_untouched,
-                    _tensors_unmarked,
-                    _errors_unlogged,
-                ):
-                    stack.enter_context(unnoticed())
-                stack.enter_context(_warnings_noted())
-            stack.enter_context(_transforms_as_they_were())
-            stack.enter_context(_marked(marks))
+        with (
+            convert_frame.compile_lock,
+            config.patch(options),
+            _transforms_as_they_were(),
+            _marked(marks),
+        ):
             return convert(*args)
 
     setattr(converter, FRAME_CALLBACK_OF, convert)
     return converter
 
 
-class _Noted(threading.local):
-    warnings: Sequence[warnings.WarningMessage] = ()
-
-
-_NOTED = _Noted()
-
-
-@contextmanager
-def _warnings_noted() -> Iterator[None]:
-    """Show no warnings, and note them."""
-    outer = _NOTED.warnings
-    with warnings.catch_warnings(record=True, action="always") as noted:
-        try:
-            _NOTED.warnings = noted
-            yield
-        finally:
-            _NOTED.warnings = outer
-
-
-def warned_in_capture() -> str:
-    """Of what the code has warned that Dynamo captures in this thread; "" for nothing.
-
-    Dynamo runs PyTorch's functions on fake tensors, where they warn as ever. It also reads `grad`
-    of the inputs, among others, of which PyTorch warns.
-    """
-    texts = (str(warning.message) for warning in _NOTED.warnings)
-    return next((text for text in texts if not text.startswith(_WARNED_OF_GRAD)), "")
-
-
-_WARNED_OF_GRAD = "The .grad attribute of a Tensor that is not a leaf"
-
-
-def _capture_options(eager: bool, refuse: Callable[[type[Any]], Any] | None) -> dict[str, Any]:
-    """Dynamo's settings for a capture; the arguments are those of :func:`frame_converter`."""
+def _capture_options() -> dict[str, Any]:
+    """Dynamo's settings for a capture."""
     from torch._dynamo import config
 
     # Otherwise it makes tensors of floats that change, in code around the graph.
-    options: dict[str, Any] = {"specialize_float": True, **(_EAGER_CAPTURE if eager else {})}
+    options: dict[str, Any] = {"specialize_float": True}
     names = (
         # The program sets these two for the code that it compiles; captured code runs uncompiled
         # where a limit is reached.
@@ -209,8 +119,6 @@ def _capture_options(eager: bool, refuse: Callable[[type[Any]], Any] | None) -> 
         "record_runtime_overhead",
     )
     options.update((name, False) for name in names if hasattr(config, name))
-    if refuse is not None:
-        options["nontraceable_tensor_subclasses"] = _Refused(refuse)
     return options
 
 
@@ -239,160 +147,6 @@ def _transforms_as_they_were() -> Iterator[None]:
     finally:
         if _transform_depth() != depth:
             _leave_transforms(depth)
-
-
-_EAGER_CAPTURE = {
-    # It would compute with torch what the program computes with NumPy.
-    "trace_numpy": False,
-    "optimize_ddp": False,
-    # Both leave guards out, by default: hooks that are added to a module, and `Tensor.data` that
-    # becomes another one (as in `Module.double()`), would not be noticed.
-    "skip_nnmodule_hook_guards": False,
-    "skip_tensor_guards_with_matching_dict_tags": False,
-    "use_recursive_dict_tags_for_guards": False,
-}
-"""Dynamo's settings for the capture of code that the program does not compile."""
-
-
-_TOLD_COMPILED = "transformers."
-"""The package whose code is told the truth. 5.23 keeps a context variable, which Dynamo cannot
-capture, and an attribute instead where it is compiled; it looks at values for warnings and for
-attention masks that it could leave out, and does not where it is compiled. Where that makes a
-difference, the operators are others than those of eager mode."""
-
-
-@contextmanager
-def _errors_unlogged() -> Iterator[None]:
-    """Log no errors of operators meanwhile: the module then runs uncaptured, and raises them.
-
-    PyTorch 2.13 logs a traceback of each operator whose inputs do not fit; to be used with
-    Dynamo's lock."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    try:
-        # Within, as in the others here: an interrupt may come as the call returns.
-        logger.setLevel(logging.CRITICAL)
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-_ASKING_FOR_OTHERS = frozenset({"transformers.utils.import_utils"})
-"""Modules whose functions ask for their callers."""
-
-_TRACERS_STATE = "tracing_state_functions"
-
-
-class _EagerAnswers(dict[Any, Any]):
-    """The answers for code that checks whether it is compiled: no, as in eager mode."""
-
-    def __getitem__(self, question: Any) -> Any:
-        answer = super().__getitem__(question)
-        if answer is not True:
-            return answer
-        # Dynamo's descriptions of the function that asks, and of those that call it.
-        asking = sys._getframe(1).f_locals.get("tx")
-        while asking is not None and asking.f_globals.get("__name__") in _ASKING_FOR_OTHERS:
-            asking = asking.parent
-        name = "" if asking is None else str(asking.f_globals.get("__name__"))
-        return name.startswith(_TOLD_COMPILED)
-
-
-@contextmanager
-def _told_not_compiled() -> Iterator[None]:
-    """Code that Dynamo captures meanwhile runs as in eager mode; to be used with Dynamo's lock."""
-    from torch._dynamo.variables import torch as variables
-
-    vanilla = getattr(variables, _TRACERS_STATE)
-    answers = _EagerAnswers(vanilla())
-    try:
-        setattr(variables, _TRACERS_STATE, lambda: answers)
-        yield
-    finally:
-        setattr(variables, _TRACERS_STATE, vanilla)
-
-
-@contextmanager
-def _fakes_uncached() -> Iterator[None]:
-    """What PyTorch keeps of operators on tensors without values is dropped with the capture; to be
-    used with Dynamo's lock.
-
-    Its table is one for the process and has no end (2.13): with symbolic sizes each capture would
-    leave its own, and all that these sizes lead to.
-    """
-    modes = torch._subclasses.fake_tensor.FakeTensorMode
-    kept = modes.cache
-    try:
-        modes.cache = {}
-        yield
-    finally:
-        modes.cache = kept
-
-
-_NO_STATE = torch.empty(0, dtype=torch.uint8, device="cpu")
-
-
-@contextmanager
-def _generators_untouched() -> Iterator[None]:
-    """Random numbers of accelerators are neither asked for nor set by this thread meanwhile; to be
-    used with Dynamo's lock.
-
-    Dynamo keeps their state around each capture, which draws none. To ask for it begins to use the
-    device; to set it, though to the same, has cuDNN begin the dropout of RNNs anew (2.13, H100: the
-    next training steps of an LSTM gave other losses).
-    """
-    with ExitStack() as stack:
-        for module in (torch.cuda, torch.xpu):
-            for name, answer in (("get_rng_state", _NO_STATE), ("set_rng_state", None)):
-                stack.enter_context(_answered(module, name, answer))
-        yield
-
-
-_STATIC = "_dynamo_static_input_type"
-
-
-@contextmanager
-def _tensors_unmarked() -> Iterator[None]:
-    """Parameters and buffers lose the marks that Dynamo sets on them; to be used with its lock.
-
-    It marks them as static, for the compilers of CUDA graphs, by an attribute that copies and
-    pickles of the module would hold as well (2.13). Those that the program has set stay.
-    """
-    decorators: Any = sys.modules["torch._dynamo.decorators"]
-    vanilla = decorators.mark_static_address
-    thread, marked = threading.get_ident(), list[torch.Tensor]()
-
-    @functools.wraps(vanilla)
-    def marking(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread and not hasattr(tensor, _STATIC):
-            marked.append(tensor)
-        return vanilla(tensor, *args, **kwargs)
-
-    try:
-        decorators.mark_static_address = marking
-        yield
-    finally:
-        if decorators.mark_static_address is marking:
-            decorators.mark_static_address = vanilla
-        for tensor in marked:
-            vars(tensor).pop(_STATIC, None)
-
-
-@contextmanager
-def _answered(module: Any, name: str, answer: Any) -> Iterator[None]:
-    """A function of a module gives an answer in this thread, and runs in others."""
-    vanilla, thread = getattr(module, name), threading.get_ident()
-
-    @functools.wraps(vanilla)
-    def answering(*args: Any, **kwargs: Any) -> Any:
-        return answer if threading.get_ident() == thread else vanilla(*args, **kwargs)
-
-    try:
-        setattr(module, name, answering)
-        yield
-    finally:
-        if getattr(module, name) is answering:
-            setattr(module, name, vanilla)
 
 
 _REGIONS = 1 << 40
@@ -528,49 +282,6 @@ def runs_higher_order(frame: Any) -> bool:
     function = frame.f_locals.get("fn")
     names = frame.f_globals.get("__name__"), getattr(function, "__module__", None)
     return any(str(name).startswith("torch._higher_order_ops.") for name in names)
-
-
-def captured_alone(found: Any) -> Any:
-    """What a frame callback returns for captured code, when functions that this calls run as they
-    are: Dynamo asks nothing about their frames, which would cost microseconds for each."""
-    from torch._C._dynamo import eval_frame
-    from torch._dynamo.types import ConvertFrameReturn
-
-    actions = eval_frame._FrameAction
-    strategy = eval_frame._FrameExecStrategy(actions.DEFAULT, actions.SKIP)
-    return ConvertFrameReturn(
-        frame_exec_strategy=strategy, apply_to_code=True, guarded_code=found.guarded_code
-    )
-
-
-@standing_for("_call_impl")
-def call_captured(callback: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function as Dynamo captures it, in place of a module.
-
-    Args:
-        callback: what Dynamo asks about frames.
-    """
-    from torch._C._dynamo import eval_frame
-
-    before = eval_frame.set_eval_frame(callback)
-    try:
-        return function(*args)
-    finally:
-        eval_frame.set_eval_frame(before)
-
-
-def forget_captured(code: types.CodeType, loaded: dict[str, Any] = sys.modules) -> None:
-    """Drop Dynamo's captures of some code, which keep the callback that made them.
-
-    That is memory of C++: the garbage collector finds no cycle through it.
-
-    Args:
-        code: the code.
-        loaded: the loaded modules; at the end of the process nothing else leads to them.
-    """
-    eval_frame = loaded.get("torch._C._dynamo.eval_frame")
-    if eval_frame is not None:
-        eval_frame.reset_code(code)
 
 
 class Uncompiled:

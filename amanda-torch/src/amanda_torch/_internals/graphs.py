@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -22,18 +22,6 @@ def lookup_compiler(name: str) -> Any:
     import torch._dynamo
 
     return torch._dynamo.lookup_backend(name)
-
-
-def without_values(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Operators meanwhile compute no values, only what a graph's symbolic inputs have as well."""
-    # Not that of the tracing context: Dynamo makes another one for compilers.
-    modes = [value.fake_mode for value in inputs if hasattr(value, "fake_mode")]
-    return modes[0] if modes else nullcontext()
-
-
-def symbolic_inputs(graph: torch.fx.Graph) -> Sequence[Any]:
-    """The inputs of a graph as Dynamo has captured it: numbers, and tensors without values."""
-    return [node.meta["example_value"] for node in graph.nodes if node.op == "placeholder"]
 
 
 def has_numbers(graph: torch.fx.Graph) -> bool:

@@ -18,35 +18,12 @@ FUSED_OPERATORS = ("_transformer_encoder_layer_fwd", "_native_multi_head_attenti
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 """The attributes with a module's hooks; only its instances have these attributes."""
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether hooks run before or after the forward pass of a module, or of one below it."""
     return any(vars(below).get(name) for below in module.modules() for name in _HOOKS)
-
-
-OWN_HOOKS = (*_HOOKS, *_BACKWARD_HOOKS)
-"""The attributes with all hooks of a module: what PyTorch asks before it calls one."""
-
-
-def has_own_hooks(module: torch.nn.Module) -> bool:
-    """Whether a module itself has hooks, on its forward or its backward pass."""
-    attributes = vars(module)
-    for name in OWN_HOOKS:  # noqa: SIM110 - at each call of a module: a generator would cost frames
-        if attributes.get(name):
-            return True
-    return False
-
-
-_HOOK_DICTS = (*OWN_HOOKS, *(f"{name}_with_kwargs" for name in _HOOKS))
-
-
-def hook_dicts(module: torch.nn.Module) -> list[Any]:
-    """The attributes that are empty dicts as long as a module has no hooks."""
-    attributes = vars(module)
-    return [attributes[name] for name in _HOOK_DICTS if name in attributes]
 
 
 _GLOBAL_HOOKS = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -148,13 +147,6 @@ is_autocasting: Callable[[], bool] = symbol("torch._C._is_any_autocast_enabled")
 require("torch._guards.tracing")
 tracing_context: Callable[[], Any] = symbol("torch._guards.TracingContext.try_get")
 """Dynamo's notes about the graph that it hands to a compiler now."""
-
-_traced_code = symbol("torch._guards.TracingContext.get_traced_code")
-
-
-def traced_code() -> Sequence[types.CodeType]:
-    """The code that Dynamo has followed for the graph that it hands to a compiler now."""
-    return _traced_code() or ()
 
 
 def is_compiling() -> bool:

@@ -9,23 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import attrs
 import torch
 
 from amanda.engine.backward import BackwardExecution, OpHandle
 from amanda.errors import CapabilityError
-from amanda.inline import Counter, ShapeSum, summed_by
 from amanda.interface.action import ActionKind, InstPoint
 from amanda.interface.calls import BackwardCall
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.routines import (
     BackwardRoutines,
-    Measure,
     RoutineDispatcher,
     count,
-    is_measuring,
-    measures_around,
 )
 
 Gradients = Sequence[Any]
@@ -46,19 +41,6 @@ class NodeCall(BackwardCall):
         if grad_inputs is None and (node := _internals.current_node()) is not None:
             grad_inputs = _internals.produced_gradients(node)
         return grad_outputs, grad_inputs
-
-
-@attrs.frozen
-class Inlined:
-    """Routines of ``amanda.inline`` that are all that there is to run at a backward operator.
-
-    Attributes:
-        added: its counters and sums.
-        measures: its timers and changes of memory, which begin before it and end after it.
-    """
-
-    added: Sequence[Counter | ShapeSum] = ()
-    measures: tuple[Measure, ...] = ()
 
 
 class NodeHooks:
@@ -117,32 +99,6 @@ class NodeHooks:
         some = OpHandle(handle.op_id, left, handle.inputs, handle.outputs, model=handle.model)
         needs = self.has_before, self.has_after
         return NodeHooks(self._dispatcher, some, self._execution.call, needs)
-
-    def added(self) -> Sequence[Counter | ShapeSum] | None:
-        """The counters and sums that are all that there is to run, now; None if more is."""
-        found = self.inlined()
-        return None if found is None or found.measures else found.added
-
-    def inlined(self) -> Inlined | None:
-        """The routines of ``amanda.inline`` that are all that there is to run, now; None if more
-        is."""
-        if self.is_idle:
-            return Inlined()
-        settled = self._dispatcher.settled.get(self._key) or self._settle()
-        if settled is None:
-            return None
-        before, after = settled.inlined_before, settled.inlined_after
-        if before is None or after is None:
-            return None
-        measures, found = measures_around(before, after), list[Counter | ShapeSum]()
-        for routine in (*before, *after):
-            one = routine if type(routine) is Counter else summed_by(routine)
-            if one is None:
-                if not is_measuring(routine):
-                    return None
-            elif one is routine or one not in found:
-                found.append(one)
-        return None if measures is None else Inlined(found, measures)
 
     @property
     def op_id(self) -> str:

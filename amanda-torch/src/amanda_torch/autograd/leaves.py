@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -52,26 +52,6 @@ def _forget_owner(owner: Any) -> None:
         del owner.owners[owner.key]
 
 
-class LateClaims(Protocol):
-    """Operators whose leaves are hooked only if that turns out to be necessary.
-
-    It stands for their iteration in :attr:`LeafClaimer.iterations`, where the gate does not know it
-    and asks Python.
-
-    Attributes:
-        iteration: in which they last ran.
-    """
-
-    iteration: int
-
-    def mark(self, node: Any) -> bool:
-        """Hook the accumulation of a leaf, which another operator uses as well.
-
-        Returns:
-            Whether there was something to do.
-        """
-
-
 class LeafClaimer:
     """Finds the owners of leaves' accumulations and hooks them, for one thread.
 
@@ -80,9 +60,6 @@ class LeafClaimer:
         iterations: by operator the iteration in which it last ran with gradients.
         leaf_owners: by the identity of a leaf a weak reference to it, and the operator that used it
             first in an iteration.
-        owner_changes: how often a leaf has got another owner.
-        late_runs: runs of captured graphs whose leaves are hooked only if that is necessary.
-        late_changes: how often accumulations that such runs use may have got hooks.
     """
 
     # Threads may share a leaf, and one that finds it claimed has to find its hooks there, too.
@@ -90,11 +67,8 @@ class LeafClaimer:
 
     def __init__(self, dispatcher: RoutineDispatcher) -> None:
         self.dispatcher = dispatcher
-        self.iterations: dict[str, int | LateClaims] = {}
+        self.iterations: dict[str, int] = {}
         self.leaf_owners: dict[int, _Owner] = {}
-        self.owner_changes = 0
-        self.late_runs: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.late_changes = 0
 
     @staticmethod
     def is_alone() -> bool:
@@ -117,10 +91,6 @@ class LeafClaimer:
         for op_id in list(self.iterations):
             if op_id.startswith(ends):
                 self.iterations.pop(op_id, None)
-
-    def owners(self) -> set[str]:
-        """The operators that own an accumulation."""
-        return {owner.op_id for owner in list(self.leaf_owners.values())}
 
     def note_run(self, op_id: str, iteration: int) -> None:
         """Remember the iteration in which an operator with gradients last ran."""
@@ -260,34 +230,6 @@ class LeafClaimer:
         self.iterations[known.handle.op_id] = iteration
         self._locked(self._claim_leaves, leaves, known, past, iteration, reached)
 
-    def claim_late(
-        self, node: Any, known: KnownGradients, number: int, iteration: int
-    ) -> Sequence[Accumulation]:
-        """Hook the accumulation of a leaf after the operator that owns it has run unhooked.
-
-        Args:
-            known: what is known of the operator's gradients.
-            number: of the leaf among those that the operator owns.
-            iteration: in which it ran.
-
-        Returns:
-            What is to be told when a pass comes to the operator.
-        """
-        reached: list[Accumulation] = []
-        self._locked(self._claim_leaves, [node], known, None, iteration, reached, number)
-        return reached
-
-    def shared_leaf_hooks(self, known: KnownGradients, number: int) -> NodeHooks | None:
-        """The hooks of a leaf's accumulation for all executions; None if an analysis is pending.
-
-        Args:
-            number: of the leaf among those that the operator owns.
-        """
-        backward_id = f"{known.handle.op_id}/grad/AccumulateGrad:{number}"
-        found = known.hooks.get(backward_id)
-        # One that lives longer than the graph of a step keeps the hooks of its first execution.
-        return found or known.shared_hooks(self.dispatcher, "AccumulateGrad", backward_id)
-
     def leaf_hooks(
         self, known: KnownGradients, backward_id: str, scopes: Sequence[Any], past: Past | None
     ) -> NodeHooks:
@@ -321,15 +263,11 @@ class LeafClaimer:
             if not fresh:
                 return marks, fresh
         op_id, leaf = handle.op_id, node.variable
-        # owner_of(), without a function.
+        # Not a WeakIdKeyDictionary, which makes an object of Python for each question.
         found = self.leaf_owners.get(id(leaf))
         owner = found.op_id if found is not None and found() is leaf else None
         if owner != op_id:
             ran = None if owner is None else self.iterations.get(owner)
-            if ran is not None and type(ran) is not int:
-                if ran.mark(node):  # type: ignore[union-attr]
-                    return self._owned(node, known, iteration, number)
-                ran = ran.iteration  # type: ignore[union-attr]
             if found is not None and owner is not None and ran == iteration:
                 return self._claim_for_owner(found, node, iteration), ()
             self._set_owner(leaf, known, number)
@@ -357,33 +295,13 @@ class LeafClaimer:
         found: dict[Any, Any] = marks if type(marks) is dict else marks.marks()
         return found
 
-    def owner_of(self, leaf: torch.Tensor) -> str | None:
-        """The operator that a leaf's accumulation belongs to."""
-        # Not a WeakIdKeyDictionary, which makes an object of Python for each question.
-        known = self.leaf_owners.get(id(leaf))
-        return known.op_id if known is not None and known() is leaf else None
-
     def _set_owner(self, leaf: torch.Tensor, known: KnownGradients, number: int) -> None:
-        self.owner_changes += 1
         _CLAIMERS.add(self)
         owner = _Owner(leaf, _forget_owner)
         owner.key, owner.owners, owner.op_id = id(leaf), self.leaf_owners, known.handle.op_id
         owner.known, owner.number = weakref.ref(known), number
         owner.past, owner.is_idle = None, False
         self.leaf_owners[id(leaf)] = owner
-
-
-def mark_of(node: Any) -> Any:
-    """The mark of the owning operators on a leaf's accumulation; None if it has none."""
-    return node.metadata.get(_MARK)
-
-
-def is_marked(node: Any, scopes: Sequence[Any]) -> bool:
-    """Whether a leaf's accumulation has an owner in all these scopes."""
-    marks = mark_of(node)
-    if marks is not None and type(marks) is not dict:
-        marks = marks.marks()
-    return marks is not None and all(scope in marks for scope in scopes)
 
 
 _CLAIMERS: weakref.WeakSet[LeafClaimer] = weakref.WeakSet()

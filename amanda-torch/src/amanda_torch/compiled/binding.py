@@ -17,7 +17,6 @@ from typing import Any
 import attrs
 
 from amanda.references import Reference, nothing
-from amanda_torch.compiled.direct import DirectCode
 from amanda_torch.compiled.observers import Observer
 from amanda_torch.compiled.passes import Passes
 from amanda_torch.eager.frames import Cell, Child, Frame
@@ -119,14 +118,13 @@ class Binding:
         passes: tells tools of the forward passes in the graph.
 
     Attributes:
-        direct: code with routines written into it; None where there is none.
         observers: those of a compiler's code, which calls them by number.
         waiting: what is to be compiled once all is known of its backward operators.
     """
 
     __slots__ = (
         *("_base", "_callers", "_generation", "_parameter", "_passes", "_roots", "_span"),
-        *("direct", "function", "observers", "waiting"),
+        *("function", "observers", "waiting"),
     )
 
     def __init__(
@@ -146,7 +144,6 @@ class Binding:
         self._callers = callers
         self._roots: list[weakref.ref[Any]] = []
         self._parameter: tuple[int, weakref.ref[Any]] | None = None
-        self.direct: DirectCode | None = None
         self.waiting: Waiting | None = None
         self.observers: Sequence[Observer] = ()
 
@@ -204,18 +201,13 @@ class Binding:
         try:
             for frame, parent in self._callers:
                 frame.caller = parent
-            if self.direct is not None:
-                result = self.direct.run(self.function, inputs)
-            else:
-                result = self.function(*inputs)
+            result = self.function(*inputs)
             # Where a model takes microseconds, each function that is called is seen.
             if passes.begun is not None:
                 passes.end()
             if passes.outputs:
                 passes.note_outputs(result)
             self._span.end()
-            if self.direct is not None:
-                self.direct.note_run(inputs)
             return result
         finally:
             if passes.begun is not None or passes.entered:

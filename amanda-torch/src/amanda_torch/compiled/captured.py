@@ -71,7 +71,7 @@ class CapturedGraph:
         module: fx.GraphModule,
         inputs: Sequence[Any],
         suspended: Callable[[], AbstractContextManager[Any]],
-        own: CompiledFunction | None = None,
+        own: CompiledFunction,
     ) -> None:
         """Note what can be known before it runs.
 
@@ -79,7 +79,7 @@ class CapturedGraph:
             module: the graph.
             inputs: symbolic ones, with which Dynamo has a graph compiled.
             suspended: makes the context in which compilers run: without an interceptor.
-            own: the function that was compiled; None for a module that was not.
+            own: the function that was compiled.
 
         Raises:
             NotCapturableError: a node of it runs a graph of its own.
@@ -102,7 +102,7 @@ class CapturedGraph:
         self._sizes: SymbolicSizes | None = None
         self._as_it_is: Callable[..., Any] | None = None
         self._reason = "its sizes are symbolic"
-        if own is not None and not self._is_static and not own.is_refused and self._is_auto():
+        if not (self._is_static or own.is_refused) and self._is_auto():
             # What the compiler assumes of sizes, Dynamo guards, if it is compiled here and now.
             try:
                 made = own.compiler(_internals.copied_graph(module), list(inputs))
@@ -200,15 +200,14 @@ class CapturedGraph:
         return asked_compiler() == AUTO and self._own_name() not in EAGER_COMPILERS
 
     def _own_name(self) -> str:
-        return "eager" if self._own is None else name_of_compiler(self._own.compiler)
+        return name_of_compiler(self._own.compiler)
 
     def _failure(self, error: Exception) -> str:
         return f"{self._own_name()} fails with {type(error).__name__}"
 
     def _say(self, reason: str) -> None:
-        if self._own is not None:
-            self._own.is_refused = True
-            self._own.say(reason)
+        self._own.is_refused = True
+        self._own.say(reason)
 
     def _rehearsal(
         self, interceptor: Interceptor, inputs: Sequence[Any], is_static: bool
@@ -253,14 +252,12 @@ class CapturedGraph:
             return None
         name = self._own_name()
         code = CompiledCode(function, self._module, name, (), tally, interceptor)
-        assert self._own is not None
         self._own.is_refused = False
         return FirstRun(binding, rehearsal, tally, code, run.entering(code))
 
     def _compiled_as_it_is(self) -> Callable[..., Any]:
         """The code that the program's compiler makes of the graph."""
         if self._as_it_is is None:
-            assert self._own is not None
             with self._suspended():
                 # One thread compiles at a time, and others may have waited for this one.
                 if self._as_it_is is None:
@@ -306,8 +303,7 @@ class CapturedGraph:
         binding.waiting = None
         if not reason and not all(step.is_learned() for step in steps):
             if runs < _MOST_WAITED:
-                # The code for these runs would not tell what operators have become known.
-                binding.direct, binding.waiting = None, Waiting(steps, runs)
+                binding.waiting = Waiting(steps, runs)
                 return ""
             reason = "no backward pass has come to all of its backward operators"
         if interceptor.tells_modules and any(step.called for step in steps):
@@ -317,7 +313,7 @@ class CapturedGraph:
         if not reason:
             actions = {step.name: step.inlined() for step in steps if step.acts()}
             try:
-                compiler = self._compiler(is_own, name)
+                compiler = self._own.compiler if is_own else _internals.lookup_compiler(name)
                 self._write(binding, actions, compiler, name, interceptor, driver.dispatcher)
                 return name
             except Exception as error:
@@ -326,11 +322,6 @@ class CapturedGraph:
                 reason += f" ({notes})" if notes else ""
         self._refuse(name, reason)
         return ""
-
-    def _compiler(self, is_own: bool, name: str) -> Any:
-        if is_own:
-            return None if self._own is None else self._own.compiler
-        return _internals.lookup_compiler(name)
 
     def _write(
         self,
@@ -362,7 +353,7 @@ class CapturedGraph:
             self._note(interceptor, "operator by operator")
 
         binding.function = FirstCall(code, otherwise, self._code, accept, refuse)
-        binding.direct, binding.observers = None, writer.observers
+        binding.observers = writer.observers
 
     def _refuse(self, name: str, reason: str) -> None:
         """Say, once, why a graph runs operator by operator, and not with a compiler."""

@@ -1,44 +1,29 @@
-"""Counters, sums, timers and changes of memory of ``amanda.inline`` in a graph whose code runs
-without Python.
+"""Additions to counters and sums, and calls of routines, that follow a run of compiled code.
 
-The code of an operator only says that it has been reached, what the clock says, and how much memory
-is in use. What follows from it is done once, when the run has ended or raised::
+Compiled code of a graph runs as it is, without the routines of its operators. What these would have
+counted and called is noted in the first run of the graph, and done at once at the end of each later
+run::
 
-    deferred = Deferred(native)
-    lines = deferred.around(plan, ["x = relu(y)"])      # the operator, between its routines
-    deferred.beginning(), deferred.ending()             # of the graph's function
-    deferred.names                                      # the globals that all of these use
+    added = Additions([counter, StaticSum.of(flops, inputs, outputs)])
+    result = code(*inputs)
+    TOOL_LOCK.hold(added.add)
 """
 
 from __future__ import annotations
 
-import array
-import bisect
 import functools
 import itertools
-import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import attrs
 import torch
 from torch import nn
 
-from amanda.engine.plan import ActionPlan
 from amanda.inline import (
     Counter,
-    Log,
-    MemoryChange,
-    MemoryUse,
     ShapeSum,
-    Timer,
-    begun_by,
-    ended_by,
-    started_by,
-    stopped_by,
-    summed_by,
 )
 from amanda.interface.action import Action
 from amanda.interface.points import Point
@@ -46,43 +31,9 @@ from amanda.state import TOOL_LOCK
 from amanda_torch import _internals
 from amanda_torch.routines import (
     RoutineDispatcher,
-    inlined_around,
-    is_measuring,
-    look,
-    measures_around,
     selected,
-    used_bytes,
     warn_of_change,
 )
-
-_NEVER = 1 << 63
-"""Nanoseconds at which no log is due."""
-
-
-def is_deferrable(plan: ActionPlan) -> bool:
-    """Whether all routines of an operator are of those that can be written so."""
-    before, after, _ = inlined_around(plan.before, plan.after)
-    if before is None or after is None or not all(map(_is_known, (*before, *after))):
-        return False
-    begun, ended = ([one for r in point if (one := summed_by(r))] for point in (before, after))
-    if [*map(id, begun)] != [*map(id, ended)]:
-        return False
-    # A timer that is stopped elsewhere runs as everything else does.
-    return measures_around(before, after) is not None
-
-
-def _is_known(routine: Any) -> bool:
-    if type(routine) is Counter:
-        return True
-    return is_measuring(routine) or summed_by(routine) is not None
-
-
-_Execution = tuple[Timer, int, int]
-"""An operator's execution for a timer, with the places of start and end among a run's times."""
-
-_Change = tuple[MemoryChange, int, int]
-"""Likewise for a change of memory, with the places of the bytes in use before and after it."""
-
 
 Shapes = tuple[Any, Any]
 """The shapes of the inputs and of the outputs of an execution."""
@@ -93,28 +44,22 @@ class StaticSum:
 
     Args:
         to: the sum.
-        known: what it adds, and the shapes of its tensors; None before the first run.
+        weight: the number that the operator adds; None if it is not known.
+        shapes: of its tensors.
     """
 
-    __slots__ = ("known", "to")
+    __slots__ = ("shapes", "to", "weight")
 
-    def __init__(self, to: ShapeSum, known: tuple[int | None, Shapes] | None = None) -> None:
+    def __init__(self, to: ShapeSum, weight: int | None, shapes: Shapes) -> None:
         self.to = to
-        self.known = known
+        self.weight = weight
+        self.shapes = shapes
 
     @classmethod
     def of(cls, to: ShapeSum, inputs: Sequence[Any], outputs: Sequence[Any]) -> Self:
         """The addition of an operator with these tensors."""
-        found = cls(to)
-        found.learn(inputs, outputs)
-        return found
-
-    def learn(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Look at the tensors of an execution, whose shapes are those of all."""
-        if self.known is None:
-            shapes_of = self.to.shapes_of
-            shapes = TOOL_LOCK.hold(lambda: (shapes_of(inputs), shapes_of(outputs)))
-            self.known = TOOL_LOCK.hold(self.to.weigh, shapes), shapes
+        shapes = TOOL_LOCK.hold(lambda: (to.shapes_of(inputs), to.shapes_of(outputs)))
+        return cls(to, TOOL_LOCK.hold(to.weigh, shapes), shapes)
 
 
 class DeferredCall:
@@ -262,153 +207,6 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("meta")
 
 
-class Deferred:
-    """The counters, sums, timers and changes of memory of one graph.
-
-    Args:
-        native: the extension of the gate; None without the gate.
-
-    Attributes:
-        names: the globals that the code uses.
-    """
-
-    def __init__(self, native: Any) -> None:
-        self._used_bytes = used_bytes if native is None else native.used_bytes
-        self._counters: list[Added] = []
-        self._every: Additions | None = None
-        self._has_sums = self._is_learned = False
-        self._executions: list[_Execution] = []
-        self._changes: list[_Change] = []
-        self._uses: dict[MemoryUse, str] = {}
-        self._logs: list[Log] = []
-        self._sorted: Executions | None = None
-        self._times = 0
-        self.names: dict[str, Any] = {
-            "amanda_count": self._count,
-            "amanda_has_new": self._has_new,
-            "amanda_timed": self._timed,
-            "amanda_now": time.perf_counter_ns,
-        }
-
-    def around(
-        self, plan: ActionPlan, lines: Sequence[str], inputs: Sequence[str], output: str
-    ) -> list[str]:
-        """An operator's statements, with those of its routines.
-
-        Args:
-            plan: one that :func:`is_deferrable`.
-            inputs, output: expressions.
-        """
-        starts: dict[int, int] = {}
-        before = [
-            self._statement(action, starts)
-            for action in plan.before
-            if summed_by(action.func) is None
-        ]
-        after = [
-            self._statement(action, starts)
-            if summed_by(action.func) is None
-            else self._sum(action, inputs, output)
-            for action in plan.after
-        ]
-        return [*before, *lines, *after]
-
-    def _sum(self, action: Action, inputs: Sequence[str], output: str) -> str:
-        """The statements of the routine of a sum after an operator."""
-        to = summed_by(action.func)
-        assert to is not None
-        one = StaticSum(to)
-        self._counters.append(one)
-        self._has_sums = True
-        number = len(self._counters)
-        self.names[f"amanda_learn_{number}"] = one.learn
-        outputs = "" if action.select == () else f"{output},"
-        given = "".join(f"{value}, " for value in inputs)
-        return (
-            f"if amanda_is_new: amanda_learn_{number}(({given}), ({outputs}))\n"
-            f"amanda_counted = {number}"
-        )
-
-    def _statement(self, action: Action, starts: dict[int, int]) -> str:
-        """The statements of one routine.
-
-        Args:
-            starts: by timer, where it has put its start.
-        """
-        routine = action.func
-        if type(routine) is Counter:
-            self._counters.append(routine)
-            return f"amanda_counted = {len(self._counters)}"
-        place = self._times
-        self._times += 1
-        change = begun_by(routine) or ended_by(routine)
-        if change is not None:
-            if begun_by(routine) is not None:
-                starts[id(change)] = place
-            else:
-                self._changes.append((change, starts[id(change)], place))
-            return f"amanda_note({self._name_of(change.use)}())"
-        timer = started_by(routine)
-        if timer is not None:
-            starts[id(timer)] = place
-            return "amanda_note(amanda_now())"
-        timer = stopped_by(routine)
-        assert timer is not None
-        self._executions.append((timer, starts[id(timer)], place))
-        if timer.log is not None and timer.log not in self._logs:
-            self._logs.append(timer.log)
-        return (
-            "amanda_note(amanda_end := amanda_now())\n"
-            "if amanda_end >= amanda_due: amanda_due = amanda_run.flush()"
-        )
-
-    def _name_of(self, use: MemoryUse) -> str:
-        """The name of the function that reads a memory."""
-        name = self._uses.setdefault(use, f"amanda_used_{len(self._uses)}")
-        self.names[name] = functools.partial(self._used_bytes, use)
-        return name
-
-    def beginning(self) -> list[str]:
-        """The statements before those of the graph."""
-        lines = ["amanda_counted = 0"] if self._counters else []
-        if self._has_sums:
-            lines += ["amanda_is_new = amanda_has_new()"]
-        if self._times:
-            lines += ["amanda_run = amanda_timed()"]
-            lines += ["amanda_note, amanda_due = amanda_run.times.append, amanda_run.due()"]
-        return lines
-
-    def ending(self) -> list[str]:
-        """The statements behind them, also after an error."""
-        lines = ["amanda_count(amanda_counted)"] if self._counters else []
-        return [*lines, "amanda_run.flush()"] if self._times else lines
-
-    # -- called by the code -----------------------------------------------
-
-    def _count(self, reached: int) -> None:
-        """Count one execution in the counters that a run has reached."""
-        if reached < len(self._counters) or not (self._is_learned or not self._has_sums):
-            every = [one for one in self._counters[:reached] if _is_learned(one)]
-            TOOL_LOCK.hold(Additions(every).add)
-            return
-        if self._every is None:
-            self._every = Additions(self._counters)
-        TOOL_LOCK.hold(self._every.add)
-
-    def _has_new(self) -> bool:
-        """Whether a run has yet to reach all sums."""
-        if self._is_learned:
-            return False
-        sums = [one for one in self._counters if type(one) is StaticSum]
-        self._is_learned = all(one.known is not None for one in sums)
-        return not self._is_learned
-
-    def _timed(self) -> _TimedRun:
-        if self._sorted is None:
-            self._sorted = Executions(self._executions, self._logs)
-        return _TimedRun(self._sorted, self._changes)
-
-
 Added = Counter | StaticSum | DeferredCall | DeferredPoint
 """A counter or sum that an execution adds to, or a function that it calls."""
 
@@ -418,7 +216,7 @@ class Additions:
     all.
 
     Args:
-        every: in the order of the operators; no sum without its number.
+        every: in the order of the operators.
     """
 
     __slots__ = ("_parts",)
@@ -482,17 +280,13 @@ class _Part:
             if type(one) is Counter:
                 self.counters.append(one)
                 continue
-            weight, shapes = one.known
-            self.sums.append((one.to, weight or 0, shapes))
+            weight = one.weight
+            self.sums.append((one.to, weight or 0, one.shapes))
             if weight is None:
                 self.unknown.append(one.to)
             if weight and one.to.total is not None:
                 totals[one.to.total] = totals.get(one.to.total, 0) + weight
         self.totals = [*totals.items()]
-
-
-def _is_learned(one: Added) -> bool:
-    return type(one) is not StaticSum or one.known is not None
 
 
 def _is_called(one: Added) -> bool:
@@ -531,145 +325,3 @@ class _Calls:
             self._versions = versions
             for call in self._calls:
                 call.warn_of_change()
-
-
-class Executions:
-    """The executions that are added to timers in each run of a graph, in the order of their ends.
-
-    Args:
-        every: those of a whole run.
-        logs: those of its timers.
-
-    Attributes:
-        logs: see above.
-    """
-
-    def __init__(self, every: Sequence[_Execution], logs: Sequence[Log]) -> None:
-        self.logs = logs
-        self._timers = [timer for timer, _, _ in every]
-        self._starts = [start for _, start, _ in every]
-        self._ends = [end for _, _, end in every]
-        # By log, of which there is one as a rule: which executions are noted there.
-        self._of_log = [
-            (log, [n for n, t in enumerate(self._timers) if t.log is log]) for log in logs
-        ]
-        self._rows: dict[int, Sequence[tuple[Log, Sequence[int], array.array[int]]]] = {}
-
-    def ended(self, times: Sequence[int]) -> int:
-        """How many of them have ended where so much has been noted."""
-        return bisect.bisect_left(self._ends, len(times))
-
-    def place_of_end(self, number: int) -> int:
-        """Where the end of one of them is noted."""
-        return self._ends[number]
-
-    def add(self, times: Sequence[int], first: int, count: int) -> None:
-        """Add executions to their timers, and to the logs; with the lock of tools.
-
-        Args:
-            times: nanoseconds, by place.
-            first, count: of those that are added, the first one, and the one after the last.
-        """
-        timers, starts, ends = self._timers, self._starts, self._ends
-        if count - first < len(timers):
-            timers, starts, ends = timers[first:count], starts[first:count], ends[first:count]
-        begun = [times[place] for place in starts]
-        ended = [times[place] for place in ends]
-        # Most of the time is the way of objects to the caches: no tuple for each of them, and one
-        # number for all that have been executed as often as the one before.
-        before, now = -1, 0
-        for timer, start, end in zip(timers, begun, ended, strict=True):
-            if (executions := timer.executions) is not before:
-                before, now = executions, executions + 1
-            timer.executions = now
-            timer.nanoseconds += end - start
-        for log, numbers, rows in self._rows_of(threading.get_native_id()):
-            if len(numbers) == len(self._timers):
-                here, their_starts, their_ends = rows[4 * first : 4 * count], begun, ended
-            else:
-                low, high = (bisect.bisect_left(numbers, number) for number in (first, count))
-                here = rows[4 * low : 4 * high]
-                their_starts = [begun[number - first] for number in numbers[low:high]]
-                their_ends = [ended[number - first] for number in numbers[low:high]]
-            here[1::4] = array.array("q", their_starts)
-            here[2::4] = array.array("q", their_ends)
-            log.numbers.extend(here)
-
-    def _rows_of(self, native: int) -> Sequence[tuple[Log, Sequence[int], array.array[int]]]:
-        """For each log its executions, and what they write there but for start and end.
-
-        Args:
-            native: the native id of the thread.
-        """
-        found = self._rows.get(native)
-        if found is None:
-            found = [
-                (log, numbers, array.array("q", self._row(numbers, native)))
-                for log, numbers in self._of_log
-            ]
-            self._rows = {native: found}
-        return found
-
-    def _row(self, numbers: Sequence[int], native: int) -> Iterator[int]:
-        for number in numbers:
-            yield from (self._timers[number].number, 0, 0, native)
-
-
-class _TimedRun:
-    """The times measured in one run, and the memory in use.
-
-    Args:
-        executions: those of a whole run.
-        changes: of memory in a whole run, in the order of their ends.
-
-    Attributes:
-        times: nanoseconds, and bytes in use, in the order of the code.
-    """
-
-    __slots__ = ("_changed", "_changes", "_executions", "_taken", "times")
-
-    def __init__(self, executions: Executions, changes: Sequence[_Change]) -> None:
-        self._executions = executions
-        self._changes = changes
-        self._taken = self._changed = 0
-        self.times: list[int] = []
-
-    def due(self) -> int:
-        """When the first log is due."""
-        found = _NEVER
-        for log in self._executions.logs:
-            if log.due is not None and log.due < found:
-                found = log.due
-        return found
-
-    def flush(self) -> int:
-        """Note the executions that have ended; when a log is due again."""
-        executions, times, first = self._executions, self.times, self._taken
-        if self._changes:
-            TOOL_LOCK.hold(self._add_changes)
-        count = executions.ended(times)
-        if count > first:
-            # Before: an error of a log leaves what has been noted, and it is not noted again.
-            self._taken = count
-            TOOL_LOCK.hold(executions.add, times, first, count)
-            # All of them are there when a log is looked at, which has not been due before the last.
-            last = times[executions.place_of_end(count - 1)]
-            for log in executions.logs:
-                if log.due is not None and last >= log.due:
-                    look(log, last)
-        return self.due()
-
-    def _add_changes(self) -> None:
-        """Add the changes of memory that have ended; with the lock of tools."""
-        changes, times, first = self._changes, self.times, self._changed
-        # Those that have not ended are the last ones.
-        while self._changed < len(changes) and changes[self._changed][2] < len(times):
-            self._changed += 1
-        # MemoryChange.add(), inlined: no function for each operator.
-        for change, begun, ended in changes[first : self._changed]:
-            before, after, use = times[begun], times[ended], change.use
-            if before > use.peak:
-                use.peak = before
-            if after > use.peak:
-                use.peak = after
-            change.bytes += after - before

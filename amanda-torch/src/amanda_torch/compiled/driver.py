@@ -22,7 +22,6 @@ from amanda.errors import CapabilityError
 from amanda.interface.points import Point
 from amanda.interface.proofs import Proof
 from amanda.namespace import Namespace
-from amanda.patching import PatchSet
 from amanda.registry.proofs import is_proving
 from amanda.state import ATTACHED
 from amanda_torch import _internals
@@ -30,9 +29,7 @@ from amanda_torch.compiled import proofs
 from amanda_torch.compiled.capture import callback_for, say_captured
 from amanda_torch.compiled.compilers import AUTO, asked_compiler
 from amanda_torch.compiled.deferred import is_marked_deferrable
-from amanda_torch.compiled.modules import EARNED, Modules, RepeatedModules
 from amanda_torch.driver import namespace_of
-from amanda_torch.eager import gate
 from amanda_torch.eager.driver import InterceptingDriver
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.plugin import TorchGraphDriver
@@ -53,37 +50,6 @@ class EagerDriver(InterceptingDriver):
         """Drop what is known, the compiler that the environment names included."""
         self._namespace = None
         super().invalidate()
-
-    def patch(self, patches: PatchSet) -> None:
-        """As the eager driver; ``capture``, and after a while ``auto``, capture modules, too."""
-        asked = gate.name_asked() if self.takes_gate else "mode"
-        made = {"capture": Modules, "auto": RepeatedModules}.get(asked)
-        if made is not None and not (self.switched_off or is_proving()):
-            modules = made(self._tracers.suspended, self._note_module)
-            self.runner_of_outermost = modules.runner
-            self.iterations_before_runner = modules.iterations_before
-        super().patch(patches)
-
-    def _note_module(self, name: str, way: str) -> None:
-        self.dispatcher.note_module(name, way)
-
-    @classmethod
-    def remarks(cls) -> Sequence[str]:
-        """Which interceptor is used, and why not a faster one; for ``capture`` by a self-test."""
-        others = super().remarks()
-        asked = gate.name_asked()
-        if asked == "auto":
-            later = f"from iteration {EARNED:,} on, modules run captured where that can be"
-            return [*others, later]
-        if asked != "capture":
-            return others
-        reason = _missing_said() or proofs.reason_not_captured()
-        if reason:
-            return [f"modules cannot be captured: {reason}", *others]
-        return [
-            "modules are captured where that can be, as in a self-test; other operators as follows",
-            *others,
-        ]
 
     @property
     def namespace(self) -> Namespace:

@@ -96,7 +96,7 @@ class FirstRun:
         self._tally = tally
         self._code = code
         self._later = later
-        self._otherwise = binding.function, binding.direct
+        self._otherwise = binding.function
 
     def run(
         self, interceptor: Interceptor, inputs: Sequence[Any], rehearsed: Any
@@ -109,7 +109,7 @@ class FirstRun:
         redo = self._rehearsal.undo()
         self._tally.is_first = True
         binding = self._binding
-        binding.function, binding.direct = self._code, None
+        binding.function = self._code
         try:
             result = binding.run(interceptor, inputs)
             binding.function = self._later
@@ -119,5 +119,5 @@ class FirstRun:
         except Exception as error:
             reason = f"its code fails with {type(error).__name__}"
         redo()
-        binding.function, binding.direct = self._otherwise
+        binding.function = self._otherwise
         return rehearsed, reason

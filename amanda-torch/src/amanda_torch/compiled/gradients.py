@@ -36,7 +36,6 @@ from amanda_torch.autograd.hooks import Accumulation, note_reached, nothing_flow
 from amanda_torch.autograd.nodes import is_accumulation, new_nodes, node_name
 from amanda_torch.autograd.whole_operator import gather_inputs
 from amanda_torch.compiled.deferred import Added, Additions
-from amanda_torch.compiled.joint import JointBackward, learn
 from amanda_torch.compiled.sizes import BySize
 from amanda_torch.eager.operation import may_alias
 from amanda_torch.operators.calls import Place, item_at, put_item, tensors_of, with_tensors
@@ -190,9 +189,6 @@ class Tally:
         self.is_first = False
         self._added: Additions | None = None
         self._counted: tuple[Sequence[Added], Additions] = (), Additions(())
-        self._joint: JointBackward | None = None
-        self._flowing: set[int] | None = None
-        self._left = _MOST_TRIED
 
     def run(self, function: Callable[..., Any], inputs: Sequence[Any], iteration: int) -> Any:
         """Run the code.
@@ -204,14 +200,7 @@ class Tally:
         result = function(*inputs)
         is_first, self.is_first = self.is_first, False
         if (self.sites or self.backward) and torch.is_grad_enabled():
-            joint = self._joint
-            node = None
-            if joint is not None and joint.can_run(inputs):
-                node = joint.node_of(result, start)
-            if joint is not None and node is not None:
-                joint.claim(node, iteration)
-            else:
-                self._hook_all(result, inputs, start, iteration, is_first)
+            self._hook_all(result, inputs, start, iteration, is_first)
         if not is_first:
             added = self._added
             if added is None:
@@ -225,7 +214,7 @@ class Tally:
     def _hook_all(
         self, result: Any, inputs: Sequence[Any], start: int, iteration: int, is_first: bool
     ) -> None:
-        """Hook what a run has made, and see whether later runs need fewer hooks."""
+        """Hook the compiled backward pass of a run, and the leaves that it leads to."""
         outputs = tensors_of(result)
         nodes = _joint_nodes(outputs, start)
         if is_first and not nodes and new_nodes(outputs, start):
@@ -239,24 +228,6 @@ class Tally:
             if counters:
                 node.register_hook(count)
             self._hook(node, inputs, iteration)
-        if len(nodes) == 1 and self._left:
-            self._learn(nodes[0], inputs, counters, count)
-
-    def _learn(
-        self, node: Any, inputs: Sequence[Any], counters: Sequence[Added], count: Any
-    ) -> None:
-        self._left -= 1
-        if self._flowing is not None:
-            self._joint = learn(
-                self._claimer, self.sites, inputs, node, self._flowing, counters, count
-            )
-            if self._joint is not None:
-                return
-        node.register_hook(self._note_flow)
-
-    def _note_flow(self, grad_inputs: Sequence[Any], _: Sequence[Any]) -> None:
-        """A posthook of the compiled backward pass: its code says which leaves get gradients."""
-        self._flowing = {n for n, gradient in enumerate(grad_inputs) if gradient is not None}
 
     def _hook(self, node: Any, inputs: Sequence[Any], iteration: int) -> None:
         leaves = {id(t.variable): t for t, _ in node.next_functions if is_accumulation(t)}
@@ -268,10 +239,6 @@ class Tally:
                 self._claimer.claim_leaves(used, site.gradients, iteration, reached, past)
         if reached:
             node.register_prehook(functools.partial(note_reached, reached))
-
-
-_MOST_TRIED = 8
-"""Runs with hooks at each leaf after which it is not tried any more to do without."""
 
 
 def _count(dispatcher: RoutineDispatcher, handle: OpHandle, added: Additions, *_: Any) -> None:

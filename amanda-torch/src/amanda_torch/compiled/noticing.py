@@ -23,7 +23,6 @@ from amanda_torch import _internals
 from amanda_torch.compiled.binding import Binding, Span
 from amanda_torch.compiled.code import GraphCode, Site
 from amanda_torch.compiled.deferred import CalledModule
-from amanda_torch.compiled.direct import DirectCode, Known
 from amanda_torch.compiled.gradients import learned, reason_against_gradients
 from amanda_torch.compiled.inlining import Inlined, is_traceable, only_follows, reason_against
 from amanda_torch.compiled.operators import Operator
@@ -237,13 +236,7 @@ class NoticingRun:
         acts = any(step.acts() for step in self.steps)
         callers = list(self._callers.items()) if acts else []
         run = self._code.function(functions)
-        binding = Binding(run, self._base, self._generation, span, callers, self._passes)
-        if not any(step.enters or step.called for step in self.steps):
-            calls = [
-                step.known(function) for step, function in zip(self.steps, functions, strict=True)
-            ]
-            binding.direct = DirectCode(self._code, calls, interceptor, self._is_static)
-        return binding
+        return Binding(run, self._base, self._generation, span, callers, self._passes)
 
 
 class Step:
@@ -296,25 +289,6 @@ class Step:
     def enters(self) -> bool:
         """Whether outermost modules were entered before it."""
         return bool(self._entered)
-
-    def known(self, function: Callable[..., Any]) -> Known:
-        """The facts that the first run has shown about the call.
-
-        Args:
-            function: that of :meth:`function`.
-        """
-        found = [one for one in self._knowns if one is not None]
-        return Known(
-            site=self._site,
-            acts=self.acts(),
-            function=function,
-            known=found[0] if self._operator is not None and found else None,
-            plans=[one.plan for one in found],
-            operator=self._operator,
-            frame=self._frame,
-            is_one_output=self._is_one_output,
-            records=self.records,
-        )
 
     def is_known(self) -> bool:
         """Whether the interceptor knows how to run each of its operators."""

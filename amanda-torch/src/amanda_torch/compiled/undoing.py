@@ -91,13 +91,11 @@ class Before:
 
 def _writes(code: GraphCode) -> bool:
     """Whether an operator of a graph may write into a parameter."""
-    for site, statement in zip(code.sites, code.statements, strict=True):
-        if site.function is _internals.module_mark:
-            continue
-        keywords = {} if statement is None else statement.keywords
-        if statement is None or is_in_place(name_of(site.function), keywords):
-            return True
-    return False
+    return any(
+        site.function is not _internals.module_mark
+        and is_in_place(name_of(site.function), site.keywords)
+        for site in code.sites
+    )
 
 
 def _version(tensor: torch.Tensor) -> int | None:

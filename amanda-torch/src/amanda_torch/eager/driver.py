@@ -11,9 +11,9 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -24,7 +24,6 @@ from amanda.references import is_own
 from amanda.registry.proofs import is_proving
 from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals
-from amanda_torch.autograd import passes
 from amanda_torch.autograd.substitution import reason_to_keep, substitute
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager import functions, gate, proofs
@@ -37,9 +36,6 @@ from amanda_torch.eager.module_names import Labels
 from amanda_torch.eager.tracers import Tracers
 from amanda_torch.plugin import TorchEagerDriver
 from amanda_torch.routines import RoutineCall, RoutineDispatcher
-
-if TYPE_CHECKING:
-    pass
 
 
 class InterceptingDriver(LoadedDriver, TorchEagerDriver):
@@ -119,7 +115,6 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                 sees_transforms=self._works(proofs.TRANSFORMS),
                 sees_composites=self._works(proofs.COMPOSITES),
             )
-            interceptor.captures = self.runner_of_outermost is not None
             self._interceptors.add(interceptor)
             LOCAL.interceptor = interceptor
             # The rest of a compiled function that opens the scope runs as it is.
@@ -164,13 +159,6 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def proofs(cls) -> Sequence[Proof]:
         """See :mod:`amanda_torch.eager.proofs`."""
         return proofs.proofs()
-
-    runner_of_outermost: Callable[[Interceptor, nn.Module, Any], Any] | None = None
-    """Called for each call of an outermost module, and of one in an open frame: returns the
-    function that runs it, None if it runs uncaptured."""
-
-    iterations_before_runner: int = 0
-    """Iterations of a thread in which :attr:`runner_of_outermost` is not asked yet."""
 
     def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
         """The callback by which Dynamo runs a compiled function, or why it runs eagerly (a string).
@@ -218,7 +206,6 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         # PyTorch's profiler recognizes calls of modules in stacks by the frame that `plain` leaves
         # out.
         profiled = sys.getprofile
-        outermost, before = self.runner_of_outermost, self.iterations_before_runner
         dispatcher, plain_module = self.dispatcher, nn.Module
 
         # It knows no globals: its frames take the place of those of PyTorch's own.
@@ -249,15 +236,6 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                 # In this function: a further frame would stand in the user's tracebacks.
                 given = (*args, *kwargs.values())
                 with module_call(dispatcher, interceptor, module, given) as call:
-                    if (
-                        outermost is not None
-                        and call.parent is interceptor.root
-                        and interceptor.iteration >= before
-                    ):
-                        run = outermost(interceptor, module, vanilla)
-                        if run is not None:
-                            call.result = run(*args, **kwargs)
-                            return call.result
                     if is_known and compiled(module) is None and profiled() is None:
                         call.result = plain(module)(*args, **kwargs)
                     else:
@@ -265,14 +243,6 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     return call.result
             parent = interceptor.enter_module(module)
             try:
-                if (
-                    outermost is not None
-                    and (parent.is_open or parent is interceptor.root)
-                    and interceptor.iteration >= before
-                ):
-                    run = outermost(interceptor, module, vanilla)
-                    if run is not None:
-                        return run(*args, **kwargs)
                 if is_known and compiled(module) is None and profiled() is None:
                     return plain(module)(*args, **kwargs)
                 return vanilla(module, *args, **kwargs)
@@ -313,13 +283,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             if self.dispatcher.is_paused():
                 # A tool's own pass. Autograd's device threads cannot see that: the dispatcher
                 # informs the hooks that run there.
-                running = passes.begin(roots, args, is_quiet=True) if passes.ADDED_UP else None
-                try:
-                    with self.dispatcher.quiet_backward():
-                        return vanilla(roots, *args, **kwargs)
-                finally:
-                    if running is not None:
-                        running.leave()
+                with self.dispatcher.quiet_backward():
+                    return vanilla(roots, *args, **kwargs)
             interceptor.begin_backward(roots)
             outermost = not _internals.in_backward()
             # Within an operator PyTorch has popped the mode: a backward pass that the operator
@@ -329,17 +294,11 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             is_covered = not interceptor.stale or interceptor.refresh()
             tells = outermost and interceptor.tells
             told = points.backward_begins() if tells else ()
-            running = passes.begin(roots, args) if passes.ADDED_UP else None
             if not listening:
                 interceptor.enter()
             try:
-                result = vanilla(roots, *args, **kwargs)
-                if running is not None:
-                    running.end()
-                return result
+                return vanilla(roots, *args, **kwargs)
             finally:
-                if running is not None:
-                    running.leave()
                 if not listening:
                     interceptor.exit()
                 if outermost and is_covered and not interceptor.has_trained:

@@ -27,8 +27,8 @@ class Child:
     as those of the module `inner`, which a compiled module calls without ``__call__``.
 
     Attributes:
-        is_fused: it may run as one operator, see :mod:`amanda_torch.eager.fused_modules`; tools are
-            told of its calls; or it may run captured. The gate leaves them to Python.
+        is_fused: it may run as one operator, see :mod:`amanda_torch.eager.fused_modules`; or
+            tools are told of its calls. The gate leaves these calls to Python.
     """
 
     __slots__ = ("calls", "frames", "inner", "is_fused", "model", "name", "ref", "transparent")
@@ -121,9 +121,6 @@ class Frame(_ReadOfFrame):
         model: the outermost module that it is a part of, None for the root.
         captured: what is known of compiled graphs that run in the module call.
         is_wrapped: whether the module was entered with a wrapper that runs it.
-        is_open: whether the modules that are called in it may run captured, see
-            :attr:`~amanda_torch.eager.op_ids.Tracker.captures`; that of the root is not looked at.
-        is_left: whether the module, an outermost one, is to run as it is, whatever it is given.
         phase: outside of modules, the phase of its operators, "" for the root; None within one.
         asides: of the root, the frames of the other phases.
         is_checked: whether operators ask for their phase before they are counted, see
@@ -135,8 +132,6 @@ class Frame(_ReadOfFrame):
         "asides",
         "captured",
         "is_checked",
-        "is_left",
-        "is_open",
         "is_wrapped",
         "model",
         "module",
@@ -160,7 +155,7 @@ class Frame(_ReadOfFrame):
         self.caller: Frame | None = None
         self.module = module
         self.captured: dict[Any, Any] = {}
-        self.is_wrapped = self.is_open = self.is_left = False
+        self.is_wrapped = False
         self.phase = phase
         self.asides: dict[str, Frame] = {}
         self.is_checked = False

@@ -53,15 +53,13 @@ from amanda_torch.routines import (
     RoutineDispatcher,
     as_routine,
     look,
-    used_bytes,
     warn_of_change,
 )
 
-WITH_GATE = frozenset({"auto", "capture", "gate"})
-"""The names of interceptors for which the gate is used, if it can be: by ``capture`` for all that
-is not captured."""
+WITH_GATE = frozenset({"auto", "gate"})
+"""The names of interceptors for which the gate is used, if it can be."""
 
-EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=16, newest_python=(3, 14))
+EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=17, newest_python=(3, 14))
 
 _UNREPORTED = frozenset({"from_numpy"})
 """Builtins that look like operators, and report nothing to a mode."""
@@ -179,7 +177,6 @@ def _inlined() -> dict[str, Any]:
         "change": inline.MemoryChange,
         "ended": inline.MemoryChange.after,
         "as_routine": as_routine,
-        "used_bytes": used_bytes,
         "check": inline.Check,
         "before": inline.Check.before,
         "sums": inline.ShapeSum,

@@ -111,7 +111,6 @@ class Tracker(_ReadOfTracker):
         has_run: whether an outermost module was called.
         tells: whether a tool has routines at derived points.
         tells_modules: whether a tool has routines at the entry or exit of modules.
-        captures: whether modules may run captured: outermost ones, and those in one that cannot.
 
     Args:
         labels: the names of outermost modules.
@@ -128,7 +127,6 @@ class Tracker(_ReadOfTracker):
         "_places",
         "_seen_outermost",
         "active",
-        "captures",
         "checked",
         "codes",
         "has_recorded",
@@ -170,7 +168,6 @@ class Tracker(_ReadOfTracker):
         self.has_run = False
         self.tells = False
         self.tells_modules = False
-        self.captures = False
 
     def go_to(self, frame: Frame) -> None:
         """Make `frame` the current one."""
@@ -356,26 +353,12 @@ class Tracker(_ReadOfTracker):
         while frames:
             frame = frames.pop()
             for child in frame.children.values():
-                child.is_fused = self._is_for_python(frame, child.ref())
+                child.is_fused = self._is_for_python(child.ref())
                 frames += child.frames
 
-    def open(self, frame: Frame) -> None:
-        """Let the modules that are called in a frame run captured, each on its own."""
-        if not frame.is_open:
-            frame.is_open = True
-            for child in frame.children.values():
-                child.is_fused = True
-
-    def leave_to_gate(self, module: nn.Module, parent: Frame) -> None:
-        """Let the gate enter a module that is called in an open frame: it does not run captured."""
-        child = parent.children.get(id(module))
-        if child is not None:
-            child.is_fused = self.tells_modules or isinstance(module, FUSED)
-
-    def _is_for_python(self, parent: Frame, module: nn.Module | None) -> bool:
+    def _is_for_python(self, module: nn.Module | None) -> bool:
         """See :attr:`Child.is_fused`."""
-        is_captured = self.captures and (parent is self.root or parent.is_open)
-        return self.tells_modules or is_captured or isinstance(module, FUSED)
+        return self.tells_modules or isinstance(module, FUSED)
 
     def note_results(self, results: Sequence[Any]) -> None:
         """Note what an outermost module has returned."""
@@ -479,7 +462,7 @@ class Tracker(_ReadOfTracker):
             name = self._name_below(owner, module) or self._stray_name(parent, module)
         if isinstance(module, torch.jit.ScriptModule):
             self._not_seen("TorchScript modules: their operators run in C++")
-        is_fused = self._is_for_python(parent, module)
+        is_fused = self._is_for_python(module)
         reference = Called.of(module, children, self._last)
         child = Child(reference, name, transparent, is_fused, model)
         if transparent and hasattr(module, _internals.COMPILED_MODULE):
