@@ -331,10 +331,11 @@ operators that a ``__torch_function__`` of the program has called (2.13)."""
 
 
 def program_frame() -> Any:
-    """The frame of the program that runs a captured graph, asked for by a method of what Dynamo
-    calls, which calls this."""
-    frame: Any = sys._getframe(3)
-    while frame.f_globals.get("__name__") in _AROUND_GRAPHS:
+    """The frame of the program that runs a captured graph, above those of Dynamo and of the module
+    that calls this."""
+    frame: Any = sys._getframe(1)
+    around = *_AROUND_GRAPHS, frame.f_globals["__name__"]
+    while frame.f_globals.get("__name__") in around:
         frame = frame.f_back
     return frame
 

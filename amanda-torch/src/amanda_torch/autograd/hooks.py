@@ -101,11 +101,6 @@ class NodeHooks:
         return NodeHooks(self._dispatcher, some, self._execution.call, needs)
 
     @property
-    def op_id(self) -> str:
-        """The id of the forward operator."""
-        return self._handle.op_id
-
-    @property
     def name(self) -> str:
         """The name of the backward operator, as PyTorch calls its node."""
         return str(self._execution.call.op.__name__)

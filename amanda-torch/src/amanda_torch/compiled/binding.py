@@ -179,9 +179,9 @@ class Binding:
         """Whether its plans hold."""
         return self._generation == interceptor.generation
 
-    def is_told_by(self, inputs: Sequence[Any]) -> bool:
-        """Whether the modules are its own according to these inputs; otherwise :meth:`has_roots`
-        decides."""
+    def matches_inputs(self, inputs: Sequence[Any]) -> bool:
+        """True if a parameter among `inputs` proves that the modules of this binding are called;
+        otherwise :meth:`has_roots` decides."""
         if self._parameter is None:
             return False
         number, reference = self._parameter

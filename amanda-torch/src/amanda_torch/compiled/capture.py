@@ -45,13 +45,6 @@ _RECURRENT = "Dynamo: RNN, GRU, or LSTM is called as it is"
 Suspended = Callable[[], AbstractContextManager[Any]]
 
 
-@contextmanager
-def capturing(suspended: Suspended) -> Iterator[None]:
-    """The context in which Dynamo captures, with what `suspended` makes."""
-    with _LOCK, suspended(), _internals.captures_uncounted():
-        yield
-
-
 class Capture:
     """The callback of Dynamo for frames of one compiled function, and of those that it calls.
 
@@ -135,13 +128,13 @@ class Capture:
                 if not reason and _internals.is_layer_called_as_is(frame):
                     return self._leave(frame.f_locals["self"], _RECURRENT)
         except Exception as error:
-            reason = reason_of(error)
+            reason = _reason_of(error)
             with_all = isinstance(_cause(error), NotMarkableError)
         # Noted here and not by Dynamo, whose own code for the function is to stay as it is.
         return self._leave(subject, reason, with_all)
 
     def _leave(self, subject: Any, reason: str, with_all: bool = False) -> Any:
-        """Let a frame run eagerly; gives what Dynamo is to be given.
+        """Skip a frame; return the value that Dynamo's callback must return.
 
         Args:
             reason: "" where there is nothing to capture.
@@ -154,9 +147,12 @@ class Capture:
         _internals.count_eager_as_compiled()
         return _internals.not_captured(recursive=with_all)
 
-    def _without_interceptor(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _without_interceptor(self) -> Iterator[None]:
+        """The context in which Dynamo captures, and compilers run."""
         assert self._suspended is not None
-        return capturing(self._suspended)
+        with _LOCK, self._suspended(), _internals.captures_uncounted():
+            yield
 
     def _captured(self, module: fx.GraphModule, inputs: Sequence[Any]) -> CapturedGraph:
         return CapturedGraph(module, inputs, self._without_interceptor, self)
@@ -211,7 +207,7 @@ def _cause(error: BaseException) -> BaseException:
     return asked if isinstance(asked, NotCapturableError) else found
 
 
-def reason_of(error: BaseException) -> str:
+def _reason_of(error: BaseException) -> str:
     """Why Dynamo has captured nothing of a function."""
     cause = _cause(error)
     if isinstance(cause, NotCapturableError):

@@ -25,7 +25,6 @@ import torch
 from torch import fx
 
 from amanda.errors import CoverageWarning
-from amanda.state import ATTACHED
 from amanda_torch import _internals
 from amanda_torch.compiled.binding import Binding, Waiting
 from amanda_torch.compiled.code import GraphCode, NotMarkableError
@@ -120,61 +119,97 @@ class CapturedGraph:
             return self._vanilla(*inputs)
         if interceptor.stale and not interceptor.refresh():
             return self._vanilla(*inputs)
-        base = interceptor.frame
+        binding = self._binding(interceptor, inputs) if is_alone else None
+        if binding is None:
+            return self._run_noticed(interceptor, inputs, is_alone)
+        result = binding.run(interceptor, inputs)
+        if binding.waiting is not None:
+            self._go_on(interceptor, binding, binding.waiting)
+        return result
+
+    def _binding(self, interceptor: Interceptor, inputs: Sequence[Any]) -> Binding | None:
+        """The binding that can run the graph with these inputs; None if there is none."""
         roots: list[Any] | None = None
-        bindings = base.captured.get(self, ())
-        if is_alone:
-            for binding in bindings:
-                if not binding.is_told_by(inputs):
-                    if roots is None:
-                        roots = self._roots()
-                    if not binding.has_roots(roots):
-                        continue
-                if binding.holds(interceptor):
-                    result = binding.run(interceptor, inputs)
-                    if binding.waiting is not None:
-                        self._go_on(interceptor, binding, binding.waiting)
-                    return result
-        if roots is None:
-            roots = self._roots()
+        for binding in interceptor.frame.captured.get(self, ()):
+            if not binding.matches_inputs(inputs):
+                if roots is None:
+                    roots = self._roots()
+                if not binding.has_roots(roots):
+                    continue
+            if binding.holds(interceptor):
+                found: Binding = binding
+                return found
+        return None
+
+    def _run_noticed(self, interceptor: Interceptor, inputs: Sequence[Any], is_alone: bool) -> Any:
+        """Run the graph with the interceptor on, and bind what is learned for later runs.
+
+        Args:
+            is_alone: whether no other mode is on; otherwise nothing is bound.
+        """
+        base, roots = interceptor.frame, self._roots()
         modules = self._code.places.find(roots)
         # Dynamo passes symbolic sizes as numbers.
         is_static = self._is_static and all(isinstance(each, torch.Tensor) for each in inputs)
         rehearsal = self._rehearsal(interceptor, inputs, is_static) if is_alone else None
         run = NoticingRun(interceptor, self._code, modules, is_static, rehearsal)
-        result = run.run(inputs)
+        result, compiler = run.run(inputs), ""
         binding = run.binding() if is_alone else None
-        first: FirstRun | None = None
-        if binding is not None and rehearsal is not None:
-            first = self._after_rehearsal(interceptor, binding, rehearsal, run, result)
-        compiler = "" if first is None else self._own_name()
-        if binding is not None and first is None and is_static:
-            compiler = self._compile(interceptor, binding, run.steps)
-        if first is not None:
-            result, reason = first.run(interceptor, inputs, result)
-            if reason:
-                compiler = ""
-                self._say(reason)
-        elif binding is not None and not is_static and self._is_auto():
-            self._say((rehearsal.reason if rehearsal is not None else "") or self._reason)
-        if binding is not None:
+        if binding is None:
+            self._count_unbound(is_alone)
+        else:
             self._unbound = 0
-        elif self._is_auto():
-            # Once or twice, another thread may have entered a scope meanwhile.
-            self._unbound += 1
-            if self._unbound > _MOST_WAITED:
-                self._say(_NOT_SETTLED if is_alone else "another mode is on")
+            result, compiler = self._hand_over(interceptor, binding, rehearsal, run, inputs, result)
         self._note(interceptor, f"by {compiler}" if compiler else "operator by operator")
         if binding is not None and binding.note_roots(roots):
             if self._is_forward_of(base):
                 binding.note_parameter(inputs)
             # Kept with the module call, and dropped with it when the thread's scopes end.
+            bindings = base.captured.get(self, ())
             kept = [one for one in bindings if one.is_current(interceptor)]
             base.captured[self] = [binding, *kept[: _BINDINGS - 1]]
         return result
 
+    def _count_unbound(self, is_alone: bool) -> None:
+        if self._is_auto():
+            # Once or twice, another thread may have entered a scope meanwhile.
+            self._unbound += 1
+            if self._unbound > _MOST_WAITED:
+                self._say(_NOT_SETTLED if is_alone else "another mode is on")
+
+    def _hand_over(
+        self,
+        interceptor: Interceptor,
+        binding: Binding,
+        rehearsal: Rehearsal | None,
+        run: NoticingRun,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+    ) -> tuple[Any, str]:
+        """Give the graph to a compiler after its first run, if one takes it.
+
+        Args:
+            outputs: of that run.
+
+        Returns:
+            The outputs for the program, and the name of the compiler; "" without one.
+        """
+        first = None
+        if rehearsal is not None:
+            first = self._after_rehearsal(interceptor, binding, rehearsal, run, outputs)
+        if first is not None:
+            outputs, reason = first.run(interceptor, inputs, outputs)
+            if reason:
+                self._say(reason)
+            return outputs, "" if reason else self._own_name()
+        if run.is_static:
+            return outputs, self._compile(interceptor, binding, run.steps)
+        if self._is_auto():
+            self._say((rehearsal.reason if rehearsal is not None else "") or self._reason)
+        return outputs, ""
+
     def _roots(self) -> list[Any]:
-        """The objects by which its modules are found; called by :meth:`__call__`."""
+        """The objects by which its modules are found."""
         places = self._code.places
         if not places.has_roots:
             return []
@@ -182,7 +217,7 @@ class CapturedGraph:
         return places.roots(frame.f_locals, frame.f_globals)
 
     def _is_forward_of(self, base: Frame) -> bool:
-        """Whether the program runs the graph in ``forward`` of a module; as :meth:`_roots`."""
+        """Whether the program runs the graph in ``forward`` of a module."""
         module = None if base.module is None else base.module()
         if module is None:
             return False
@@ -285,10 +320,10 @@ class CapturedGraph:
 
         Not where sizes are symbolic: what a compiler assumes of them would have to be guarded.
         """
-        asked, driver = asked_compiler(), _driver()
+        asked = asked_compiler()
         is_own = asked in (AUTO, OWN_COMPILER)
         name = self._own_name() if is_own else asked
-        if name in EAGER_COMPILERS or driver is None:
+        if name in EAGER_COMPILERS:
             if asked != AUTO:
                 self._say("")
             return ""
@@ -314,7 +349,7 @@ class CapturedGraph:
             actions = {step.name: step.inlined() for step in steps if step.acts()}
             try:
                 compiler = self._own.compiler if is_own else _internals.lookup_compiler(name)
-                self._write(binding, actions, compiler, name, interceptor, driver.dispatcher)
+                self._write(binding, actions, compiler, name, interceptor)
                 return name
             except Exception as error:
                 reason = other_nodes_said(error) or f"{name} fails with {type(error).__name__}"
@@ -330,12 +365,12 @@ class CapturedGraph:
         compiler: Any,
         name: str,
         interceptor: Interceptor,
-        dispatcher: Any,
     ) -> None:
         """Bind what a compiler makes of the graph with its actions."""
         with self._suspended():
-            tally = Tally(interceptor.executor.claimer)
-            writer = Writer(dispatcher, self._module, tally)
+            claimer = interceptor.executor.claimer
+            tally = Tally(claimer)
+            writer = Writer(claimer.dispatcher, self._module, tally)
             module = writer.write(actions)
             written = _internals.copied_graph(module)
             function = _internals.compile_later(
@@ -395,7 +430,3 @@ def _without_sizes(every: Sequence[Added | Sized]) -> list[Added]:
 
 def _place(code: CodeType) -> tuple[str, int, str]:
     return code.co_filename, code.co_firstlineno, code.co_qualname
-
-
-def _driver() -> Any:
-    return next((d for d in ATTACHED.values() if getattr(d, "captures", False)), None)

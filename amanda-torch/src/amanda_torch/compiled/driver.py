@@ -38,7 +38,6 @@ from amanda_torch.plugin import TorchGraphDriver
 class EagerDriver(InterceptingDriver):
     """Instruments compiled functions in what Dynamo has captured, and all other code eagerly."""
 
-    captures = True
     mode_of_graphs = "graph"
 
     def __init__(self, dispatcher: Any) -> None:

@@ -126,19 +126,12 @@ class CompiledCode:
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the code."""
-        # run(), inlined: what a model of microseconds calls is seen.
-        interceptor = self._interceptor
-        muted = interceptor.muted
         try:
-            interceptor.muted = muted + 1
-            return self._tally.run(self._function, inputs, interceptor.iteration)
+            return self.run(inputs)
         except Exception as error:
-            interceptor.muted = muted
             if self._routines and not notes_of(error):
                 self._explain(error, inputs)
             raise
-        finally:
-            interceptor.muted = muted
 
     def run(self, inputs: Sequence[Any]) -> Any:
         """Run the code; what it raises says nothing of routines that were compiled."""

@@ -50,6 +50,7 @@ class NoticingRun:
         rehearsal: notes what follows from the operators; None if nobody wants to know.
 
     Attributes:
+        is_static: see above.
         steps: what its calls have done.
     """
 
@@ -61,7 +62,7 @@ class NoticingRun:
         is_static: bool,
         rehearsal: Rehearsal | None = None,
     ) -> None:
-        self._is_static = is_static
+        self.is_static = is_static
         self._rehearsal = rehearsal
         self._interceptor = interceptor
         self._code = code
@@ -117,7 +118,7 @@ class NoticingRun:
             self._rehearsal.note_operators(met, start, site.name, result)
         if self._passes.is_in_one:
             self._passes.note_computed(result)
-        operator = Operator.found(met, args, kwargs, result, self._is_static)
+        operator = Operator.found(met, args, kwargs, result, self.is_static)
         is_one = isinstance(result, torch.Tensor)
         frame = interceptor.frame
         self.steps.append(Step(site, frame, entered, leaves, met, operator, is_one, records))

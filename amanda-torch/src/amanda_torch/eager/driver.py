@@ -7,6 +7,7 @@ thread, a ``TorchFunctionMode``. The patches tell it of what reaches no such mod
 
 from __future__ import annotations
 
+import abc
 import functools
 import sys
 import types
@@ -43,8 +44,6 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     dispatcher_class = RoutineDispatcher
     dispatcher: RoutineDispatcher
-    captures: ClassVar[bool] = False
-    """Whether compiled functions run as Dynamo captures them; else eagerly."""
     takes_gate: ClassVar[bool] = True
     """Whether the gate may notice operators."""
 
@@ -52,7 +51,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         super().__init__(dispatcher)
         self._labels = Labels(functools.partial(_forget, weakref.ref(self)))
         self._interceptors: WeakMembers[Interceptor] = WeakMembers()
-        self._tracers = Tracers(self.capture_compiled if self.captures else None)
+        self._tracers = Tracers(self.capture_compiled)
         self._checkpoints = Checkpoints(self.enter_thread, self.exit_thread)
         self._has_gate = False
         self._optimizer_steps = OptimizerSteps(dispatcher, LOCAL)
@@ -160,6 +159,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         """See :mod:`amanda_torch.eager.proofs`."""
         return proofs.proofs()
 
+    @abc.abstractmethod
     def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
         """The callback by which Dynamo runs a compiled function, or why it runs eagerly (a string).
 
@@ -167,7 +167,6 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             callback: Dynamo's own.
             interceptor: that of the current thread.
         """
-        return "the driver captures nothing"
 
     def forget(self, model: str) -> None:
         """Drop what threads know of the operators of a model that is gone."""
@@ -303,9 +302,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     interceptor.exit()
                 if outermost and is_covered and not interceptor.has_trained:
                     interceptor.has_trained = True
-                    if self.captures:
-                        # Captured code outside of modules may be of another phase from now on.
-                        interceptor.root.captured.clear()
+                    # Captured code outside of modules may be of another phase from now on.
+                    interceptor.root.captured.clear()
                 if outermost:
                     interceptor.new_iteration()
                 if tells:

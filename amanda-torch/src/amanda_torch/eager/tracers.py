@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class Tracers:
     """The patches of this module, as one that is attached and detached."""
 
-    def __init__(self, capture: Callable[[Any, Interceptor], Any] | None = None) -> None:
+    def __init__(self, capture: Callable[[Any, Interceptor], Any]) -> None:
         """Nothing is patched yet.
 
         Args:
@@ -96,12 +96,9 @@ class Tracers:
         # Not in its own module, from which Dynamo's others take it as they are imported.
         entries[_internals.COMPILER] = [(_internals.COMPILER_MODES, _keeping_mode)]
         entries[_internals.PROFILER] = [(_internals.PROFILER_START, _with_vanilla_class)]
-        if self._capture is not None:
-            entries[_internals.COMPILER_MODULES] = [
-                (_internals.COMPILER_MODULE_CALL, lambda _: call),
-            ]
-            for module, notes in _internals.COMPILER_NOTES.items():
-                self._when_imported(module, functools.partial(self._patch_found, notes))
+        entries[_internals.COMPILER_MODULES] = [(_internals.COMPILER_MODULE_CALL, lambda _: call)]
+        for module, notes in _internals.COMPILER_NOTES.items():
+            self._when_imported(module, functools.partial(self._patch_found, notes))
         for module, wrappers in entries.items():
             self._when_imported(module, functools.partial(self._patch, wrappers))
 
@@ -246,7 +243,7 @@ class Tracers:
                 _internals.count_eager_as_compiled()
                 return None
             captured: Any = "torch.compiler.set_stance() is in force"
-            if self._capture is not None and vanilla(callback) is callback:
+            if vanilla(callback) is callback:
                 captured = self._capture(callback, interceptor)
                 if not isinstance(captured, str):
                     _internals.count_captures_apart()
