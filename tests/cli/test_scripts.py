@@ -116,6 +116,19 @@ def test_a_loop_of_plain_pytorch(python: Command, amanda: Command, tmp_path: Pat
     assert sum(event["name"] == "relu" for event in timeline) == 2 * 5
 
 
+def test_long_loops_are_those_of_the_program_alone(python: Command, amanda: Command) -> None:
+    """A loop of thousands of calls computes what it computes without a tool, whatever the forward
+    passes do beside, and never comes to a compiler that the program does not use."""
+    alone = python(str(SCRIPTS / "long_runs.py"), **ENVIRONMENT)
+    under = amanda("run", "-t", "count", str(SCRIPTS / "long_runs.py"), **ENVIRONMENT)
+    assert alone.stdout.endswith("imported: False\n")
+    assert under.stdout.startswith(alone.stdout)
+    assert (under.stderr, under.returncode) == (alone.stderr, 0)
+    last = under.stdout.splitlines()[-1]
+    assert "; not seen: nothing known; " in last
+    assert "compiled" not in last
+
+
 @pytest.mark.usefixtures("settings")
 def test_a_loop_that_is_interrupted(environment: dict[str, str], tmp_path: Path) -> None:
     """The results are given, and the exit status is that of the signal."""
