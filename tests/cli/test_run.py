@@ -569,16 +569,6 @@ def test_a_wrong_interceptor_of_the_environment_is_wrong_usage(
     assert run.stderr == said
 
 
-def test_a_wrong_accelerator_of_the_environment_is_wrong_usage(
-    amanda: Command, program: str
-) -> None:
-    """The program does not start, whether the accelerator is there or not."""
-    run = amanda("run", "-t", "log", program, AMANDA_TENSORFLOW_ACCEL="nope")
-    assert (run.returncode, run.stdout) == (2, "")
-    said = "amanda: error: AMANDA_TENSORFLOW_ACCEL=nope is not one of auto, off\n"
-    assert run.stderr == said
-
-
 def test_a_wrong_compiler_of_the_environment_is_wrong_usage(
     amanda: Command, program: str, tmp_path: Path
 ) -> None:

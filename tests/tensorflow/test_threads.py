@@ -108,3 +108,27 @@ def test_replicas() -> None:
         "fit 8 8",
         "weights equal True",
     ]
+
+
+def test_threads_count_while_others_begin_and_end_scopes() -> None:
+    """A thread counts its own operators while scopes of other threads begin and end."""
+
+    def work() -> None:
+        counters: dict[str, amanda.inline.Counter] = {}
+
+        def analyse(context: amanda.OpContext) -> None:
+            counter = counters.setdefault(context.get_op_id(), amanda.inline.Counter())
+            context.insert_after_op(counter, outputs=[])
+
+        tool = amanda.Tool()
+        tool.add_inst_for_op(analyse)
+        with amanda.apply(tool, drivers=["tensorflow-eager"]):
+            for _ in range(3):
+                tf.exp(tf.exp(1.0))
+                amanda.new_iteration()
+        assert {key: counter.count for key, counter in counters.items()} == {
+            "/Exp:0": 3,
+            "/Exp:1": 3,
+        }
+
+    in_threads(work)

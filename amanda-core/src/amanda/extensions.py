@@ -1,4 +1,4 @@
-"""Optional extensions in C, with which a driver notices operators faster.
+"""An optional extension in C, with which a driver notices operators faster.
 
 An extension is a distribution of its own, so that the driver's stays pure Python. Its package has a
 ``VERSION`` and a function ``load()``; the driver describes what it needs of it, and does without
@@ -26,23 +26,24 @@ import attrs
 from amanda import _internals
 from amanda.errors import CoverageWarning
 
+_OLDEST_PYTHON = (3, 11)
+
 
 @attrs.frozen
 class Extension:
-    """A driver's optional extension in C, and what it has to be like to be used.
+    """A driver's optional extension in C, and the conditions under which it is used.
 
     Attributes:
         driver: the driver's distribution, which has an extra ``accel``.
-        package: that the extension's distribution installs.
+        package: the Python package that the extension's distribution installs.
         interface: the ``VERSION`` that the package has to have.
-        oldest_python, newest_python: the versions of CPython between which it was tested.
+        newest_python: the newest CPython that it was tested with; the oldest is 3.11.
     """
 
     driver: str
     package: str
     interface: int
     newest_python: tuple[int, int]
-    oldest_python: tuple[int, int] = (3, 11)
 
     @property
     def distribution(self) -> str:
@@ -73,7 +74,7 @@ class Extension:
             return f"{self.distribution} needs the GIL, and this is a free-threaded build of Python"
         if _internals.has_jit():
             return f"the JIT of this Python may copy what {self.distribution} replaces"
-        if not self.oldest_python <= version <= self.newest_python:
+        if not _OLDEST_PYTHON <= version <= self.newest_python:
             return f"{self.distribution} was not tested with Python {version[0]}.{version[1]}"
         return ""
 
@@ -103,12 +104,12 @@ class Extension:
         return ""
 
 
-def chosen(variable: str, names: Sequence[str], default: str = "auto") -> str:
-    """The one of `names` that an environment variable asks for.
+def chosen(variable: str, names: Sequence[str]) -> str:
+    """Return the one of `names` that an environment variable asks for; the first is the default.
 
-    Another value counts as `default`, as an empty one does; it is a
-    :class:`~amanda.errors.CoverageWarning`.
+    Another value counts as the default, with a :class:`~amanda.errors.CoverageWarning`.
     """
+    default = names[0]
     name = os.environ.get(variable, "") or default
     if name in names:
         return name

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import amanda
 from amanda.errors import CapabilityError
-from amanda.extensions import mistake
 from amanda.interface.driver import Capability, Driver
 from amanda.namespace import Namespace
 from amanda_tensorflow import mapping_rules
@@ -127,26 +126,12 @@ class TensorFlowDriver(Driver, abc.ABC):
 
 
 class TensorFlowEagerDriver(TensorFlowDriver):
-    """Eager execution: operators that TensorFlow runs at once.
+    """Eager execution: operators that TensorFlow runs at once."""
 
-    Attributes:
-        accelerators: what may be asked of amanda-tensorflow-accel: to be used where it works, or
-            not at all.
-        accelerator_variable: the environment variable that asks for one of them.
-    """
-
-    accelerators: ClassVar[tuple[str, ...]] = ("auto", "off")
-    accelerator_variable: ClassVar[str] = "AMANDA_TENSORFLOW_ACCEL"
     name = "tensorflow-eager"
     mode = "eager"
     target = "amanda_tensorflow.eager.driver:InterceptingDriver"
     capabilities = _COMMON
-
-    @classmethod
-    def reason_against_settings(cls) -> str:
-        """Explain an environment variable that names an unknown accelerator."""
-        found = mistake(cls.accelerator_variable, cls.accelerators)
-        return found or super().reason_against_settings()
 
 
 class TensorFlowFunctionDriver(TensorFlowDriver):

@@ -282,3 +282,29 @@ def test_a_negative_position_counts_from_the_end_at_each_execution() -> None:
             next(iter(tf.data.Dataset.from_tensors(tuple(range(count)))))
             amanda.new_iteration()
     assert seen == [1, 3, 0]
+
+
+def test_a_variable_that_cannot_be_read_raises_the_error_of_vanilla() -> None:
+    """An operator that is passed a variable without a value raises vanilla's error, uncounted."""
+    weight, counters = tf.Variable([[2.0]]), dict[str, amanda.inline.Counter]()
+
+    def analyse(context: amanda.OpContext) -> None:
+        counter = counters.setdefault(context.get_op_id(), amanda.inline.Counter())
+        context.insert_after_op(counter, outputs=[])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with apply(tool):
+        for _ in range(4):
+            tf.nn.relu(weight)
+            amanda.new_iteration()
+        counts = {key: counter.count for key, counter in counters.items()}
+        gone = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[1, 1], shared_name="gone")
+        weight._handle = gone  # noqa: SLF001 - no public function deletes a variable
+        with pytest.raises(tf.errors.OpError) as raised:
+            tf.nn.relu(weight)
+        after = {key: counters[key].count for key in counts}
+    with pytest.raises(tf.errors.OpError) as expected:
+        tf.nn.relu(weight)
+    assert after == counts == {"/ReadVariableOp:0": 4, "/Relu:0": 4}
+    assert type(raised.value) is type(expected.value)

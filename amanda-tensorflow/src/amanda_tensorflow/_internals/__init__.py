@@ -63,7 +63,6 @@ from amanda_tensorflow._internals.graphs import (  # noqa: E402
     waiting_for,
 )
 from amanda_tensorflow._internals.runtime import (  # noqa: E402
-    CONTEXT_HANDLE,
     CUSTOM_GRADIENT,
     DECLARED,
     EXECUTE,
@@ -75,10 +74,8 @@ from amanda_tensorflow._internals.runtime import (  # noqa: E402
     NO_VARIABLES,
     OPS,
     PYWRAP,
-    READING_PARTS,
     RECORD,
     TENSORS_ONLY,
-    TOLD_OF_READINGS,
     VARIABLE,
     AtomicFunction,
     AttrValue,
@@ -114,7 +111,6 @@ from amanda_tensorflow._internals.runtime import (  # noqa: E402
     leave_unconverted,
     local_data,
     named,
-    native_functions,
     needs_no_conversion,
     no_tape_records,
     note_handles,
@@ -168,7 +164,6 @@ from amanda_tensorflow._internals.sessions import (  # noqa: E402
 )
 
 __all__ = [
-    "CONTEXT_HANDLE",
     "CUSTOM_GRADIENT",
     "DECLARED",
     "EXECUTE",
@@ -180,11 +175,9 @@ __all__ = [
     "NO_VARIABLES",
     "OPS",
     "PYWRAP",
-    "READING_PARTS",
     "RECORD",
     "SYMBOLS",
     "TENSORS_ONLY",
-    "TOLD_OF_READINGS",
     "VARIABLE",
     "AtomicFunction",
     "AttrValue",
@@ -257,7 +250,6 @@ __all__ = [
     "local_data",
     "missing",
     "named",
-    "native_functions",
     "needs_no_conversion",
     "no_tape_records",
     "note_handles",

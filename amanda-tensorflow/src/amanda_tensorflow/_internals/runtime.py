@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from types import BuiltinFunctionType, FrameType, FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import attrs
@@ -120,77 +117,6 @@ def local_data() -> Any:
     One object for all threads, in C. Properties of the context that read it are Python functions.
     """
     return context.context()._thread_local_data
-
-
-@attrs.frozen
-class NativeFunctions:
-    """Addresses of functions in C++.
-
-    Attributes:
-        data: what a context knows of a thread, as :func:`local_data` tells it.
-        is_empty: :data:`no_tape_records`.
-        execute: what `binding` calls with its arguments, in a tuple.
-        binding: ``TFE_Py_FastPathExecute``.
-        reading: those by which the runtime reads a variable that an operator is passed, in the
-            order in which the accelerator names them; empty if one is not found.
-    """
-
-    data: int
-    is_empty: int
-    execute: int
-    binding: Any
-    reading: tuple[int, ...]
-
-
-_FAST_PATH: Any = pywrap_tfe.TFE_Py_FastPathExecute
-_NATIVE = (
-    "_ZN10tensorflow30GetEagerContextThreadLocalDataEP7_object",
-    "_Z21TFE_Py_TapeSetIsEmptyv",
-    "_Z24TFE_Py_FastPathExecute_CP7_object",
-)
-_READING = (
-    *("TFE_NewOp", "TFE_OpSetAttrType", "TFE_OpSetDevice", "TFE_OpAddInput", "TFE_Execute"),
-    *("TFE_DeleteOp", "TF_NewStatus", "TF_GetCode", "TF_DeleteStatus"),
-    "_Z22EagerTensor_CheckExactPK7_object",
-    "_Z18EagerTensor_HandlePK7_object",
-    "_Z21EagerTensorFromHandleP16TFE_TensorHandleb",
-    "_Z21TFE_Py_RecordGradientP7_objectS0_S0_S0_S0_",
-    "_Z27TFE_Py_TapeVariableAccessedP7_object",
-    "_Z38TFE_Py_VariableWatcherVariableAccessedP7_object",
-)
-
-CONTEXT_HANDLE = "_context_handle"
-"""The attribute of TensorFlow's context that holds that of the runtime."""
-
-
-def native_functions() -> NativeFunctions | None:
-    """Functions that the accelerator calls without their bindings; None if they are not found, or
-    others had replaced what runs operators before this package was imported.
-
-    The library that has them is named otherwise in 2.16 and in 2.21; bindings add a third of a
-    microsecond to each call.
-    """
-    folder = Path(pywrap_tfe.__file__).parent
-    for name in "lib_pywrap_tensorflow_common.so", "_pywrap_tensorflow_internal.so":
-        try:
-            # One that is loaded already.
-            library = ctypes.CDLL(str(folder / name), os.RTLD_NOLOAD | os.RTLD_LAZY)
-        except OSError:
-            continue
-        data, is_empty, execute = _addresses(library, _NATIVE) or (0, 0, 0)
-        if data and is_empty and execute and isinstance(_FAST_PATH, BuiltinFunctionType):
-            reading = _addresses(library, _READING)
-            return NativeFunctions(data, is_empty, execute, _FAST_PATH, reading)
-    return None
-
-
-def _addresses(library: ctypes.CDLL, symbols: Sequence[str]) -> tuple[int, ...]:
-    """The addresses of functions in a library and its dependencies; empty if one is missing."""
-    try:
-        found = [ctypes.cast(library[symbol], ctypes.c_void_p).value for symbol in symbols]
-    except AttributeError:
-        return ()
-    return tuple([address or 0 for address in found])
 
 
 no_tape_records: Any = pywrap_tfe.TFE_Py_TapeSetIsEmpty
@@ -390,13 +316,6 @@ VARIABLE: Any = resource_variable_ops.ResourceVariable
 _tape_accesses: Any = pywrap_tfe.TFE_Py_TapeVariableAccessed
 
 _watcher_accesses: Any = pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed
-
-
-READING_PARTS = ("_trainable", "_handle", "_dtype")
-"""Attributes of a variable by which :func:`reading_of` reads it."""
-
-TOLD_OF_READINGS = (_tape_accesses, _watcher_accesses)
-"""What it tells of a variable unless the first of them is False."""
 
 
 def reading_of(variable: Any) -> tuple[Any, ...]:

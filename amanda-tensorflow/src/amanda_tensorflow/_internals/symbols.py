@@ -193,7 +193,7 @@ SYMBOLS: tuple[Symbol, ...] = (
         "ops.resource_variable_ops:BaseResourceVariable", "_trainable _handle _dtype", _EAGER
     ),
     Symbol("eager.execute", "execute", "op_name num_outputs inputs attrs ctx name", _EAGER),
-    *_present("eager.context:Context", "_thread_local_data _context_handle", _EAGER),
+    *_present("eager.context:Context", "_thread_local_data", _EAGER),
     Symbol(
         "eager.imperative_grad",
         "imperative_grad",

@@ -285,8 +285,7 @@ class MarkedGradients:
     def begin(self, mark: Mark) -> GradientRun | None:
         """The gradient function of an operator whose executions share a mark begins.
 
-        Nothing is done to such an operator as a whole. The extension of amanda-tensorflow-accel
-        does the same, where no gradient may be a sum.
+        Nothing is done to such an operator as a whole.
 
         Returns:
             What has to be left, whatever happens; None where :meth:`run` has to be called.

@@ -20,10 +20,8 @@ from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet, named_as
 from amanda.registry.import_hook import Watch
-from amanda.registry.proofs import is_proving
 from amanda.state import STATE, WeakMembers
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager import accelerator
 from amanda_tensorflow.eager.autodiff import RoutineCall, is_tensor, substitute
 from amanda_tensorflow.eager.backward_ops import MarkedGradients
 from amanda_tensorflow.eager.interception import Interception
@@ -67,12 +65,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
             _internals.EXECUTE.execute,
             _internals.EXECUTE.record_gradient,
         )
-        # A proof is about the function in Python.
-        is_accelerated = not (self.switched_off or is_proving()) and accelerator.choose()
-        extension = accelerator.extension() if is_accelerated else None
-        interception = self._interception = Interception(
-            self.dispatcher, vanilla, self._values, extension
-        )
+        interception = self._interception = Interception(self.dispatcher, vanilla, self._values)
         patches.wrap(_internals.PYWRAP, "TFE_Py_FastPathExecute", interception.fast_path)
         patches.wrap(_internals.EXECUTE, "execute", interception.execute)
         patches.wrap(_internals.EXECUTE, "record_gradient", _record_gradient)
@@ -83,8 +76,6 @@ class InterceptingDriver(TensorFlowEagerDriver):
         patches.wrap(tf.GradientTape, "watch", beginning_again)
         recording.EAGER.run = self._gradients.run
         recording.EAGER.begin = self._gradients.begin
-        if extension is not None:
-            recording.EAGER.replace(extension.gradient_function)
         if _LAYERS not in self.switched_off:
             layers.EAGER.call, layers.EAGER.place = _call_layer, _place
         optimizers.EAGER.call = step_optimizer
@@ -102,8 +93,6 @@ class InterceptingDriver(TensorFlowEagerDriver):
         if layers.EAGER.call is _call_layer:
             layers.EAGER.call, layers.EAGER.place = None, layers.LayerPath
         if recording.EAGER.run == self._gradients.run:
-            # First: after an interrupt in between, this is done again.
-            recording.EAGER.replace(None)
             recording.EAGER.run = recording.EAGER.begin = None
         optimizers.EAGER.call = None
         interception, self._interception = self._interception, None
@@ -170,14 +159,6 @@ class InterceptingDriver(TensorFlowEagerDriver):
     def substitute(self, old: Any, new: Any, action: Action) -> Any:
         """See :func:`amanda_tensorflow.eager.autodiff.substitute`."""
         return substitute(old, new, action)
-
-    @classmethod
-    def remarks(cls) -> Sequence[str]:
-        """Whether the accelerator is used, and why not."""
-        reason = accelerator.reason_unusable()
-        if accelerator.is_asked_for() and not reason:
-            return ["operators that no tool acts on run without Python"]
-        return [f"each operator is decided on in Python ({reason or 'as chosen'})"]
 
     @classmethod
     def proofs(cls) -> Sequence[Proof]:

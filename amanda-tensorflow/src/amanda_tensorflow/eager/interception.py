@@ -71,18 +71,10 @@ class Interception:
     Args:
         vanilla: TensorFlow's own functions.
         values: is told of the tensors that are read from variables.
-        extension: that of amanda-tensorflow-accel, if it decides on the usual ways.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        vanilla: Vanilla,
-        values: VariableValues,
-        extension: Any = None,
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher, vanilla: Vanilla, values: VariableValues) -> None:
         self._dispatcher = dispatcher
-        self._extension = extension
         self._vanilla = vanilla
         self._values = values
         self._executor = Executor(dispatcher, values)
@@ -199,12 +191,7 @@ class Interception:
                 read[0][0] += read[1]
             return result
 
-        if self._extension is None:
-            return TFE_Py_FastPathExecute
-        # It decides as `way_of` does, and calls the function for all that it does not know.
-        return self._extension.fast_path(
-            vanilla, TFE_Py_FastPathExecute, self._value_of, ended, self._values
-        )
+        return TFE_Py_FastPathExecute
 
     def _decider(self) -> Callable[[Any, str, tuple[Any, ...]], Any]:
         """A function that decides how an operator on the fast path is run.
@@ -219,9 +206,6 @@ class Interception:
         * a function that runs it.
 
         It raises FallbackException if the operator has to take the slow path.
-
-        The extension of amanda-tensorflow-accel answers the same, in the usual cases: what is
-        changed here is changed there, too.
         """
         no_tape_records, local, state = _internals.no_tape_records, LOCAL, STATE
         look, with_variables, slow = self._look, self._with_variables, self._slow

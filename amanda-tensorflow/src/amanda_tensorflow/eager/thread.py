@@ -53,11 +53,8 @@ class RunningRecomputation(Protocol):
 class Tracker:
     """The operators of one thread: which cells count them, and which scopes apply to them.
 
-    It has slots, which the extension of amanda-tensorflow-accel reads.
-
     Attributes:
         local: what TensorFlow's context knows of the thread.
-        thread: the state that core has of it, as ``vars(STATE)`` gives it there.
         native: the thread's native id.
         ids: the counters of forward operators.
         cells: the cells that apply now: those of forward operators, those of the gradient
@@ -88,13 +85,12 @@ class Tracker:
         *("__weakref__", "_dispatcher", "_replan", "active", "cells", "depth", "dispatcher"),
         *("failures", "fallen", "generation", "gradients", "ids", "local", "marking", "muted"),
         *("native", "outdated", "owners", "passes", "places", "recomputation", "recorded", "run"),
-        *("stale", "sums", "tells", "thread", "watches"),
+        *("stale", "sums", "tells", "watches"),
     )
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self.local = _internals.local_data()
-        self.thread = vars(STATE)
         self.native = threading.get_native_id()
         self.ids = EagerOpIds()
         self.cells: Any = self.ids.current

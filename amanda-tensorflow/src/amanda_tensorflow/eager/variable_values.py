@@ -83,31 +83,22 @@ _FEW = 64
 class VariableValues:
     """The tensors that were read from variables, as long as they live.
 
-    It has slots, which the extension of amanda-tensorflow-accel reads and writes.
-
-    Attributes:
-        known: by ``id`` of a tensor, a list of a weak reference to it and its :class:`Source`; the
-            extension replaces them when a later tensor has the same ``id``.
-        handles: by ``id`` of a variable's handle, what its readings are noted with.
-        most: as many of both may be there before those that have died are dropped.
+    An entry whose tensor has died stays until there are many of them, because a callback for each
+    death would cost more than all the rest.
     """
 
-    __slots__ = ("handles", "known", "most")
-
     def __init__(self) -> None:
-        # An entry whose tensor has died stays until there are many of them, because a callback for
-        # each death would cost more than all the rest.
-        self.known: dict[int, list[Any]] = {}
-        self.handles: dict[int, Source] = {}
-        self.most = _FEW
+        self._known: dict[int, tuple[weakref.ref[Any], Source]] = {}
+        self._handles: dict[int, Source] = {}
+        self._most = _FEW
 
     def note(self, kind: str, inputs: Sequence[Any], result: Any) -> None:
         """An operator of :data:`READING` has made `result` of its first input."""
         origin = inputs[0]
         if kind == "ReadVariableOp":
-            found = self.handles.get(id(origin))
+            found = self._handles.get(id(origin))
             if found is None or found.handle() is not origin:
-                found = self.handles[id(origin)] = Source(weakref.ref(origin))
+                found = self._handles[id(origin)] = Source(weakref.ref(origin))
         else:
             found = self._noted(origin)
             if found is None:
@@ -119,33 +110,33 @@ class VariableValues:
                 step = step_of(kind, origin, result, lambda: np.asarray(inputs[1]).tolist())
             if step is not None:
                 found = attrs.evolve(found, steps=(*found.steps, step))
-        self.known[id(result)] = [weakref.ref(result), found]
-        if len(self.known) + len(self.handles) > self.most:
+        self._known[id(result)] = weakref.ref(result), found
+        if len(self._known) + len(self._handles) > self._most:
             self._drop_dead()
 
     @property
     def noted(self) -> int:
         """How many tensors are noted, with some that have died."""
-        return len(self.known)
+        return len(self._known)
 
     def _noted(self, tensor: Any) -> Source | None:
         """The variable that a tensor was read from; None if it was not read from one."""
-        known = self.known.get(id(tensor))
+        known = self._known.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
     def _drop_dead(self) -> None:
         """Forget the tensors and variables that have died."""
         # Other threads note tensors meanwhile: copy() is one step, and what they put in place of an
-        # entry that had died, or into it, is put back.
-        for key, known in self.known.copy().items():
+        # entry that had died is put back.
+        for key, known in self._known.copy().items():
             if known[0]() is None:
-                newer = self.known.pop(key, known)
+                newer = self._known.pop(key, known)
                 if newer[0]() is not None:
-                    self.known.setdefault(key, newer)
-        for key, source in self.handles.copy().items():
+                    self._known.setdefault(key, newer)
+        for key, source in self._handles.copy().items():
             if source.handle() is None:
-                self.handles.pop(key, None)
-        self.most = max(_FEW, 2 * (len(self.known) + len(self.handles)))
+                self._handles.pop(key, None)
+        self._most = max(_FEW, 2 * (len(self._known) + len(self._handles)))
 
     def source_of(self, tensor: Any) -> Source | None:
         """The variable that a tensor was read from or is the handle of; None if there is none."""
@@ -175,5 +166,5 @@ class VariableValues:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.known.clear()
-        self.handles.clear()
+        self._known.clear()
+        self._handles.clear()

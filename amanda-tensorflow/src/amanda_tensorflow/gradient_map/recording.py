@@ -159,18 +159,6 @@ class EagerGradients:
     run: Callable[[Any, Callable[[Sequence[Any]], Any], Sequence[Any]], Any] | None = None
     begin: Callable[[Any], SharedRun | None] | None = None
 
-    def replace(self, make: Callable[[Any, Any], Any] | None) -> None:
-        """Make tapes call another function for each record.
-
-        Args:
-            make: gives it, from TensorFlow's own and from the one that is called where the other
-                one has no answer; None to call that one at once.
-        """
-        function = _gradient_function
-        if make is not None:
-            function = make(_internals.vanilla_gradient_function, function)
-        _internals.register_gradient_function(function)
-
 
 EAGER = EagerGradients()
 _OLDER: weakref.WeakSet[Any] = weakref.WeakSet()

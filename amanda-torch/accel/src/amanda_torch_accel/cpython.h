@@ -1,9 +1,7 @@
 /* Objects of CPython: slots of Python classes, numbers that are counted with, arrays.
  *
- * The same file stands beside gate.c of amanda-torch-accel and fast_path.c of amanda-tensorflow-accel,
- * which are built apart and need not both be there; a test says that the two are equal. CPython 3.11
- * adds to small numbers in place, and how an array is laid out is proven on a sample: else only the
- * public interface is used.
+ * CPython 3.11 adds to small numbers in place, and how an array is laid out is proven on a sample: else
+ * only the public interface is used.
  */
 
 /* ---- slots of Python classes ----------------------------------------------------------------- */
