@@ -32,7 +32,6 @@ from torch import nn
 
 import amanda
 from amanda.results import Chart
-from amanda_tools._output.charts import write_svg
 from tests import models
 from tests.benchmarks import command
 from tests.benchmarks.architectures import ARCHITECTURES
@@ -59,7 +58,11 @@ COMPILER = "AMANDA_TORCH_COMPILER"
 _MODULE = "tests.benchmarks.speed"
 
 PAGE = Path("amanda-torch/docs/speed.md")
-CHART = PAGE.with_suffix(".svg")
+CHART = PAGE.with_suffix(".png")
+"""Its picture, which ``tests/browser/pictures.py`` takes."""
+
+LONGEST_BAR = 20.0
+"""Larger ratios are in the tables only: beside them nobody could compare the others."""
 
 Goals = Mapping[str, float]
 """Ratios to vanilla, by interceptor."""
@@ -413,27 +416,27 @@ def architectures(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         )
 
 
-def chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
-    """The ratios on GPT-2 of twelve layers, as bars."""
-    found: dict[str, dict[str, float]] = {}
-    for row in rows:
-        if row["case"].startswith("gpt2-12x64-"):
-            kind = row["case"].rpartition("-")[2]
-            found.setdefault(row["name"], {})[kind] = round(row["median"], 2)
-    kinds = [kind for kind in ("infer", "train") if any(kind in bars for bars in found.values())]
-    return Chart(
-        title="GPT-2, 12 layers of width 64: time as a ratio to vanilla",
-        kind="bar",
-        labels=list(found),
-        values={kind: [bars.get(kind) for bars in found.values()] for kind in kinds},
-    )
+def charts(text: str) -> Iterator[Chart]:
+    """Yield charts of the ratios on GPT-2 of twelve layers, read from the tables of the page."""
+    for part in text.split("\n## ")[1:]:
+        case, *lines = part.splitlines()
+        if case.startswith("gpt2-12x64-"):
+            cells = [line.strip("| ").split(" | ") for line in lines[3:] if line]
+            ratios = {name: float(ratio) for name, ratio, *_ in cells}
+            bars = {name: ratio for name, ratio in ratios.items() if ratio <= LONGEST_BAR}
+            kind = {"infer": "inference", "train": "training"}[case.rpartition("-")[2]]
+            yield Chart(
+                title=f"GPT-2, 12 layers of width 64, {kind}: time as a ratio to vanilla",
+                kind="bar",
+                labels=list(bars),
+                values={"ratio": list(bars.values())},
+            )
 
 
 def write(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
-    """Write the page and its chart."""
+    """Write the page."""
     others = ["## Growth", growth(quick=options.quick), "## Memory", peaks()]
     PAGE.write_text(page(rows, others), encoding="utf-8")
-    write_svg(chart(rows), CHART)
 
 
 def _installed() -> Sequence[str]:
@@ -448,7 +451,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--interceptor", action="append", choices=("mode", "gate"),
         help="only this; repeatable",
     )  # fmt: skip
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE} and its chart")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE}")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rows = run(options.interceptor or (_installed() if options.write else ("mode",)), options)

@@ -35,6 +35,7 @@ def test_the_page_says_what_is_shown() -> None:
     rows = [
         row("gpt2-12x64-infer", "gate: count", 1.1, 1.05),
         row("gpt2-12x64-infer", "peer: DebugMode", 5.0, None, doubt="few rounds"),
+        row("gpt2-12x64-infer", "peer: torchlens.trace", 300.0, None),
         row("architecture-a", "gate: routine", 1.2, 1.6),
         row("architecture-b", "gate: routine", 1.4, 1.6),
         row("architecture-c", "gate: routine", 1.3, 1.6),
@@ -44,9 +45,9 @@ def test_the_page_says_what_is_shown() -> None:
     assert "| peer: DebugMode | 5.00 | 5.00-5.00 | 5.00 |  | unsure |" in text
     assert "median 1.30, worst 1.40 on b (goals: 1.30 and 1.60)" in text
     assert text.endswith("## Growth\n\nnone\n")
-    chart = speed.chart(rows)
+    [chart] = speed.charts(text)
     assert list(chart.labels) == ["gate: count", "peer: DebugMode"]
-    assert chart.values == {"infer": [1.1, 5.0]}
+    assert chart.values == {"ratio": [1.1, 5.0]}
 
 
 def test_growth_has_a_line_for_each_setting() -> None:

@@ -1,10 +1,11 @@
-"""The pictures of amanda-tools' documents, taken of pages that runs have just written.
+"""The pictures of the documents, taken of pages that runs have just written.
 
     python -m tests.browser.pictures             # all of them, ten minutes
     python -m tests.browser.pictures flops nan   # these
 
 They show two examples, `vit.py` and `train.py`, at the widths that readers have, and are written to
-`amanda-tools/docs/pictures`. Needs Debian's chromium and chromedriver.
+`amanda-tools/docs/pictures`; `speed` shows figures of `amanda-torch/docs/speed.md` beside it. Needs
+Debian's chromium and chromedriver.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from base64 import b64decode
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -21,6 +23,8 @@ import attrs
 from PIL import Image
 from selenium import webdriver
 
+from amanda_tools._output.report import Document, Section, render
+from tests.benchmarks import speed
 from tests.browser.conftest import MISSING, ROOT, start_browser
 
 EXAMPLES = ROOT / "amanda-tools/examples"
@@ -42,9 +46,11 @@ class Picture:
         dark: whether the reader's system is dark.
         before: the tools of an earlier run, into the folder ``before``.
         edit: replacements in the script between that run and this one.
+        write: writes the page into a folder, if no run does, and returns its path.
+        folder: of the picture.
     """
 
-    tools: str
+    tools: str = ""
     element: str = ""
     script: str = "vit.py"
     width: int = 1200
@@ -52,6 +58,16 @@ class Picture:
     dark: bool = False
     before: str = ""
     edit: tuple[str, str] = ("", "")
+    write: Callable[[Path], Path] | None = None
+    folder: Path = PICTURES
+
+
+def write_speed(folder: Path) -> Path:
+    """Write a page with charts of the ratios in ``speed.md``."""
+    charts = list(speed.charts((ROOT / speed.PAGE).read_text()))
+    page = folder / "speed.html"
+    page.write_text(render(Document(title="", sections=[Section(name="", charts=charts)])))
+    return page
 
 
 PAGE = "flops,profile,trace,summary"
@@ -59,6 +75,13 @@ ALL = {
     "page": Picture(PAGE, width=1400, height=1146),
     "phone": Picture(PAGE, width=420, height=1828, dark=True),
     "trace": Picture("trace", "section.model", height=640),
+    "speed": Picture(
+        element=".charts",
+        width=1300,
+        height=700,
+        write=write_speed,
+        folder=ROOT / speed.PAGE.parent,
+    ),
     "time-line": Picture("profile", "figure.chart.spans", height=600),
     "diff": Picture(
         "diff:reference=before",
@@ -123,8 +146,8 @@ def shoot(browser: webdriver.Chrome, picture: Picture, page: Path) -> Image.Imag
             "const box = element.getBoundingClientRect(), margin = 16;"
             # A tool's section begins with a line that ends the one before it.
             "const top = element.tagName === 'SECTION' ? margin : -margin;"
-            "return {x: box.x - margin, y: box.y + scrollY + top,"
-            " width: box.width + 2 * margin, height: Math.min(box.height, arguments[1])}",
+            "return {x: box.x - margin, y: box.y + scrollY + top, width: box.width + 2 * margin,"
+            " height: Math.min(box.height + margin - top, arguments[1])}",
             picture.element,
             picture.height,
         )
@@ -138,12 +161,13 @@ def shoot(browser: webdriver.Chrome, picture: Picture, page: Path) -> Image.Imag
 
 
 def take(browser: webdriver.Chrome, name: str) -> None:
-    """Run what a picture shows, and write it."""
+    """Write the page that a picture shows, and the picture."""
     picture = ALL[name]
     with tempfile.TemporaryDirectory() as folder:
-        image = shoot(browser, picture, run(picture, Path(folder)))
+        page = picture.write(Path(folder)) if picture.write else run(picture, Path(folder))
+        image = shoot(browser, picture, page)
     few = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    few.save(PICTURES / f"{name}.png", optimize=True)
+    few.save(picture.folder / f"{name}.png", optimize=True)
 
 
 def main(names: list[str]) -> None:

@@ -780,6 +780,48 @@ def test_tables_are_filtered_by_module_and_type(page: Page) -> None:
     assert page.all("output", grid)[0].text.startswith("1 of ")
 
 
+def test_a_value_without_a_logarithm_is_drawn_a_power_of_ten_below(
+    opened: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    """Powers of ten are equally far apart; hovering tells the value and the name of a point."""
+    chart = Chart(
+        title="c", kind="points", labels=range(4), values={"x": [1e-6, 1e-3, 1, 0]}, names="abcd",
+        log=True,
+    )  # fmt: skip
+    page = page_of(opened, tmp_path, ToolReport(name="any", charts=[chart]))
+    found = page.browser.execute_script(
+        "const { chart } = document.querySelector('figure.chart').chart;"
+        "const { title, label } = chart.options.plugins.tooltip.callbacks;"
+        "const item = { dataIndex: 3, dataset: chart.data.datasets[0] };"
+        "return [chart.getDatasetMeta(0).data.map((point) => point.y), title([item]), label(item)]"
+    )
+    first, second, third, zero = found[0]
+    assert first - second == pytest.approx(second - third, abs=0.1)
+    assert zero - first == pytest.approx((first - second) / 3, abs=0.1)
+    assert found[1:] == ["d", "0"]
+
+
+def test_a_histogram_stands_on_its_axis(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+    """Each bin is a bar from zero."""
+    chart = Chart(title="c", kind="hist", labels=["a", "b"], values={"n": [2, 4]})
+    page = page_of(opened, tmp_path, ToolReport(name="any", charts=[chart]))
+    low, high = page.browser.execute_script(
+        "const { chart } = document.querySelector('figure.chart').chart;"
+        "return chart.getDatasetMeta(0).data.map(({ y, base }) => [y, base])"
+    )
+    assert low[1] == high[1]
+    assert high[1] - high[0] == pytest.approx(2 * (low[1] - low[0]), abs=1)
+
+
+def test_bars_that_have_no_room_are_counted(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+    """Their figures are in the tables."""
+    chart = Chart(title="c", kind="bar", labels=range(30), values={"x": [1.0] * 30})
+    page = page_of(opened, tmp_path, ToolReport(name="any", charts=[chart]))
+    assert page.all("figure.chart .more")[0].text == "6 more in the tables"
+    labels = "return document.querySelector('figure.chart').chart.chart.data.labels.length"
+    assert page.browser.execute_script(labels) == 24
+
+
 def test_charts_show_the_tools_figures(page: Page) -> None:
     """A library draws them; those of modules at the depth that the reader picks."""
     charts = {c.text.split("\n")[0]: c for c in page.all("figure.chart")}

@@ -308,25 +308,21 @@ def test_a_module_that_fails() -> None:
 
 
 def test_files_and_tables(tmp_path: Path) -> None:
-    """A bar chart, a table, and the common result."""
+    """A table of the rows, a bar chart, and the common result."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     tool = covered(
         lambda: (model(torch.rand(1, 4)) + 1).sum().backward(), by="module", phases="all"
     )
     paths = tool.write_files(tmp_path, "coverage")
-    assert [path.name for path in paths] == ["coverage.csv", "coverage.svg"]
+    assert [path.name for path in paths] == ["coverage.csv"]
     with paths[0].open(newline="") as file:
         assert {row["seen_by"] for row in csv.DictReader(file)} >= {"amanda module_hooks"}
-    picture = paths[1].read_text(encoding="utf-8")
     figures = tool.summary()["mechanisms"]["module_hooks"]["in_modules"]["forward"]
     assert (figures["ops"], figures["of_ops"]) == (2, 2)
-    assert ">2 (100.0 %)</text>" in picture
-    assert all(f">forward: {name}</text>" in picture for name in tool.summary()["mechanisms"])
     [chart] = tool.charts()
+    assert {f"forward: {name}" for name in tool.summary()["mechanisms"]} < set(chart.labels)
     assert chart.values["seen"][:3] == [2, 2, 2]
     assert [a + b for a, b in zip(*chart.values.values(), strict=True)][:3] == [2, 2, 2]
-    again = tool.write_files(tmp_path, "again")
-    assert again[1].read_text(encoding="utf-8") == picture
     assert json.loads(json.dumps(tool.result())) == tool.result()
     overview, forward, _ = tool.tables()
     assert [row[0] for row in overview.rows[:3]] == [
@@ -334,9 +330,9 @@ def test_files_and_tables(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert overview.rows[1][1:] == ("forward", 2, 33.3, 2, 100.0)
     assert {row[0] for row in forward.rows} >= {"0", "1", "(outside of modules)"}
-    outside = covered(lambda: torch.rand(1)).write_files(tmp_path, "outside")
-    assert ">1 (100.0 %)</text>" in outside[1].read_text(encoding="utf-8")
-    nothing = covered(lambda: torch.rand(1), csv=False, svg=False)
+    [outside] = covered(lambda: torch.rand(1)).charts()
+    assert outside.values["seen"][0] == 1
+    nothing = covered(lambda: torch.rand(1), csv=False)
     assert list(nothing.write_files(tmp_path, "coverage")) == []
     with pytest.raises(ValueError, match="by"):
         CoverageTool(by="colour")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-import attrs
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,6 @@ from torch import nn
 
 import amanda
 from amanda.errors import AmandaError
-from amanda_tools._output.charts import write_svg
 from amanda_tools.path import PathTool, read, similarity, write
 from tests.tools.path_oracle import applied
 
@@ -99,10 +96,10 @@ def test_output_by_module_and_axis() -> None:
 
 
 def test_files(net: nn.Module, tmp_path: Path) -> None:
-    """What is written is read again, equal; the drawing and the table have every operator."""
+    """What is written is read again, equal; the chart and the table have every operator."""
     tool = applied(net, torch.rand(3, 6))
     written = tool.write_files(tmp_path, "path")
-    assert [path.name for path in written] == ["path.safetensors", "path.csv", "path.svg"]
+    assert [path.name for path in written] == ["path.safetensors", "path.csv"]
     found = read(written[0])
     labels = sorted(tool.class_paths)
     assert set(found) == {*(f"input {i}" for i in range(3)), *(f"class {c}" for c in labels)}
@@ -116,14 +113,11 @@ def test_files(net: nn.Module, tmp_path: Path) -> None:
             k: m.shape for k, m in path.inputs.items()
         }
     assert len(written[1].read_text().splitlines()) == 1 + len(tool.op_rows())
-    drawn = written[2].read_bytes()
-    assert drawn.count(b"<svg") == 1
-    assert tool.write_files(tmp_path, "again")[2].read_bytes() == drawn
     json.dumps(tool.result())
     (chart,) = tool.charts()
     assert chart.names == [row["id"] for row in tool.op_rows()]
     assert chart.values["weights"] == [row["weight_density"] for row in tool.op_rows()]
-    quiet = applied(net, torch.rand(3, 6), csv=False, svg=False)
+    quiet = applied(net, torch.rand(3, 6), csv=False)
     assert [path.name for path in quiet.write_files(tmp_path, "q")] == ["q.safetensors"]
     (tmp_path / "other.safetensors").write_bytes(b"nothing of that kind")
     with pytest.raises(AmandaError, match="holds no effective paths"):
@@ -151,21 +145,6 @@ def test_the_limit_keeps_classes_whole(net: nn.Module) -> None:
     for label, path in all_of_them.class_paths.items():
         assert similarity(path, few.class_path(label)) == 1
     assert few.op_rows() == all_of_them.op_rows()
-
-
-def test_a_drawing_tells_long_names(net: nn.Module, tmp_path: Path) -> None:
-    """Operators of TensorFlow's graphs have such: hovering shows them whole, and the axes keep
-    their size."""
-    [chart] = applied(net, torch.rand(3, 6)).charts()
-    sizes = []
-    for name in ("a", "a/" * 60):
-        write_svg(attrs.evolve(chart, names=[name] * len(chart.labels)), tmp_path / "long.svg")
-        root = ElementTree.parse(tmp_path / "long.svg").getroot()
-        titles = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
-        assert len(titles) > 3
-        assert all(text is not None and text.startswith(f"{name}: ") for text in titles)
-        sizes.append(root.get("viewBox"))
-    assert sizes[0] == sizes[1]
 
 
 def test_tokens_are_called_tokens() -> None:

@@ -22,13 +22,7 @@ from amanda_tools._output.chart_data import (
     BOTH_DIRECTIONS,
     rank_groups,
     rank_modules,
-    sum_at_one_depth,
     sum_by_direction,
-)
-from amanda_tools._output.charts import (
-    MAX_BARS,
-    Drawing,
-    lay_out,
 )
 from amanda_tools._output.report import Document, Section, chart_data, render
 from amanda_tools._output.report.columns import make_column
@@ -37,12 +31,6 @@ from amanda_tools._output.report.run import document_of, section_of
 from amanda_tools._output.units import format_short
 
 # -- charts -------------------------------------------------------------------
-
-
-def drawn(**chart: Any) -> Drawing:
-    found = lay_out(Chart(**{"title": "t", "labels": ["a", "b"], **chart}))
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(
@@ -63,78 +51,19 @@ def test_amounts_have_three_digits_and_a_prefix(value: float, unit: str, text: s
     assert format_short(value, unit) == text
 
 
-def test_bars_are_shares_of_the_longest() -> None:
-    """Series are stacked; what is not a number or negative has no length; further bars are
-    counted."""
-    found = drawn(kind="bar", values={"x": [3, 1], "y": [1, None]}, unit="B")
-    shares = [[part.percent for part in bar.parts] for bar in found.bars]
-    assert shares == [[75, 25], [25, 0]]
-    assert [bar.text for bar in found.bars] == ["4 B", "1 B"]
-    assert found.series == ["x", "y"]
-    many = drawn(kind="bar", labels=range(30), values={"x": [1.0] * 30})
-    assert (len(many.bars), many.hidden, many.series) == (MAX_BARS, 30 - MAX_BARS, [])
-
-
-def test_lines_have_axes_with_round_values() -> None:
-    """A higher value is higher up; gaps are left out."""
-    found = drawn(kind="line", labels=[0, 5, 10], values={"x": [0, None, 97]})
-    assert [tick.text for tick in found.y_ticks] == ["0", "20", "40", "60", "80"]
-    places = [tick.place for tick in found.y_ticks]
-    assert places == sorted(places, reverse=True)
-    assert [tick.text for tick in found.x_ticks] == ["0", "2", "4", "6", "8", "10"]
-    assert found.lines[0][1].count("L") == 1
-    assert found.points[0].y > found.points[1].y
-
-
-def test_powers_of_ten_are_equally_far_apart() -> None:
-    """Zero stands at the bottom of such an axis; names are told instead of numbers."""
-    found = drawn(
-        kind="points", labels=range(4), values={"x": [1e-6, 1e-3, 1.0, 0.0]}, names="abcd", log=True
-    )
-    first, second, third, zero = (mark.y for mark in found.points)
-    assert first - second == pytest.approx(second - third, abs=0.02)
-    assert zero > first
-    assert [mark.text for mark in found.points] == ["a: 1e-06", "b: 0.001", "c: 1", "d: 0"]
-    assert len(found.y_ticks) >= 4
-
-
-def test_a_histogram_stands_on_its_axis() -> None:
-    """Each bin is a bar from zero."""
-    found = drawn(kind="hist", values={"n": [2, 4]})
-    low, high = found.columns
-    assert high.height == pytest.approx(2 * low.height)
-    assert low.y + low.height == pytest.approx(high.y + high.height)
-    assert low.text == "a: 2"
-
-
 @pytest.mark.parametrize("values", [{"x": []}, {"x": [None]}, {"x": [math.nan]}, {}])
 def test_nothing_makes_no_chart(values: dict[str, list[float]]) -> None:
     """A tool need not look whether it has something."""
-    assert lay_out(Chart(title="t", kind="bar", labels=["a"], values=values)) is None
+    assert chart_data(Chart(title="t", kind="bar", labels=["a"], values=values)) is None
 
 
-def test_modules_are_summed_up_at_one_depth() -> None:
-    """Equal blocks look equal: a chart never mixes depths."""
+def test_a_chart_of_modules_has_all_depths() -> None:
+    """The page sums them up at one depth; modules without the figure are left out."""
     groups = {f"net.layer{i}.part{j}": {"n": 1 + 9 * (i == 3)} for i in range(10) for j in range(9)}
     groups |= {"net": {"n": 5}, "net.layer3": {"n": 2}, "idle": {"n": 0}}
     [chart] = rank_modules("n", groups, {"n": "n"})
     assert chart.modules
     assert len(chart.labels) == len(groups) - 1
-    found = sum_at_one_depth(chart)
-    assert dict(zip(found.labels, found.values["n"], strict=True)) == {
-        "net.layer3": 92, "net": 5, **{f"net.layer{i}": 9 for i in range(10) if i != 3},
-    }  # fmt: skip
-    keras = {f"net/block{i}": {"n": 1} for i in range(20)}
-    [chart] = rank_modules("n", keras, {"n": "n"})
-    assert len(sum_at_one_depth(chart).labels) == 20
-    assert (
-        len(
-            drawn(
-                kind="bar", modules=True, labels=list(groups), values={"n": [1] * len(groups)}
-            ).bars
-        )
-        == 12
-    )
 
 
 def test_what_json_lacks_is_a_gap_of_a_chart() -> None:
@@ -161,7 +90,7 @@ def test_bars_are_rank_groups() -> None:
 
 def test_charts_agree_with_what_the_tools_say() -> None:
     """The bars of a chart add up to the figure of the summary, without what is not the model's;
-    each chart can be drawn."""
+    each chart has values."""
     names = ("count", "flops", "profile", "stats", "sparsity", "trace")
     tools = {name: amanda.tools.load(name)() for name in names}
     layers = (torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -171,7 +100,7 @@ def test_charts_agree_with_what_the_tools_say() -> None:
     with amanda.apply(*tools.values()):
         model(torch.rand(3, 4)).sum().backward()
     charts = {(n, chart.title): chart for n, tool in tools.items() for chart in tool.charts()}
-    assert [key for key, chart in charts.items() if lay_out(chart) is None] == []
+    assert [key for key, chart in charts.items() if chart_data(chart) is None] == []
 
     def total(tool: str, title: str, series: str) -> float:
         return sum(value or 0 for value in charts[tool, title].values[series])

@@ -7,13 +7,11 @@ import json
 import threading
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 import amanda
 from amanda.testing import loopback as lb
-from amanda_tools._output.graph_drawing import positions, svg_lines
 from amanda_tools._timelines.timeline import MemorySample, Timeline
 from amanda_tools.trace import TraceTool, dot_lines
 
@@ -110,10 +108,10 @@ def events_of(path: Path, phase: str) -> list[dict[str, Any]]:
 
 
 def test_files_are_written_for_perfetto_and_graphviz(tmp_path: Path) -> None:
-    """The timeline is in the trace-event format; the graph is a digraph and a picture."""
-    tool = traced(dot=True, svg=True)
+    """The timeline is in the trace-event format; the graph is a digraph."""
+    tool = traced(dot=True)
     paths = tool.write_files(tmp_path, "trace")
-    assert [path.name for path in paths] == ["trace.timeline.json", "trace.dot", "trace.svg"]
+    assert [path.name for path in paths] == ["trace.timeline.json", "trace.dot"]
     operators = [e for e in events_of(paths[0], "X") if e["cat"] in ("forward", "backward")]
     assert len(operators) == len(tool.timeline.spans)
     assert {**operators[0], "ts": 0, "dur": 0, "pid": 0, "tid": 0} == {
@@ -265,27 +263,6 @@ def test_operators_that_are_met_later_are_connected_on_demand() -> None:
 
     assert run(TraceTool(follow=True)) == [("/relu:0", "/mul:0")]
     assert run(TraceTool()) == []
-
-
-def test_the_picture_has_every_operator_and_every_edge() -> None:
-    """It is well-formed, no boxes overlap, and a box lies below those that it reads from."""
-    net = lb.Sequential(lb.Linear([[1.0]], [0.5]), lb.Linear([[2.0]]))
-    tool = TraceTool(timeline=False)
-    with amanda.apply(tool):
-        x = net(lb.tensor([[2.0]]))
-        lb.sum(lb.mul(lb.relu(x), lb.mul(x, x)))
-    root = ElementTree.fromstring("\n".join(svg_lines(tool.graph, tool.sources)))
-    namespace = "{http://www.w3.org/2000/svg}"
-    boxes = root.findall(f"{namespace}g")
-    assert len(boxes) == len(tool.graph.ops)
-    assert len(root.findall(f"{namespace}path")) == len(tool.graph.edges)
-    titles = [box.findtext(f"{namespace}title") or "" for box in boxes]
-    assert titles[0].splitlines()[0] == "Sequential.0/linear:0"
-    places = positions(tool.graph)
-    assert len({*places.values()}) == len(boxes)
-    for edge in tool.graph.edges:
-        assert places[edge.producer][1] < places[edge.consumer][1]
-    assert places["/relu:0"][1] == places["/mul:0"][1]
 
 
 def test_the_digraph_quotes_its_names() -> None:

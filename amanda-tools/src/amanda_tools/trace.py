@@ -28,7 +28,6 @@ from amanda_tools._output.chart_data import (
     sum_by_direction,
 )
 from amanda_tools._output.event_files import event_file, messages, require_tensorboard
-from amanda_tools._output.graph_drawing import svg_lines
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.timeline import Timeline
 
@@ -44,7 +43,6 @@ class TraceOptions(PhaseOptions):
         memory: with the timeline, also record how much memory is in use.
         limit: executions that the timeline keeps; later ones are counted only.
         dot: also write the graph for Graphviz.
-        svg: also draw the graph.
         model_explorer: also write the graph, and with the timeline the times of operators, for
             Google's Model Explorer.
         tensorboard: also write the graph for TensorBoard.
@@ -58,7 +56,6 @@ class TraceOptions(PhaseOptions):
         default=5_000_000, validator=attrs.validators.ge(0), metadata=_OF_TIMELINE
     )
     dot: bool = False
-    svg: bool = False
     model_explorer: bool = False
     tensorboard: bool = False
     follow: bool = False
@@ -71,7 +68,7 @@ class TraceOptions(PhaseOptions):
 class TraceTool(PrintingTool[TraceOptions]):
     """Records the graph of operators, forward and backward, and when each of them ran.
 
-    Example: ``amanda run -t trace:timeline=true,svg=true -o out -- train.py``
+    Example: ``amanda run -t trace:timeline=true,dot=true -o out -- train.py``
 
     Attributes:
         timeline: spans of all executions; empty without the option.
@@ -234,7 +231,7 @@ class TraceTool(PrintingTool[TraceOptions]):
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.timeline.json`` for Perfetto, ``<stem>.dot`` for Graphviz,
-        ``<stem>.svg``, and files for other viewers."""
+        and files for other viewers."""
         written = []
         if self.options.timeline:
             written.append(folder / f"{stem}.timeline.json")
@@ -243,11 +240,6 @@ class TraceTool(PrintingTool[TraceOptions]):
             written.append(folder / f"{stem}.dot")
             with replaced(written[-1]) as file:
                 file.write("\n".join(dot_lines(self.graph)))
-        if self.options.svg:
-            written.append(folder / f"{stem}.svg")
-            lines = svg_lines(self.graph, self.sources)
-            with replaced(written[-1]) as file:
-                file.write("\n".join(lines))
         return [*written, *self._write_for_viewers(folder, stem)]
 
     def _write_for_viewers(self, folder: Path, stem: str) -> Iterator[Path]:

@@ -79,7 +79,7 @@ def flops(program: Program) -> Cell:
 
 def effective_path(program: Program) -> Cell:
     """What is critical of each operator, over all images."""
-    tool = amanda.tools.load("path")(csv=False, svg=False)
+    tool = amanda.tools.load("path")(csv=False)
     with amanda.apply(tool):
         program.predict()
     rows = [row for row in tool.result()["ops"] if row["type"] in MODEL]

@@ -1,1 +1,1 @@
-"""Output shared by tools: units, charts, graphs, CSV files, the HTML page."""
+"""Output shared by tools: units, charts as data, CSV files, the HTML page."""

@@ -11,16 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
-
 from amanda.results import Chart
-from amanda_tools._operators.module_paths import depth_of, prefix_of
 
 FEWEST_PARTS = 2
 """A chart of fewer parts of bars compares nothing."""
-
-MOST_MODULES = 24
-"""Bars of a chart by module, if no depth is picked."""
 
 BOTH_DIRECTIONS = {"forward": "forward", "backward": "backward"}
 """The series of groups from :func:`sum_by_direction`."""
@@ -121,24 +115,6 @@ def lines_over_steps(
         yield Chart(
             title=title, kind="line", labels=list(steps), values=values, unit=unit, axis="step"
         )
-
-
-def sum_at_one_depth(chart: Chart) -> Chart:
-    """Sum up the bars of a chart of modules at one depth: the deepest with few enough bars."""
-    labels = [str(label) for label in chart.labels]
-    depths = range(1, max(map(depth_of, labels), default=1) + 1)
-    few = [d for d in depths if len({prefix_of(name, d) for name in labels}) <= MOST_MODULES]
-    depth = max(few, default=1)
-    sums: dict[str, dict[str, float]] = {}
-    for name, numbers in chart.values.items():
-        for label, value in zip(labels, numbers, strict=False):
-            group = sums.setdefault(prefix_of(label, depth), dict.fromkeys(chart.values, 0.0))
-            group[name] += value or 0.0
-    order = sorted(sums, key=lambda label: -sum(sums[label].values()))
-    values = {name: [sums[label][name] for label in order] for name in chart.values}
-    return attrs.evolve(
-        chart, labels=order, values=values, names=(), modules=False, run={}, starts=()
-    )
 
 
 def forward_types(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -16,7 +16,6 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools.coverage.peers import Peer, make_peers
 
@@ -37,12 +36,10 @@ class CoverageOptions(PhaseOptions):
 
     Attributes:
         by: grouping of the second and third table: type or module.
-        svg: also draw the bar chart.
         csv: also write the rows of all operators as a table.
     """
 
     by: Literal["type", "module"] = "type"
-    svg: bool = True
     csv: bool = True
 
 
@@ -65,7 +62,7 @@ class CoveredOp:
 class CoverageTool(PrintingTool[CoverageOptions]):
     """Shows which mechanisms see each operator, forward and backward (paper, Figure 9).
 
-    Example: ``amanda run -t coverage:by=module,svg=true -o out -- train.py``
+    Example: ``amanda run -t coverage:by=module -o out -- train.py``
     """
 
     name = "coverage"
@@ -258,22 +255,13 @@ class CoverageTool(PrintingTool[CoverageOptions]):
             for name, of in mechanisms
         ]
 
-    def _notes(self) -> list[str]:
-        cells = (_cells(of) for _, _, of in self._bars())
-        return [f"{ops} ({share} %)" for ops, share in cells]
-
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.csv``, and ``<stem>.svg``, the bar chart."""
-        written = []
-        if self.options.csv:
-            written.append(folder / f"{stem}.csv")
-            rows = [{**row, "seen_by": " ".join(row["seen_by"])} for row in self.op_rows()]
-            write_rows(written[-1], rows)
-        if self.options.svg:
-            written.append(folder / f"{stem}.svg")
-            [chart] = self.charts()
-            write_svg(chart, written[-1], notes=self._notes())
-        return written
+        """Write ``<stem>.csv``."""
+        if not self.options.csv:
+            return []
+        path = folder / f"{stem}.csv"
+        write_rows(path, [{**row, "seen_by": " ".join(row["seen_by"])} for row in self.op_rows()])
+        return [path]
 
 
 def _framework(op: OpDescription) -> str:

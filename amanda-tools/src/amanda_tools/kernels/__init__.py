@@ -15,7 +15,6 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines.activities import Activity, ProfilerRecording
@@ -48,7 +47,6 @@ class KernelsOptions(PhaseOptions):
         by: grouping of the second table: op, type or module.
         shapes: note the shapes of tensors, which gives bytes and costs time (PyTorch).
         limit: executions of operators to record; of eager operators only.
-        svg: also draw the time of each type of operator by kernel.
         timeline: also write a timeline for Perfetto.
         csv: also write a table with a line for each operator and kernel.
     """
@@ -56,7 +54,6 @@ class KernelsOptions(PhaseOptions):
     by: Literal["op", "type", "module"] = "type"
     shapes: bool = True
     limit: int = attrs.field(default=20_000, validator=attrs.validators.ge(0))
-    svg: bool = True
     timeline: bool = True
     csv: bool = True
 
@@ -315,7 +312,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         )
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.csv``, ``<stem>.timeline.json`` and ``<stem>.svg``."""
+        """Write ``<stem>.csv`` and ``<stem>.timeline.json``."""
         written = []
         if self.options.csv:
             written.append(folder / f"{stem}.csv")
@@ -324,10 +321,6 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         if self.options.timeline:
             written.append(folder / f"{stem}.timeline.json")
             timeline_file.write(self.recording, self._ops, written[-1])
-        if self.options.svg:
-            written.append(folder / f"{stem}.svg")
-            [chart] = self.charts()
-            write_svg(chart, written[-1])
         return written
 
 

@@ -14,7 +14,6 @@ from amanda.errors import AmandaError
 from amanda.results import Chart, Table
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools.path import effective_paths
 from amanda_tools.path.effective_paths import KINDS, Path, count_critical
@@ -46,7 +45,6 @@ class PathOptions(PhaseOptions):
         synapses: keep the critical products, not only their number.
         limit: inputs whose own paths are kept; those of the classes have all of them.
         csv: write the densities as a table.
-        svg: draw them.
     """
 
     theta: float = attrs.field(default=0.5, validator=_share)
@@ -55,7 +53,6 @@ class PathOptions(PhaseOptions):
     synapses: bool = False
     limit: int = attrs.field(default=1000, validator=attrs.validators.ge(0))
     csv: bool = True
-    svg: bool = True
 
 
 @attrs.define
@@ -74,7 +71,7 @@ class PathTool(PrintingTool[PathOptions]):
     Source: Qiu et al., "Adversarial Defense through Network Profiling Based Path Extraction", CVPR
     2019.
 
-    Example: ``amanda run -t path:theta=0.5,svg=true -o out -- train.py``
+    Example: ``amanda run -t path:theta=0.5 -o out -- train.py``
 
     Attributes:
         class_paths: class to the union of the paths of its inputs.
@@ -319,8 +316,7 @@ class PathTool(PrintingTool[PathOptions]):
             )
 
     def write_files(self, folder: File, stem: str) -> Sequence[File]:
-        """Write ``<stem>.safetensors``, the masks; ``<stem>.csv``, the rows; ``<stem>.svg``, the
-        chart."""
+        """Write ``<stem>.safetensors``, the masks, and ``<stem>.csv``, the rows."""
         rows = self.op_rows()
         if not rows:
             return []
@@ -331,11 +327,6 @@ class PathTool(PrintingTool[PathOptions]):
         if self.options.csv:
             written.append(folder / f"{stem}.csv")
             write_rows(written[-1], rows)
-        if self.options.svg:
-            written.append(folder / f"{stem}.svg")
-            [chart] = self.charts()
-            title = f"effective path of {self._start}, theta {self.options.theta}"
-            write_svg(attrs.evolve(chart, title=title), written[-1])
         return written
 
 

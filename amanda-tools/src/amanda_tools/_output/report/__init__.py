@@ -15,15 +15,13 @@ import base64
 import functools
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from amanda.results import Chart
-from amanda_tools._output.charts import numbers_of
+from amanda.text import printable
 from amanda_tools._output.report.document import Document, Section
-from amanda_tools._output.templating import environment, source, vendored
 
 if TYPE_CHECKING:
     import jinja2
@@ -37,7 +35,7 @@ def render(document: Document) -> str:
     # The policy allows this one script by its hash: names of modules can never run as code.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _page().render(
-        document=document, style=source("style.css"), script=script, digest=digest
+        document=document, style=_source("style.css"), script=script, digest=digest
     )
 
 
@@ -46,51 +44,90 @@ def _scripts(document: Document) -> Iterator[str]:
     charts = any(chart_data(chart) for section in document.sections for chart in section.charts)
     model = document.model
     if charts:
-        yield vendored("chart.min.js")
+        yield _vendored("chart.min.js")
     if model is not None and model.edges:
-        yield vendored("dagre.min.js")
-        yield vendored("cytoscape.min.js")
-    yield source("tables.js")
+        yield _vendored("dagre.min.js")
+        yield _vendored("cytoscape.min.js")
+    yield _source("tables.js")
     if charts or model is not None:
-        yield source("model.js")
+        yield _source("model.js")
     if model is not None:
-        yield source("tree.js")
-        yield source("graph.js")
+        yield _source("tree.js")
+        yield _source("graph.js")
     if charts:
-        yield source("charts.js")
+        yield _source("charts.js")
 
 
 def chart_data(chart: Chart) -> dict[str, Any] | None:
-    """Return what the browser draws a chart from; None if it has no values."""
-    values, run = _finite(chart), _finite(attrs.evolve(chart, values=chart.run))
-    if not chart.labels or all(v is None for numbers in values.values() for v in numbers):
+    """Return the data from which the browser draws a chart; None if it has no values."""
+    values = _finite(chart.values)
+    if not chart.labels or all(v is None for _, numbers in values for v in numbers):
         return None
     is_text = chart.kind in ("bar", "hist", "spans")
     return {
         "title": chart.title,
         "kind": chart.kind,
         "labels": [str(label) if is_text else label for label in chart.labels],
-        "values": list(values.items()),
+        "values": values,
         "names": [str(name) for name in chart.names],
         "unit": chart.unit,
         "axis": chart.axis,
         "log": chart.log,
         "modules": chart.modules,
-        "run": list(run.items()),
+        "run": _finite(chart.run),
         "starts": list(chart.starts),
     }
 
 
-def _finite(chart: Chart) -> dict[str, list[float | None]]:
+def _finite(series: Mapping[str, Sequence[Any]]) -> list[tuple[str, list[float | None]]]:
+    """Return the names and values of series; None for values that are not finite numbers."""
+    return [(str(name), [_finite_or_none(v) for v in values]) for name, values in series.items()]
+
+
+def _finite_or_none(value: Any) -> float | None:
     # JSON has no infinities.
-    return {
-        name: [v if v is not None and math.isfinite(v) else None for v in numbers]
-        for name, numbers in numbers_of(chart).items()
-    }
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+@functools.cache
+def _source(name: str) -> str:
+    """Return the text of a file in ``templates/``."""
+    return (resources.files("amanda_tools._output") / "templates" / name).read_text("utf-8")
+
+
+@functools.cache
+def _vendored(name: str) -> str:
+    """Return the text of a library in ``vendor/``, with its licence before it.
+
+    VERSIONS.txt there has its version and origin.
+    """
+    folder = resources.files("amanda_tools._output") / "vendor"
+    licence = (folder / f"{name.partition('.')[0]}.LICENSE").read_text("utf-8")
+    return f"/*!\n{licence}*/\n{(folder / name).read_text('utf-8')}"
 
 
 @functools.cache
 def _page() -> jinja2.Template:
-    found = environment()
-    found.filters["chart_data"] = chart_data
-    return found.get_template("page.html")
+    """Return the page's template, which escapes all values and refuses undefined names."""
+    # Imported here: loading the tools, as `amanda tools` does, must not cost this import.
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_source),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_printable_text,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {
+        "ensure_ascii": False, "separators": (",", ":"), "default": str,
+    }  # fmt: skip
+    environment.filters["chart_data"] = chart_data
+    return environment.get_template("page.html")
+
+
+def _printable_text(value: Any) -> Any:
+    """Replace control characters of a text by their escapes; texts marked as safe stay."""
+    return printable(value, keep="\n\t") if type(value) is str else value
