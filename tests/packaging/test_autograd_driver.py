@@ -100,9 +100,10 @@ def test_all_tools_run_on_it(environment: Environment) -> None:
     assert executions["/tanh:0"] == 4
     assert executions["/subtract:0/grad/subtract_backward:0"] == 3
     flops = json.loads((environment.folder / "out/flops.json").read_text())
-    # Two products, of 6x4 by 4x5 and of 6x5 by 5, in four forward passes; backward there is
-    # no formula for.
+    # Two products, of 6x4 by 4x5 and of 6x5 by 5, in four forward passes and three backward ones,
+    # which compute one product for each.
     assert flops["summary"]["flops"] == 4 * 2 * (6 * 4 * 5 + 6 * 5)
+    assert flops["summary"]["flops_backward"] == 3 * 2 * (6 * 4 * 5 + 6 * 5)
 
 
 def test_nan_names_the_line_of_the_program(environment: Environment) -> None:

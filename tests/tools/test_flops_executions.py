@@ -9,7 +9,6 @@ import json
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +18,13 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import amanda
+from amanda.inline import Counter
+from amanda.tools.description import OpDescription
+from amanda_tools._operators.flop_registry import formula_of
+from amanda_tools._operators.signature import Signature
 from amanda_tools._output.units import format_quantity
 from amanda_tools.flops import FlopsTool
-from amanda_tools.flops.tally import Tally
+from amanda_tools.flops.counting import SHAPES_KEPT, OpFlops
 from tests.counting import called
 
 
@@ -204,12 +207,13 @@ def test_many_shapes_take_bounded_memory() -> None:
             functional.linear(torch.empty(length, 3), weight)
             amanda.new_iteration()
     assert tool.summary()["flops"] == 2 * 6 * sum(range(1, 2101))
-    tally = Tally[int](SimpleNamespace(macs=lambda length: 2 * length))
-    for length in range(1, 2101):
-        tally.add(length)
-        assert tally.pending <= 1024
-    assert tally.totals().macs == 2 * sum(range(1, 2101))
-    assert (tally.totals().executions, tally.pending) == (2100, 0)
+    signature = Signature("linear", weight=1, weight_layout="OI")
+    about = OpDescription("linear:0", "linear", "linear", "", "pytorch/2/eager")
+    known = OpFlops.of(about, formula_of("linear"), signature, Counter())
+    lengths = range(1, 2 * SHAPES_KEPT)
+    found = [known.flops((((length, 3), (2, 3)), ())) for length in lengths]
+    assert found == [2 * 6 * length for length in lengths]
+    assert known.shapes_kept <= SHAPES_KEPT
 
 
 def test_recomputation_counts_as_it_is_executed() -> None:

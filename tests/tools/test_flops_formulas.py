@@ -12,20 +12,34 @@ from hypothesis import strategies as st
 
 import amanda
 from amanda.testing import loopback as lb
+from amanda.tools.description import OpDescription
 from amanda_tools._operators.cost import FORMULAS
+from amanda_tools._operators.decompositions import COUNTS
+from amanda_tools._operators.flop_registry import backward_formula_of, formula_of
 from amanda_tools._operators.op_types import FREE
 from amanda_tools._operators.signature import CallShapes, Signature
 from amanda_tools.flops import FlopsTool
-from amanda_tools.flops.gradients import GRADIENTS, GradientShapes
 
 
 def macs(kind: str, inputs: list[Any], outputs: list[Any] | None = None, **signature: Any) -> int:
-    return FORMULAS[kind].macs(CallShapes(Signature(kind, **signature), inputs, outputs or []))
+    """Half of the FLOPs: multiply-accumulates."""
+    formula = formula_of(kind)
+    assert formula is not None
+    flops = formula.flops(CallShapes(Signature(kind, **signature), inputs, outputs or []))
+    assert flops is not None
+    return flops // 2
+
+
+def gradient(name: str, forward: str, call: CallShapes) -> int | None:
+    about = OpDescription(name, f"{forward}_backward", name, "", "tensorflow/2/graph", forward)
+    formula = backward_formula_of(about, OpDescription(forward, forward, forward, "", ""))
+    assert formula is not None
+    return formula.flops(call)
 
 
 def test_no_type_is_both_counted_and_free() -> None:
     """A type has a formula or counts zero."""
-    assert set(FORMULAS) & FREE == set()
+    assert (FORMULAS.keys() | COUNTS.keys()) & FREE == set()
 
 
 CONVOLUTIONS = {
@@ -102,15 +116,15 @@ def test_gradients_that_are_operators_of_their_own() -> None:
     signature = Signature("conv2d", weight=1, weight_layout="HWIO", data_layout="NHWC")
     data, weight, output = (2, 9, 9, 4), (3, 3, 4, 6), (2, 7, 7, 6)
     forward = CallShapes(signature, [data, weight], [output])
-    cost = FORMULAS["conv2d"].macs(forward)
-    of_data = GradientShapes(forward, cost, [(4,), weight, output], [data])
-    of_weight = GradientShapes(forward, cost, [data, (4,), output], [weight])
-    assert GRADIENTS["Conv2DBackpropInput"](of_data) == cost
-    assert GRADIENTS["Conv2DBackpropFilter"](of_weight) == cost
+    cost = FORMULAS["conv2d"](forward)
+    of_data = CallShapes(signature, [(4,), weight, output], [data], forward, cost)
+    of_weight = CallShapes(signature, [data, (4,), output], [weight], forward, cost)
+    assert gradient("Conv2DBackpropInput", "conv2d", of_data) == cost
+    assert gradient("Conv2DBackpropFilter", "conv2d", of_weight) == cost
     product = CallShapes(Signature("matmul"), [(3, 4), (4, 5)])
     for factors, result in (([(3, 5), (4, 5)], (3, 4)), ([(3, 4), (3, 5)], (4, 5))):
-        gradient = GradientShapes(product, 60, factors, [result])
-        assert GRADIENTS["MatMul"](gradient) == 60
+        call = CallShapes(product.signature, factors, [result], product, 120)
+        assert gradient("MatMul", "matmul", call) == 120
 
 
 SIZES = st.integers(min_value=1, max_value=4)

@@ -1,4 +1,4 @@
-"""The samples of a pass, and its tokens, whatever the order of the data of a module of PyTorch."""
+"""The samples of a pass, and its tokens: the first size of what a module of PyTorch is given."""
 
 from __future__ import annotations
 
@@ -30,60 +30,76 @@ def encoder(batch_first: bool) -> nn.Module:
     return nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
 
 
+def lstm(batch_first: bool) -> nn.Module:
+    return nn.LSTM(WIDTH, 4, batch_first=batch_first)
+
+
 def tokens(*sizes: int) -> Any:
     return torch.randint(0, 10, sizes)
 
 
-def packed() -> Any:
-    return nn.utils.rnn.pack_sequence([torch.randn(n, WIDTH) for n in (4, 2, 1)])
-
-
-def samples_of(model: nn.Module, x: Any) -> tuple[Any, Any]:
-    """The batch, and the samples of two passes."""
-    tool = FlopsTool()
-    with amanda.apply(tool):
-        model(x)
-        model(x)
-    return tool.result()["summary"]["batch"], tool.running_figures().get("samples")
-
-
-@pytest.mark.parametrize("cls", [nn.LSTM, nn.GRU, nn.RNN])
-def test_a_recurrent_layer_alone_has_the_samples_of_its_batch(cls: Any) -> None:
-    """In either order of its data, of packed sequences, and of one sequence without a batch."""
-    positions_first = torch.randn(STEPS, BATCH, WIDTH)
-    assert samples_of(cls(WIDTH, 4), positions_first) == (BATCH, 2 * BATCH)
-    batch_first = cls(WIDTH, 4, num_layers=2, bidirectional=True, batch_first=True)
-    assert samples_of(batch_first, torch.randn(BATCH, STEPS, WIDTH)) == (BATCH, 2 * BATCH)
-    assert samples_of(cls(WIDTH, 4), packed()) == (3, 6)
-    assert samples_of(cls(WIDTH, 4), torch.randn(STEPS, WIDTH)) == (1, 2)
-
-
-@pytest.mark.parametrize("cls", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-def test_a_recurrent_cell_alone_has_the_samples_of_its_batch(cls: Any) -> None:
-    """Of one call."""
-    assert samples_of(cls(WIDTH, 4), torch.randn(BATCH, WIDTH)) == (BATCH, 2 * BATCH)
-
-
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("kind", ["encoder", "lstm"])
-def test_samples_of_data_with_positions_first_are_those_of_the_batch(
-    kind: str, batch_first: bool
-) -> None:
-    """Attention and recurrent layers tell which size of their model's data is the batch."""
-    inner = (
-        encoder(batch_first) if kind == "encoder" else nn.LSTM(WIDTH, 4, batch_first=batch_first)
-    )
-    sizes = (BATCH, STEPS) if batch_first else (STEPS, BATCH)
-    assert samples_of(Embedded(inner), tokens(*sizes)) == (BATCH, 2 * BATCH)
-    if kind == "encoder":
-        assert samples_of(inner, torch.randn(*sizes, WIDTH)) == (BATCH, 2 * BATCH)
+def passes(model: Any, *inputs: Any, **options: Any) -> dict[str, Any]:
+    """The summary of two passes."""
+    tool = FlopsTool(**options)
+    with amanda.apply(tool), torch.no_grad():
+        model(*inputs)
+        model(*inputs)
+    summary: dict[str, Any] = tool.result()["summary"]
+    return summary
 
 
 @pytest.mark.parametrize(
     ("model", "x"),
-    [(nn.Linear(WIDTH, 2), torch.randn(WIDTH)), (nn.Conv2d(3, 4, 3), torch.randn(3, 8, 8))],
+    [
+        (nn.Linear(WIDTH, 2), torch.rand(BATCH, WIDTH)),
+        (nn.Conv2d(3, 4, 3), torch.rand(BATCH, 3, 6, 6)),
+        (nn.LSTMCell(WIDTH, 4), torch.rand(BATCH, WIDTH)),
+        (lstm(batch_first=True), torch.rand(BATCH, STEPS, WIDTH)),
+        (encoder(batch_first=True), torch.rand(BATCH, STEPS, WIDTH)),
+    ],
 )
-def test_data_without_a_batch_are_one_sample(model: nn.Module, x: Any) -> None:
-    """A vector, and an image by itself; their first size is not that of a batch."""
-    assert samples_of(model, x) == (1, 2)
-    assert samples_of(model, torch.stack([x, x])) == (2, 4)
+def test_samples_are_the_first_size_of_the_input(model: nn.Module, x: Any) -> None:
+    """Of each pass, with operations of one sample; there are no tokens without integers."""
+    found = passes(model, x)
+    assert found["batch"] == found["per_step"]["samples"] == BATCH
+    assert found["per_sample"]["flops"] == found["per_step"]["flops"] / BATCH
+    assert found["per_token"] is None
+
+
+def test_tokens_are_the_integers_of_the_input() -> None:
+    """Of an input of two axes."""
+    found = passes(Embedded(encoder(batch_first=True)), tokens(BATCH, STEPS))
+    assert found["per_step"]["samples"] == BATCH
+    assert found["per_step"]["tokens"] == BATCH * STEPS
+    assert found["per_token"]["flops"] == found["per_sample"]["flops"] / STEPS
+
+
+@pytest.mark.parametrize("layer", [lstm, encoder])
+def test_data_with_positions_first_have_unknown_samples(layer: Any) -> None:
+    """A part of the model says so; the figure is left out, and the option gives it."""
+    model, x = Embedded(layer(batch_first=False)), tokens(STEPS, BATCH)
+    found = passes(model, x)
+    assert found["batch"] is found["per_sample"] is found["per_token"] is None
+    assert not {"samples", "tokens"} & found["per_step"].keys()
+    given = passes(model, x, samples=BATCH)
+    assert given["per_step"]["samples"] == BATCH
+    assert given["per_sample"]["flops"] == given["per_step"]["flops"] / BATCH
+
+
+def test_one_pass_of_unknown_samples_leaves_the_figure_out() -> None:
+    """A number that holds for some of the passes only is not shown."""
+    tool, model = FlopsTool(), nn.Linear(WIDTH, 2)
+    with amanda.apply(tool), torch.no_grad():
+        model(torch.rand(BATCH, WIDTH))
+        lstm(batch_first=False)(torch.rand(STEPS, BATCH, WIDTH))
+    assert tool.result()["summary"]["batch"] is None
+    assert "samples" not in tool.running_figures()
+
+
+def test_a_recomputed_pass_has_no_samples_of_its_own() -> None:
+    """What a checkpoint runs again in the backward pass is the same data."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
+    tool, x = FlopsTool(), torch.rand(BATCH, WIDTH, requires_grad=True)
+    with amanda.apply(tool):
+        torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward()
+    assert tool.running_figures()["samples"] == BATCH

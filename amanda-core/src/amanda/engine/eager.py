@@ -501,7 +501,8 @@ class EagerDriver(Driver):
         with self.ids.within(module, named_modules):
             name = self.ids.prefix
             told = scopes if outermost else ()
-            points.forward_begins(told, name, self.trains(module))
+            facts: functools.partial[Any] = functools.partial(dict, target=module, inputs=inputs)
+            points.forward_begins(told, name, self.trains(module), facts=facts)
             entered = points.wants_modules(scopes) and _ModuleCall(self, module, inputs)
             thread.modules += 1
             try:

@@ -14,7 +14,7 @@ and iterations are few.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,12 @@ class Points:
             self._run(scope, point, **facts)
 
     def forward_begins(
-        self, scopes: Scopes, model: str, trains: bool, differentiates: bool = False
+        self,
+        scopes: Scopes,
+        model: str,
+        trains: bool,
+        differentiates: bool = False,
+        facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """An outermost module is called.
 
@@ -73,6 +78,7 @@ class Points:
             model: the common beginning of its operators' ids.
             trains: whether it is in training, with gradients.
             differentiates: whether the gradients are computed with it, as in a run of a graph.
+            facts: gives ``target`` and ``inputs`` of the point; called if a tool has a routine.
         """
         begun = 0
         try:
@@ -84,13 +90,13 @@ class Points:
                     tell = partial(self._tell, scope)
                     begins = iterations.forward_begins(model, trains, tell, differentiates, is_next)
                     if begins and scope.routines_at(Point.FORWARD_BEGIN):
-                        self._tell(scope, Point.FORWARD_BEGIN, id=model)
+                        self._tell(scope, Point.FORWARD_BEGIN, id=model, **facts())
                     continue
                 can_note = scope.noting_of == REGISTERED.count and not differentiates
                 number, begin = iterations.count, iterations.begin
                 if not (can_note and number % NOTED and iterations.follow(model, trains)):
                     # Three points at each call of a small model: tools' code is entered once.
-                    args = scope, model, trains, differentiates
+                    args = scope, model, trains, differentiates, facts
                     self._dispatcher.call_alone(scope, self._next_begins, args)
                     continue
                 # Outside of tools' code; it takes less than to look at the clock again.
@@ -111,7 +117,12 @@ class Points:
             scope.iterations.forwards = max(0, scope.iterations.forwards - 1)
 
     def _next_begins(
-        self, scope: LiveScope, model: str, trains: bool, differentiates: bool
+        self,
+        scope: LiveScope,
+        model: str,
+        trains: bool,
+        differentiates: bool,
+        facts: Callable[[], Mapping[str, Any]],
     ) -> None:
         """An iteration ends and another one begins with a forward pass; in tools' code."""
         iterations, following = scope.iterations, scope.following()
@@ -132,7 +143,7 @@ class Points:
             and scope.idle_forwards != REGISTERED.count
             and scope.routines_at(Point.FORWARD_BEGIN)
         ):
-            self._run(scope, Point.FORWARD_BEGIN, id=model)
+            self._run(scope, Point.FORWARD_BEGIN, id=model, **facts())
 
     def forward_ends(self, told: Scopes, model: str) -> None:
         """The outermost module has returned, or raised."""

@@ -37,8 +37,10 @@ class PointContext:
         module: path of the module within the outermost one, "" for that and for other points.
         id: what the ids of the module's operators begin with (``Net.layer1.conv``), of a forward
             pass that of its outermost module; "" for other points.
-        target: the module itself, as its framework has it; None for other points.
-        inputs: the tensors that the module is given, in order; empty for other points.
+        target: the module itself, as its framework has it, where a forward pass begins its
+            outermost module; None for other points.
+        inputs: the tensors that the module is given, in order, where a forward pass begins those
+            of its outermost module; empty for other points, and for a pass in a graph.
         outputs: at its exit the tensors that it gives; None before, and where it has raised.
         begin, end: when the iteration began and ended, in seconds of ``time.perf_counter``; None
             for what is not known yet.

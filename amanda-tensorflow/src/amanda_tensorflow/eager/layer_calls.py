@@ -42,7 +42,10 @@ class ToldCall:
         points = self._dispatcher.points
         if is_outermost:
             self._pass = self._id()
-            points.forward_begins(self._scopes, self._pass, training)
+            facts: functools.partial[Any] = functools.partial(
+                dict, target=self._layer, inputs=self._inputs
+            )
+            points.forward_begins(self._scopes, self._pass, training, facts=facts)
         try:
             self._tell(Point.MODULE_ENTRY)
         except BaseException:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import attrs
+
 from amanda.patching import PatchSet
 
 _PROFILER_ENABLED = ("torch.autograd", "_profiler_enabled")
@@ -124,6 +126,53 @@ def writes_into_tensors(name: str) -> bool:
         for schema in schemas_of(f"aten::{name}")
         for argument in schema.arguments
     )
+
+
+@attrs.frozen
+class DeclaredArgument:
+    """An argument of an operator of ``torch.ops``, as its schema declares it.
+
+    Attributes:
+        name: its name.
+        default: its default value; None without one.
+        is_tensor: True for a tensor, which may be optional.
+        is_list: True for a list of tensors.
+        is_keyword: True if it is given by name only.
+    """
+
+    name: str
+    default: Any
+    is_tensor: bool
+    is_list: bool
+    is_keyword: bool
+
+
+def declared_arguments(packet: Any) -> list[DeclaredArgument]:
+    """Return the arguments of an operator of ``torch.ops``, those of its first overload.
+
+    There is no public way to ask (2.13). Without the symbol there are none.
+    """
+    module, function = _SCHEMAS
+    schemas_of = getattr(importlib.import_module(module), function, None)
+    schemas = [] if schemas_of is None else schemas_of(str(packet).replace(".", "::"))
+    return [
+        DeclaredArgument(
+            name=argument.name,
+            default=argument.default_value,
+            is_tensor=(kind := str(argument.type)) in ("Tensor", "Optional[Tensor]"),
+            is_list=kind in ("List[Tensor]", "List[Optional[Tensor]]"),
+            is_keyword=argument.kwarg_only,
+        )
+        for schema in schemas[:1]
+        for argument in schema.arguments
+    ]
+
+
+def cuda_device_name() -> str:
+    """Return the name of the CUDA device that the program uses; "" if it uses none."""
+    torch = sys.modules.get("torch")
+    is_used = torch is not None and torch.cuda.is_initialized()
+    return str(torch.cuda.get_device_name()) if torch is not None and is_used else ""
 
 
 def is_profiling() -> bool:

@@ -1,9 +1,9 @@
-"""Multiply-accumulates (MACs) of operators, from canonical types and shapes.
+"""FLOPs of products from the shapes of a call: matrices, convolutions, attention, recurrences.
 
-A formula gives the MACs of one execution; one MAC is two floating-point operations::
+A function takes a :class:`~amanda_tools._operators.signature.CallShapes`, and returns the
+floating-point operations of one execution, two for each multiply-accumulate::
 
-    formula = FORMULAS["conv2d"]
-    flops = 2 * formula.macs(CallShapes(Signature.of(context, "conv2d"), inputs, outputs))
+    convolution(CallShapes(Signature.of(context, "conv2d"), inputs, outputs))
 
 Counted are the products in the mathematical definition of an operator: positions in a padded border
 count like others, a causal attention counts in full, the addition of a bias does not count.
@@ -18,39 +18,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import attrs
-
-from amanda_tools._operators.decompositions import COUNTS
 from amanda_tools._operators.einsum import einsum
 from amanda_tools._operators.signature import CallShapes, Shape, broadcast
 
 
-@attrs.frozen
-class Formula:
-    """The formula of an operator type.
-
-    Attributes:
-        macs: from the shapes of a call to MACs; raises LookupError for forms that it does not know.
-        needs_outputs: it reads the shapes of the outputs.
-        needs_data: it reads the shapes of other inputs than the weight.
-    """
-
-    macs: Callable[[CallShapes], int]
-    needs_outputs: bool = False
-    needs_data: bool = True
-
-
 def linear(call: CallShapes) -> int:
-    """``data @ weight``: one MAC per element of the data and output feature."""
-    if "equation" in call.signature.attributes:
+    """``data @ weight``: one product per element of the data and output feature."""
+    if "equation" in call.attributes:
         return einsum(call)
-    return math.prod(call.data) * call.weight_axes("O")
+    return 2 * math.prod(call.data) * call.weight_axes("O")
 
 
 def matmul(call: CallShapes) -> int:
     """Matrix product with vectors, batches and broadcasting; of three inputs the first is an
     addend."""
-    attributes = call.signature.attributes
+    attributes = call.attributes
     if "equation" in attributes:
         return einsum(call)
     left, right = call.given[-2:]
@@ -58,7 +40,7 @@ def matmul(call: CallShapes) -> int:
     right_flip = bool(attributes.get("transpose_b") or attributes.get("adj_y"))
     *left_batch, rows, shared = _matrix(left, flip=left_flip, is_row=True)
     *right_batch, _, columns = _matrix(right, flip=right_flip, is_row=False)
-    return math.prod(broadcast(left_batch, right_batch)) * rows * shared * columns
+    return 2 * math.prod(broadcast(left_batch, right_batch)) * rows * shared * columns
 
 
 def grouped_matmul(call: CallShapes) -> int:
@@ -68,28 +50,28 @@ def grouped_matmul(call: CallShapes) -> int:
     """
     left, right = call.given[:2]
     batch = left[0] if len(left) == len(right) == 3 else 1
-    return batch * left[-2] * left[-1] * right[-1]
+    return 2 * batch * left[-2] * left[-1] * right[-1]
 
 
 def dot(call: CallShapes) -> int:
     """Product of two vectors."""
-    return math.prod(call.given[-1])
+    return 2 * math.prod(call.given[-1])
 
 
 def inner(call: CallShapes) -> int:
     """Products of all rows of one factor with all rows of the other."""
     left, right = call.given
     if not left or not right:
-        return math.prod(left) * math.prod(right)
-    return math.prod(left) * math.prod(right) // max(left[-1], 1)
+        return 2 * math.prod(left) * math.prod(right)
+    return 2 * (math.prod(left) * math.prod(right) // max(left[-1], 1))
 
 
 def tensordot(call: CallShapes) -> int:
     """Contraction over pairs of axes."""
     left, right = call.given[:2]
-    axes: Sequence[int] = call.signature.attributes["dims_self"]
+    axes: Sequence[int] = call.attributes["dims_self"]
     shared = math.prod([left[axis] for axis in axes])
-    return math.prod(left) * math.prod(right) // max(shared, 1)
+    return 2 * (math.prod(left) * math.prod(right) // max(shared, 1))
 
 
 def bilinear(call: CallShapes) -> int:
@@ -97,35 +79,35 @@ def bilinear(call: CallShapes) -> int:
     first = call.inputs[0] or ()
     features, _, size = call.weight
     batch = math.prod(first[:-1])
-    return batch * (math.prod(call.weight) + features * size)
+    return 2 * batch * (math.prod(call.weight) + features * size)
 
 
 def convolution(call: CallShapes) -> int:
     """Per output element one kernel over the input channels of its group."""
     output = next(shape for shape in call.outputs if shape is not None)
     features = "O" if "O" in call.signature.weight_layout else "CM"
-    return math.prod(output) * math.prod(call.weight) // max(call.weight_axes(features), 1)
+    return 2 * (math.prod(output) * math.prod(call.weight) // max(call.weight_axes(features), 1))
 
 
 def transposed_convolution(call: CallShapes) -> int:
     """Per input element one kernel over the output channels of its group."""
     features = "I" if "I" in call.signature.weight_layout else "CM"
-    return math.prod(call.data) * math.prod(call.weight) // max(call.weight_axes(features), 1)
+    return 2 * (math.prod(call.data) * math.prod(call.weight) // max(call.weight_axes(features), 1))
 
 
 def general_convolution(call: CallShapes) -> int:
     """``torch.convolution``, whose first weight axis is that of the direction it runs in."""
     output = next(shape for shape in call.outputs if shape is not None)
     data, weight = call.given[:2]
-    source = data if call.signature.attributes.get("transposed") else output
-    return math.prod(source) * math.prod(weight) // max(weight[0], 1)
+    source = data if call.attributes.get("transposed") else output
+    return 2 * (math.prod(source) * math.prod(weight) // max(weight[0], 1))
 
 
 def temporal_convolution(call: CallShapes) -> int:
     """``conv_tbc``: data (time, batch, channels), weight (width, in, out)."""
     output = next(shape for shape in call.outputs if shape is not None)
     weight = call.named("weight")
-    return math.prod(output) * weight[0] * weight[1]
+    return 2 * math.prod(output) * weight[0] * weight[1]
 
 
 def attention(call: CallShapes) -> int:
@@ -135,7 +117,7 @@ def attention(call: CallShapes) -> int:
         return projected_attention(call)
     query, key, value = (call.named(name) for name in ("query", "key", "value"))
     batch = math.prod(broadcast(query[:-2], key[:-2]))
-    return batch * query[-2] * key[-2] * (query[-1] + value[-1])
+    return 2 * batch * query[-2] * key[-2] * (query[-1] + value[-1])
 
 
 def projected_attention(call: CallShapes) -> int:
@@ -145,7 +127,7 @@ def projected_attention(call: CallShapes) -> int:
     *batch, length, width = source[0]
     size, keys = math.prod(batch), key[-2]
     projections = size * width * width * (2 * length + 2 * keys)
-    return projections + 2 * size * length * keys * width
+    return 2 * (projections + 2 * size * length * keys * width)
 
 
 def encoder_layer(call: CallShapes) -> int:
@@ -153,7 +135,7 @@ def encoder_layer(call: CallShapes) -> int:
     source = call.named("src")
     weights: list[Shape] = [call.named("ffn_weight_1"), call.named("ffn_weight_2")]
     tokens = math.prod(source[:-1])
-    return projected_attention(call) + tokens * sum(map(math.prod, weights))
+    return projected_attention(call) + 2 * tokens * sum(map(math.prod, weights))
 
 
 def recurrent(call: CallShapes) -> int:
@@ -166,7 +148,7 @@ def recurrent(call: CallShapes) -> int:
         data = next(shape for shape in call.inputs if shape is not None and len(shape) == 3)
     if not weights:
         raise LookupError("no weight matrices")
-    return math.prod(data) // max(data[-1], 1) * sum(map(math.prod, weights))
+    return 2 * (math.prod(data) // max(data[-1], 1)) * sum(map(math.prod, weights))
 
 
 def recurrent_cell(call: CallShapes) -> int:
@@ -175,7 +157,7 @@ def recurrent_cell(call: CallShapes) -> int:
     if not weights:
         weights = [call.weight]
     data = call.given[0]
-    return math.prod(data[:-1]) * sum(map(math.prod, weights))
+    return 2 * math.prod(data[:-1]) * sum(map(math.prod, weights))
 
 
 def _matrix(shape: Shape, *, flip: bool, is_row: bool) -> Sequence[int]:
@@ -185,43 +167,27 @@ def _matrix(shape: Shape, *, flip: bool, is_row: bool) -> Sequence[int]:
     return (*shape[:-2], shape[-1], shape[-2]) if flip else shape
 
 
-_CONVOLUTION = Formula(convolution, needs_outputs=True, needs_data=False)
-_GENERAL = Formula(general_convolution, needs_outputs=True)
-
-FORMULAS: Mapping[str, Formula] = {
-    "linear": Formula(linear),
-    "matmul": Formula(matmul),
-    "linalg_matmul": Formula(matmul),
-    "einsum": Formula(einsum),
-    "addmm": Formula(matmul),
-    "addmv": Formula(matmul),
-    "addbmm": Formula(matmul),
-    "mv": Formula(matmul),
-    "_addmm_activation": Formula(matmul),
-    "grouped_mm": Formula(grouped_matmul),
-    "dot": Formula(dot),
-    "vdot": Formula(dot),
-    "inner": Formula(inner),
-    "tensordot": Formula(tensordot),
-    "bilinear": Formula(bilinear),
-    "conv": _GENERAL,
-    "_convolution": _GENERAL,
-    "conv1d": _CONVOLUTION,
-    "conv2d": _CONVOLUTION,
-    "conv3d": _CONVOLUTION,
-    "conv_tbc": Formula(temporal_convolution, needs_outputs=True),
-    "conv_transpose1d": Formula(transposed_convolution),
-    "conv_transpose2d": Formula(transposed_convolution),
-    "conv_transpose3d": Formula(transposed_convolution),
-    "attention": Formula(attention),
-    "_transformer_encoder_layer_fwd": Formula(encoder_layer),
-    "rnn": Formula(recurrent),
-    "lstm": Formula(recurrent),
-    "gru": Formula(recurrent),
-    "rnn_tanh_cell": Formula(recurrent_cell),
-    "rnn_relu_cell": Formula(recurrent_cell),
-    "lstm_cell": Formula(recurrent_cell),
-    "gru_cell": Formula(recurrent_cell),
-    **{kind: Formula(count) for kind, count in COUNTS.items()},
+FORMULAS: Mapping[str, Callable[[CallShapes], int]] = {
+    "linear": linear,
+    **dict.fromkeys("matmul linalg_matmul addmm addmv addbmm mv _addmm_activation".split(), matmul),
+    "einsum": einsum,
+    "grouped_mm": grouped_matmul,
+    **dict.fromkeys(("dot", "vdot"), dot),
+    "inner": inner,
+    "tensordot": tensordot,
+    "bilinear": bilinear,
+    **dict.fromkeys(("conv", "_convolution"), general_convolution),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution),
+    "conv_tbc": temporal_convolution,
+    **dict.fromkeys(
+        ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), transposed_convolution
+    ),
+    "attention": attention,
+    "_transformer_encoder_layer_fwd": encoder_layer,
+    **dict.fromkeys(("rnn", "lstm", "gru"), recurrent),
+    **dict.fromkeys("rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell".split(), recurrent_cell),
 }
 """Formulas by canonical type."""
+
+READING_OUTPUTS = frozenset({convolution, general_convolution, temporal_convolution})
+"""Formulas that read the shapes of the outputs."""

@@ -1,13 +1,13 @@
-"""Multiply-accumulates of solvers and decompositions of dense matrices, by published counts.
+"""FLOPs of solvers and decompositions of dense matrices, by published counts.
 
 The counts are the terms of the highest order that Golub & Van Loan, *Matrix Computations* (4th
 edition, 2013), state for the usual algorithms: 3.2 (LU), 4.2 (Cholesky), 5.2 and 5.3 (Householder
 QR, least squares), 7.5 and 8.3 (QR algorithm for eigenvalues), 8.6 (singular values). For those of
 LAPACK they are the terms of the highest order of LAPACK Working Note 41, appendix C. They are
-floating-point operations, half of them multiplications; libraries may choose other algorithms, and
+rounded to multiplications with an addition each; libraries may choose other algorithms, and
 iterations converge in more or fewer steps. Numbers are counted as real ones::
 
-    FORMULAS["linalg_qr"].macs(call)
+    COUNTS["linalg_qr"](call)
 """
 
 from __future__ import annotations
@@ -57,18 +57,23 @@ def singular_vectors(rows: int, columns: int, is_full: bool) -> Fraction:
     return Fraction(14 * large * small**2 + 8 * small**3)
 
 
+def _rounded(flops: Fraction | int) -> int:
+    """Round to multiplications with an addition each."""
+    return 2 * round(Fraction(flops) / 2)
+
+
 def _of_matrix(flops: Callable[[CallShapes, int, int], Fraction | int]) -> Count:
     """The count for each matrix of the first input, from its rows and columns."""
 
-    def macs(call: CallShapes) -> int:
+    def formula(call: CallShapes) -> int:
         *batch, rows, columns = call.given[0]
-        return math.prod(batch) * round(Fraction(flops(call, rows, columns)) / 2)
+        return math.prod(batch) * _rounded(flops(call, rows, columns))
 
-    return macs
+    return formula
 
 
 def _qr(call: CallShapes, rows: int, columns: int) -> Fraction:
-    attributes, count = call.signature.attributes, min(rows, columns)
+    attributes, count = call.attributes, min(rows, columns)
     mode = attributes.get("mode", "complete" if attributes.get("full_matrices") else "reduced")
     made = {"r": 0, "complete": rows}.get(str(mode), count)
     factor = orthogonal(rows, made, count) if made else Fraction(0)
@@ -77,7 +82,7 @@ def _qr(call: CallShapes, rows: int, columns: int) -> Fraction:
 
 def _old_qr(call: CallShapes, rows: int, columns: int) -> Fraction:
     count = min(rows, columns)
-    made = count if call.signature.attributes.get("some", True) else rows
+    made = count if call.attributes.get("some", True) else rows
     return householder(rows, columns) + orthogonal(rows, made, count)
 
 
@@ -86,7 +91,7 @@ def _householder_product(call: CallShapes, rows: int, columns: int) -> Fraction:
 
 
 def _svd(call: CallShapes, rows: int, columns: int) -> Fraction:
-    attributes = call.signature.attributes
+    attributes = call.attributes
     if not attributes.get("compute_uv", True):
         return singular_values(rows, columns)
     is_full = attributes.get("full_matrices", not attributes.get("some", True))
@@ -94,16 +99,16 @@ def _svd(call: CallShapes, rows: int, columns: int) -> Fraction:
 
 
 def _eigh(call: CallShapes, rows: int, _: int) -> Fraction | int:
-    has_vectors = call.signature.attributes.get("compute_v", True)
+    has_vectors = call.attributes.get("compute_v", True)
     return 9 * rows**3 if has_vectors else Fraction(4 * rows**3, 3)
 
 
 def _eig(call: CallShapes, rows: int, _: int) -> int:
-    return (25 if call.signature.attributes.get("compute_v", True) else 10) * rows**3
+    return (25 if call.attributes.get("compute_v", True) else 10) * rows**3
 
 
 def _pseudo_inverse(call: CallShapes, rows: int, columns: int) -> Fraction | int:
-    if call.signature.attributes.get("hermitian"):
+    if call.attributes.get("hermitian"):
         return 9 * rows**3 + 2 * rows**3
     product = 2 * rows * columns * min(rows, columns)
     return singular_vectors(rows, columns, is_full=False) + product
@@ -118,12 +123,12 @@ def _solver(
         matrix, right: positions of the matrices and of the right sides among the inputs.
     """
 
-    def macs(call: CallShapes) -> int:
+    def formula(call: CallShapes) -> int:
         *batch, rows, columns = call.given[matrix]
         size, count = _right_sides(call, batch, call.given[right], rows)
-        return size * round(Fraction(flops(rows, columns, count)) / 2)
+        return size * _rounded(flops(rows, columns, count))
 
-    return macs
+    return formula
 
 
 def _right_sides(
@@ -133,7 +138,7 @@ def _right_sides(
     if len(right) == 1 or (len(right) == len(batch) + 1 and right == (*batch, rows)):
         others, count = right[:-1], 1
     else:
-        is_left = call.signature.attributes.get("left", True)
+        is_left = call.attributes.get("left", True)
         others, count = right[:-2], right[-1] if is_left else right[-2]
     return math.prod(broadcast(batch, others)), count
 

@@ -1,4 +1,4 @@
-"""Einstein sums: the letters of an equation, and the multiply-accumulates of a contraction."""
+"""Einstein sums: the letters of an equation, and the FLOPs of a contraction."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from amanda_tools._operators.signature import CallShapes
 
 
 def einsum(call: CallShapes) -> int:
-    """MACs of a contraction, pair by pair in the order of attribute ``path``, else from the left.
+    """FLOPs of a contraction, pair by pair in the order of attribute ``path``, else from the left.
 
-    A pair costs the product of the sizes of all of its letters. A letter that stands in one factor
-    only, and in nothing that follows, is summed first, which costs no MAC; a single factor costs
-    none.
+    A pair costs twice the product of the sizes of all of its letters. A letter that stands in one
+    factor only, and in nothing that follows, is summed first, which costs nothing; a single factor
+    costs nothing either.
     """
-    attributes = call.signature.attributes
+    attributes = call.attributes
     factors, result = parse_equation(str(attributes["equation"]), [len(s) for s in call.given])
     sizes: dict[str, int] = {}
     for letters, shape in zip(factors, call.given, strict=True):
@@ -57,7 +57,7 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]
 def _contracted(
     factors: Sequence[str], result: str, sizes: dict[str, int], path: Sequence[int]
 ) -> int:
-    """MACs of a contraction; `path` gives two positions per step, as ``torch.einsum`` takes it."""
+    """FLOPs of a contraction; `path` gives two positions per step, as ``torch.einsum`` takes it."""
     terms = [set(letters) for letters in factors]
     total, step = 0, 0
     while len(terms) > 1:
@@ -69,7 +69,7 @@ def _contracted(
         # Letters of one factor that nothing else needs are summed before the product.
         left &= needed | right
         right &= needed | left
-        total += math.prod(sizes[letter] for letter in left | right)
+        total += 2 * math.prod(sizes[letter] for letter in left | right)
         # With a path the result is the last term, as torch.einsum counts; else it is the first
         # factor.
         if path:

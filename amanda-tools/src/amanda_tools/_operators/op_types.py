@@ -189,6 +189,17 @@ def is_free(kind: str) -> bool:
     return kind.startswith(_FREE_FAMILIES) or kind.endswith(("_dataset", "_summary"))
 
 
+def is_free_backward(kind: str, name: str) -> bool:
+    """True if a backward operator counts no operation.
+
+    Args:
+        kind: its canonical type.
+        name: the framework's name for it.
+    """
+    is_sum = kind == "accumulate_grad"
+    return is_sum or is_free(kind.removesuffix("_backward")) or is_free_name(name)
+
+
 CONVERTING = frozenset("bfloat16 double float half to type type_as".split())
 """Types that may convert to an element type with a smaller range, which can make infinities."""
 

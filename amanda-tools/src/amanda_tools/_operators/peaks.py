@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from amanda_tools._internals import cuda_device_name
 
 PEAKS = {
     "H200": 989.0,
@@ -20,15 +20,12 @@ of the device's name. Of several parts that fit the longest counts."""
 
 
 def peak_of_device() -> float:
-    """The peak of the CUDA device that the program uses, in TFLOP/s; 0.0 if it is not known."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return 0.0
-    return peak_of(torch.cuda.get_device_name())
+    """Return the peak of the CUDA device that the program uses, in TFLOP/s; 0.0 if unknown."""
+    return peak_of(cuda_device_name())
 
 
 def peak_of(name: str) -> float:
-    """The peak of a device by its name, in TFLOP/s; 0.0 if it is not known."""
+    """Return the peak of a device by its name, in TFLOP/s; 0.0 if unknown."""
     words = name.replace("-", " ").split()
     fitting = [part for part in PEAKS if set(part.split()) <= set(words)]
     return PEAKS[max(fitting, key=len)] if fitting else 0.0

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
+from amanda.tools.description import plain_attributes
 
 Shape = tuple[int, ...]
 
@@ -19,7 +20,7 @@ class Signature:
     Attributes:
         type: canonical type.
         names: declared name of each input, "" without one.
-        attributes: non-tensor arguments by name.
+        attributes: non-tensor arguments by name: canonical ones, and the framework's own.
         weight, bias: positions of these inputs, None without them.
         weight_layout: a letter per axis of the weight, such as ``OIHW`` or ``HWIO``; "" if unknown.
         data_layout: a letter per axis of the data, such as ``NCHW`` or ``NHWC``; "" if unknown.
@@ -34,17 +35,21 @@ class Signature:
     data_layout: str = ""
 
     @classmethod
-    def of(cls, context: OpContext, kind: str) -> Signature:
+    def of(
+        cls, context: OpContext, kind: str, attributes: Mapping[str, Any] | None = None
+    ) -> Signature:
         """Read the signature in an analysis of a forward operator.
 
         Args:
             context: the context, with the keys of the standard mapping rules.
             kind: canonical type.
+            attributes: the canonical attributes; None to read them.
         """
+        canonical = plain_attributes(context) if attributes is None else attributes
         return cls(
             type=kind,
             names=tuple(context.get_input_names()),
-            attributes=context.get_attrs(),
+            attributes={**context.get_attrs(), **canonical},
             weight=context.get("weight_index"),
             bias=context.get("bias_index"),
             weight_layout=context.get("weight_layout") or "",
@@ -54,17 +59,28 @@ class Signature:
 
 @attrs.frozen
 class CallShapes:
-    """The shapes of one execution.
+    """The shapes and attributes of one execution, as a FLOP formula gets them.
 
     Attributes:
         signature: facts that all executions share.
-        inputs: shapes of the inputs; None for an absent one.
-        outputs: shapes of the outputs; empty if the formula does not read them.
+        inputs: shapes of the inputs, tuples of int; None for an absent one. Of a backward operator,
+            those of the gradients that it takes.
+        outputs: shapes of the outputs; empty if the formula does not read them. Of a backward
+            operator, those of the gradients that it computes, None for one that is not needed.
+        forward: of a backward operator, the last execution of its forward operator, else None.
+        forward_flops: the FLOPs of `forward`; None if they are not known.
     """
 
     signature: Signature
     inputs: Sequence[Shape | None]
     outputs: Sequence[Shape | None] = ()
+    forward: CallShapes | None = None
+    forward_flops: int | None = None
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The attributes by name."""
+        return self.signature.attributes
 
     @property
     def given(self) -> list[Shape]:

@@ -1,4 +1,11 @@
-"""``flops``: floating-point operations, parameters and bytes, by operator, module and type."""
+"""``flops``: floating-point operations, parameters and bytes, by operator, module and type.
+
+Formulas are in a registry, to which :func:`register` adds::
+
+    from amanda_tools import flops
+
+    flops.register("my_op", lambda call: 2 * math.prod(call.inputs[0]))
+"""
 
 from __future__ import annotations
 
@@ -12,22 +19,28 @@ import attrs
 from amanda import OpContext
 from amanda.files import write_json
 from amanda.inline import Counter
+from amanda.interface.points import PointContext
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.cost import FORMULAS
+from amanda_tools._internals import is_in_backward
+from amanda_tools._operators.flop_registry import (
+    backward_formula_of,
+    formula_of,
+    register,
+)
 from amanda_tools._operators.op_types import (
     WITHOUT_ACTIVATION,
     is_free,
-    is_free_name,
+    is_free_backward,
     updates_a_value,
 )
 from amanda_tools._operators.parameters import Parameter, Parameters
 from amanda_tools._operators.peaks import peak_of_device
-from amanda_tools._operators.signature import Signature
+from amanda_tools._operators.signature import CallShapes, Signature
 from amanda_tools._output.chart_data import (
     forward_types,
     lines_over_steps,
@@ -38,29 +51,16 @@ from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
 from amanda_tools._output.viewers import node_data
 from amanda_tools._values.shapes import byte_size
-from amanda_tools.flops.gradients import formula_of, needs_produced, needs_received
-from amanda_tools.flops.samples import Samples, Sums
-from amanda_tools.flops.tally import (
-    ProductGradientOp,
-    ProductOp,
-    RunningSum,
-    Tally,
-    UnknownOp,
-    backward_probe,
-    closed_shapes,
-    is_nested,
-    known_shapes,
-    shapes_of_items,
-    sums_so_far,
-)
+from amanda_tools.flops.batches import Batches
+from amanda_tools.flops.counting import OpFlops, is_nested, item_shapes_of, known_shapes
 
-__all__ = ["FlopsOptions", "FlopsTool"]
+__all__ = ["CallShapes", "FlopsOptions", "FlopsTool", "register"]
 
-Op = ProductOp | ProductGradientOp | UnknownOp | OpDescription
+Op = OpFlops | OpDescription
 """An operator that counts zero by convention, as most do, is represented by its description alone:
 one object more for each would cost the garbage collector a visit."""
 
-_WAYS = ("forward", "backward")
+_DIRECTIONS = ("forward", "backward")
 
 _INPUTS, _SHAPES = object(), object()
 """Keys of a forward operator's context: shapes of its inputs, and of inputs and outputs, if the
@@ -79,6 +79,8 @@ class FlopsOptions(PhaseOptions):
         node_data: also write the operations for the graph that ``trace`` writes for Google's Model
             Explorer.
         peak: the most that the device can do, in TFLOP/s; 0 for what is known of a CUDA device.
+        samples: samples that one step processes; 0 to count them by the inputs of the outermost
+            modules.
     """
 
     by: Literal["module", "type", "op"] = "module"
@@ -87,24 +89,39 @@ class FlopsOptions(PhaseOptions):
     csv: bool = False
     node_data: bool = False
     peak: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
+    samples: int = attrs.field(default=0, validator=attrs.validators.ge(0))
 
 
 class _Sums(NamedTuple):
-    """What has been counted so far.
+    """Figures of the run so far.
 
     Attributes:
-        forward, backward: multiply-accumulates of the model.
-        samples: of :class:`~amanda_tools.flops.samples.Samples`.
-        executions, macs: of each operator with a formula.
-        unknown: executions of each operator of a type without one.
+        forward, backward: FLOPs of the model.
+        batches: of :class:`~amanda_tools.flops.batches.Batches`.
+        executions, flops: of each operator that does not count zero by convention.
     """
 
     forward: int
     backward: int
-    samples: Sequence[Sums]
+    batches: tuple[int | None, int | None]
     executions: list[int]
-    macs: list[int]
-    unknown: list[int]
+    flops: list[int]
+
+
+class _Static(NamedTuple):
+    """Executions whose shapes the graph tells.
+
+    Attributes:
+        counter: counts them.
+        number: of the operator, in the order of all that are counted.
+        flops: of one execution.
+        total: the sum that they belong to.
+    """
+
+    counter: Counter
+    number: int
+    flops: int
+    total: str
 
 
 class FlopsTool(PrintingTool[FlopsOptions]):
@@ -128,92 +145,82 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         # Of forward operators; not in one object for each, which the garbage collector would visit.
         self._used: dict[str, Sequence[Parameter]] = {}
         self._written: dict[str, int | None] = {}
-        self._samples = Samples()
-        self._sums = {"forward": RunningSum(), "backward": RunningSum(), "other": RunningSum()}
-        self._tallies: dict[str, Tally[Any]] = {}
-        self._unknown: dict[str, Counter] = {}
-        self._read = _Sums(0, 0, (), [], [], [])
+        self._batches = Batches()
+        # What an optimizer multiplies is no work of the model.
+        self._totals = {"forward": Counter(), "backward": Counter(), "other": Counter()}
+        self._counted: list[OpFlops] = []
+        self._static: list[_Static] = []
+        self._read = _Sums(0, 0, (None, None), [], [])
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
+        self.add_inst_for_pass(self._begin_pass)
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         if self.options.backward:
             self.add_inst_for_op(self._analyse_backward, backward=True)
 
+    def _begin_pass(self, point: PointContext) -> None:
+        self._batches.note(point)
+
     # -- analyses ---------------------------------------------------------
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        known = self._ops.get(op.id)
-        if known is None:
-            known = self._met(_forward_op(op, context))
+        known = self._ops.get(op.id) or self._forward_op(op, context)
         self._used[op.id] = self._parameters.used_by(context)
-        # An operator that raises has not executed: it is counted afterwards. In a graph, where a
-        # failure ends the run, one routine costs half as much as two.
-        in_backward = backward_probe(context.namespace)
-        self._samples.look(context, op, in_backward)
-        if isinstance(known, ProductOp):
-            if not context.runs_at_once and self._has_known_inputs(known, context):
-                return
-            # Once an input is nested, this operator's tensors are asked item by item.
-            if context.runs_at_once and any(map(is_nested, context.get_inputs())):
-                # A nested tensor with a ragged axis has a shape, too, but not the sizes of its
-                # items.
-                known.shapes_of = shapes_of_items
-            if context.runs_at_once:
-                added = known.added(in_backward)
-                context.insert_before_op(added.before)
-                selected: list[int] | None = None if known.formula.needs_outputs else []
-                context.insert_after_op(added.after, outputs=selected)
-            elif known.formula.needs_outputs:
-                context.insert_before_op(known.begin)
-                context.insert_after_op(known.end)
-            else:
-                context.insert_before_op(known.run)
-        elif isinstance(known, UnknownOp):
-            if context.runs_at_once:
-                known.in_backward = in_backward
-                context.insert_before_op(known.begin, inputs=[])
-                context.insert_after_op(known.end, outputs=[])
-            else:
-                context.insert_before_op(known.counter, inputs=[])
+        if isinstance(known, OpDescription):
+            return
+        if context.runs_at_once:
+            _count_at_once(known, context)
+        else:
+            self._count_in_graph(known, context)
 
-    def _has_known_inputs(self, known: ProductOp, context: OpContext) -> bool:
-        """Count the executions of a product by the graph's runs, if the graph has its shapes.
+    def _count_in_graph(self, known: OpFlops, context: OpContext) -> None:
+        """Count the executions of a forward operator of a graph.
 
-        Returns:
-            False if it does not tell those of the inputs.
+        A failure ends the run, so that one routine before the operator is enough.
         """
-        specs, formula = context.get_tensor_specs().inputs, known.formula
-        inputs = known_shapes(specs)
-        if inputs is None and formula.needs_outputs and not formula.needs_data:
-            weight, shapes = known.signature.weight, closed_shapes(specs)
-            is_known = shapes is not None and weight is not None and shapes[weight] is not None
-            inputs = shapes if is_known else None
-        if inputs is None:
-            return False
-        if known.formula.needs_outputs:
+        formula = known.formula
+        if formula is None:
+            context.insert_before_op(self._counter(known, ((), ())), inputs=[])
+            return
+        inputs = known_shapes(context.get_tensor_specs().inputs)
+        if formula.reads_outputs:
             # Those are known after it, where another tool may have replaced it.
             context[_INPUTS] = inputs
+            if inputs is None:
+                context.insert_before_op(known.begin)
+        elif inputs is None:
+            context.insert_before_op(known.run)
         else:
-            known.last = context[_SHAPES] = inputs, ()
-            context.insert_before_op(known.tally.counter(known.last), inputs=[])
-        return True
+            context[_SHAPES] = known.sum.last = inputs, ()
+            context.insert_before_op(self._counter(known, known.sum.last), inputs=[])
 
-    def _has_known_outputs(self, known: ProductOp, context: OpContext) -> None:
-        """Count the executions of a product whose input shapes are in the graph."""
+    def _count_outputs_in_graph(self, known: OpFlops, context: OpContext) -> None:
+        """Count the executions of a forward operator whose formula reads its outputs."""
+        inputs = context[_INPUTS]
         outputs = known_shapes(context.get_tensor_specs().outputs)
-        if outputs is None:
-            context.insert_after_op(known.end_of, shapes=context[_INPUTS])
+        if inputs is None or outputs is None:
+            context.insert_after_op(known.end, inputs=inputs)
             return
-        known.last = context[_SHAPES] = context[_INPUTS], outputs
-        context.insert_after_op(known.tally.counter(known.last), outputs=[])
+        context[_SHAPES] = known.sum.last = inputs, outputs
+        context.insert_after_op(self._counter(known, known.sum.last), outputs=[])
+
+    def _counter(self, known: OpFlops, shapes: Any, forward: Any = None) -> Counter:
+        """Return the counter of executions whose shapes the graph tells."""
+        found = known.static.get((shapes, forward))
+        if found is None:
+            found = known.counter(shapes, forward)
+            total = known.op.direction if known.op.phase in _DIRECTIONS else "other"
+            number, flops = self._counted.index(known), known.flops(shapes, forward) or 0
+            self._static.append(_Static(found, number, flops, total))
+        return found
 
     def _analyse_outputs(self, context: OpContext) -> None:
         known = self._ops[context.get_op_id()]
         op, in_graph = _described(known), not context.runs_at_once
-        if in_graph and isinstance(known, ProductOp) and context[_INPUTS] is not None:
-            self._has_known_outputs(known, context)
+        if in_graph and isinstance(known, OpFlops) and known.reads_outputs:
+            self._count_outputs_in_graph(known, context)
         # Most names end otherwise, and the function is not called.
         updates = op.name.endswith("_") and updates_a_value(context, op.name)
         if op.type not in WITHOUT_ACTIVATION and not updates:
@@ -228,131 +235,111 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
         self._parameters.note_gradient(op.forward)
-        known = self._ops.get(op.id)
-        if known is None:
-            known = self._met(self._backward_op(op))
-        if isinstance(known, ProductGradientOp):
-            self._count_gradient(known, context)
-        elif isinstance(known, UnknownOp):
-            # Where it runs at once, after it, as forward operators are.
-            if context.runs_at_once:
-                context.insert_after_backward_op(known.counter, grad_inputs=[])
-            else:
-                context.insert_before_backward_op(known.counter, grad_outputs=[])
-
-    def _count_gradient(self, known: ProductGradientOp, context: OpContext) -> None:
-        """Count the executions of the gradient of a product."""
-        in_graph = not context.runs_at_once
-        forward = context[_SHAPES] if in_graph else None
-        if in_graph and self._has_known_gradients(known, context, forward):
+        known = self._ops.get(op.id) or self._backward_op(op)
+        if isinstance(known, OpDescription):
             return
-        if forward is None and (added := known.added()) is not None:
-            context.insert_before_backward_op(added.before)
-            context.insert_after_backward_op(added.after)
+        if not context.runs_at_once:
+            self._count_gradient_in_graph(known, context)
             return
-        context.insert_before_backward_op(known.begin)
-        context.insert_after_backward_op(known.end, forward=forward)
+        is_known = known.formula is not None
+        context.insert_before_backward_op(known.sum.before, grad_outputs=None if is_known else [])
+        context.insert_after_backward_op(known.sum.after, grad_inputs=None if is_known else [])
 
-    def _has_known_gradients(
-        self, known: ProductGradientOp, context: OpContext, forward: Any
-    ) -> bool:
-        """Count the executions of a gradient some of whose shapes the graph contains.
-
-        Args:
-            forward: shapes of the forward operator; None where the graph does not tell them.
-
-        Returns:
-            False if routines have to see both what it consumes and what it produces.
-        """
-        specs = context.get_tensor_specs()
+    def _count_gradient_in_graph(self, known: OpFlops, context: OpContext) -> None:
+        """Count the executions of a backward operator of a graph."""
+        specs, forward = context.get_tensor_specs(), context[_SHAPES]
         received, produced = known_shapes(specs.inputs), known_shapes(specs.outputs)
-        if received is not None and produced is not None and forward is not None:
-            counter = known.tally.counter((received, produced, forward))
-            context.insert_before_backward_op(counter, grad_outputs=[])
-            return True
-        if produced is None and not needs_produced(known.formula):
-            produced = ()
-        if produced is not None:
-            context.insert_before_backward_op(known.run, produced=produced, forward=forward)
-            return True
-        closed = closed_shapes(specs.inputs) or ()
-        if needs_received(known.formula, closed):
-            return False
-        context.insert_after_backward_op(known.end, forward=forward, received=closed)
-        return True
-
-    def _met(self, op: Op) -> Op:
-        if isinstance(op, OpDescription):
-            self._ops[op.id] = op
-            return op
-        self._ops[op.op.id] = op
-        if isinstance(op, UnknownOp):
-            self._unknown[op.op.id] = op.counter
+        if known.formula is None:
+            counter = self._counter(known, ((), ()))
+        elif received is None or produced is None or forward is None:
+            context.insert_before_backward_op(known.begin)
+            context.insert_after_backward_op(known.end, forward=forward)
+            return
         else:
-            # What an optimizer multiplies is no work of the model.
-            is_model = op.op.phase in _WAYS
-            op.tally.sum = self._sums[op.op.direction if is_model else "other"]
-            self._tallies[op.op.id] = op.tally
-        return op
+            counter = self._counter(known, (received, produced), forward)
+        context.insert_before_backward_op(counter, grad_outputs=[])
+
+    def _forward_op(self, op: OpDescription, context: OpContext) -> Op:
+        """Classify a forward operator: with a formula, free, or unknown."""
+        formula = formula_of(op.type, op.name, None if is_free(op.type) else context.get_op())
+        if formula is None and is_free(op.type):
+            return self._met(op, op)
+        signature = Signature.of(context, op.type, op.attributes)
+        return self._met(op, OpFlops.of(op, formula, signature, self._total_of(op)))
 
     def _backward_op(self, op: OpDescription) -> Op:
         """Classify a backward operator: with a formula, free, or unknown."""
-        forward = self._ops.get(op.forward)
-        formula = formula_of(op.name)
-        if formula is not None and isinstance(forward, ProductOp):
-            return ProductGradientOp(op, forward, formula)
-        free = op.type.removesuffix("_backward")
-        known = op.type == "accumulate_grad" or is_free(free) or is_free_name(op.name)
-        return op if known or isinstance(forward, OpDescription) else UnknownOp(op)
+        forward, formula = self._ops.get(op.forward), None
+        if isinstance(forward, OpDescription):
+            return self._met(op, op)
+        if forward is not None:
+            formula = backward_formula_of(op, forward.op)
+        if formula is None and is_free_backward(op.type, op.name):
+            return self._met(op, op)
+        signature = Signature(op.type) if forward is None else forward.signature
+        return self._met(op, OpFlops.of(op, formula, signature, self._total_of(op), forward))
+
+    def _total_of(self, op: OpDescription) -> Counter:
+        return self._totals[op.direction if op.phase in _DIRECTIONS else "other"]
+
+    def _met(self, op: OpDescription, known: Op) -> Op:
+        self._ops[op.id] = known
+        if isinstance(known, OpFlops):
+            self._counted.append(known)
+        return known
 
     # -- result -----------------------------------------------------------
 
     def running_figures(self) -> dict[str, float]:
         """Operations of the model so far, forward and backward, and the samples that it was given,
-        and tokens if it embeds them."""
+        and tokens, as far as these are known."""
         self._read = self.sums()
         return self.figures_from(self._read)[0]
 
     def op_counts(self) -> dict[str, list[int]]:
-        """Executions and multiply-accumulates of operators with a formula, and executions of types
-        without one, as :meth:`running_figures` has read them."""
+        """Executions and FLOPs of the operators that do not count zero by convention, as
+        :meth:`running_figures` has read them."""
         return self.figures_from(self._read)[1]
 
     def sums(self) -> _Sums:
-        """What :meth:`figures_from` is given."""
-        of = self._sums
-        forward, backward, _ = of["forward"].macs(), of["backward"].macs(), of["other"].macs()
-        return _Sums(
-            forward,
-            backward,
-            self._samples.sums(),
-            *sums_so_far(self._tallies.values()),
-            [counter.count for counter in self._unknown.values()],
-        )
+        """The numbers that :meth:`figures_from` takes."""
+        # Read first: other threads may add operators, and then what is static of them.
+        static, counted = tuple(self._static), tuple(self._counted)
+        executions = [known.sum.executions for known in counted]
+        flops = [known.sum.amount for known in counted]
+        model = {name: total.count for name, total in self._totals.items()}
+        for one in static:
+            count = one.counter.count
+            executions[one.number] += count
+            flops[one.number] += count * one.flops
+            model[one.total] += count * one.flops
+        return _Sums(model["forward"], model["backward"], self._batches.sums(), executions, flops)
 
     def figures_from(self, sums: _Sums) -> tuple[dict[str, float], dict[str, list[int]]]:
         """What :meth:`running_figures` and :meth:`op_counts` were when :meth:`sums` gave `sums`."""
         figures: dict[str, float] = {
-            "flops": 2 * sums.forward,
-            "flops_backward": 2 * sums.backward,
-            "macs": sums.forward,
-            **self._samples.figures(sums.samples),
+            "flops": sums.forward,
+            "flops_backward": sums.backward,
+            "macs": sums.forward // 2,
+            **self._batches.figures(sums.batches),
         }
-        counts = {"executions": sums.executions, "macs": sums.macs, "unknown": sums.unknown}
-        return figures, counts
+        return figures, {"executions": sums.executions, "flops": sums.flops}
 
     def _per_step(self) -> dict[str, dict[str, Any]]:
         """Return the figures of the last step by operator id; {} before one has ended."""
-        counts = dict(self.op_counts_of_step())
-        if not counts:
-            return {}
-        unknown = per_step_by_id(self._unknown, {"executions": counts.pop("unknown", ())})
-        known = per_step_by_id(self._tallies, counts)
-        found = {
-            op_id: {"executions": of["executions"], "macs": of["macs"], "flops": 2 * of["macs"]}
-            for op_id, of in known.items()
+        ids = [known.op.id for known in self._counted]
+        found = per_step_by_id(ids, self.op_counts_of_step())
+        return {
+            op_id: {"executions": of["executions"], "macs": of["flops"] // 2, "flops": of["flops"]}
+            for op_id, of in found.items()
         }
-        return {**found, **{i: {**of, "macs": 0, "flops": 0} for i, of in unknown.items()}}
+
+    def summary_of_steps(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """As of all tools, with the option ``samples``."""
+        found = super().summary_of_steps(rows)
+        if self.options.samples and found.get("per_step"):
+            found["per_step"] = {**found["per_step"], "samples": self.options.samples}
+        return found
 
     def utilization(self) -> dict[str, float | None]:
         """``step_seconds``, the median of the last steps; ``mfu``, the model FLOPs utilization.
@@ -376,8 +363,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
         ``executions``, null where operators that count zero are not counted; ``macs`` and ``flops``
         over all executions, and in ``per_step`` those of the last step; ``counted``: formula, zero
-        or unknown. Forward operators have ``params``, ``weight_bytes`` and ``activation_bytes``; a
-        parameter counts at one operator of its module, which computes with it if any does.
+        or unknown, or ``torch.utils.flop_counter`` for a formula of PyTorch's counter. Forward
+        operators have ``params``, ``weight_bytes`` and ``activation_bytes``; a parameter counts at
+        one operator of its module, which computes with it if any does.
         """
         steps, owned = self._per_step(), self._owned()
         rows = [self._row(op, owned) for op in self._ops.values()]
@@ -404,12 +392,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         row = described.row()
         if isinstance(op, OpDescription):
             row.update(executions=None, macs=0, flops=0, counted="zero")
-        elif isinstance(op, UnknownOp):
-            row.update(executions=op.counter.count, macs=0, flops=0, counted="unknown")
         else:
-            total = op.tally.totals()
-            row.update(executions=total.executions, macs=total.macs, flops=2 * total.macs)
-            row["counted"] = "unknown" if total.unknown else "formula"
+            executions, flops, unknown = op.totals()
+            row.update(executions=executions, macs=flops // 2, flops=flops)
+            row["counted"] = "unknown" if op.formula is None or unknown else op.formula.source
         if described.id in self._used:
             parameters = owned.get(described.id, ())
             row["params"] = sum(parameter.size for parameter in parameters)
@@ -427,7 +413,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         # An optimizer of Keras keeps its state in parameters of PyTorch.
         params, weight_bytes = self._params(r["id"] for r in forward if r["phase"] == "forward")
         return {
-            "batch": self._samples.batch,
+            "batch": self._batches.largest,
             **{f"per_{part}": self._share_of(f"{part}s") for part in ("sample", "token")},
             **self.utilization(),
             "flops": sum(row["flops"] for row in forward),
@@ -496,7 +482,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _totals_of(self, every: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
         """Return lines of the first table: of the last step if there is one, and of the run."""
         found, rows = self.summary(), shown(every, self.options)
-        flops = [sum(row["flops"] for row in rows if row["direction"] == way) for way in _WAYS]
+        flops = [
+            sum(row["flops"] for row in rows if row["direction"] == way) for way in _DIRECTIONS
+        ]
         runs = [format_quantity(n, "FLOP") for n in flops]
         totals = [
             ("parameters", format_quantity(found["params"], "")),
@@ -505,10 +493,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         ]
         steps = self.summary_of_steps(every)
         if not (step := steps["per_step"]):
-            return [*zip(_WAYS, runs, strict=True), *totals]
+            return [*zip(_DIRECTIONS, runs, strict=True), *totals]
         if found["mfu"] is not None:
             totals.append(("of the device's peak (MFU)", f"{100 * found['mfu']:.1f} %"))
-        whole = [(f"{way}, whole run", n) for way, n in zip(_WAYS, runs, strict=True)]
+        whole = [(f"{way}, whole run", n) for way, n in zip(_DIRECTIONS, runs, strict=True)]
         return [*self._step_rows(step, steps["steps"]), *totals, *whole]
 
     def _step_rows(self, step: dict[str, Any], steps: int) -> Iterable[tuple[str, str]]:
@@ -592,21 +580,27 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         return written
 
 
+def _count_at_once(known: OpFlops, context: OpContext) -> None:
+    """Count the executions of a forward operator that runs when the program calls it.
+
+    After the operator: one that raises has not executed.
+    """
+    reads_inputs = known.formula is not None
+    if reads_inputs and any(map(is_nested, context.get_inputs())):
+        known.sum.shapes_of = item_shapes_of
+    if not known.reads_outputs and context.namespace.matches("pytorch"):
+        known.sum.in_backward = is_in_backward
+    context.insert_before_op(known.sum.before, inputs=None if reads_inputs else [])
+    context.insert_after_op(known.sum.after, outputs=None if known.reads_outputs else [])
+
+
 def _only_reads(op: OpDescription) -> tuple[bool, bool]:
-    """Whether an operator is outside of the model, and whether it computes nothing."""
+    """Return a sort key: operators of the model first, among them those that compute."""
     return op.phase != "forward", op.type in WITHOUT_ACTIVATION
 
 
 def _described(op: Op) -> OpDescription:
     return op if isinstance(op, OpDescription) else op.op
-
-
-def _forward_op(op: OpDescription, context: OpContext) -> Op:
-    """Classify a forward operator: with a formula, free, or unknown."""
-    formula = FORMULAS.get(op.type)
-    if formula is None:
-        return op if is_free(op.type) else UnknownOp(op)
-    return ProductOp(op, Signature.of(context, op.type), formula)
 
 
 def _outputs_of(context: OpContext) -> Sequence[Any]:

@@ -6,14 +6,13 @@ byte that it makes.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from amanda import OpContext
 from amanda.tools.description import describe
-from amanda_tools._operators.cost import FORMULAS
+from amanda_tools._operators.flop_registry import formula_of
 from amanda_tools._operators.op_types import VIEWS
 from amanda_tools._operators.signature import CallShapes, Signature
 from amanda_tools._values.shapes import byte_size, shape_of
@@ -89,18 +88,18 @@ def _obstacle(name: str, context: OpContext) -> str:
 
 
 def _operations(context: OpContext) -> int:
-    """Return twice the multiply-accumulates, 0 without a formula."""
+    """Return the FLOPs of an operator, 0 where they are not known."""
     op = describe(context)
-    formula = FORMULAS.get(op.type)
+    formula = formula_of(op.type, op.name)
     if formula is None:
         return 0
-    signature = Signature.of(context, op.type)
+    signature = Signature.of(context, op.type, op.attributes)
     try:
         shapes = [None if t is None else shape_of(t) for t in context.get_inputs()]
         outputs = [None if t is None else shape_of(t) for t in context.get_outputs() or ()]
-        return 2 * math.ceil(formula.macs(CallShapes(signature, shapes, outputs)))
-    except (LookupError, TypeError, ValueError, StopIteration):
+    except (TypeError, ValueError):
         return 0
+    return formula.flops(CallShapes(signature, shapes, outputs)) or 0
 
 
 MEASUREMENT = TensorFlowMeasurement

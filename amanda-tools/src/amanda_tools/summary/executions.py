@@ -15,24 +15,24 @@ class CountedOp:
     Attributes:
         module: what it belongs to: the path of a module, or a name scope.
         executions: how often it ran.
-        macs, bytes: of its last execution.
+        flops, bytes: of its last execution.
     """
 
     module: str
     executions: int = attrs.field(default=0, kw_only=True)
-    macs: int = attrs.field(default=0, kw_only=True)
+    flops: int = attrs.field(default=0, kw_only=True)
     bytes: int = attrs.field(default=0, kw_only=True)
 
-    def add(self, macs: int, size: int) -> None:
+    def add(self, flops: int, size: int) -> None:
         """Count one execution."""
         self.executions += 1
-        self.macs, self.bytes = macs, size
+        self.flops, self.bytes = flops, size
 
     def figures_in(self, runs: int) -> tuple[int, int]:
-        """Multiply-accumulates and bytes in one of so many runs: several times those of an
+        """FLOPs and bytes in one of so many runs: several times those of an
         execution in a loop."""
         times = max(1, round(self.executions / runs)) if self.executions else 0
-        return times * self.macs, times * self.bytes
+        return times * self.flops, times * self.bytes
 
 
 def runs_of(ops: Iterable[CountedOp]) -> int:

@@ -40,11 +40,11 @@ class GraphOps:
         """
         op = self._ops.setdefault(op_id, CountedOp(module))
 
-        def add(macs: int, size: int) -> None:
-            if not self._recorder.add_at(module, macs, size):
-                op.add(macs, size)
+        def add(flops: int, size: int) -> None:
+            if not self._recorder.add_at(module, flops, size):
+                op.add(flops, size)
                 if scoped is not None:
-                    scoped.add(macs, size)
+                    scoped.add(flops, size)
 
         return add
 
@@ -69,7 +69,7 @@ class GraphOps:
         recorder.enter(source, target, (), place=place)
 
     def figures_of(self, model: str) -> Mapping[str, tuple[int, int]]:
-        """Multiply-accumulates and bytes of one run of a model's graph, by path of a layer.
+        """FLOPs and bytes of one run of a model's graph, by path of a layer.
 
         An operator in a loop runs several times in a run: as often as it ran more often than most.
         """
@@ -83,7 +83,7 @@ class GraphOps:
         runs = runs_of(ops)
         found: dict[str, tuple[int, int]] = {}
         for op in ops:
-            macs, size = found.get(op.module, (0, 0))
+            flops, size = found.get(op.module, (0, 0))
             of_op = op.figures_in(runs)
-            found[op.module] = macs + of_op[0], size + of_op[1]
+            found[op.module] = flops + of_op[0], size + of_op[1]
         return found

@@ -1,4 +1,4 @@
-"""The figures of one execution of an operator: multiply-accumulates, and bytes of its outputs."""
+"""The figures of one execution of an operator: FLOPs, and bytes of its outputs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import attrs
 
 from amanda import OpContext, deferrable
 from amanda.tools.description import op_name
-from amanda_tools._operators.cost import FORMULAS, Formula
-from amanda_tools._operators.op_types import WITHOUT_ACTIVATION, updates_a_value
+from amanda_tools._operators.flop_registry import FlopFormula, formula_of
+from amanda_tools._operators.op_types import WITHOUT_ACTIVATION, is_free, updates_a_value
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, Signature
 from amanda_tools._values.shapes import byte_size, shape_of
 
 Add = Callable[[int, int], None]
-"""Takes the multiply-accumulates and the bytes of one execution."""
+"""Takes the FLOPs and the bytes of one execution."""
 
 
 @attrs.define(eq=False)
@@ -25,23 +25,25 @@ class OpFigures:
 
     Attributes:
         signature: facts that all executions share.
-        formula: of its multiply-accumulates; None for an operator that counts none.
+        formula: of its FLOPs; None for an operator that counts none.
         is_view: its outputs are not activations.
     """
 
     signature: Signature
-    formula: Formula | None
+    formula: FlopFormula | None
     is_view: bool
     _inputs: Handover[Any] = attrs.field(factory=Handover)
-    _add: Add = attrs.field(default=lambda macs, size: None)
+    _add: Add = attrs.field(default=lambda flops, size: None)
     _see: Callable[[Sequence[Any]], None] | None = None
 
     @classmethod
     def of(cls, context: OpContext) -> OpFigures | None:
         """The figures of an operator; None for one that adds nothing."""
         kind = str(context["op_type"] or "")
-        formula = FORMULAS.get(kind)
-        updates = updates_a_value(context, op_name(context.get_op()))
+        op = context.get_op()
+        name = op_name(op)
+        formula = formula_of(kind, name, None if is_free(kind) else op)
+        updates = updates_a_value(context, name)
         is_view = kind in WITHOUT_ACTIVATION or updates
         if formula is None and is_view:
             return None
@@ -73,15 +75,11 @@ class OpFigures:
             self._see(outputs)
         if not self.is_view:
             size = sum(byte_size(tensor) or 0 for tensor in outputs if tensor is not None)
-        macs = 0
+        flops = 0
         if self.formula is not None:
             call = CallShapes(self.signature, self._inputs.take() or (), _shapes(outputs))
-            try:
-                macs = self.formula.macs(call)
-            except (LookupError, TypeError, ValueError, StopIteration):
-                # A form of the operator that the formula does not know.
-                macs = 0
-        self._add(macs, size)
+            flops = self.formula.flops(call) or 0
+        self._add(flops, size)
 
 
 def _shapes(tensors: Sequence[Any]) -> tuple[Any, ...]:

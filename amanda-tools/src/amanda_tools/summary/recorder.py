@@ -4,9 +4,9 @@ A source of calls, one per kind of module, tells the recorder where modules are 
 routines at operators add figures to the module that runs in their thread::
 
     recorder.enter(TorchModules(), model)
-    recorder.add(macs=1000, size=64)
+    recorder.add(flops=2000, size=64)
     recorder.leave(model, outputs)
-    recorder.models[0].last.figures[""].macs
+    recorder.models[0].last.figures[""].flops
 
 One pass is one complete call of an outermost module; the last one counts.
 """
@@ -93,13 +93,13 @@ class Figures:
     Attributes:
         calls: how often it was called.
         outputs: shape, dtype and device of what its first call with outputs gave; None before.
-        macs, bytes: multiply-accumulates, and bytes of the outputs of its operators.
+        flops, bytes: floating-point operations, and bytes of the outputs of its operators.
         seconds: time of its calls, with its parts.
     """
 
     calls: int = 0
     outputs: list[dict[str, Any]] | None = None
-    macs: int = 0
+    flops: int = 0
     bytes: int = 0
     seconds: float = 0.0
 
@@ -337,22 +337,22 @@ class Recorder:
         if not frames and has_returned and has_computed and not frame.is_joined:
             frame.within.model.complete(frame.within)
 
-    def add(self, macs: int, size: int) -> None:
+    def add(self, flops: int, size: int) -> None:
         """An operator has run in this thread."""
         frames = self._frames()
         if frames and (within := frames[-1].within) is not None and not self._is_building():
             figures = within.at(frames[-1].path)
-            figures.macs += macs
+            figures.flops += flops
             figures.bytes += size
 
-    def add_at(self, path: str, macs: int, size: int) -> bool:
+    def add_at(self, path: str, flops: int, size: int) -> bool:
         """An operator of a graph has run in the module at a path; whether its model runs."""
         frames = self._frames()
         within = frames[0].within if frames else self._eager_pass(path)
         if within is None:
             return False
         figures = within.at(path)
-        figures.macs += macs
+        figures.flops += flops
         figures.bytes += size
         return True
 

@@ -22,14 +22,14 @@ def model_rows(
         times: with the seconds of each module.
     """
     figures, separator = dict(last.figures), model.source.separator
-    if not any(found.macs or found.bytes for found in figures.values()):
+    if not any(found.flops or found.bytes for found in figures.values()):
         root = next((path for path in figures if separator not in path), "")
-        for path, (macs, size) in graph_ops.figures_of(root).items():
+        for path, (flops, size) in graph_ops.figures_of(root).items():
             place = path
             while place not in figures and separator in place:
                 place = place.rpartition(separator)[0]
             found = figures.setdefault(place, Figures())
-            found.macs, found.bytes = found.macs + macs, found.bytes + size
+            found.flops, found.bytes = found.flops + flops, found.bytes + size
     rows = []
     for fact in model.facts():
         prefix = f"{fact.path}{separator}" if fact.path else ""
@@ -45,7 +45,7 @@ def _row(
 ) -> dict[str, Any]:
     parameters = unique(fact.parameters)
     declared = None if fact.output is None else list(fact.output)
-    macs = sum(part.macs for part in parts)
+    flops = sum(part.flops for part in parts)
     return {
         "model": model.name,
         "path": fact.path,
@@ -56,8 +56,8 @@ def _row(
         "parameters": sum(parameter.size for parameter in parameters),
         "trainable": sum(p.size for p in parameters if p.is_trainable),
         "parameter_bytes": sum(parameter.bytes for parameter in parameters),
-        "macs": macs,
-        "flops": 2 * macs,
+        "macs": flops // 2,
+        "flops": flops,
         "activation_bytes": sum(part.bytes for part in parts),
         "calls": own.calls,
     }

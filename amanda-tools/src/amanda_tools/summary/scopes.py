@@ -110,7 +110,7 @@ class Scopes:
 
     def _row(self, name: str, path: str, inside: Sequence[ScopedOp], runs: int) -> dict[str, Any]:
         figures = [op.figures_in(runs) for op in inside]
-        macs = sum(of_op for of_op, _ in figures)
+        flops = sum(of_op for of_op, _ in figures)
         parameters = self._parameters.select({p for op in inside for p in op.parameters})
         outputs = next((op.outputs for op in reversed(inside) if op.outputs), [])
         return {
@@ -123,8 +123,8 @@ class Scopes:
             "parameters": sum(parameter.size for parameter in parameters),
             "trainable": sum(parameter.size for parameter in parameters),
             "parameter_bytes": sum(parameter.bytes for parameter in parameters),
-            "macs": macs,
-            "flops": 2 * macs,
+            "macs": flops // 2,
+            "flops": flops,
             "activation_bytes": sum(size for _, size in figures),
             "calls": 1,
         }

@@ -89,7 +89,8 @@ class ModuleCall:
                 isinstance(module, layer) and is_shape_inference(self._inputs)
             ):
                 trains = _is_grad_enabled() and getattr(module, "training", True)
-                self._dispatcher.points.forward_begins(scopes, frame.path, trains)
+                points = self._dispatcher.points
+                points.forward_begins(scopes, frame.path, trains, facts=self._facts)
                 self._has_begun = True
             if tracker.tells_modules:
                 self._tell(Point.MODULE_ENTRY)
@@ -119,16 +120,19 @@ class ModuleCall:
             self._tracker.frame = self.parent
             self._tracker.cells = self.parent.cells
 
-    def _tell(self, point: Point, outputs: Sequence[Any] | None = None) -> None:
+    def _facts(self) -> Mapping[str, Any]:
         entered = self._frame.module
+        target = self._module if entered is None else entered()
+        return {"target": target, "inputs": tensors_in(self._inputs)}
+
+    def _tell(self, point: Point, outputs: Sequence[Any] | None = None) -> None:
         self._dispatcher.points.module(
             self._scopes,
             point,
             module=self._tracker.module_path(),
             id=self._frame.path,
-            target=self._module if entered is None else entered(),
-            inputs=tensors_in(self._inputs),
             outputs=outputs,
+            **self._facts(),
         )
 
 

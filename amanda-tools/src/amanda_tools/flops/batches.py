@@ -1,0 +1,80 @@
+"""Counts the samples that a model is given: the first size of the outermost module's first input.
+
+::
+
+    batches = Batches()
+    batches.note(point)         # where a forward pass begins
+    batches.figures()           # {"samples": 96}; {} where a pass did not tell its samples
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from amanda.interface.points import PointContext
+from amanda_tools._values.shapes import shape_of
+
+
+class Batches:
+    """The samples and tokens of the forward passes so far; unknown as soon as those of one are."""
+
+    def __init__(self) -> None:
+        self._samples: int | None = 0
+        self._tokens: int | None = 0
+        self._largest = 0
+        self._order: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+    @property
+    def largest(self) -> int | None:
+        """The most samples of one pass; None where they are not known."""
+        return self._largest if self._samples else None
+
+    def note(self, point: PointContext) -> None:
+        """Count a forward pass, where it begins."""
+        if self._samples is None:
+            return
+        tensor = _first(point.inputs)
+        if tensor is None or not self._has_batch_first(point.target):
+            self._samples = self._tokens = None
+            return
+        sizes = shape_of(tensor)
+        self._samples += sizes[0]
+        self._largest = max(self._largest, sizes[0])
+        is_tokens = len(sizes) == 2 and "int" in str(getattr(tensor, "dtype", ""))
+        if self._tokens is not None:
+            self._tokens = self._tokens + sizes[0] * sizes[1] if is_tokens else None
+
+    def sums(self) -> tuple[int | None, int | None]:
+        """Return what :meth:`figures` takes."""
+        return self._samples, self._tokens
+
+    @staticmethod
+    def figures(sums: tuple[int | None, int | None]) -> Mapping[str, int]:
+        """Return ``samples`` and ``tokens`` as they were when :meth:`sums` was called, each if it
+        is known."""
+        named = zip(("samples", "tokens"), sums, strict=True)
+        return {name: count for name, count in named if count}
+
+    def _has_batch_first(self, module: Any) -> bool:
+        """Return False for a module of PyTorch with a part whose data have positions first."""
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(module, torch.nn.Module):
+            return True
+        if module not in self._order:
+            parts = module.modules()
+            self._order[module] = all(getattr(part, "batch_first", True) for part in parts)
+        return self._order[module]
+
+
+def _first(tensors: Sequence[Any]) -> Any:
+    """Return the first tensor that has axes; None without one, and for a nested tensor."""
+    for tensor in tensors:
+        try:
+            if shape_of(tensor):
+                return tensor
+        except (RuntimeError, TypeError, ValueError):
+            return None
+    return None

@@ -1,0 +1,245 @@
+"""Counts the executions of an operator, and adds up their FLOPs by the shapes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+
+import amanda
+from amanda.inline import Counter, ShapeSum
+from amanda.memo import Memo
+from amanda.tools.description import OpDescription
+from amanda_tools._operators.flop_registry import FlopFormula
+from amanda_tools._operators.routines import Handover
+from amanda_tools._operators.signature import CallShapes, Shape, Signature
+
+Shapes = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""The shapes of inputs and outputs, as their framework represents them."""
+
+SHAPES_KEPT = 1024
+"""Shapes of one operator whose FLOPs are kept."""
+
+
+@attrs.define(eq=False)
+class OpFlops:
+    """An operator that counts FLOPs, or whose FLOPs are not known.
+
+    Attributes:
+        op: the operator.
+        formula: its formula; None if there is none.
+        signature: facts that all executions share; of a backward operator, the forward one's.
+        forward: of a backward operator its forward operator, else None.
+        sum: the executions whose shapes are read when they run.
+        static: counters of the executions whose shapes the graph tells, each with these shapes and
+            those of the forward operator.
+    """
+
+    op: OpDescription
+    formula: FlopFormula | None
+    signature: Signature
+    forward: OpFlops | None = None
+    sum: ShapeSum = attrs.field(init=False)
+    static: dict[tuple[Shapes, Shapes | None], Counter] = attrs.field(factory=dict)
+    _known: Memo[tuple[Shapes, Shapes | None], int | None] = attrs.field(
+        factory=lambda: Memo(SHAPES_KEPT)
+    )
+    _inputs: Handover[tuple[Any, ...]] = attrs.field(factory=Handover)
+
+    @classmethod
+    def of(
+        cls,
+        op: OpDescription,
+        formula: FlopFormula | None,
+        signature: Signature,
+        total: Counter,
+        forward: OpFlops | None = None,
+    ) -> OpFlops:
+        """Make one without executions.
+
+        Args:
+            total: the FLOPs of all operators like it.
+        """
+        found = cls(op, formula, signature, forward)
+        of = None if forward is None else forward.sum
+        found.sum = ShapeSum(found.flops, total, shapes_of=shapes_of, of=of)
+        return found
+
+    @property
+    def shapes_kept(self) -> int:
+        """How many shapes it keeps, with the FLOPs of each."""
+        return len(self._known)
+
+    @property
+    def reads_outputs(self) -> bool:
+        """True if its formula reads the shapes of the outputs."""
+        return self.formula is not None and self.formula.reads_outputs
+
+    def flops(self, shapes: Shapes, forward: Shapes | None = None) -> int | None:
+        """Return the FLOPs of an execution with these shapes; None if they are not known.
+
+        Args:
+            forward: of a backward operator the shapes of its forward operator; None for those of
+                the last execution.
+        """
+        if self.formula is None:
+            return None
+        if self.forward is not None and forward is None:
+            forward = self.forward.sum.last
+        key = shapes, forward
+        if key not in self._known:
+            self._known[key] = self._computed(self.formula, shapes, forward)
+        return self._known[key]
+
+    def _computed(self, formula: FlopFormula, shapes: Shapes, forward: Shapes | None) -> int | None:
+        inputs, outputs = shapes[0], shapes[1] if formula.reads_outputs else ()
+        try:
+            if self.forward is not None and forward is not None:
+                before = self.forward.call(*forward)
+                cost = self.forward.flops(forward)
+                call = attrs.evolve(self.call(inputs, outputs), forward=before, forward_flops=cost)
+                return formula.flops(call)
+            if not any(type(shape) is ItemShapes for shape in inputs):
+                return formula.flops(self.call(inputs, outputs))
+            parts = [formula.flops(self.call(p, outputs)) for p in split_by_item(inputs)]
+        except LookupError:
+            return None
+        return None if None in parts else sum(part or 0 for part in parts)
+
+    def call(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> CallShapes:
+        """Return the call with these shapes.
+
+        Raises:
+            LookupError: a size is unknown, such as that of a ragged axis.
+        """
+        return CallShapes(self.signature, _plain(inputs), _plain(outputs))
+
+    def counter(self, shapes: Shapes, forward: Shapes | None = None) -> Counter:
+        """Return the counter of the executions with these shapes, which the graph tells."""
+        return self.static.setdefault((shapes, forward), Counter())
+
+    def totals(self) -> tuple[int, int, int]:
+        """Return the executions, their FLOPs, and how many of them have unknown FLOPs."""
+        executions, flops, unknown = self.sum.executions, self.sum.amount, self.sum.unknown
+        for (shapes, forward), counter in self.static.items():
+            amount = self.flops(shapes, forward)
+            executions += counter.count
+            flops += counter.count * (amount or 0)
+            unknown += counter.count * (amount is None)
+        return executions, flops, unknown
+
+    # -- routines in graphs ------------------------------------------------
+
+    @amanda.deferrable
+    def run(self, *inputs: Any) -> None:
+        """Routine before an execution whose outputs need not be seen."""
+        self._add(shapes_of(inputs), (), None)
+
+    @amanda.deferrable
+    def begin(self, *inputs: Any) -> None:
+        """Routine before an execution."""
+        self._inputs.leave(shapes_of(inputs))
+
+    @amanda.deferrable
+    def end(
+        self,
+        *outputs: Any,
+        inputs: tuple[Any, ...] | None = None,
+        forward: Shapes | None = None,
+    ) -> None:
+        """Routine after an execution.
+
+        Args:
+            inputs: their shapes, where the graph tells them; None where :meth:`begin` has run.
+            forward: shapes of the forward operator, where the graph tells them.
+        """
+        found = self._inputs.take() or () if inputs is None else inputs
+        self._add(found, shapes_of(outputs), forward)
+
+    def _add(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...], forward: Any) -> None:
+        shapes = inputs, outputs
+        self.sum.add(self.flops(shapes, forward), shapes)
+
+
+def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the shapes of tensors; None for absent ones."""
+    try:
+        shapes = [None if tensor is None else tensor.shape for tensor in tensors]
+        # Kept for each operator: the garbage collector does not visit tuples of numbers, but
+        # torch.Size.
+        return tuple([tuple(shape) if isinstance(shape, tuple) else shape for shape in shapes])
+    except (RuntimeError, ValueError):
+        return item_shapes_of(tensors)
+
+
+def known_shapes(specs: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    """Return the shapes of tensors as the graph tells them; None if it does not tell all.
+
+    Args:
+        specs: descriptions of the tensors; None for absent ones.
+    """
+    if specs is None:
+        return None
+    shapes = []
+    for spec in specs:
+        shape = None if spec is None else spec.shape
+        if spec is not None and (shape is None or None in shape or spec.dtype in _HANDLES):
+            return None
+        shapes.append(shape)
+    return tuple(shapes)
+
+
+_HANDLES = ("resource", "variant")
+"""Element types of tensors that routines do not get."""
+
+
+@attrs.frozen
+class ItemShapes:
+    """Shapes of the items of a nested tensor."""
+
+    shapes: tuple[Shape, ...]
+
+
+def item_shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the shapes of tensors some of which are nested, of these the shapes of the items.
+
+    A nested tensor with a ragged axis has a shape, too, but not the sizes of its items.
+    """
+    return tuple(
+        ItemShapes(tuple([tuple(item.shape) for item in tensor.unbind()]))
+        if is_nested(tensor)
+        else None if tensor is None else tensor.shape
+        for tensor in tensors
+    )  # fmt: skip
+
+
+def is_nested(tensor: Any) -> bool:
+    """Return True for PyTorch's nested tensors, which hold a list of tensors."""
+    return bool(getattr(tensor, "is_nested", False))
+
+
+def split_by_item(shapes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield the shapes of each item of nested tensors, with those of the other tensors.
+
+    Raises:
+        LookupError: nested tensors have different numbers of items.
+    """
+    counts = {len(shape.shapes) for shape in shapes if isinstance(shape, ItemShapes)}
+    if len(counts) > 1:
+        raise LookupError(f"nested tensors of {sorted(counts)} items")
+    for number in range(counts.pop()):
+        yield tuple(s.shapes[number] if isinstance(s, ItemShapes) else s for s in shapes)
+
+
+def _plain(shapes: Sequence[Any]) -> tuple[Shape | None, ...]:
+    """Convert shapes to tuples of int.
+
+    Raises:
+        LookupError: a size is unknown, such as that of a ragged axis.
+    """
+    try:
+        # For each operator that is new: a generator costs a frame for each size.
+        return tuple([None if s is None else tuple(map(int, s)) for s in shapes])
+    except (AttributeError, TypeError, ValueError) as error:
+        raise LookupError("a size is not known") from error
