@@ -149,7 +149,7 @@ def test_a_framework_that_is_never_imported(module: Path, install: Callable[...,
 
 
 def test_watches_share_one_finder(module: Path) -> None:
-    """Several watches are one entry of sys.meta_path, and are called in the order of their begin."""
+    """Several watches are one entry of sys.meta_path, and are called in their order."""
     called: list[int] = []
     watches = [Watch(lambda name, i=i: called.append(i)) for i in range(3)]  # type: ignore[misc]
     for watch in watches:
