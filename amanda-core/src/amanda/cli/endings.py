@@ -88,7 +88,7 @@ def _replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def by_signal(number: int, error: BaseException | None = None) -> None:
-    """End this process by a signal, whatever handler it has; what is printed is not lost.
+    """End this process by a signal, whatever its handler is; streams are flushed before.
 
     Args:
         number: the signal.

@@ -153,7 +153,7 @@ def _read_ranks(paths: Mapping[int, Path], problems: list[str]) -> dict[int, Any
 def _missing(groups: Mapping[str, Mapping[int, Any]]) -> Iterator[str]:
     """A line for each tool without the files of some ranks.
 
-    The ranks are those of all tools together, and those that the results say the run had.
+    The ranks are the ranks of all tools together, and the number of ranks in the results.
     """
     ranks = {rank for contents in groups.values() for rank in contents}
     counts = {_rank_count(c) for contents in groups.values() for c in contents.values()} - {None}

@@ -1,6 +1,6 @@
 """Explanations of wrong command lines: common mistakes, and the correct form of each.
 
-``explain_target(GivenProgram("flops", (), False), [])`` tells that ``flops`` is a tool.
+``explain_target(GivenProgram("flops", ()), [])`` returns "flops is a tool: amanda run -t ...".
 """
 
 from __future__ import annotations

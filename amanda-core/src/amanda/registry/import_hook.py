@@ -34,7 +34,7 @@ class Watch:
         self.imported = imported
 
     def add(self, modules: Iterable[str]) -> None:
-        """Watch modules, beside those that it watches already.
+        """Watch further modules.
 
         Args:
             modules: names of modules that are not imported yet.
@@ -131,7 +131,7 @@ def await_frameworks(frameworks: Iterable[str], imported: Callable[[str], None])
     """Call a function after the import of each framework, for all scopes together.
 
     Args:
-        frameworks: names of modules, added to those that are watched.
+        frameworks: names of further modules.
         imported: the same function in every call.
     """
     # Kept before it waits: await_nothing() finds it also after an interrupt.

@@ -125,7 +125,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
     @property
     def _step_figures(self) -> StepFigures:
-        """The figures of the steps so far; adds those that have only been noted."""
+        """The figures of the steps so far, steps included that were only noted."""
         if self._steps_noted:
             tool_locked(self._work_off)
         return self._figures_of_steps
@@ -299,7 +299,7 @@ _OF_COUNTS = "sums", "figures_from", "running_figures", "op_counts"
 
 
 def _have_one_owner(cls: type[ReportingTool[Any]], names: Sequence[str]) -> bool:
-    """Whether one class defines all these methods."""
+    """True if one class defines all these methods."""
     owners = {next(one for one in cls.__mro__ if name in vars(one)) for name in names}
     return len(owners) == 1
 
@@ -341,7 +341,7 @@ class StepFigures:
         self._last: dict[str, float] = {}
         self._low: dict[str, float] = {}
         self._high: dict[str, float] = {}
-        # Whether the last step's figures are those of the step before it, which are not spread.
+        # True if the last step has the figures of the step before it, which are not spread yet.
         self._repeats = False
 
     def begin(
@@ -458,7 +458,7 @@ class StepFigures:
         }
 
     def last(self) -> dict[str, Any]:
-        """The figures of the last step, with ``min`` and ``max`` of those that differ."""
+        """The figures of the last step, with ``min`` and ``max`` where steps differ."""
         found: dict[str, Any] = dict(self._last)
         low, high = dict(self._low), dict(self._high)
         _spread(found, low, high)

@@ -55,7 +55,7 @@ class Op:
         return f"Op({'|'.join(self.types)!r}{inputs})"
 
     def accepts(self, op: TracedOp, graph: Graph) -> bool:
-        """Whether an operator matches, without a look at its inputs."""
+        """True if an operator matches, whatever its inputs are."""
         is_type = "*" in self.types or op.type in self.types or op.name in self.types
         return is_type and (self.where is None or bool(self.where(op, graph)))
 
