@@ -165,10 +165,10 @@ class TakesBackwardForForward(LoopbackDriver):
 
     def patch(self, patches: PatchSet) -> None:
         super().patch(patches)
-        patches.wrap(tape.Node, "run", self._analysing)
+        patches.wrap(tape.GradientNode, "run", self._analysing)
 
     def _analysing(self, vanilla: Any) -> Any:
-        def run(node: tape.Node, grads: Any) -> Any:
+        def run(node: tape.GradientNode, grads: Any) -> Any:
             if self.dispatcher.scopes() and not isinstance(node, DriverNode):
                 call = OpCall(NamedOp(node.name), self.ids.next(node.name), grads)
                 self.dispatcher.begin(call).finish(grads)

@@ -317,7 +317,7 @@ class KnowsTheOperatorsOfItsStart(LoopbackDriver):
     """It sees the operators that were there when it was attached."""
 
     def attach(self) -> None:
-        self.known = [item for item in gc.get_objects() if isinstance(item, ops.Op)]
+        self.known = [item for item in gc.get_objects() if isinstance(item, ops.LoopbackOp)]
         super().attach()
 
     def run_operator(self, op: Any, name: str, *args: Any) -> Any:

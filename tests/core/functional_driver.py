@@ -28,12 +28,12 @@ class FunctionalDriver(lb.LoopbackDriver):
 
     def patch(self, patches: PatchSet) -> None:
         patches.wrap(ops, "execute", self._executing)
-        patches.wrap(tape.Node, "run", self._counting_node)
+        patches.wrap(tape.GradientNode, "run", self._counting_node)
         patches.wrap(nn.Module, "__call__", self._calling_module)
         patches.wrap(tape, "run_graph", self._running_graph)
 
     def _counting_node(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
-        def run(node: tape.Node, grads: Gradients) -> Any:
+        def run(node: tape.GradientNode, grads: Gradients) -> Any:
             if isinstance(node, (DriverNode, tape.AccumulateGrad)):
                 return vanilla(node, grads)
             return self.run_backward_operator(None, grads, lambda grads: vanilla(node, grads))

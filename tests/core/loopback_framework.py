@@ -47,7 +47,7 @@ class LoopbackOperators(Framework):
         "linear": ["AddBiasBackward", "MatmulBackward", "TransposeBackward"],
     }
     accumulation = "AccumulateGrad"
-    watched = (lb, ops, nn, tape, lb.Tensor, lb.Module, tape.Node, lb.Op)
+    watched = (lb, ops, nn, tape, lb.Tensor, lb.Module, tape.GradientNode, lb.LoopbackOp)
 
     add = lb.add
     mul = lb.mul

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import signal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
 import amanda
@@ -53,6 +57,37 @@ def test_json_takes_what_tools_have(tmp_path: Path) -> None:
         "path": "x",
         "inf": "-inf",
         "n": None,
+    }
+
+
+@pytest.mark.parametrize("extra", [0.5, math.nan, (1,), "cycle"], ids=str)
+def test_json_of_objects_is_the_same_beside_what_json_lacks(extra: Any, tmp_path: Path) -> None:
+    """NumPy's scalars, attrs objects, enumerations and mappings have one form in every file."""
+    point = attrs.make_class("Point", ["x"])(1)
+    proxy = MappingProxyType({"a": (np.int64(1), np.float64(2.5), np.bool_(True))})
+    data: dict[Any, Any] = {
+        "proxy": proxy,
+        "attrs": point,
+        "enum": signal.SIGINT,
+        "deep": [[frozenset({(2,)})], {"none": None, "yes": True}],
+        "array": np.array([1]),
+        "extra": extra,
+    }
+    if extra == "cycle":
+        data["extra"] = [data]
+    if extra == (1,):
+        data[(1, 2)] = 1
+    write_json(tmp_path / "a.json", data)
+    written = json.loads((tmp_path / "a.json").read_text())
+    expected = {0.5: 0.5, "cycle": ["..."], (1,): [1]}.get(extra, "nan")
+    assert written.pop("extra") == expected
+    assert written.pop("(1, 2)", 1) == 1
+    assert written == {
+        "proxy": {"a": ["1", 2.5, "True"]},
+        "attrs": "Point(x=1)",
+        "enum": 2,
+        "deep": [[[[2]]], {"none": None, "yes": True}],
+        "array": "[1]",
     }
 
 

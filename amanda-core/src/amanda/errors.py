@@ -76,7 +76,7 @@ class UnknownNameError(AmandaError, LookupError):
 
 
 class FileError(AmandaError, OSError, ValueError):
-    """A file that the user has named cannot be read, or is not what it has to be.
+    """A file that the user has named cannot be read, or is of another kind.
 
     It is an OSError and a ValueError as well: readers usually raise the first for a missing file
     and the second for a damaged one, and callers handle both. Quotations from the file are

@@ -12,7 +12,7 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -32,13 +32,18 @@ def write_json(path: Path, data: Any) -> None:
     Args:
         path: the file, which is replaced if it exists.
         data: the data. Values for which JSON has no form, infinities and NaN included, are written
-            as text.
+            as text, sets as lists.
 
     Raises:
         OSError: the file cannot be written; an earlier one is as it was.
     """
+    try:
+        text = json.dumps(data, indent=1, allow_nan=False, default=_json_form)
+    except (TypeError, ValueError):
+        # Neither a key that is no text nor NaN nor a cycle comes to the hook.
+        text = json.dumps(plain_data(data), indent=1, allow_nan=False)
     with replaced(path) as file:
-        json.dump(plain_data(data), file, indent=1, allow_nan=False)
+        file.write(text)
 
 
 @contextlib.contextmanager
@@ -110,6 +115,13 @@ def _put_in_place(partial: Path, path: Path) -> Iterator[None]:
             # With the name that the user knows.
             raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
+
+
+def _json_form(value: Any) -> Any:
+    """The form of a value that the module json does not know."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, (set, frozenset)) else str(value)
 
 
 def plain_data(value: Any) -> Any:

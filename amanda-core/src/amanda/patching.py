@@ -57,7 +57,7 @@ class PatchSet:
         Args:
             target: a module, class, function or other object.
             name: the attribute.
-            value: what it is to be until :meth:`undo`.
+            value: its value until :meth:`undo`.
             create: allow an attribute that `target` does not have yet.
 
         Raises:
@@ -227,8 +227,8 @@ class _Replaced:
 
     Attributes:
         target, name: the attribute.
-        value: what it was; ``_ABSENT`` where there was none.
-        was_own: whether it was in the object's own ``__dict__``.
+        value: its value; ``_ABSENT`` if it did not exist.
+        was_own: True if it was in the object's own ``__dict__``.
         shadows: whether what took its place is there, and has only to be removed: it shadows an
             attribute of the type, or one that is computed. None until it is set.
     """
@@ -286,7 +286,7 @@ def _own(target: Any) -> Mapping[str, Any]:
 
 
 def _is_described(target: Any, name: str) -> bool:
-    """Whether a data descriptor of the object's type keeps the attribute."""
+    """True if a data descriptor of the object's type keeps the attribute."""
     for cls in type(target).__mro__:
         if name in vars(cls):
             return inspect.isdatadescriptor(vars(cls)[name])

@@ -37,5 +37,5 @@ class Reference(weakref.ref[Any]):
 
 
 def is_own(reference: Any) -> bool:
-    """Whether a weak reference is Amanda's: it is of a class of Amanda's, or of its packages."""
+    """True if a weak reference is Amanda's: it is of a class of Amanda's, or of its packages."""
     return type(reference).__module__.startswith(("amanda.", "amanda_"))

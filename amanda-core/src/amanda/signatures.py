@@ -1,4 +1,4 @@
-"""Signatures, and annotations that may name what is not there."""
+"""Signatures whose annotations may name things that do not exist at run time."""
 
 from __future__ import annotations
 

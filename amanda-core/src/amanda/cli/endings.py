@@ -23,27 +23,16 @@ SIGHUP comes where the terminal is closed; Windows has none."""
 
 
 def watch(leaving: Callable[[str], None]) -> None:
-    """Have `leaving` called before ``os._exit`` ends this process, or a function of ``os`` replaces
-    it by another program.
+    """Call `leaving` before ``os._exit`` ends this process, or a function of ``os`` replaces it by
+    another program.
 
     It is called in the main thread only, and not in forked children: another thread may end the
     process because the main one hangs, with locks that `leaving` would wait for.
 
     Args:
-        leaving: is told how the program ends. What it raises is told on stderr, and ends nothing.
+        leaving: gets the name of the function. An exception of it is printed, and ends nothing.
     """
-    process = os.getpid()
-
-    def leave(how: str) -> None:
-        if os.getpid() != process:
-            return
-        if threading.current_thread() is not threading.main_thread():
-            complain(f"the results are lost: a thread has ended the program by {how}")
-            return
-        try:
-            leaving(how)
-        except Exception as error:
-            complain(f"the results are lost: {type(error).__name__}: {error}")
+    leave = functools.partial(_leave, leaving, os.getpid())
 
     def ending(vanilla: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(vanilla)
@@ -68,9 +57,22 @@ def watch(leaving: Callable[[str], None]) -> None:
         _replace(name, replacing)
 
 
+def _leave(leaving: Callable[[str], None], process: int, how: str) -> None:
+    """Call `leaving` in the main thread of the process of this number."""
+    if os.getpid() != process:
+        return
+    if threading.current_thread() is not threading.main_thread():
+        complain(f"the results are lost: a thread has ended the program by {how}")
+        return
+    try:
+        leaving(how)
+    except Exception as error:
+        complain(f"the results are lost: {type(error).__name__}: {error}")
+
+
 def _is_program(path: Any) -> bool:
-    """True if a path or descriptor is a program; where it is none, the call fails and this one goes
-    on."""
+    """True if a path or descriptor is a program; with another one ``os.execv`` fails, and this
+    process goes on."""
     try:
         return isinstance(path, int) or os.access(path, os.X_OK)
     except (TypeError, ValueError):
@@ -86,11 +88,11 @@ def _replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def by_signal(number: int, error: BaseException | None = None) -> None:
-    """End this process by a signal, whatever handler it has; what is printed is not lost.
+    """End this process by a signal, whatever its handler is; streams are flushed before.
 
     Args:
         number: the signal.
-        error: the exception that it has raised; what is noted about it is told.
+        error: the exception that it has raised, whose notes are printed.
     """
     for note in getattr(error, "__notes__", ()):
         complain(note)

@@ -23,7 +23,7 @@ from amanda.results import RunReport, Table, ToolReport
 from amanda.text import printable
 
 _RANKED = re.compile(r"(?P<stem>.+)-rank(?P<rank>[0-9]{1,9})(?P<rest>(?:\.timeline)?\.json)")
-
+"""The name of a rank's file."""
 
 _TIMELINE = ".timeline.json"
 
@@ -93,24 +93,28 @@ def merge(folder: Path, left_out: list[str] | None = None) -> list[Path]:
         left_out += problems
     elif problems:
         raise MergeError(f"{'; '.join(problems)}; amanda merge --partial merges the others")
-    merged = {name: _merged(name, contents) for name, contents in groups.items() if contents}
+    merged = {
+        name: (merge_timelines if name.endswith(_TIMELINE) else merge_results)(name, contents)
+        for name, contents in groups.items()
+        if contents
+    }
+    return _write(folder, merged)
+
+
+def _write(folder: Path, merged: Mapping[str, dict[str, Any]]) -> list[Path]:
+    """Write the merged files and, if the ranks have pages, a page; returns their paths."""
     has_page = any(folder.glob("report-rank*.html"))
+    page = pages.page_path(folder, "")
     if has_page:
-        pages.check_page(pages.page_path(folder, ""))
+        pages.check_page(page)
     for name, content in merged.items():
         write_json(folder / name, content)
     written = [folder / name for name in merged]
     if has_page:
-        written.append(pages.page_path(folder, ""))
         results = {n.removesuffix(".json"): c for n, c in merged.items() if _TIMELINE not in n}
-        pages.write_page(written[-1], create_report(results))
+        pages.write_page(page, create_report(results))
+        written.append(page)
     return written
-
-
-def _merged(name: str, contents: Mapping[int, Any]) -> dict[str, Any]:
-    if name.endswith(_TIMELINE):
-        return merge_timelines(name, contents)
-    return merge_results(name, contents)
 
 
 def _find_ranks(folder: Path, problems: list[str]) -> dict[str, dict[int, Path]]:
@@ -149,7 +153,7 @@ def _read_ranks(paths: Mapping[int, Path], problems: list[str]) -> dict[int, Any
 def _missing(groups: Mapping[str, Mapping[int, Any]]) -> Iterator[str]:
     """A line for each tool without the files of some ranks.
 
-    The ranks are those of all tools together, and those that the results say the run had.
+    The ranks are the ranks of all tools together, and the number of ranks in the results.
     """
     ranks = {rank for contents in groups.values() for rank in contents}
     counts = {_rank_count(c) for contents in groups.values() for c in contents.values()} - {None}

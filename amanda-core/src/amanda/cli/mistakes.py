@@ -1,6 +1,6 @@
 """Explanations of wrong command lines: common mistakes, and the correct form of each.
 
-``explain_target(Program("flops", (), False), [])`` tells that ``flops`` is a tool.
+``explain_target(GivenProgram("flops", ()), [])`` returns "flops is a tool: amanda run -t ...".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from amanda.cli import grammar, tool_options
-from amanda.cli.program import Program
+from amanda.cli.program import GivenProgram
 from amanda.errors import AmandaError
 from amanda.tools import available, load
 
@@ -23,7 +23,7 @@ _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "mpirun", "mpiexe
 """Commands that start a program several times, or in other places."""
 
 
-def explain_target(target: Program, tools: Sequence[str]) -> str:
+def explain_target(target: GivenProgram, tools: Sequence[str]) -> str:
     """Explain a word in the program's place that is a tool, an option or a script; else "".
 
     Args:
@@ -44,7 +44,7 @@ def explain_target(target: Program, tools: Sequence[str]) -> str:
     return _explain_command(name, rest)
 
 
-def _meant_file(target: Program) -> str:
+def _meant_file(target: GivenProgram) -> str:
     """The script or module that is probably meant by a name that no file has; "" if unknown."""
     name = target.target
     if target.kind != "file":
@@ -75,7 +75,7 @@ def explain_no_program(options: Sequence[str]) -> str:
     return f"{options[-1]} was taken as the value of {options[-2]}: give that option one of its own"
 
 
-def explain_no_tool(target: Program) -> str:
+def explain_no_tool(target: GivenProgram) -> str:
     """Explain names of tools after the program, which takes them as its own; "" without any."""
     for option, value in zip(target.arguments, target.arguments[1:], strict=False):
         if option not in ("-t", "--tool", "--tools"):

@@ -33,7 +33,7 @@ _OPTIONS = "[-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--as NAME] [--ops A
 
 def load(shell: InteractiveShell) -> None:
     """Register the magics in a shell."""
-    extension = Extension(shell)
+    extension = AmandaMagics(shell)
     _EXTENSIONS[shell] = extension
     shell.register_magic_function(extension.amanda, "line_cell", "amanda")
     # Line transforms run after IPython has checked whether the cell is complete, so that a terminal
@@ -61,7 +61,7 @@ def as_line_magic(lines: list[str]) -> list[str]:
     return [lines[0][1:], *cell_magic(lines[1:])]
 
 
-class Extension:
+class AmandaMagics:
     """The magics of one shell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -92,7 +92,7 @@ class Extension:
             raise UsageError(str(error)) from error
 
 
-_EXTENSIONS: dict[InteractiveShell, Extension] = {}
+_EXTENSIONS: dict[InteractiveShell, AmandaMagics] = {}
 
 
 class ToolsOfCell:

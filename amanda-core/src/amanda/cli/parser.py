@@ -1,4 +1,4 @@
-"""The parser of a command's options: what is wrong is one line, with what to do.
+"""The parser of a command's options: an error is one line, with the remedy.
 
 ::
 

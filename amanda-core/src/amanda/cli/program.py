@@ -55,7 +55,7 @@ class ProgramError(Exception):
 
 
 @attrs.frozen
-class Program:
+class GivenProgram:
     """A program and its arguments.
 
     Attributes:
@@ -239,7 +239,7 @@ def split(arguments: Sequence[str], with_value: Sequence[str]) -> tuple[list[str
     return list(arguments[:i]), list(arguments[i:])
 
 
-def parse(words: Sequence[str]) -> Program:
+def parse(words: Sequence[str]) -> GivenProgram:
     """Parse the part of a command line that names the program.
 
     Raises:
@@ -259,7 +259,7 @@ def parse(words: Sequence[str]) -> Program:
         raise ProgramError(
             after.get(kind) or "no program is given: a script, or -m and a module", 2
         )
-    return Program(words[0], tuple(words[1:]), kind)
+    return GivenProgram(words[0], tuple(words[1:]), kind)
 
 
 def _without_interpreter(words: Sequence[str]) -> Sequence[str]:

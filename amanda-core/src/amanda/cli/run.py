@@ -453,7 +453,7 @@ class Run:
         progress: shows how far the run is; None if it is not to be shown.
     """
 
-    def __init__(self, target: program.Program, report: Report) -> None:
+    def __init__(self, target: program.GivenProgram, report: Report) -> None:
         self._target = target
         self.report = report
         self._scope = apply()

@@ -44,9 +44,9 @@ def hide_in_threads(tools: Collection[str] = ()) -> None:
 
 
 def is_refusal(error: BaseException, tools: Collection[str]) -> bool:
-    """True if a tool refuses to run on this program: what is said is all that a user needs.
+    """True if a tool refuses to run on this program, and the message says all that a user needs.
 
-    Errors about how a tool is written are none, nor is what the program raises itself.
+    Errors about the way a tool is written, and exceptions of the program, are no refusals.
 
     Args:
         error: the exception.

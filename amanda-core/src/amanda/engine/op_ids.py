@@ -22,7 +22,7 @@ from amanda.interface.specs import Phase
 NamedModules = Callable[[], Iterable[tuple[str, Any]]]
 
 
-class _Call:
+class _CountedCall:
     """One call of a module, or the code outside of all modules."""
 
     def __init__(self, prefix: str = "", path: str = "") -> None:
@@ -39,9 +39,9 @@ class OpIds(threading.local):
 
     def forget(self) -> None:
         """Start anew, for the next scope of this thread."""
-        self._asides: dict[str, _Call] = {}
+        self._asides: dict[str, _CountedCall] = {}
         self.restart()
-        self._calls: list[_Call] = []
+        self._calls: list[_CountedCall] = []
         self._root = ""
         self._instances: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._classes: collections.Counter[str] = collections.Counter()
@@ -50,7 +50,7 @@ class OpIds(threading.local):
 
     def restart(self) -> None:
         """Restart the counters of code outside of modules: a new iteration."""
-        self._outside = _Call()
+        self._outside = _CountedCall()
         # What builds models is not part of an iteration.
         self._asides = {name: call for name, call in self._asides.items() if name == "setup"}
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -77,7 +77,9 @@ class OpIds(threading.local):
         elif phase == "forward":
             call = self._outside
         else:
-            call = self._asides.get(phase) or self._asides.setdefault(phase, _Call(f"/{phase}"))
+            if phase not in self._asides:
+                self._asides[phase] = _CountedCall(f"/{phase}")
+            call = self._asides[phase]
         count = call.counts[op_name]
         call.counts[op_name] += 1
         return f"{call.prefix}/{op_name}:{count}"
@@ -98,7 +100,7 @@ class OpIds(threading.local):
         finally:
             calls.pop()
 
-    def _outermost(self, module: Any, named_modules: NamedModules) -> _Call:
+    def _outermost(self, module: Any, named_modules: NamedModules) -> _CountedCall:
         # A model that comes round again begins a new iteration; another one does not.
         if module in self._met:
             self.restart()
@@ -113,13 +115,13 @@ class OpIds(threading.local):
             self._classes[name] += 1
             self._instances[module] = f"{name}@{count}" if count else name
         self._root = self._instances[module]
-        return _Call(self._root)
+        return _CountedCall(self._root)
 
-    def _inner(self, module: Any) -> _Call:
+    def _inner(self, module: Any) -> _CountedCall:
         path = self._paths.get(id(module))
         if path is None:  # not an attribute of any module of this model
             path = f"{self._calls[-1].path}.{type(module).__name__}".lstrip(".")
         count = self._entries[path]
         self._entries[path] += 1
         again = f"#{count}" if count else ""
-        return _Call(f"{self._root}.{path}{again}", path)
+        return _CountedCall(f"{self._root}.{path}{again}", path)

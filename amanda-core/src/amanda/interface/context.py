@@ -162,6 +162,20 @@ class OpState:
         return self.backward
 
 
+def _is_selection(items: Any) -> bool:
+    """True if `items` is a sequence of positions and names."""
+    return isinstance(items, (list, tuple, range)) and all(
+        isinstance(item, (int, str)) and not isinstance(item, bool) for item in items
+    )
+
+
+def _known(names: Sequence[str], count: int | None, kind: str) -> str:
+    """The number of tensors that can be selected, and their names, for messages."""
+    number = f"{count} {kind}" if count is not None else f"an unknown number of {kind}"
+    named = ", ".join(name for name in names if name)
+    return f"{number} ({named})" if named else number
+
+
 def _expired(op_id: str) -> ContextExpiredError:
     return ContextExpiredError(
         f"the tensors of op {op_id} can be read only while its analysis routine runs; select "
@@ -474,40 +488,45 @@ class OpContext(dict[Any, Any]):
         return self._position(index, list(call.names), count, "inputs")
 
     def _position(self, item: int | str, names: list[str], count: int | None, kind: str) -> int:
-        if type(item) is int and item >= 0 and (count is None or item < count):
-            return item
+        """The position of a tensor that is selected by its position or name.
+
+        Raises:
+            SelectionError: there is no such tensor.
+        """
         where = f"op {self._state.where}"
-        known = f"{count} {kind}" if count is not None else f"an unknown number of {kind}"
-        named = [name for name in names if name]
-        known += f" ({', '.join(named)})" if named else ""
         if isinstance(item, str):
-            index = self._role(item, kind)
-            if index is None and item in names:
-                index = names.index(item)
-            if index is None:
+            role = self._role(item, kind)
+            if role is None and item not in names:
+                known = _known(names, count, kind)
                 raise SelectionError(f"no {kind} named {item!r} at {where}, which has {known}")
-            return index
+            return names.index(item) if role is None else role
         if not isinstance(item, int):
             raise SelectionError(
                 f"{self._state.blame}{kind}=[{item!r:.60}] at {where}: a position (int) or a name "
                 "(str) is selected"
             )
-        if count is not None and not -count <= item < count:
+        if count is None:
+            return item
+        if not -count <= item < count:
+            known = _known(names, count, kind)
             raise SelectionError(
                 f"{self._state.blame}{kind}=[{item}] is out of range at {where}, which has {known}"
             )
-        return item + count if item < 0 and count is not None else item
+        return item % count
 
     def _select(self, kind: ActionKind, selection: Selection) -> tuple[int, ...] | None:
+        """The positions of the tensors that an action selects; None for all.
+
+        Raises:
+            SelectionError: there is no such tensor, or one is selected twice.
+        """
         if selection is None:
             return None
         if type(selection) in (list, tuple) and not selection:
             # Of each new operator that is counted or timed.
             return ()
         items = [selection] if isinstance(selection, (int, str)) else selection
-        if not isinstance(items, (list, tuple, range)) or not all(
-            isinstance(item, (int, str)) and not isinstance(item, bool) for item in items
-        ):
+        if not _is_selection(items):
             raise SelectionError(
                 f"{self._state.blame}{kind.selects}={selection!r:.60} at op "
                 f"{self._state.where}: select one position (int) or name (str), or a list of these"

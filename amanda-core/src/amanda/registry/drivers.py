@@ -237,7 +237,7 @@ def attempt(
         requested: the drivers that the user has asked for, as in :func:`select`.
 
     Returns:
-        Whether the method has returned.
+        True if the method has returned.
 
     Raises:
         Exception: it fails, and the user has asked for the driver, or for strict plugins.

@@ -20,10 +20,10 @@ from typing import Any
 
 
 class Watch:
-    """Calls a function after the import of each watched framework.
+    """Calls a function after the import of each watched module.
 
-    It is the first entry of ``sys.meta_path`` from :meth:`add` on, until every framework is
-    imported or :meth:`close` is called.
+    All watches share one finder, the first entry of ``sys.meta_path`` while any of them waits for
+    a module: import statements of the program cost one more call, however many watches there are.
 
     Args:
         imported: called with the name of a module when it has been executed.
@@ -31,33 +31,53 @@ class Watch:
 
     def __init__(self, imported: Callable[[str], None]) -> None:
         # Not put in place here: of what an interrupt keeps from its caller, nothing may be left.
-        self._waiting: set[str] = set()
-        self._imported = imported
-        self._searching: set[str] = set()
+        self.imported = imported
 
-    def add(self, frameworks: Iterable[str]) -> None:
-        """Watch frameworks, beside those that it watches already.
+    def add(self, modules: Iterable[str]) -> None:
+        """Watch further modules.
 
         Args:
-            frameworks: names of modules that are not imported yet.
+            modules: names of modules that are not imported yet.
         """
-        self._waiting.update(frameworks)
-        if self._waiting and self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
+        for name in modules:
+            _FINDER.waiting.setdefault(name, {})[self] = None
+        _FINDER.put_in_place()
 
     def close(self) -> None:
         """Stop watching; harmless when called twice."""
-        self._waiting.clear()
-        # Another thread may close it, too.
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self)
+        for name, watches in tuple(_FINDER.waiting.items()):
+            watches.pop(self, None)
+            if not watches:
+                _FINDER.waiting.pop(name, None)
+        _FINDER.put_in_place()
+
+
+class _Finder:
+    """The entry of ``sys.meta_path``: finds watched modules, with a loader that reports them.
+
+    Attributes:
+        waiting: the watches that wait for a module, by its name, in the order of their begin.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, dict[Watch, None]] = {}
+        self._searching: set[str] = set()
+
+    def put_in_place(self) -> None:
+        """Be the first entry of ``sys.meta_path`` if a watch waits, and else none."""
+        if not self.waiting:
+            # Another thread may remove it, too.
+            with contextlib.suppress(ValueError):
+                sys.meta_path.remove(self)
+        elif self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a watched module, with a loader that reports its execution."""
         # The search below comes here again: then the other finders are to answer.
-        if name not in self._waiting or name in self._searching:
+        if name not in self.waiting or name in self._searching:
             return None
         self._searching.add(name)
         try:
@@ -66,26 +86,26 @@ class Watch:
             self._searching.discard(name)
         if spec is None or spec.loader is None:
             return None
-        spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
+        spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
         return spec
 
-    def done(self, name: str) -> None:
-        """Report that the module `name` has been executed."""
-        if name in self._waiting:
-            self._waiting.discard(name)
-            imported = self._imported
-            # Before the call, which may import more and must find sys.meta_path as it will stay.
-            if not self._waiting:
-                self.close()
-            imported(name)
+    def report(self, name: str) -> None:
+        """Call the functions of the watches that wait for the module `name`, which has run."""
+        watches = self.waiting.pop(name, ())
+        # Before the calls, which may import more and must find sys.meta_path as it will stay.
+        self.put_in_place()
+        for watch in tuple(watches):
+            watch.imported(name)
+
+
+_FINDER = _Finder()
 
 
 class _Loader:
     """The framework's own loader, with a report after the module has been executed."""
 
-    def __init__(self, loader: Any, watch: Watch) -> None:
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._watch = watch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -100,25 +120,23 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._watch.done(module.__name__)
+        _FINDER.report(module.__name__)
 
 
 _SHARED: list[Watch] = []
-"""The one watch of all open scopes, whose number import statements must not notice."""
+"""The one watch of all open scopes."""
 
 
 def await_frameworks(frameworks: Iterable[str], imported: Callable[[str], None]) -> None:
     """Call a function after the import of each framework, for all scopes together.
 
     Args:
-        frameworks: names of modules, added to those that are watched.
+        frameworks: names of further modules.
         imported: the same function in every call.
     """
-    if _SHARED and _SHARED[0] in sys.meta_path:
-        _SHARED[0].add(frameworks)
-        return
-    # Kept before it is put in place: await_nothing() finds it also after an interrupt.
-    _SHARED[:] = [Watch(imported)]
+    # Kept before it waits: await_nothing() finds it also after an interrupt.
+    if not _SHARED:
+        _SHARED.append(Watch(imported))
     _SHARED[0].add(frameworks)
 
 

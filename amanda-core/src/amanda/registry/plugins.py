@@ -342,14 +342,19 @@ def _check_rules(answer: Any) -> dict[str, tuple[Any, ...]]:
         if not isinstance(prefix, str) or not isinstance(group, (list, tuple)):
             raise TypeError(f"{hook} gave {described(group)} for {prefix!r}, not a list of rules")
         for rule in group:
-            parts = rule if isinstance(rule, (list, tuple)) else (rule,)
-            functions = [part for part in parts if part is not None]
-            if not functions or len(parts) > 2 or not all(map(callable, functions)):
+            if not _is_rule(rule):
                 raise TypeError(
                     f"{hook} gave {described(rule)} for {prefix!r}, which is neither a function "
                     "of a context nor a pair (before, after)"
                 )
     return {prefix: tuple(group) for prefix, group in (answer or {}).items()}
+
+
+def _is_rule(rule: Any) -> bool:
+    """True for a function, and for a pair of functions of which one may be None."""
+    parts = rule if isinstance(rule, (list, tuple)) else (rule,)
+    functions = [part for part in parts if part is not None]
+    return bool(functions) and len(parts) <= 2 and all(map(callable, functions))
 
 
 def _check_suggestions(answer: Any) -> dict[str, str]:

@@ -5,7 +5,7 @@ With a version and build of the framework that the driver was tested with, the t
 proofs, and nothing is done.
 
 A proof that needs a module which is not imported (``Proof.needs``) waits for it. A scope that ends
-calls :func:`prove_late`: what it ran with the module was not proven, and is told if it is wrong.
+calls :func:`prove_late`, since operators have run unproven, and warns if the proof fails.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _prove(cls: type[Driver], version: str, importing: bool) -> Mapping[Proof, s
     """Make the proofs of a driver that are due, unless another thread has just done so.
 
     Returns:
-        The problems of those that fail now.
+        The problem of each proof that fails now.
     """
     key = cls, version
     if not _is_due(cls, version):
@@ -171,7 +171,7 @@ def _make(cls: type[Driver], waiting: frozenset[str] | None) -> _Made:
     """Make the proofs of a driver that can be made.
 
     Args:
-        waiting: only those that have waited for one of these modules; None for all.
+        waiting: modules; only proofs that wait for one of them are made. None for all proofs.
     """
     with proving():
         made = [p for p in cls.loaded().proofs() if waiting is None or p.needs in waiting]

@@ -33,7 +33,7 @@ class OpDescription:
         module: path of the module that runs it, "" outside of modules.
         namespace: framework, version and mode.
         forward: for a backward operator the id of its forward operator, else "".
-        phase: what it belongs to, as of its first execution.
+        phase: the phase of the program in which it first ran.
         attributes: the forward operator's canonical attributes, or the framework's own where no
             rule gives them; those of plain types.
         tensors: shapes, element types and devices of its tensors, filled in as it first runs;
@@ -87,7 +87,7 @@ class OpDescription:
         }
 
     def is_selected(self, types: Sequence[str]) -> bool:
-        """Whether `types` contains its type or name, or is empty."""
+        """True if `types` contains its type or name, or is empty."""
         return not types or self.type in types or self.name in types
 
 

@@ -125,7 +125,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
     @property
     def _step_figures(self) -> StepFigures:
-        """The figures of the steps so far; adds those that have only been noted."""
+        """The figures of the steps so far, steps included that were only noted."""
         if self._steps_noted:
             tool_locked(self._work_off)
         return self._figures_of_steps
@@ -299,7 +299,7 @@ _OF_COUNTS = "sums", "figures_from", "running_figures", "op_counts"
 
 
 def _have_one_owner(cls: type[ReportingTool[Any]], names: Sequence[str]) -> bool:
-    """Whether one class defines all these methods."""
+    """True if one class defines all these methods."""
     owners = {next(one for one in cls.__mro__ if name in vars(one)) for name in names}
     return len(owners) == 1
 
@@ -341,7 +341,7 @@ class StepFigures:
         self._last: dict[str, float] = {}
         self._low: dict[str, float] = {}
         self._high: dict[str, float] = {}
-        # Whether the last step's figures are those of the step before it, which are not spread.
+        # True if the last step has the figures of the step before it, which are not spread yet.
         self._repeats = False
 
     def begin(
@@ -389,16 +389,9 @@ class StepFigures:
             begun: when it began, if :meth:`begin` was not told.
         """
         begin = self._begins.get(number, _NO_FIGURES)
-        last: dict[str, float] = {}
-        # A comprehension would be a frame more at each step.
-        for name, value in figures.items():
-            last[name] = value - begin.get(name, 0)
+        last = {name: value - begin.get(name, 0) for name, value in figures.items()}
         last.update(momentary)
-        if number >= self.count and last == self._last:
-            # _note_last(), without a function: those of most steps are those of the one before.
-            self._last, self._repeats, self.count = last, True, number + 1
-        else:
-            self._note_last(number, last)
+        self._note_last(number, last)
         begin_counts, began = self._count_begins.get(number, (None, None))
         self._counts = None if begin_counts is None else (begin_counts, counts)
         if began is None and begin_counts is not None:
@@ -422,41 +415,22 @@ class StepFigures:
                 empty afterwards. Where the begin is unknown, that of the step after it is, too.
             figures_from: gives the figures and the sums by name.
         """
-        begins, count_begins, series = self._begins, self._count_begins, self.series
         while noted:
             number, begun, ended, sums = noted.popleft()
             figures, counts = figures_from(sums)
-            if begun is None:
-                self.end(number, figures, _NO_FIGURES, counts, ended)
-                continue
-            if not noted or number != self._begun or number != self.count:
-                self.end(number, figures, _NO_FIGURES, counts, ended, begun)
+            self.end(number, figures, _NO_FIGURES, counts, ended, begun)
+            if begun is not None:
                 self.begin(number + 1, figures, counts)
-                continue
-            # All in one function, without what only the last one leaves: steps may be small.
-            before = begins[number]
-            step: dict[str, float] = {}
-            for name, value in figures.items():
-                step[name] = value - before.get(name, 0)
-            if step == self._last:
-                self._repeats, self.count = True, number + 1
-            else:
-                self._note_last(number, step)
-            series[number] = {**step, "seconds": ended - begun}
-            self._begun = number + 1
-            begins[number + 1] = figures
-            if len(count_begins) > 1:
-                count_begins.popitem()
-            count_begins[number + 1] = counts, None
-        _keep_last(begins, _STEPS_KEPT)
-        _keep_last(series, _STEPS_IN_SERIES)
 
     def _note_last(self, number: int, last: dict[str, float]) -> None:
         """Note the figures of the last step, and spread those of the step before it."""
+        if number >= self.count and last == self._last:
+            # Those that many steps have are spread once, after the last of these.
+            self._last, self._repeats, self.count = last, True, number + 1
+            return
         before, self._last = self._last, last
         repeats, self._repeats = self._repeats, False
         if number >= self.count:
-            # Those that many steps have are spread once, after the last of these.
             _spread(before, self._low, self._high)
         elif number < self.count - 1:
             self._low, self._high = {}, {}
@@ -484,7 +458,7 @@ class StepFigures:
         }
 
     def last(self) -> dict[str, Any]:
-        """The figures of the last step, with ``min`` and ``max`` of those that differ."""
+        """The figures of the last step, with ``min`` and ``max`` where steps differ."""
         found: dict[str, Any] = dict(self._last)
         low, high = dict(self._low), dict(self._high)
         _spread(found, low, high)

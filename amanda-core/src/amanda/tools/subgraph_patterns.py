@@ -1,6 +1,6 @@
 """Patterns of operators, and the search for them in a traced graph.
 
-``bindings(pattern, op, graph, Binding())`` yields the matches of a pattern whose root is `op`.
+``bindings(pattern, op, graph, PartialMatch())`` yields the matches of a pattern whose root is `op`.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Op:
         return f"Op({'|'.join(self.types)!r}{inputs})"
 
     def accepts(self, op: TracedOp, graph: Graph) -> bool:
-        """Whether an operator matches, without a look at its inputs."""
+        """True if an operator matches, whatever its inputs are."""
         is_type = "*" in self.types or op.type in self.types or op.name in self.types
         return is_type and (self.where is None or bool(self.where(op, graph)))
 
 
 @attrs.frozen
-class Place:
+class InputSlot:
     """The place where a match reads an input tensor: an operator's id and an input position."""
 
     op: str
@@ -69,7 +69,7 @@ class Place:
 
 
 @attrs.frozen
-class Binding:
+class PartialMatch:
     """A match of a pattern, or of the part of it that has been searched so far.
 
     Attributes:
@@ -80,7 +80,7 @@ class Binding:
 
     ops: Mapping[Op, TracedOp] = attrs.field(factory=dict)
     tensors: Mapping[str, TracedTensor | None] = attrs.field(factory=dict)
-    places: Mapping[str, Place] = attrs.field(factory=dict)
+    places: Mapping[str, InputSlot] = attrs.field(factory=dict)
 
 
 def chain(pattern: Op | Sequence[str]) -> Op:
@@ -107,7 +107,9 @@ def chain(pattern: Op | Sequence[str]) -> Op:
     return source
 
 
-def bindings(pattern: Op, op: TracedOp, graph: Graph, so_far: Binding) -> Iterator[Binding]:
+def bindings(
+    pattern: Op, op: TracedOp, graph: Graph, so_far: PartialMatch
+) -> Iterator[PartialMatch]:
     """Yield the matches of a pattern at an operator and the operators that it reads.
 
     Args:
@@ -134,8 +136,8 @@ def bindings(pattern: Op, op: TracedOp, graph: Graph, so_far: Binding) -> Iterat
 
 
 def _inputs(
-    wanted: list[tuple[Op | str | None, int]], op: TracedOp, graph: Graph, so_far: Binding
-) -> Iterator[Binding]:
+    wanted: list[tuple[Op | str | None, int]], op: TracedOp, graph: Graph, so_far: PartialMatch
+) -> Iterator[PartialMatch]:
     """Yield the matches of the patterns of some inputs of an operator, position by position."""
     if not wanted:
         yield so_far
@@ -154,6 +156,6 @@ def _inputs(
             so_far = attrs.evolve(
                 so_far,
                 tensors={**so_far.tensors, entry: tensor},
-                places={**so_far.places, entry: Place(op.id, position)},
+                places={**so_far.places, entry: InputSlot(op.id, position)},
             )
     yield from _inputs(rest, op, graph, so_far)

@@ -20,19 +20,16 @@ from typing import Any
 
 import attrs
 
-from amanda.errors import AmandaError, CapabilityError
+from amanda.errors import AmandaError
 from amanda.interface.context import OpContext
 from amanda.interface.tool import Tool, traceable
 from amanda.signatures import signature_of
-from amanda.tools.graph import Graph, TracedOp, TracedTensor
+from amanda.tools.graph import Graph, TracedOp
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda.tools.mapping import MappingTool
-from amanda.tools.subgraph_patterns import Binding, Op, Place, bindings, chain
+from amanda.tools.subgraph_patterns import InputSlot, Op, PartialMatch, bindings, chain
 
 __all__ = ["Match", "Op", "SubgraphRewritingTool"]
-
-_GRAPHS = ("tensorflow/*/function", "tensorflow/*/graph")
-"""The graph modes that differentiate a replacement with respect to everything it reads."""
 
 _STACKS = frozenset({"TensorListPushBack", "StackPushV2"})
 """Operators that save values in a loop for its gradient. They do not count as readers, because the
@@ -57,13 +54,13 @@ class Match:
 
     ops: dict[str, TracedOp]
     root: TracedOp
-    inputs: dict[str, Place]
+    inputs: dict[str, InputSlot]
     ids: list[str]
     outside: frozenset[int]
     pattern: Mapping[Op, TracedOp]
     is_symbolic: bool = False
     functions: dict[str, Callable[..., Any]] = attrs.field(factory=dict, repr=False)
-    values: dict[Place, Any] = attrs.field(factory=dict, repr=False)
+    values: dict[InputSlot, Any] = attrs.field(factory=dict, repr=False)
 
     @property
     def interior_ids(self) -> list[str]:
@@ -105,9 +102,9 @@ class SubgraphRewritingTool(Tool):
     be read inside of the match only: another operator that reads one prevents the rewriting. They
     are tensors of NaN if the framework's tensors have ``new_full``; otherwise these operators run.
 
-    In eager modes, a root that reads another tensor than in the traced iteration runs as it is. In
-    the graph modes of TensorFlow an iteration is a run of the graph, and the replacement is traced
-    into it: it has to be a function of tensors.
+    Where operators run at once, a root that reads another tensor than in the traced iteration runs
+    as it is. In graphs that are built ahead an iteration is a run of the graph, and the replacement
+    is traced into it: it has to be a function of tensors.
 
     Args:
         pattern: the root of the pattern; or a list of types, each of which reads the first output
@@ -124,7 +121,6 @@ class SubgraphRewritingTool(Tool):
 
     Raises:
         TypeError: the pattern or the replacement is something else.
-        CapabilityError: (in the scope) there is a match in a mode where routines are compiled.
     """
 
     def __init__(
@@ -157,17 +153,11 @@ class SubgraphRewritingTool(Tool):
         outputs = [_shape_and_dtype(tensor) for tensor in context.get_outputs() or ()]
         self._outputs[op_id] = _shapes(context.get_inputs()), outputs
         self._in_place[op_id] = _written(context)
-        found = next(bindings(self.pattern, graph.op(op_id), graph, Binding()), None)
+        found = next(bindings(self.pattern, graph.op(op_id), graph, PartialMatch()), None)
         if found is None:
             return
-        is_eager = context.runs_at_once
-        if not is_eager and not any(map(context.namespace.matches, _GRAPHS)):
-            raise CapabilityError(
-                f"SubgraphRewritingTool: op {op_id} is the root of a match in "
-                f"{context.namespace}, where subgraphs are not rewritten: run the model eagerly"
-            )
         match = self._match(found, graph)
-        match.is_symbolic = not is_eager
+        match.is_symbolic = not context.runs_at_once
         # The first match in the order of execution has the operator.
         if taken := [name for name in match.ids if name in self._candidates]:
             self._reject(match, f"op {taken[0]} is part of another match")
@@ -175,7 +165,7 @@ class SubgraphRewritingTool(Tool):
         self._candidates.update(dict.fromkeys(match.ids, match))
         context.insert_after_op(self._close, outputs=[], match=match, done=[])
 
-    def _match(self, found: Binding, graph: Graph) -> Match:
+    def _match(self, found: PartialMatch, graph: Graph) -> Match:
         order = {op.id: place for place, op in enumerate(graph.ops)}
         ops = sorted(found.ops.values(), key=lambda op: order[op.id])
         outside = frozenset(t.index for t in found.tensors.values() if t is not None)
@@ -242,20 +232,18 @@ class SubgraphRewritingTool(Tool):
             for reader in graph.consumers(op.id):
                 if reader.id not in ids and reader.name not in _STACKS:
                     return f"op {reader.id} reads the output of op {op.id}, too"
-            if any(t is not None and t.index in match.outside for t in self._written_by(op)):
+            if self._writes_from_outside(op, match):
                 return f"op {op.id} changes a tensor from outside in place"
         order = [op.id for op in graph.ops]
-        between = order[order.index(match.ids[0]) : order.index(match.root.id)]
-        for op_id in between:
-            written = self._written_by(graph.op(op_id))
-            if op_id not in ids and any(
-                t is not None and t.index in match.outside for t in written
-            ):
+        for op_id in order[order.index(match.ids[0]) : order.index(match.root.id)]:
+            if op_id not in ids and self._writes_from_outside(graph.op(op_id), match):
                 return f"op {op_id} changes a tensor in place that the match reads"
         return ""
 
-    def _written_by(self, op: TracedOp) -> list[TracedTensor | None]:
-        return [op.inputs[position] for position in self._in_place.get(op.id, ())]
+    def _writes_from_outside(self, op: TracedOp, match: Match) -> bool:
+        """True if an operator changes in place what a match reads from outside."""
+        written = [op.inputs[position] for position in self._in_place.get(op.id, ())]
+        return any(tensor is not None and tensor.index in match.outside for tensor in written)
 
     def _reject(self, match: Match, reason: str) -> None:
         self.rejected.append((match.ids, reason))
@@ -312,7 +300,7 @@ class SubgraphRewritingTool(Tool):
                 return match.functions[root.id](*inputs)
         return self._call(match, inputs, values)
 
-    def _call(self, match: Match, inputs: Sequence[Any], values: Mapping[Place, Any]) -> Any:
+    def _call(self, match: Match, inputs: Sequence[Any], values: Mapping[InputSlot, Any]) -> Any:
         further = {"match": match} if self._wants_match else {}
         tensors = {name: values[place] for name, place in match.inputs.items()}
         result = self._replacement(**tensors, **further)

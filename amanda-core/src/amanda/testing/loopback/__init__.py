@@ -9,7 +9,7 @@ from amanda.testing.loopback import nn, ops
 from amanda.testing.loopback.driver import LoopbackDriver
 from amanda.testing.loopback.nn import Linear, Module, Sequential, sgd_step
 from amanda.testing.loopback.ops import (
-    Op,
+    LoopbackOp,
     add,
     add_,
     cat,
@@ -43,8 +43,8 @@ __all__ = [
     "Buffer",
     "Linear",
     "LoopbackDriver",
+    "LoopbackOp",
     "Module",
-    "Op",
     "Parameter",
     "Sequential",
     "Tensor",

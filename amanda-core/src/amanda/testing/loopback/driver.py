@@ -16,12 +16,12 @@ from amanda.driver import (
     PatchSet,
 )
 from amanda.testing.loopback import nn, ops, tape
-from amanda.testing.loopback.tape import AccumulateGrad, Buffer, Node, Parameter, Tensor
+from amanda.testing.loopback.tape import AccumulateGrad, Buffer, GradientNode, Parameter, Tensor
 
 Gradients = list["Tensor | None"]
 
 
-class DriverNode(Node):
+class DriverNode(GradientNode):
     """A node of the gradient graph that the driver has put there: no backward operator."""
 
     __slots__ = ()
@@ -49,7 +49,7 @@ class LoopbackDriver(EagerDriver):
 
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
-        self.claims: weakref.WeakKeyDictionary[Node, BackwardExecution] = (
+        self.claims: weakref.WeakKeyDictionary[GradientNode, BackwardExecution] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -59,8 +59,8 @@ class LoopbackDriver(EagerDriver):
 
     def patch(self, patches: PatchSet) -> None:
         patches.wrap(ops, "execute", self._executing)
-        patches.wrap(Node, "__init__", self._recording_node)
-        patches.wrap(Node, "run", self._running_node)
+        patches.wrap(GradientNode, "__init__", self._recording_node)
+        patches.wrap(GradientNode, "run", self._running_node)
         patches.wrap(nn.Module, "__call__", self._calling_module)
         patches.wrap(tape, "run_graph", self._running_graph)
         patches.wrap(nn, "update", self._stepping)
@@ -94,7 +94,7 @@ class LoopbackDriver(EagerDriver):
     # -- the patches ------------------------------------------------------
 
     def _executing(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
-        def execute(op: ops.Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        def execute(op: ops.LoopbackOp, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             if not self.is_active:
                 return vanilla(op, args, kwargs)
             tensors = [name for name in op.signature.parameters if op.takes_tensor(name)]
@@ -105,7 +105,9 @@ class LoopbackDriver(EagerDriver):
 
         return execute
 
-    def _run_inplace(self, op: ops.Op, signature: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    def _run_inplace(
+        self, op: ops.LoopbackOp, signature: Any, args: Sequence[Any], kwargs: Any
+    ) -> Any:
         """Run an operator that changes its first argument, which stays the result."""
 
         def declared(*args: Any, **kwargs: Any) -> list[Any]:
@@ -124,7 +126,9 @@ class LoopbackDriver(EagerDriver):
         return target
 
     def _recording_node(self, vanilla: Callable[..., None]) -> Callable[..., None]:
-        def init(node: Node, name: str, edges: list[Any], *args: Any, **kwargs: Any) -> None:
+        def init(
+            node: GradientNode, name: str, edges: list[Any], *args: Any, **kwargs: Any
+        ) -> None:
             vanilla(node, name, edges, *args, **kwargs)
             operator = self.thread.operator
             if operator is not None and not isinstance(node, AccumulateGrad):
@@ -146,7 +150,7 @@ class LoopbackDriver(EagerDriver):
                     self.claims[edge[0]] = operator.claim(edge[0].name, [])
 
     def _running_node(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
-        def run(node: Node, grads: Gradients) -> Any:
+        def run(node: GradientNode, grads: Gradients) -> Any:
             if isinstance(node, DriverNode):
                 return vanilla(node, grads)
             claimed = self.claims.get(node)

@@ -19,7 +19,7 @@ GENERATOR = random.Random(0)
 """Where ``dropout`` draws its random numbers."""
 
 
-class Op:
+class LoopbackOp:
     """An operator: a function of tensors and attributes with a declared signature.
 
     A parameter annotated with ``Tensor`` takes a tensor, with ``Sequence[Tensor]``
@@ -49,12 +49,12 @@ class Op:
         return "Tensor" in str(self.signature.parameters[parameter].annotation)
 
 
-def op(compute: Callable[..., Any]) -> Op:
+def op(compute: Callable[..., Any]) -> LoopbackOp:
     """Define an operator; its body is a part of it, and not seen as operators."""
-    return Op(compute)
+    return LoopbackOp(compute)
 
 
-def execute(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def execute(op: LoopbackOp, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operator for the user."""
     return op.compute(*args, **kwargs)
 
@@ -242,7 +242,7 @@ def detach(input: Tensor) -> Tensor:
     return input.alias()
 
 
-@functools.partial(Op, inplace=True)
+@functools.partial(LoopbackOp, inplace=True)
 def add_(input: Tensor, other: Tensor | float) -> Tensor:
     """Add to `input` in place."""
     input.become(add.compute(input, other))
@@ -260,7 +260,7 @@ def rng_state() -> Any:
 
 
 __all__ = [
-    "Op",
+    "LoopbackOp",
     "add",
     "add_",
     "cat",

@@ -66,7 +66,7 @@ class Tensor:
         self.shape = shape
         self.requires_grad = requires_grad
         self.grad: Tensor | None = None
-        self.node: Node | None = None
+        self.node: GradientNode | None = None
         self.index = 0
         self.version = 0
         self._accumulator: weakref.ref[AccumulateGrad] | None = None
@@ -177,7 +177,7 @@ def flattened(values: Any) -> tuple[list[float], tuple[int, ...]]:
 Gradients = list["Tensor | None"]
 
 
-class Node:
+class GradientNode:
     """One backward operator: takes the gradients of its outputs, gives the gradients of its inputs.
 
     Attributes:
@@ -224,7 +224,7 @@ class Node:
         self._saved = None
 
 
-class AccumulateGrad(Node):
+class AccumulateGrad(GradientNode):
     """The backward operator at a leaf: adds to its ``grad``."""
 
     __slots__ = ("leaf",)
@@ -243,7 +243,7 @@ class AccumulateGrad(Node):
         """A leaf has saved nothing."""
 
 
-Edge = tuple[Node, int]
+Edge = tuple[GradientNode, int]
 
 
 def next_sequence() -> int:
@@ -266,11 +266,11 @@ def record(
     """
     if not _MODE.enabled or not any(t.requires_grad for t in inputs):
         return
-    node = Node(name, [t.edge() for t in inputs], function, saved, len(outputs))
+    node = GradientNode(name, [t.edge() for t in inputs], function, saved, len(outputs))
     attach(node, outputs)
 
 
-def attach(node: Node, outputs: Sequence[Tensor]) -> None:
+def attach(node: GradientNode, outputs: Sequence[Tensor]) -> None:
     """Let `node` compute the gradients of `outputs`."""
     for index, output in enumerate(outputs):
         output.requires_grad, output.node, output.index = True, node, index
@@ -301,37 +301,51 @@ def run_graph(
     create_graph: bool,
 ) -> Gradients:
     """Run the backward operators of `outputs`; gradients for `inputs`, or accumulated."""
-    pending: dict[Node, Gradients] = {}
-    queue: list[tuple[int, Node]] = []
-
-    def send(edge: Edge | None, gradient: Tensor | None) -> None:
-        if edge is None or gradient is None:
-            return
-        node, index = edge
-        if node not in pending:
-            pending[node] = [None] * node.output_count
-            heapq.heappush(queue, (-node.sequence, node))
-        slot = pending[node]
-        slot[index] = gradient if (old := slot[index]) is None else total(old, gradient)
-
-    wanted = {i: t.edge() for i, t in enumerate(inputs or ())}
+    pending = _PendingGradients()
+    wanted = [tensor.edge() for tensor in inputs or ()]
     found: Gradients = [None] * len(wanted)
     with set_grad(create_graph):
         for output in outputs:
-            send(output.edge(), Tensor([1.0] * len(output.data), output.shape))
-        while queue:
-            _, node = heapq.heappop(queue)
-            gradients = pending.pop(node)
-            for i, edge in wanted.items():
+            pending.send(output.edge(), Tensor([1.0] * len(output.data), output.shape))
+        while pending:
+            node, gradients = pending.take()
+            for i, edge in enumerate(wanted):
                 if edge is not None and edge[0] is node:
                     found[i] = gradients[edge[1]]
             if inputs is not None and isinstance(node, AccumulateGrad):
                 continue
             for edge, result in zip(node.edges, node.run(gradients), strict=False):
-                send(edge, result)
+                pending.send(edge, result)
             if not retain_graph and not create_graph:
                 node.free()
     return found
+
+
+class _PendingGradients:
+    """The gradients that have been computed for nodes that have not run."""
+
+    def __init__(self) -> None:
+        self._gradients: dict[GradientNode, Gradients] = {}
+        self._queue: list[tuple[int, GradientNode]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def send(self, edge: Edge | None, gradient: Tensor | None) -> None:
+        """Add a gradient to those of the node that an edge leads to."""
+        if edge is None or gradient is None:
+            return
+        node, index = edge
+        if node not in self._gradients:
+            self._gradients[node] = [None] * node.output_count
+            heapq.heappush(self._queue, (-node.sequence, node))
+        slot = self._gradients[node]
+        slot[index] = gradient if (old := slot[index]) is None else total(old, gradient)
+
+    def take(self) -> tuple[GradientNode, Gradients]:
+        """Remove the node that was made last, with its gradients."""
+        _, node = heapq.heappop(self._queue)
+        return node, self._gradients.pop(node)
 
 
 def grad_enabled() -> bool:
