@@ -22,7 +22,7 @@ import amanda
 from amanda.testing import loopback as lb
 from amanda_tools.diff import DiffTool
 from amanda_tools.diff.comparison import compare_tensors, distance
-from amanda_tools.diff.recordings import Record, Recording
+from amanda_tools.diff.recordings import Recording, TensorRecord
 from amanda_tools.dump import DumpTool
 from tests import models
 
@@ -169,8 +169,8 @@ def test_models_of_other_names_are_aligned_by_order() -> None:
     assert strict.summary()["compared"] == 0
 
 
-def record(array: Any) -> Record:
-    return Record(
+def record(array: Any) -> TensorRecord:
+    return TensorRecord(
         "a", "t", "", "forward", "", "activations", "output0", 0, 0, True, lambda: np.array(array)
     )
 

@@ -108,12 +108,12 @@ def test_digits_have_paths_of_their_class() -> None:
     own, others = [], []
     for path in fresh.paths:
         for label in range(10):
-            found = containment(path, profiled.class_path(label), "weights")
+            found = containment(path, profiled.class_paths[label], "weights")
             (own if label == path.label else others).append(found)
     assert np.mean(own) > np.mean(others) + 0.1
     ranks = np.array(
         [
-            np.argmax([similarity(p, profiled.class_path(c), "weights") for c in range(10)])
+            np.argmax([similarity(p, profiled.class_paths[c], "weights") for c in range(10)])
             == p.label
             for p in fresh.paths
         ]

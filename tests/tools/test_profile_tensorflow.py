@@ -19,7 +19,7 @@ import numpy as np
 
 import amanda
 from amanda.errors import CoverageWarning
-from amanda_tools._timelines.timeline import Span, Timeline
+from amanda_tools._timelines.timeline import Timeline, TimelineSpan
 from amanda_tools.count import CountTool
 from amanda_tools.kernels import KernelsTool
 from amanda_tools.profile import ProfileTool
@@ -61,7 +61,7 @@ def session() -> Any:
     return lambda: [running.run([loss, update], {x: data}) for _ in range(STEPS)]
 
 
-def spans_of(timeline: Timeline) -> list[Span]:
+def spans_of(timeline: Timeline) -> list[TimelineSpan]:
     return list(timeline.spans)
 
 

@@ -43,14 +43,14 @@ class CountOptions(PhaseOptions):
 
 @attrs.frozen(eq=False)
 class CountedOp:
-    """An operator that is counted, and its counter."""
+    """An operator and its counter."""
 
     op: OpDescription
     counter: Counter = attrs.field(factory=Counter)
 
     @property
     def executions(self) -> int:
-        """The executions so far."""
+        """Number of executions so far."""
         return self.counter.count
 
 
@@ -92,13 +92,13 @@ class CountTool(PrintingTool[CountOptions]):
         options = self.options
         if not op.is_selected(options.ops if context.is_forward() else options.backward_ops):
             return
-        # An operator may be analysed again (in another scope, without the cache); it counts on.
+        # An operator may be analysed again (in another scope, without the cache): keep its counter.
         counted = self._counted.get(op.id)
         if counted is None:
             counted = self._counted[op.id] = CountedOp(op)
             self._is_backward.append(op.direction == "backward")
             self._every.append(counted.counter)
-        # An operator that has raised has not been executed; a run of a graph raises as a whole.
+        # An operator that raises is not counted; a run of a graph raises as a whole.
         insert = insert_after if context.runs_at_once else insert_before
         insert(context, counted.counter)
 
@@ -114,8 +114,8 @@ class CountTool(PrintingTool[CountOptions]):
         return with_steps(rows, steps, "executions")
 
     def summary(self) -> dict[str, Any]:
-        """Executions in total, by type and by module; ``ops_never_met``, the types that never
-        came."""
+        """Executions in total, by type and by module; ``ops_never_met``, the types that no
+        operator had."""
         return {
             "forward": self._total("forward"),
             "backward": self._total("backward"),
@@ -129,8 +129,7 @@ class CountTool(PrintingTool[CountOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """Executions by type, forward and backward, and by module: those of a step, and of the run
-        beside them."""
+        """Executions by type, forward and backward, and by module, in a step and in the run."""
         every = self.op_rows()
         rows = self._shown(every)
         runs = ("run",) if has_steps(rows) else ()
@@ -155,7 +154,7 @@ class CountTool(PrintingTool[CountOptions]):
         groups = {
             way: _by([row for row in places if row["direction"] == way], "module") for way in ways
         }
-        # In the order of the largest, forward ones first.
+        # By the largest forward figures.
         names = dict.fromkeys(
             name for way in ways for name, _ in sorted(groups[way].items(), key=_most)
         )

@@ -38,9 +38,9 @@ class DumpOptions(WatchingOptions):
     """The options of ``dump``.
 
     Attributes:
-        every: take each N-th execution of an operator only.
-        limit: tensors to take; those after are counted only.
-        bytes: bytes to take; what does not fit is counted only.
+        every: write each N-th execution of an operator only.
+        limit: number of tensors to write; later ones are counted only.
+        bytes: number of bytes to write; tensors beyond it are counted only.
         shard: bytes of a file after which the next one begins.
     """
 
@@ -53,17 +53,17 @@ class DumpOptions(WatchingOptions):
 
 @attrs.frozen
 class Entry:
-    """One tensor that was taken.
+    """One recorded tensor.
 
     Attributes:
         key: name in its file: operator id, tensor and step.
         file: number of the file that holds it.
         row: the operator, as in the rows of all tools.
-        kind, tensor: which of the operator's tensors.
+        kind, tensor: kind and name of the tensor among those of the operator.
         step: number of the operator's execution, from 0.
-        shape, dtype: of the tensor.
-        order: number of its routine, in the order of analyses; graph executors run operators in any
-            order.
+        shape, dtype: sizes and element type of the tensor.
+        order: number of its routine in the order of analyses; executors of graphs run operators in
+            any order.
     """
 
     key: str
@@ -99,12 +99,13 @@ class DumpTool(WatchingTool[DumpOptions]):
     Example: ``amanda run -t dump:every=10,limit=1000 -o out -- train.py``
 
     Attributes:
-        entries: tensors taken, in order.
+        entries: recorded tensors, in order.
         described: the operators of the entries by id.
-        dropped: number of tensors not taken: beyond the limits, or of a type that the format lacks.
+        dropped: number of tensors not recorded: beyond the limits, or of a type that the format
+            lacks.
         waiting_bytes: bytes of tensors in memory that are in no file yet.
-        problem: why tensors were lost: the disk was full, for instance; "" if none was. Nothing is
-            taken after that.
+        problem: reason why tensors were lost, such as a full disk, after which nothing is recorded;
+            "" without a loss.
     """
 
     name = "dump"
@@ -149,7 +150,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         shape = [int(size) for size in stored.shape]
         key = f"{routine.op.id} {name} {routine.step}"
         if key in self._waiting:
-            # The operator's counters were restarted, as they are in a second scope.
+            # Counters of executions restart in a second scope.
             self.dropped += 1
             return
         # The format's writers take tensors of one framework: the first tensor decides for its file.
@@ -202,7 +203,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         return [{**e.plain(self._stem), **facts[e.row["id"]]} for e in self.entries]
 
     def summary(self) -> dict[str, Any]:
-        """Number of tensors, bytes and operators taken, and of tensors not taken."""
+        """Number of recorded tensors, bytes and operators, and of tensors not recorded."""
         kinds = {entry.kind for entry in self.entries}
         return {
             "tensors": len(self.entries),
@@ -215,7 +216,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """Tensors taken, by kind; the limits if there are tensors not taken."""
+        """Recorded tensors by kind; the limits if tensors were not recorded."""
         found = self.summary()
         title = f"dump: {found['tensors']} tensors, {format_quantity(found['bytes'], 'B')}"
         taken = [entry for entry in self.entries if self.is_shown(entry.row["phase"])]
@@ -233,7 +234,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         yield from self.unmet()
 
     def load(self, entry: Entry) -> Array:
-        """Return the values of a tensor that was taken; types that NumPy lacks as float32."""
+        """Return the values of a recorded tensor; types that NumPy lacks as float32."""
         self._write_shard()
         assert self._folder is not None
         return read_tensor(self._folder / str(entry.file), entry.key)
@@ -246,7 +247,7 @@ class DumpTool(WatchingTool[DumpOptions]):
             for number in range(self._files):
                 assert self._folder is not None
                 path = folder / f"{stem}-{number:05}.safetensors"
-                # Copied, not moved: results may be written more than once.
+                # Copied, not moved: results may be written again.
                 with new_beside(path) as partial:
                     shutil.copyfile(self._folder / str(number), partial)
                 written.append(path)
@@ -255,7 +256,7 @@ class DumpTool(WatchingTool[DumpOptions]):
             # Another run into the same folder, at once or later, may replace some of the files.
             write_json(index, {RECORDING: self._id, "tensors": entries})
         except OSError:
-            # Without an index they are of no use, and take what space there is.
+            # Without an index they are of no use.
             for path in written:
                 path.unlink(missing_ok=True)
             raise

@@ -1,4 +1,12 @@
-"""``trace``: the graph of operators with paths and source lines, and the timeline of a run."""
+"""``trace``: the graph of operators with paths and source lines, and the timeline of a run.
+
+::
+
+    tool = TraceTool(dot=True)
+    with amanda.apply(tool):
+        model(x).sum().backward()
+    tool.graph.edges, tool.timeline.totals()
+"""
 
 from __future__ import annotations
 
@@ -94,12 +102,12 @@ class TraceTool(PrintingTool[TraceOptions]):
                 self.add_inst_for_op(watch, backward=backward, require_outputs=True)
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
-        """Note garbage collections, which are in no operator's time."""
+        """Start recording garbage collections, which count in no operator's time."""
         if self.options.timeline:
             self.timeline.begin(drivers)
 
     def exit_scope(self) -> None:
-        """Take the times of operators of graphs."""
+        """Add the times of operators of graphs."""
         self.timeline.close()
 
     @property
@@ -198,8 +206,8 @@ class TraceTool(PrintingTool[TraceOptions]):
         yield from rank_groups("time by type", groups[0], BOTH_DIRECTIONS, "s", whole)
 
     def _seconds(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """Return the time of operators by id, in the last step and in the run; without a step both
-        are the same object."""
+        """Return seconds by operator id, in the last step and in the run; the same object twice
+        in a run without steps."""
         run = self.timeline.seconds()
         times = self.step_times
         step = self.timeline.between(*times) if times else None

@@ -31,15 +31,15 @@ def per_step_by_id(
 def with_steps(
     rows: list[dict[str, Any]], steps: Mapping[str, Mapping[str, Any]], figure: str
 ) -> list[dict[str, Any]]:
-    """Return rows with their ``per_step``, where a step is all that belongs to it.
+    """Return rows with their ``per_step``, if steps contain their forward pass.
 
-    Without modules a step begins with its backward pass: the forward operators are in none, and
-    rows stay as they are.
+    In a program without modules a step begins with its backward pass, and no step contains forward
+    operators: rows stay as they are.
 
     Args:
         rows: the rows.
         steps: ``per_step`` of all rows by operator id; {} before a step has ended.
-        figure: tells whether an operator ran in the step.
+        figure: key of a figure above 0 for operators that ran in the step.
     """
     ran = [bool(steps[row["id"]][figure]) for row in rows if steps and row["phase"] == "forward"]
     if not steps or (ran and not any(ran)):
@@ -48,7 +48,7 @@ def with_steps(
 
 
 def has_steps(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether rows have the figures of a step."""
+    """True if rows have the figures of a step."""
     return any("per_step" in row for row in rows)
 
 

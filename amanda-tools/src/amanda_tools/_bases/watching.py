@@ -27,7 +27,7 @@ from amanda_tools._values.tensors import Array, reader_of
 _UNINITIALIZED = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
 )
-"""Types whose output is whatever the memory happened to hold."""
+"""Types whose output is uninitialised memory."""
 
 KINDS = ("activations", "weights", "gradients")
 
@@ -101,9 +101,9 @@ class WatchedTensor:
     Attributes:
         op: the operator.
         kind: one of :data:`KINDS`.
-        tensor: which of the operator's tensors: ``output0``, ``weight``, ``grad0``.
+        tensor: name among the operator's tensors: ``output0``, ``weight``, ``grad0``.
         moments: statistics over all executions.
-        input_axis: of a weight, the axis of its inputs where the mapping rules know it.
+        input_axis: axis of the inputs of a weight; None if the mapping rules do not know it.
     """
 
     op: OpDescription
@@ -125,7 +125,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         watched: the tensors by :attr:`WatchedTensor.key`, in the order in which they came.
         series: figures of single executions, up to the option ``limit``.
         routines: number of routines inserted so far.
-        zeros_only: of the moments.
+        zeros_only: of all moments, see :class:`Moments`.
     """
 
     zeros_only = False
@@ -146,7 +146,7 @@ class WatchingTool(PrintingTool[OptionsT]):
             self.add_inst_for_op(self._analyse_backward, backward=True)
 
     def examine(self, watched: WatchedTensor, array: Array, now: Moments) -> None:
-        """Called with the values and moments of each execution; for subclasses."""
+        """Process the values and moments of one execution; does nothing unless overridden."""
 
     # -- analyses ---------------------------------------------------------
 
@@ -240,7 +240,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         }
 
     def unmet(self) -> Iterable[Table]:
-        """Yield tables of them."""
+        """Yield a table of the types and patterns in :meth:`never_met`, if there are any."""
         found = self.never_met()
         if missing := found["ops_never_met"]:
             title = f"{self.name}: types that were asked for and never met"

@@ -124,7 +124,7 @@ class ProfilerUses:
 
 
 def _profiles(options: Any) -> bool:
-    """Whether a run of a session with these options, a buffer of the runtime, is profiled."""
+    """True if a run of a session with these options, a buffer of the runtime, is profiled."""
     given = config_pb2.RunOptions.FromString(_content(options))
     return bool(given.trace_level >= _LEAST_LEVEL)
 

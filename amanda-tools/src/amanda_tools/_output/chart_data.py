@@ -46,7 +46,7 @@ def rank_modules(
     unit: str = "",
     run: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterator[Chart]:
-    """:func:`rank_groups` by module path; they are summed up at the depth that the reader picks."""
+    """Yield the chart of :func:`rank_groups` by module path; the page sums it up at one depth."""
     yield from _rank(title, modules, series, unit, run or {}, modules=True)
 
 
@@ -120,8 +120,8 @@ def lines_over_steps(
 def forward_types(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the types of operators by id; for backward ones that of the forward operator.
 
-    What PyTorch's ``ConvolutionBackward0`` and ``AccumulateGrad`` do for a convolution stands
-    beside it, whatever they are called.
+    PyTorch's ``ConvolutionBackward0`` and ``AccumulateGrad`` of a convolution get ``conv2d``, so
+    that a chart has one bar for all of them.
     """
     types = {str(row["id"]): str(row["type"]) for row in rows}
     return {str(row["id"]): types.get(row.get("forward") or row["id"], row["type"]) for row in rows}

@@ -29,7 +29,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _flat(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row with the figures of ``per_step`` as columns of their own."""
+    """Return a row with the figures of ``per_step`` as columns of their own."""
     if "per_step" not in row:
         return row
     found = {key: value for key, value in row.items() if key != "per_step"}
@@ -58,7 +58,7 @@ def _cell(value: Any) -> Any:
 
 
 def _item(item: Any) -> str:
-    """An item of a list; a tensor as ``float32[2,3]``."""
+    """Format an item of a list; a tensor as ``float32[2,3]``."""
     if isinstance(item, Mapping) and "shape" in item:
         shape = "?" if item["shape"] is None else ",".join(map(str, item["shape"]))
         return f"{item.get('dtype', '')}[{shape}]"

@@ -57,7 +57,7 @@ def messages() -> tuple[Any, Any]:
 
 @attrs.define
 class Events:
-    """An event file that is written.
+    """An event file open for writing.
 
     Attributes:
         path: path of the file.
@@ -76,7 +76,7 @@ class Events:
 
 @contextmanager
 def event_file(folder: Path) -> Iterator[Events]:
-    """Write an event file into a folder, which is made.
+    """Create a folder and an event file in it, which is open within the ``with`` block.
 
     Raises:
         OSError: the file cannot be written, or `folder` is a symbolic link.

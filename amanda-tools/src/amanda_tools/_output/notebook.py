@@ -25,8 +25,8 @@ _LIGHT = (
     'html[theme="light"]',
     'html[data-theme="light"]',
 )
-"""How notebooks mark their theme. A frame whose colour scheme is set takes it for the user's; where
-none of these is found, it follows the browser."""
+"""CSS selectors of notebooks' light theme. A frame takes its colour scheme from its element; if no
+selector matches, it follows the browser."""
 
 _HEIGHT = "40rem"
 

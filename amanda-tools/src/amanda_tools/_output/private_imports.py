@@ -1,4 +1,4 @@
-"""Modules of other packages that are ours alone, as if the program ran without us.
+"""Imports of packages that leave no trace in the program: no module, and no random number drawn.
 
 The import of a package may change global state. That of ``rich.console`` draws from the generator
 of Python's ``random`` (rich 14): a program that seeds it and imports rich later would draw other
@@ -23,15 +23,15 @@ from amanda.state import Lock
 
 _LOCK = Lock()
 _KEPT: dict[str, dict[str, ModuleType]] = {}
-"""By package, the modules that are ours alone."""
+"""By package, the modules that only tools have imported."""
 
 
 def with_private_import(package: str, function: Callable[[], None]) -> None:
-    """Call a function that imports and uses `package`; afterwards it is as if it had not been.
+    """Call a function that imports and uses `package`, and undo the effects of the import.
 
-    The state of ``random`` comes back, and so does ``sys.modules``. Where the program itself has
-    imported the package, its modules are used; not a module of one file, which is the program's own
-    and has the package's name by chance.
+    ``sys.modules`` and the state of ``random`` are restored. If the program itself has imported the
+    package, its modules are used; but not a module of one file, which is a file of the program that
+    has the package's name by chance.
     """
     _LOCK.hold(_call, package, function)
 

@@ -1,4 +1,4 @@
-"""The operator graph and figures of operators as viewers of others read them.
+"""The operator graph and figures of operators in the formats of other viewers.
 
 ``graph_collection(rows, edges)`` is a graph for Google's Model Explorer, ``node_data(name, rows,
 key)`` a figure that it shows on that graph, both as they stand in JSON; ``graph_def(rows, edges,
@@ -69,8 +69,8 @@ def _node(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _groups(row: Mapping[str, Any]) -> list[str]:
-    """The names that an operator stands under: its modules; apart from the model those of its
-    phase, which the viewers show closed."""
+    """Return the names of the groups around an operator: its modules, and outside of the model its
+    phase, which viewers show closed."""
     phase, names = row.get("phase"), list(names_of(row["id"], row["module"]))
     return names if phase is None or phase in MODEL else [str(phase), *names]
 
@@ -124,7 +124,7 @@ def graph_def(rows: Rows, edges: Rows, graph_pb2: Any) -> Any:
 
 
 def _node_names(rows: Rows) -> dict[str, str]:
-    """The names of nodes by operator id, no name twice."""
+    """Return a unique node name by operator id."""
     names: dict[str, str] = {}
     taken: set[str] = set()
     for row in rows:

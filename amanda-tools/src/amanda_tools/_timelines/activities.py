@@ -24,7 +24,7 @@ def mark_of(op_id: str) -> str:
 
 
 def marked_op(name: str) -> str | None:
-    """Return the id of the operator that an annotation is around; None if it is no mark."""
+    """Return the operator's id in the name of an annotation; None for annotations of others."""
     if not name.startswith(MARK):
         return None
     return unquote(name.removeprefix(MARK), errors="surrogatepass")
@@ -65,12 +65,12 @@ class Activity:
 
     @property
     def begin(self) -> float:
-        """When the program asked for it: its start, or that of the call that launched it."""
+        """Time at which the program requested it: its start, or that of the launching call."""
         return self.start - (self.waited or 0.0)
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it ran on a device other than the CPU."""
+        """True if it ran on a device other than the CPU."""
         return self.device != "cpu"
 
 

@@ -18,7 +18,7 @@ import attrs
 
 from amanda.files import replaced
 from amanda.tools.description import OpDescription
-from amanda_tools._timelines.timeline import Collection, MemorySample, Span, Timeline
+from amanda_tools._timelines.timeline import Collection, MemorySample, Timeline, TimelineSpan
 
 _MODULES = 1 << 31
 """Added to a thread's id for the id of the track with its modules."""
@@ -89,14 +89,14 @@ class Flows:
     """Arrows from the last execution of a forward operator to those of its backward operators.
 
     Attributes:
-        process: id.
+        process: id of the process.
     """
 
     process: int
     _last: dict[str, tuple[float, int]] = attrs.field(factory=dict)
     _count: int = 0
 
-    def follow(self, span: Span) -> Iterator[dict[str, Any]]:
+    def follow(self, span: TimelineSpan) -> Iterator[dict[str, Any]]:
         """Yield the two ends of the arrow to a backward operator; note a forward one."""
         middle = (span.start + span.duration / 2) / 1000
         if not span.op.forward:
@@ -109,7 +109,7 @@ class Flows:
             yield {**name, "ph": "f", "bp": "e", "ts": middle, "tid": span.thread}
 
 
-def _operator(span: Span, sources: Mapping[str, str], process: int) -> dict[str, Any]:
+def _operator(span: TimelineSpan, sources: Mapping[str, str], process: int) -> dict[str, Any]:
     arguments = {"id": span.op.id, "module": span.op.module}
     if source := sources.get(span.op.forward or span.op.id):
         arguments["source"] = source
@@ -178,14 +178,14 @@ class ModuleTrack:
     A module's slice reaches from its first to its last operator in a row.
 
     Attributes:
-        process, thread: ids.
+        process, thread: ids of the process, and of the thread of the operators.
     """
 
     process: int
     thread: int
     _open: list[list[Any]] = attrs.field(factory=list)
 
-    def follow(self, span: Span) -> Iterator[dict[str, Any]]:
+    def follow(self, span: TimelineSpan) -> Iterator[dict[str, Any]]:
         """Yield the slices that end before this operator; open those that begin with it."""
         path = module_path(span.op)
         shared = 0

@@ -11,39 +11,40 @@ from amanda.errors import CoverageWarning
 from amanda_tools._timelines.xplane import Names, recording_of
 
 if TYPE_CHECKING:
-    from amanda_tools._timelines.tensorflow_profiler import Recording
+    from amanda_tools._timelines.tensorflow_profiler import ProfilerUse
 
 
 class GraphTimes:
     """The executions of operators of graphs in one scope.
 
     Attributes:
-        names: the names of their nodes.
+        names: maps nodes of the graphs to operators.
     """
 
     def __init__(self) -> None:
         self.names = Names()
-        self._recording: Recording | None = None
+        self._recording: ProfilerUse | None = None
 
     def watch(self) -> None:
-        """Note from now on when the program uses the profiler; harmless when called twice."""
+        """Start watching the program's own use of the profiler; a second call does nothing."""
         if self._recording is not None:
             return
-        # Here, as it imports TensorFlow, which a program without it need not have.
-        from amanda_tools._timelines.tensorflow_profiler import Recording
+        # Imported here: it imports TensorFlow, which may not be installed.
+        from amanda_tools._timelines.tensorflow_profiler import ProfilerUse
 
-        self._recording = Recording()
+        self._recording = ProfilerUse()
         self._recording.watch()
 
     def measures(self, context: OpContext) -> bool:
         """Return True if the profiler of TensorFlow's runtime measures an operator.
 
-        Elsewhere routines around it do. In a graph of TensorFlow others run between them.
+        Other operators are timed by routines around them; in a graph of TensorFlow further
+        operators may run between the two routines.
         """
         return not context.runs_at_once and context.namespace.matches("tensorflow")
 
     def begin(self) -> None:
-        """Let the profiler run, if it does not; to be called before a graph runs."""
+        """Start the profiler if it does not run; to be called before a graph runs."""
         if self._recording is not None:
             self._recording.start()
 
@@ -56,7 +57,7 @@ class GraphTimes:
             )
 
     def end(self) -> Iterator[tuple[str, int, int, int]]:
-        """End, and yield the executions.
+        """Stop the profiler, and yield the executions.
 
         Yields:
             The operator's id; begin (``time.perf_counter_ns()``) and duration in nanoseconds,

@@ -2,16 +2,15 @@
 
 ::
 
-    recording = Recording()
+    recording = ProfilerUse()
     recording.watch()
     recording.start()
     ...
     for planes, began in recording.stop(): ...
 
-Where a second tool begins or ends, the profiler is stopped and started again: each tool has the
-segments of its own time, and a kernel that runs at that moment is in none of them. Where the
-program itself uses the profiler, it gets it, as without tools: ours is stopped until the program
-has ended its use, and ``recording.problem`` says so.
+When a second tool begins or ends, the profiler is restarted: each tool gets the segments of its own
+time, and a kernel that runs at the restart is in none of them. While the program itself uses the
+profiler, our session is stopped, and ``recording.problem`` says so.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ _LONGEST = 20.0
 
 
 @attrs.define(eq=False)
-class Segment:
-    """A recording of the profiler's without a break.
+class ProfilerSegment:
+    """An uninterrupted recording of the profiler.
 
     Attributes:
-        folder: where its files are, until it is released.
+        folder: folder of its files, removed by the last :meth:`release`.
         began: ``time.perf_counter_ns()`` at its begin.
-        holders: how many recordings have yet to read it.
+        holders: number of recordings that have not read it yet.
     """
 
     folder: tempfile.TemporaryDirectory[str]
@@ -52,18 +51,18 @@ class Segment:
     holders: int = 0
 
     def planes(self) -> Iterator[Any]:
-        """The planes that the profiler has written."""
+        """Read the planes that the profiler has written."""
         files = sorted(Path(self.folder.name).rglob("*.xplane.pb"))
         return planes_in(file.read_bytes() for file in files)
 
     def release(self) -> None:
-        """Remove its files, if no other recording has yet to read it."""
+        """Drop one holder; remove the files after the last one."""
         self.holders -= 1
         if self.holders <= 0:
             self.folder.cleanup()
 
 
-class Recording:
+class ProfilerUse:
     """One tool's use of the profiler.
 
     Attributes:
@@ -72,32 +71,32 @@ class Recording:
 
     def __init__(self) -> None:
         self.problem = ""
-        self._segments: list[Segment] = []
+        self._segments: list[ProfilerSegment] = []
 
     @property
     def runs(self) -> bool:
-        """Whether the profiler records for tools now."""
+        """True while the profiler records for tools."""
         return _SHARED.runs
 
     def watch(self) -> None:
-        """Note from now on when the program uses the profiler; to be called before
+        """Start watching the program's own use of the profiler; to be called before
         :meth:`start`."""
         _SHARED.watch(self)
 
     def start(self) -> None:
-        """Begin to record, unless the program uses the profiler; then once it does not. Harmless
-        when called twice."""
+        """Begin to record, or if the program uses the profiler, as soon as it has finished. A
+        second call does nothing."""
         _SHARED.add(self)
 
     def stop(self) -> Iterator[tuple[Iterator[Any], int]]:
-        """End, and yield the planes and the begin of each segment."""
+        """Stop recording; yield the planes and the begin of each segment."""
         _SHARED.remove(self)
         segments, self._segments = self._segments, []
         for segment in segments:
             yield segment.planes(), segment.began
             segment.release()
 
-    def take(self, segment: Segment) -> None:
+    def take(self, segment: ProfilerSegment) -> None:
         """Keep a segment that has ended."""
         self._segments.append(segment)
 
@@ -107,43 +106,43 @@ class _SharedProfiler:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._watching: list[Recording] = []
-        self._recordings: list[Recording] = []
-        self._segment: Segment | None = None
+        self._watching: list[ProfilerUse] = []
+        self._recordings: list[ProfilerUse] = []
+        self._segment: ProfilerSegment | None = None
         self._session: Any = None
         self._timer: threading.Timer | None = None
-        self._uses = ProfilerUses(self._give_way, self._go_on)
-        # How often the program uses the profiler now.
+        self._uses = ProfilerUses(self._program_starts, self._program_has_stopped)
+        # Number of the program's current uses of the profiler.
         self._programs = 0
 
     @property
     def runs(self) -> bool:
-        """Whether a segment is being recorded."""
+        """True while a segment is recorded."""
         return self._segment is not None
 
-    def watch(self, recording: Recording) -> None:
+    def watch(self, recording: ProfilerUse) -> None:
         """Watch the program's own use for one more recording."""
         self._lock.hold(self._watch, recording)
 
-    def _watch(self, recording: Recording) -> None:
+    def _watch(self, recording: ProfilerUse) -> None:
         self._watching.append(recording)
         self._uses.watch()
 
-    def add(self, recording: Recording) -> None:
+    def add(self, recording: ProfilerUse) -> None:
         """Begin a segment for one more recording."""
         if recording not in self._recordings:
             self._lock.hold(self._add, recording)
 
-    def _add(self, recording: Recording) -> None:
+    def _add(self, recording: ProfilerUse) -> None:
         self._end()
         self._recordings.append(recording)
         self._begin()
 
-    def remove(self, recording: Recording) -> None:
+    def remove(self, recording: ProfilerUse) -> None:
         """End the segment; begin another one for the recordings that are left."""
         self._lock.hold(self._remove, recording)
 
-    def _remove(self, recording: Recording) -> None:
+    def _remove(self, recording: ProfilerUse) -> None:
         if recording in self._recordings:
             self._end()
             self._recordings.remove(recording)
@@ -153,7 +152,7 @@ class _SharedProfiler:
         if not self._watching:
             self._uses.undo()
 
-    def _give_way(self) -> None:
+    def _program_starts(self) -> None:
         """Called before the program uses the profiler."""
         self._lock.hold(self._pause)
 
@@ -162,7 +161,7 @@ class _SharedProfiler:
         self._end()
         self._failed(_IN_USE)
 
-    def _go_on(self) -> None:
+    def _program_has_stopped(self) -> None:
         """Called after the program has used the profiler."""
         self._lock.hold(self._resume)
 
@@ -204,7 +203,7 @@ class _SharedProfiler:
             folder.cleanup()
             self._failed(_IN_USE)
             return
-        self._segment = Segment(folder, began)
+        self._segment = ProfilerSegment(folder, began)
         self._timer = threading.Timer(_LONGEST, self._renew)
         self._timer.daemon = True
         self._timer.start()

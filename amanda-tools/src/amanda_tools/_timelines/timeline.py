@@ -11,8 +11,8 @@ In a tool::
     ...
     self.timeline.close()               # in exit_scope()
 
-Operators of TensorFlow's graphs are timed by its runtime and not by routines: the executor runs
-other operators between the routines around one. Afterwards ``timeline.totals()`` has the sums by
+Operators of TensorFlow's graphs are timed by its runtime and not by routines, because the executor
+may run other operators between two routines. Afterwards ``timeline.totals()`` has the sums by
 operator id, ``timeline.records()`` the spans.
 """
 
@@ -52,13 +52,12 @@ _OFTEN = 1_000_000
 """Nanoseconds between two looks at the memory in use and at the list of recent records."""
 
 _SELDOM = 16 * _OFTEN
-"""Nanoseconds between two looks, at most: they become so many while the memory stays the same. A
-look took a twentieth of a millisecond of small operators (TensorFlow 2.21), with what it does to
-the caches."""
+"""Longest time between two looks, in nanoseconds: it doubles while the memory stays the same. A
+look took 50 µs, its effect on the caches included (small operators, TensorFlow 2.21)."""
 
 
 @attrs.frozen
-class Span:
+class TimelineSpan:
     """One execution of an operator.
 
     Attributes:
@@ -143,7 +142,7 @@ class Stretch:
     """
 
     totals: Mapping[str, Total]
-    spans: Sequence[Span]
+    spans: Sequence[TimelineSpan]
     collections: Total
     begin: int
 
@@ -191,14 +190,14 @@ class Sums:
 
 
 _COLLECTION = -2
-"""Stands for a garbage collection in place of an operator's number."""
+"""Number in the records of garbage collections, in place of an operator's number."""
 
 
 class Collections:
     """The garbage collections of Python, which may begin within any operator.
 
     Attributes:
-        total: sums over those that were taken off.
+        total: sums over the collections that :meth:`subtract_gc_pauses` has seen.
     """
 
     def __init__(self) -> None:
@@ -208,32 +207,37 @@ class Collections:
         self._note = _noter(weakref.ref(self))
 
     def begin(self) -> None:
-        """Note them from now on."""
+        """Start recording collections."""
         if self._note not in gc.callbacks:
             gc.callbacks.append(self._note)
 
     def end(self) -> None:
-        """Note them no more."""
+        """Stop recording collections."""
         if self._note in gc.callbacks:
             gc.callbacks.remove(self._note)
 
     def note(self, phase: str, now: int) -> None:
-        """One starts or stops, at a time of ``time.perf_counter_ns``: no other one runs
-        meanwhile."""
+        """Record the start or stop of a collection; collections do not overlap.
+
+        Args:
+            phase: ``start`` or ``stop``, as in callbacks of :mod:`gc`.
+            now: ``time.perf_counter_ns()``.
+        """
         if phase == "start":
             self._started = now
         elif self._started:
             self._waiting.append((self._started, now, threading.get_native_id()))
             self._started = 0
 
-    def take_off(self, records: Numbers) -> Numbers:
-        """Take those that have stopped off the durations of the operators around them.
+    def subtract_gc_pauses(self, records: Numbers) -> Numbers:
+        """Subtract the collections recorded since the last call from operators around them.
 
         Args:
-            records: number, start, duration and thread of each; changed in place.
+            records: number, start, duration and thread of each operator, of shape (n, 4); changed
+                in place.
 
         Returns:
-            A record for each of them.
+            A record for each collection, in the same form.
         """
         waiting, self._waiting = self._waiting, []
         if not waiting:
@@ -253,7 +257,7 @@ class Collections:
 
 
 def _noter(reference: weakref.ref[Collections]) -> Callable[[str, dict[str, int]], None]:
-    """Return the callback for Python, which keeps nothing alive."""
+    """Return a callback for :mod:`gc` with a weak reference to the collections."""
 
     def note(phase: str, _: dict[str, int]) -> None:
         collections = reference()
@@ -268,20 +272,20 @@ class Timeline(Log):
 
     A span lies between two instrumentation routines, so it contains the cost of instrumenting this
     one operator. Operators of a device that works asynchronously show the time of their launch. The
-    memory it takes does not grow with the number of executions.
+    timeline's own memory does not grow with the number of executions.
 
     Args:
         limit: spans to keep; later ones are counted only.
         memory: sample the memory in use as well, at most once in a millisecond, and less often
             while it stays the same.
-        settle: called before each look at the clock, to wait for a device; None to call nothing.
+        synchronize: called before each look at the clock, to wait for a device; None for no call.
     """
 
     def __init__(
-        self, limit: int, *, memory: bool = True, settle: Callable[[], None] | None = None
+        self, limit: int, *, memory: bool = True, synchronize: Callable[[], None] | None = None
     ) -> None:
         super().__init__(due=0)
-        self._settle = settle
+        self._synchronize = synchronize
         self._kept = 0
         self._dropped = 0
         self._ops: list[OpDescription] = []
@@ -304,11 +308,12 @@ class Timeline(Log):
     # -- recording --------------------------------------------------------
 
     def begin(self, drivers: Iterable[Driver]) -> None:
-        """Note garbage collections, and the program's use of TensorFlow's profiler, from now on; to
-        be called in ``enter_scope()``, any number of times.
+        """Start recording garbage collections and the program's use of TensorFlow's profiler.
+
+        To be called in ``enter_scope()``, any number of times.
 
         Args:
-            drivers: those that the scope begins to use.
+            drivers: drivers that the scope begins to use.
         """
         self._collections.begin()
         if any(driver.namespace.tags[0] == "tensorflow" for driver in drivers):
@@ -328,14 +333,16 @@ class Timeline(Log):
         insert_after(context, stop)
 
     def watch_outputs(self, context: OpContext) -> None:
-        """Note by which names the runtime knows an operator; to be called in an analysis after
+        """Record the names that the runtime has for an operator; to be called in an analysis after
         it."""
         if self._graphs.measures(context):
             note_nodes(self._graphs.names, context, describe(context))
 
     def close(self) -> None:
-        """Take the times of operators of graphs, and note garbage collections no more; to be called
-        when the scope has ended."""
+        """Add the times of operators of graphs, and stop recording garbage collections.
+
+        To be called when the scope has ended.
+        """
         self._collections.end()
         for op_id, begin, duration, thread in self._graphs.end():
             number = self._numbers.get(op_id)
@@ -346,22 +353,22 @@ class Timeline(Log):
 
     def _routines(self, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
         """Make the routines before and after one operator."""
-        timer, settle = Timer(self, number), self._settle
-        if settle is None:
+        timer, synchronize = Timer(self, number), self._synchronize
+        if synchronize is None:
             return timer.start, timer.stop
 
-        def settled_start() -> None:
-            settle()
+        def synchronized_start() -> None:
+            synchronize()
             timer.start()
 
-        def settled_stop() -> None:
-            settle()
+        def synchronized_stop() -> None:
+            synchronize()
             timer.stop()
 
-        return settled_start, settled_stop
+        return synchronized_start, synchronized_stop
 
     def look(self, now: int) -> None:
-        """The occasional work between executions: sample the memory, count recent records."""
+        """Do the occasional work between executions: sample the memory, count recent records."""
         if self._samples:
             before, self._memory = self._memory, (resident_bytes(), device_bytes())
             is_same = before == self._memory
@@ -375,15 +382,15 @@ class Timeline(Log):
         """Count recent records; move those within the limit to the buffer."""
         waiting = self.numbers
         count = len(waiting)
-        # A copy: arrays that are looked into cannot grow, and other threads append meanwhile.
+        # A copy: an array with an exported buffer cannot grow, and other threads append meanwhile.
         taken = waiting[:count]
-        # Only as many as were read.
+        # Other threads may have appended more.
         del waiting[:count]
         records = np.frombuffer(taken, np.int64).reshape(-1, 4)
         is_span = records[:, 0] >= 0
-        # In place: copies of some rows cost more than all that is done with them.
+        # In place: a copy of selected rows costs more than the subtraction.
         np.subtract(records[:, 2], records[:, 1], out=records[:, 2], where=is_span)
-        pauses = self._collections.take_off(records)
+        pauses = self._collections.subtract_gc_pauses(records)
         for started in (records[:, 1], pauses[:, 1]):
             started -= self._began
         self._sums.add(records[is_span, 0], records[is_span, 2])
@@ -401,8 +408,8 @@ class Timeline(Log):
             self._flush()
 
     def _flush(self) -> None:
-        """Write the buffer to the temporary file; if the disk is full, drop this and what
-        follows."""
+        """Write the buffer to the temporary file; if the disk is full, drop it and all later
+        records."""
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="amanda-timeline-")  # noqa: SIM115
@@ -423,7 +430,7 @@ class Timeline(Log):
 
     @property
     def keeps_all(self) -> bool:
-        """Whether the spans of all executions have been kept so far."""
+        """True if the spans of all executions have been kept so far."""
         return self._kept + len(self.numbers) // 4 <= self._limit and not self._dropped
 
     def sums(self) -> dict[str, Sequence[int]]:
@@ -449,12 +456,7 @@ class Timeline(Log):
         self._take()
         return self._dropped
 
-    @property
-    def buffered(self) -> int:
-        """Number of records (spans and memory samples) in the buffer, not yet on disk."""
-        return len(self._buffer) // 4
-
-    def records(self) -> Iterator[Span | MemorySample | Collection]:
+    def records(self) -> Iterator[TimelineSpan | MemorySample | Collection]:
         """Yield spans, memory samples and garbage collections, reading from disk: spans in the
         order in which they ended."""
         for part in self._parts():
@@ -471,10 +473,12 @@ class Timeline(Log):
                 part.frombytes(chunk[: len(chunk) - len(chunk) % 32])
                 yield part
             self._file.seek(0, 2)
-        # A copy: arrays that look into a buffer keep it from growing.
+        # A copy: the buffer cannot grow while it is exported.
         yield self._buffer[:]
 
-    def _parsed(self, numbers: array.array[int]) -> Iterator[Span | MemorySample | Collection]:
+    def _parsed(
+        self, numbers: array.array[int]
+    ) -> Iterator[TimelineSpan | MemorySample | Collection]:
         for i in range(0, len(numbers), 4):
             number, first, second, third = numbers[i : i + 4]
             if number == _COLLECTION:
@@ -482,13 +486,13 @@ class Timeline(Log):
             elif number < 0:
                 yield MemorySample(first, second, third)
             else:
-                yield Span(self._ops[number], first, second, third)
+                yield TimelineSpan(self._ops[number], first, second, third)
 
     def between(self, begin: float, end: float) -> Stretch | None:
-        """Return what began in a part of the run; None where not all of its spans were kept.
+        """Return the spans that began in a part of the run; None if not all of them were kept.
 
         Args:
-            begin, end: in seconds of ``time.perf_counter``.
+            begin, end: seconds of ``time.perf_counter``.
         """
         if not self._limit or self.dropped:
             return None
@@ -506,7 +510,7 @@ class Timeline(Log):
         pauses = records[records[:, 0] == _COLLECTION, 2]
         return Stretch(
             totals={op.id: total for op, total in pairs if total.calls},
-            spans=[span for span in self._parsed(ordered) if isinstance(span, Span)],
+            spans=[span for span in self._parsed(ordered) if isinstance(span, TimelineSpan)],
             collections=Total(len(pauses), int(pauses.sum())),
             begin=first,
         )
@@ -518,9 +522,9 @@ class Timeline(Log):
         return self._collections.total
 
     @property
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TimelineSpan]:
         """All spans kept, in the order in which they ended."""
-        return [record for record in self.records() if isinstance(record, Span)]
+        return [record for record in self.records() if isinstance(record, TimelineSpan)]
 
     def seconds(self) -> dict[str, float]:
         """Return the total duration in seconds by operator id, of spans that were not kept too."""

@@ -39,7 +39,7 @@ class Names:
     """Maps names of graph nodes to operators."""
 
     def __init__(self) -> None:
-        # By node, the label of its graph (``step@1``) by operator.
+        # Node name -> operator -> label of its graph (``step@1``).
         self._ops: dict[str, dict[str, str]] = collections.defaultdict(dict)
         self._labels: dict[str, list[str]] = collections.defaultdict(list)
         self._eager: dict[str, str] = {}
@@ -49,14 +49,14 @@ class Names:
         self._eager[op_id] = kind
 
     def may_run(self, op_id: str, kind: str) -> bool:
-        """Whether an eager operator runs kernels of a type: routines around it may run others."""
+        """True if an eager operator runs kernels of a type; routines around it may run others."""
         return self._eager.get(op_id, kind) == kind
 
     def add(self, node: str, op_id: str, path: str = "") -> None:
         """Note the name of an operator's node, in its graph or in the instrumented copy.
 
         Args:
-            node: the name; with ``:`` and the type where only a kernel of that type is meant.
+            node: the name; followed by ``:`` and a type if only kernels of that type belong to it.
             path: the operator's name with its function or graph, as ``get_node_name()`` gives it.
         """
         label = (path or op_id).partition("/")[0]
@@ -135,7 +135,7 @@ class LineEvent:
 
     @property
     def is_activity(self) -> bool:
-        """Whether it is a kernel of a graph or of an eager operator."""
+        """True for kernels of a graph or of an eager operator."""
         return self.name == _KERNEL or bool(self.node)
 
     def around(self) -> Iterator[LineEvent]:
@@ -321,7 +321,7 @@ class _Reader:
 
 
 def _is_inserted(node: str) -> bool:
-    """Whether a node of a graph was inserted by a tool."""
+    """True if a tool has inserted a node into a graph."""
     return node.startswith("amanda/") or "/amanda/" in node
 
 

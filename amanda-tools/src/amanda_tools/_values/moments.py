@@ -268,7 +268,7 @@ class KnownMoments:
     from one inference to the next. To hash them takes a twentieth of the time of their figures.
 
     Args:
-        zeros_only: of all moments.
+        zeros_only: of all moments, see :class:`Moments`.
     """
 
     def __init__(self, *, zeros_only: bool) -> None:
@@ -278,7 +278,7 @@ class KnownMoments:
     def of(
         self, array: Array, bounds: tuple[float, float] | None, unit_axis: int | None
     ) -> Moments:
-        """The moments of an array, computed once; they are shared, and not to be changed."""
+        """Return the moments of an array, computed once; they are shared: do not change them."""
         # The hash has 128 bits: two arrays of a run that differ do not share one.
         key = array.dtype.str, xxh3_128_digest(array.ravel(order="K").data)
         # The one that was asked for last stands last.
@@ -297,13 +297,17 @@ class KnownMoments:
 
 
 def _squares(numbers: Array) -> float:
-    """The sum of squares of float64 numbers, which alone may overflow; it is infinite then."""
+    """Return the sum of squares of float64 numbers; infinite if it overflows."""
     with np.errstate(over="ignore"):
         return float(_SUM(np.square(numbers)))
 
 
 def _alive(values: Array, axis: int, zeros: int) -> Array:
-    """For each unit along an axis, whether an element is not zero; `zeros` of all elements are."""
+    """Return a bool per unit along an axis: True if an element is not zero.
+
+    Args:
+        zeros: number of zeros in `values`.
+    """
     if values.size and not zeros:
         return np.ones(values.shape[axis], dtype=np.bool_)
     others = tuple(i for i in range(values.ndim) if i != axis)

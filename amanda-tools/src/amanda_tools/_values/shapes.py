@@ -12,7 +12,7 @@ def shape_of(tensor: Any) -> Shape:
     """Return the shape of a tensor; all of its sizes have to be known.
 
     Raises:
-        TypeError: one is not, or there is one for each item of a nested tensor.
+        TypeError: a size is unknown, or differs between the items of a nested tensor.
     """
     try:
         return tuple([int(size) for size in tensor.shape])

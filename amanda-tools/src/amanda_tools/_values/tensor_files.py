@@ -111,7 +111,7 @@ def read_tensor(path: Path, key: str) -> Array:
 
 @functools.lru_cache(maxsize=8)
 def _open(path: Path, framework: str) -> Any:
-    """-"""
+    """Return an open file, of which the last eight are kept open."""
     return _open_file(path, framework)
 
 

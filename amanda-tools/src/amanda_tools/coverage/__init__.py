@@ -93,7 +93,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
                 self.add_inst_for_module(self._passed, exit=is_exit)
 
     def exit_scope(self) -> None:
-        """Forget the running calls."""
+        """Discard the calls that are still running."""
         for peers in self._peers.values():
             for peer in peers:
                 peer.exit()
@@ -131,7 +131,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
 
     def _covered(self, context: OpContext, peers: Sequence[Peer]) -> CoveredOp:
         op = describe(context)
-        # An operator may be analysed again (in another scope, without the cache); it counts on.
+        # An operator may be analysed again (in another scope, without the cache): keep its count.
         return self._ops.setdefault(op.id, CoveredOp(op, peers))
 
     # -- result -----------------------------------------------------------

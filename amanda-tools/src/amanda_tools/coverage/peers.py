@@ -26,9 +26,9 @@ class Peer(abc.ABC):
     Attributes:
         name: name in results.
         framework: first tag of the namespaces that it belongs to.
-        how: ``"measured"`` if what it is called with is compared with the operators' tensors;
-            ``"derived"`` if installing it would change the run, or it has no public interface, so
-            that what it sees follows from where operators are.
+        how: ``"measured"`` if its arguments are compared with the operators' tensors; ``"derived"``
+            from the places of operators if installing it would change the run, or it has no public
+            interface.
     """
 
     name: ClassVar[str]
@@ -36,7 +36,7 @@ class Peer(abc.ABC):
     how: ClassVar[str]
 
     def exit(self) -> None:
-        """Called when the scope has ended; forgets the calls that run."""
+        """Called when the scope has ended: discard the running calls."""
 
     def passed(self, point: PointContext) -> None:
         """Called when a module is entered or left."""

@@ -52,7 +52,7 @@ class Borders:
 
 
 @attrs.define
-class ModuleCall:
+class HookedCall:
     """A running call of a module, and the operators first executed in it."""
 
     module: int
@@ -60,14 +60,14 @@ class ModuleCall:
 
 
 class ModuleHooks(Peer):
-    """The arguments of a forward hook on each module, compared with the operators' tensors.
+    """Forward hooks on modules: their arguments are compared with the operators' tensors.
 
     The driver reports the calls of modules: real hooks would be recorded by PyTorch's tracers.
     An operator is seen if its inputs are arguments of the innermost module's call, or parameters or
     buffers of that module, and its outputs are among what the call returns. Full backward hooks
-    would change the autograd graph (and fail on modules that work in place), so what they see is
-    derived: of an operator that is seen, the backward operator that takes the gradients of its
-    outputs, if it gives those of all its data.
+    would change the autograd graph (and fail on modules that work in place), so the backward part
+    is derived: of an operator that is seen, the backward operator that consumes the gradients of
+    its outputs is seen if it produces the gradients of all its data.
     """
 
     name = "module_hooks"
@@ -79,8 +79,8 @@ class ModuleHooks(Peer):
         self._local = threading.local()
 
     @property
-    def _calls(self) -> list[ModuleCall]:
-        calls: list[ModuleCall] | None = getattr(self._local, "calls", None)
+    def _calls(self) -> list[HookedCall]:
+        calls: list[HookedCall] | None = getattr(self._local, "calls", None)
         if calls is None:
             calls = self._local.calls = []
         return calls
@@ -93,7 +93,7 @@ class ModuleHooks(Peer):
         if not isinstance(module, nn.Module):
             return
         if point.point is Point.MODULE_ENTRY:
-            self._calls.append(ModuleCall(id(module)))
+            self._calls.append(HookedCall(id(module)))
         else:
             self._leave(module, point.inputs, point.outputs or ())
 
@@ -102,7 +102,7 @@ class ModuleHooks(Peer):
     ) -> None:
         calls = self._calls
         call = None
-        # Calls that were entered alone, as when a routine of another tool fails, are left behind.
+        # Discard calls without an exit, as when a routine of another tool fails.
         while calls and (call is None or call.module != id(module)):
             call = calls.pop()
         if call is None or not call.ops:
@@ -234,7 +234,7 @@ class TorchFunction(Peer):
             self._alone.add(op_id)
 
     def executed(self, op_id: str) -> None:
-        # Only first executions are analysed: any other one ends the call that was waited for.
+        # Only first executions are analysed: any other execution ends the pending call.
         if self._running:
             thread = threading.get_ident()
             if self._fresh.pop(thread, None) != op_id:
@@ -274,7 +274,7 @@ def _function_codes() -> frozenset[int]:
 
 @functools.cache
 def _backward_codes() -> frozenset[int]:
-    """Return the same of the functions that start a backward pass."""
+    """Return the ``id`` of the code of the functions that start a backward pass."""
     entries: tuple[Any, ...] = (
         torch.Tensor.backward,
         torch.autograd.backward,

@@ -36,7 +36,7 @@ class DiffOptions(DumpOptions):
     Attributes:
         reference: the folder that an earlier run has written; a recording or a tool from Python.
         tolerance: largest relative error of a tensor that counts as equal.
-        align: how operators find each other: id, order (of their types), value or auto.
+        align: how operators are paired: by id, order (of their types), value or auto.
         html: also write the comparison as a page.
     """
 
@@ -77,10 +77,10 @@ class DiffTool(DumpTool):
         return self._compared()[0]
 
     def _compared(self) -> tuple[list[Pair], dict[str, Counterpart]]:
-        """Return pairs, and corresponding operator ids; computed once unless more has run since."""
+        """Return pairs and corresponding operators; computed anew only after further executions."""
         if self._reference is None:
             return [], {}
-        # The comparison reads every tensor: it is kept until more has run.
+        # The comparison reads every tensor: it is kept until further operators have run.
         if self._pairs is None or self._pairs[0] != len(self.entries):
             run = Recording.of(self)
             align, tolerance = self.options.align, self.options.tolerance
@@ -94,8 +94,8 @@ class DiffTool(DumpTool):
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per compared tensor; of a recording the index.
 
-        ``tensor`` and ``step``; ``reference``, the other operator's id, and ``paired_by``, what
-        tells that they correspond; ``relative_error``, ``largest_difference``, ``agrees``,
+        ``tensor`` and ``step``; ``reference``, the other operator's id, and ``paired_by``, the
+        criterion that pairs them; ``relative_error``, ``largest_difference``, ``agrees``,
         ``note``.
         """
         if self._reference is None:
@@ -145,13 +145,13 @@ class DiffTool(DumpTool):
             columns = ("op", "tensor", "step", "relative error", "largest difference", "note")
             rows = [_shown(pair) for pair in beyond]
             yield Table(f"diff: beyond {self.options.tolerance:g}", columns, rows)
-        yield from self._without_like()
+        yield from self._without_counterpart()
         rows_of_all = [{**row, "beyond": int(not row["agrees"])} for row in self.op_rows()]
         yield from other_phases("diff", rows_of_all, self.options, ("beyond",))
         yield from self.unmet()
 
-    def _without_like(self) -> Iterable[Table]:
-        """Yield a table of the operators that only one of the runs has, for each of them."""
+    def _without_counterpart(self) -> Iterable[Table]:
+        """Yield for each run a table of the operators that the other run lacks."""
         assert self._reference is not None
         found = self.summary()
         phases = {op_id: op.phase for op_id, op in self.described.items()}

@@ -1,4 +1,10 @@
-"""Finds the operators of two runs that correspond, by id, by order or by value."""
+"""Pairs the operators of two runs, by id, by order or by value.
+
+::
+
+    ops = align_ops(run, reference, "auto", tolerance=1e-3)
+    ops["Net.fc/linear:0"].id       # id of the corresponding operator of the reference
+"""
 
 from __future__ import annotations
 
@@ -14,28 +20,28 @@ import attrs
 import numpy as np
 
 from amanda_tools.diff.comparison import Counterpart, compare_tensors, repeated
-from amanda_tools.diff.recordings import Record, Recording
+from amanda_tools.diff.recordings import Recording, TensorRecord
 
 # Scores of a pair of operators that are not equal in value. An alignment maximizes their sum; only
 # their order and that a better pair outweighs one or two worse ones matter.
 
 _COPY = "identity"
-"""The type of operators that hand a tensor on: graphs have them where nothing is computed."""
+"""Type of operators that return their input; graphs contain them without any computation."""
 
 _EQUAL_CONSTANTS = 12
 """Score of a pair of the same type and the same single value, as of a loop counter or zeros."""
 
 _USUAL_TYPES = 8
-"""Equal shapes, and of all types equal in value these two types correspond most often."""
+"""Equal shapes, of the two types that are most often equal in value."""
 
 _KNOWN_TYPES = 6
-"""Equal shapes, and the types are the same, or correspond elsewhere in the runs."""
+"""Equal shapes, and types that are equal or paired elsewhere in the runs."""
 
 _SAME_TYPE_IN_COMPOSITE = 3
-"""Equal shapes and types, but one is probably a part of a composite that corresponds as a whole."""
+"""Equal shapes and types, but one operator is probably a part of a paired composite."""
 
 _ONLY_SHAPE_AT_END = 2
-"""Equal shapes after the last equal values, of types that only one of the runs has."""
+"""Equal shapes after the last equal values, of types that the other run lacks."""
 
 _ONLY_TYPE = 1
 """Score of a pair of the same type with other shapes."""
@@ -50,11 +56,12 @@ def align_ops(
     """Return corresponding operators: id in the run to the one in the reference.
 
     Args:
-        run: the run at hand.
-        reference: the other run.
-        align: ``id``: operators of equal id and type correspond. ``order``: those that the longest
-            common order of types pairs. ``value``: those of equal values, whatever their types, and
-            the rest by order. ``auto``: by id if most operators have a counterpart, else by value.
+        run: the run.
+        reference: the run to compare with.
+        align: ``id``: pairs operators of equal id and type. ``order``: pairs by the longest common
+            subsequence of types. ``value``: pairs operators of equal values, whatever their types,
+            and the rest by order. ``auto``: by id if most operators have a counterpart, else by
+            value.
         tolerance: relative error up to which values are equal.
     """
     ours, theirs = run.ops(), reference.ops()
@@ -77,15 +84,15 @@ def align_ops(
     return {
         i: counterpart
         for i, counterpart in pairs.items()
-        # Of a loop that the other run has unrolled, any turn might be meant.
+        # The counterpart of an unrolled loop is ambiguous.
         if counterpart.by == "value"
         or i not in unsure
         or compare_tensors(ours[i], theirs[counterpart.id], tolerance).agrees
     }
 
 
-def _by_order(mine: Sequence[Record], other: Sequence[Record]) -> dict[int, int]:
-    """Pair positions by the longest common order of types."""
+def _by_order(mine: Sequence[TensorRecord], other: Sequence[TensorRecord]) -> dict[int, int]:
+    """Pair positions by the longest common subsequence of types."""
     ours, theirs = ([record.type for record in records] for records in (mine, other))
     matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
     blocks = matcher.get_matching_blocks()
@@ -94,25 +101,25 @@ def _by_order(mine: Sequence[Record], other: Sequence[Record]) -> dict[int, int]
 
 @attrs.frozen
 class _OpValue:
-    """The first tensor of an operator, as far as alignment reads it.
+    """Properties of an operator's first tensor.
 
     Attributes:
         record: the tensor's record.
         shape: sizes of the axes, sorted: layouts may differ.
         norm: Euclidean norm; NaN if an element is not finite.
-        value: the one value of all its elements, None if they differ.
-        is_telling: it has elements that differ. A tensor of zeros equals any other one.
+        value: the value of all its elements; None if they differ.
+        is_telling: True if its elements differ; tensors of zeros are all equal.
     """
 
-    record: Record
+    record: TensorRecord
     shape: tuple[int, ...]
     norm: float
     value: float | None
     is_telling: bool
 
     @classmethod
-    def of(cls, record: Record) -> _OpValue:
-        """Read the tensor, without keeping it."""
+    def of(cls, record: TensorRecord) -> _OpValue:
+        """Compute the properties; the tensor is not kept."""
         array = record.load()
         flat = array.astype(np.float64).ravel()
         with np.errstate(over="ignore", invalid="ignore"):
@@ -129,15 +136,15 @@ def _pair_rest(
     equal: Mapping[int, int],
     forward: Mapping[str, str],
 ) -> dict[int, int]:
-    """Pair positions of operators that have no equal in value by the best order.
+    """Pair positions of operators without an equal value, by the order with the best score.
 
-    Where one program computes in one operator what the other computes in several, the end of it is
-    equal in value; branches are equal in whichever order they run.
+    If one program computes in one operator what the other computes in several, the last of those is
+    equal in value.
 
     Args:
         equal: pairs of positions of equal values.
-        forward: ids of forward operators that correspond. A gradient without an equal corresponds
-            to one of the same forward operator only.
+        forward: paired ids of forward operators. A gradient is paired only with a gradient of the
+            paired forward operator.
     """
     types = Counter((mine[i].record.type, other[j].record.type) for i, j in equal.items())
     known = {value.record.type for value in mine} & {value.record.type for value in other}
@@ -152,7 +159,7 @@ def _pair_rest(
         theirs[of if of in known_forward else None].append((position, kind))
     pairs: dict[int, int] = {}
     for key, part in ours.items():
-        # For a forward operator that only one of the runs has needed, constants decide.
+        # Forward operators that the other run lacks: pair constants.
         score = _score if key is not None else _score_constants
         pairs |= _pair_in_order(
             part, theirs[key], functools.partial(score, types=types, known=known)
@@ -180,8 +187,7 @@ def _pair_in_order(
 def _pair_equal_values(
     mine: Sequence[_OpValue], other: Sequence[_OpValue], tolerance: float
 ) -> dict[int, int]:
-    """Pair positions of equal values; of several candidates one of the same type, then the
-    nearest."""
+    """Pair positions of equal values; prefer candidates of the same type, then the nearest."""
     # Equal values have equal norms: no other tensors need be read again.
     by_shape: dict[tuple[int, ...], list[tuple[float, int]]] = defaultdict(list)
     for j, value in enumerate(other):
@@ -214,7 +220,7 @@ def _pair_equal_values(
 
 
 def _parts_of_composites(values: Sequence[_OpValue], paired: Container[int]) -> set[int]:
-    """Return positions just before a paired operator of the same module: probably parts of it."""
+    """Return positions directly before a paired operator of the same module: probably its parts."""
     found: set[int] = set()
     module: str | None = None
     for i in reversed(range(len(values))):
@@ -229,13 +235,14 @@ def _parts_of_composites(values: Sequence[_OpValue], paired: Container[int]) -> 
 
 @attrs.frozen
 class _Class:
-    """Properties that an operator without an equal is paired by.
+    """Properties by which operators without an equal value are paired.
 
     Attributes:
-        type, shape: of the operator's first tensor.
-        value: of a tensor all of whose elements are equal.
-        is_part: it is probably a part of a composite that corresponds as a whole.
-        is_last: it comes after all operators that have an equal.
+        type: type of the operator.
+        shape: shape of its first tensor.
+        value: value of all elements of that tensor; None if they differ.
+        is_part: True if the operator is probably a part of a paired composite.
+        is_last: True if the operator comes after all operators with an equal value.
     """
 
     type: str
@@ -270,7 +277,7 @@ def _score(
     Args:
         ours, theirs: classes of the operators.
         types: how often pairs of types are equal in value.
-        known: types that both runs have.
+        known: types that occur in both runs.
     """
     pair = (ours.type, theirs.type)
     is_same = ours.type == theirs.type
@@ -292,8 +299,8 @@ def _score(
 def _best_pairs(scores: Any) -> Iterator[tuple[int, int]]:
     """Yield the pairs of rows and columns with the largest sum of scores, both in ascending order.
 
-    The algorithm of Needleman and Wunsch. Of equal sums the last pairs are taken: the result of
-    several operators is there after the last of them.
+    The algorithm of Needleman and Wunsch. Of equal sums the last pairs are taken: of several
+    operators the last one has the result.
     """
     height, width = scores.shape
     # Entry (row, column) is the largest sum that the rows and columns from there on can reach.

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from amanda_tools._values.tensors import Array
-from amanda_tools.diff.recordings import Record, Recording
+from amanda_tools.diff.recordings import Recording, TensorRecord
 
 _CHANNELS = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3), 3: (0, 2, 1)}
 """Order of the axes that makes channels-last data channels-first, by number of axes."""
@@ -18,11 +18,11 @@ _CHANNELS = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3), 3: (0, 2, 1)}
 
 @attrs.frozen
 class Counterpart:
-    """The operator of the reference that corresponds to one of the run.
+    """The operator of the reference that corresponds to an operator of the run.
 
     Attributes:
-        id: its id.
-        by: how they were paired: ``id``, ``value`` or ``order``.
+        id: id of the operator in the reference.
+        by: criterion that paired them: ``id``, ``value`` or ``order``.
     """
 
     id: str
@@ -34,18 +34,18 @@ class Pair:
     """Two corresponding tensors.
 
     Attributes:
-        record: of the run at hand.
-        reference: of the reference.
-        relative: norm of the difference divided by the norm of the reference; infinite where only
-            one of them is finite, or only the reference is zero.
-        largest: largest difference of two elements; None where the shapes do not fit.
+        record: tensor of the run.
+        reference: tensor of the reference.
+        relative: norm of the difference divided by the norm of the reference; infinite if only one
+            of the norms is finite, or only the reference is zero.
+        largest: largest difference of two elements; None if the shapes differ.
         note: peculiarities: other shapes, another layout, elements that are not finite.
-        agrees: the relative error is within the tolerance.
-        by: what tells that the operators correspond: ``id``, ``value`` or ``order``.
+        agrees: True if the relative error is within the tolerance.
+        by: criterion that paired the operators: ``id``, ``value`` or ``order``.
     """
 
-    record: Record
-    reference: Record
+    record: TensorRecord
+    reference: TensorRecord
     relative: float
     largest: float | None
     note: str
@@ -58,8 +58,8 @@ def compare(
 ) -> Iterator[Pair]:
     """Yield the pairs of corresponding tensors, in the order of the run.
 
-    Of an operator that one run has executed more often than the other one, as in a loop that the
-    other has unrolled, the first execution is compared.
+    If one run has executed an operator more often than the other, as a loop that the other has
+    unrolled, the first execution is compared.
     """
     theirs = {(record.id, *record.place): record for record in reference.records}
     several = repeated(run, reference, ops)
@@ -81,15 +81,15 @@ def compare(
 def repeated(
     run: Recording, reference: Recording, ops: Mapping[str, Counterpart]
 ) -> Container[str]:
-    """Return the operators that only one of the runs repeats, as a loop that the other unrolls.
+    """Return the operators that one run repeats and the other does not, as in an unrolled loop.
 
-    Operators paired by their ids are the same code, and none of them.
+    Operators paired by their ids are left out, for they are the same code.
     """
     ours, theirs = (_executions(recording) for recording in (run, reference))
     numbers = {
         i: (ours[i], theirs.get(other.id, 0)) for i, other in ops.items() if other.by != "id"
     }
-    # How often each run has made a step, which need not be the same number.
+    # The runs may have different numbers of steps.
     steps = min(numbers.values(), key=sum, default=(0, 0))
     return {
         i
@@ -105,7 +105,7 @@ def _executions(recording: Recording) -> dict[str, int]:
     return found
 
 
-def compare_tensors(record: Record, reference: Record, tolerance: float) -> Pair:
+def compare_tensors(record: TensorRecord, reference: TensorRecord, tolerance: float) -> Pair:
     """Compare two tensors; a channels-last one may correspond to a channels-first one."""
     ours, theirs = record.load(), reference.load()
     note = ""
@@ -129,7 +129,7 @@ def _match_layouts(ours: Array, theirs: Array) -> tuple[Array, Array, str]:
 
 
 def distance(ours: Array, theirs: Array) -> tuple[float, float, str]:
-    """Return relative error, largest difference and a note, of two arrays of one shape.
+    """Return relative error, largest difference and a note, of two arrays of equal shape.
 
     Elements that are NaN in both, or the same infinity in both, are equal.
     """

@@ -1,4 +1,7 @@
-"""Recordings of runs, read from files or taken from a tool of this process."""
+"""Recordings of runs, read from files or from a tool in this process.
+
+``Recording.read(Path("out")).records`` are the tensors of a run; ``record.load()`` reads one.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ from amanda_tools.dump import DumpTool
 
 
 @attrs.frozen
-class Record:
+class TensorRecord:
     """One tensor of a recording.
 
     Attributes:
-        id, type, module, direction: of its operator.
-        forward: of a backward operator the id of its forward operator, else "".
-        kind, tensor, step: which tensor of which execution.
-        order: number of the operator, in the order of analyses.
-        is_ordered: operators ran in the program's order, as they do outside of graphs.
+        id, type, module, direction: description of its operator.
+        forward: id of the forward operator of a backward operator, else "".
+        kind, tensor, step: kind and name of the tensor, and number of the execution.
+        order: number of the operator in the order of analyses.
+        is_ordered: True if operators ran in the program's order, as outside of graphs.
         load: reads the values.
-        phase: of its operator; forward in a recording that does not tell it.
+        phase: phase of its operator; ``forward`` in recordings without phases.
     """
 
     id: str
@@ -45,7 +48,7 @@ class Record:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Which of the operator's tensors it is: name and step."""
+        """Name and step, which identify the tensor among those of the operator."""
         return self.tensor, self.step
 
 
@@ -53,11 +56,11 @@ class Record:
 class Recording:
     """The tensors of a run, in the order in which the program computes them."""
 
-    records: Sequence[Record]
+    records: Sequence[TensorRecord]
 
     @classmethod
     def of(cls, tool: DumpTool) -> Recording:
-        """Take the tensors that a tool holds in this process."""
+        """Return the recording of a tool in this process."""
         return cls(
             _in_order(
                 _record({**entry.row, **_place(entry)}, functools.partial(tool.load, entry))
@@ -67,7 +70,7 @@ class Recording:
 
     @classmethod
     def read(cls, path: Path) -> Recording:
-        """Read what ``amanda run -t diff`` or ``-t dump`` has written.
+        """Read a recording of ``amanda run -t diff`` or ``-t dump``.
 
         Args:
             path: the folder, or an index in it.
@@ -96,9 +99,9 @@ class Recording:
             )
         )
 
-    def ops(self) -> dict[str, Record]:
+    def ops(self) -> dict[str, TensorRecord]:
         """Return the first record of each operator by id, in order."""
-        found: dict[str, Record] = {}
+        found: dict[str, TensorRecord] = {}
         for record in self.records:
             found.setdefault(record.id, record)
         return found
@@ -127,7 +130,7 @@ def _entries(index: Path) -> list[dict[str, Any]]:
         about = entry if isinstance(entry, dict) else {}
         wrong = [name for name in _TEXTS if not isinstance(about.get(name), str)]
         wrong += [name for name in _NUMBERS if type(about.get(name)) is not int]
-        # Files stand beside the index; a path could lead to any file of the machine.
+        # Files are beside the index; a path could point to any file of the machine.
         if not wrong and (Path(about["file"]).name != about["file"] or about["file"] in _FOLDERS):
             wrong = ["file"]
         if wrong:
@@ -143,18 +146,18 @@ def _place(entry: Any) -> dict[str, Any]:
     return {**place, "step": entry.step, "order": entry.order}
 
 
-def _record(about: dict[str, Any], load: Callable[[], Array]) -> Record:
+def _record(about: dict[str, Any], load: Callable[[], Array]) -> TensorRecord:
     names = ("id", "type", "module", "direction", "kind", "tensor", "step", "order")
     namespace = str(about["namespace"])
     is_ordered = namespace.endswith("/eager") or namespace.startswith("pytorch/")
     values = {name: about[name] for name in names}
     forward = str(about.get("forward", ""))
     phase = str(about.get("phase", "forward"))
-    return Record(**values, forward=forward, is_ordered=is_ordered, load=load, phase=phase)
+    return TensorRecord(**values, forward=forward, is_ordered=is_ordered, load=load, phase=phase)
 
 
-def _in_order(records: Iterable[Record]) -> list[Record]:
-    """Sort records into the program's order; those of graphs were taken in any order."""
+def _in_order(records: Iterable[TensorRecord]) -> list[TensorRecord]:
+    """Sort records into the program's order; executors of graphs run operators in any order."""
     found = list(records)
     if all(record.is_ordered for record in found):
         return found

@@ -151,8 +151,10 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         return rows
 
     def _of_step(self) -> ProfilerRecording | None:
-        """Return what was recorded of the last step; None without one, or where only a part of it
-        was recorded, or is a step: without modules it begins with its backward pass."""
+        """Return the recording of the last step; None without a complete one.
+
+        In a program without modules a step begins with its backward pass, and is incomplete.
+        """
         if self.step_times is None:
             return None
         begin, end = (1e6 * moment for moment in self.step_times)
@@ -192,8 +194,8 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         return {**found, "ambiguous": self.recording.ambiguous, "problems": problems}
 
     def summary_of_steps(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """As of all tools; ``per_step`` has the times of the last step, which are known after the
-        run."""
+        """As of all tools, with the times of the last step, which are known after the run, in
+        ``per_step``."""
         found = super().summary_of_steps(rows)
         step = self._of_step()
         if step is None:
@@ -215,7 +217,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
 
         Args:
             ops: the operators; None for all.
-            recording: what to sum; None for all that was recorded.
+            recording: the activities to sum; None for the whole recording.
         """
         by_op = _OfOps(recording or self.recording).activities
         groups: dict[str, list[OpDescription]] = collections.defaultdict(list)
@@ -247,7 +249,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
     def _kernels(
         self, listed: Sequence[Activity], run: Sequence[Activity], place: str, has_run: bool
     ) -> Table:
-        """The kernels with the figures of a step, and the milliseconds of the run beside them."""
+        """Return a table of kernels: figures of a step, and milliseconds of the run."""
         total = sum(a.duration for a in listed)
         inside = sum(a.duration for a in listed if a.op) / total if total else 0.0
         what = "kernels" if place == "device" else "activities"
@@ -266,7 +268,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         return Table(title, (*columns, *_run_column(has_run)), lines)
 
     def _groups(self, step: ProfilerRecording | None, place: str, total: float) -> Table:
-        """The operators, types or modules in the same form."""
+        """Return a table of operators, types or modules: figures of a step and of the run."""
         by, has_run = self.options.by, step is not None
         key = {"op": "id", "module": "place"}.get(by, by)
         ops = [op for op in self._ops.values() if self._is_shown(op)]
@@ -328,7 +330,7 @@ class _OfOps:
     """The recorded kernels, by operator.
 
     Attributes:
-        activities: those of each operator.
+        activities: activities by operator id.
     """
 
     def __init__(self, recording: ProfilerRecording) -> None:
@@ -338,11 +340,11 @@ class _OfOps:
         self._executions = collections.Counter(e.op for e in recording.executions)
 
     def figures(self, op_id: str, is_counted: bool = False) -> dict[str, Any]:
-        """The figures of an operator that add up.
+        """Return the figures of an operator that add up.
 
         Args:
             op_id: the operator.
-            is_counted: its executions are recorded; without any, there were none.
+            is_counted: True if its executions are recorded, so that none means 0 and not unknown.
         """
         found = self.activities[op_id]
         none = 0 if is_counted else None
@@ -405,7 +407,7 @@ def _kernels_at(group: Mapping[str, Any], place: str) -> dict[str, float]:
 def _stacked(
     bars: Sequence[Mapping[str, float]], names: Sequence[str] = ()
 ) -> dict[str, list[float | None]]:
-    """Make a series for each of the longest kernels, or of those named, and one for the others."""
+    """Return a series for each of the longest kernels, or of `names`, and one for the others."""
     totals: collections.Counter[str] = collections.Counter()
     for bar in bars:
         totals.update(bar)
@@ -417,7 +419,7 @@ def _stacked(
 
 
 def _order(item: tuple[Any, Mapping[str, Any]], step: Mapping[Any, Any]) -> tuple[float, float]:
-    """The longest of the step first, then the longest of the run."""
+    """Sort key: the longest in the step first, then the longest in the run."""
     key, of_run = item
     return -step.get(key, _NOTHING)["duration_us"], -of_run["duration_us"]
 

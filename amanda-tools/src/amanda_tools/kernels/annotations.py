@@ -1,4 +1,7 @@
-"""Profiler annotations around executions of an operator."""
+"""Profiler annotations around executions of an operator.
+
+``annotate(context, lambda: record_function(name))`` in an analysis before the operator.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def annotate(context: OpContext, make: Callable[[], AbstractContextManager[Any] 
 
     Args:
         context: of an analysis before the operator.
-        make: makes the context manager at each execution; None for no annotation.
+        make: returns the context manager of an execution; None for no annotation.
     """
     # Per thread, and a stack: recomputation in a checkpoint runs an operator within itself.
     local = threading.local()

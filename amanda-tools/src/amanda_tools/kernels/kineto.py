@@ -37,12 +37,12 @@ _ITEM_SIZES = {
 
 @attrs.define(eq=False)
 class Host:
-    """Something on a thread: an activity, an annotation or a launch.
+    """An event on a thread: an activity, an annotation or a launch.
 
     Attributes:
         event: the event of the trace.
-        op: id of the operator that it belongs to, "" if none.
-        activity: the innermost activity around it; itself if it is one.
+        op: id of its operator; "" without one.
+        activity: the innermost activity around the event, or the event itself.
         inner: microseconds of the activities directly within it.
     """
 
@@ -61,7 +61,7 @@ class Threads:
     """Activities, annotations and launches on threads, and the operators they belong to.
 
     Attributes:
-        activities: activities, of operators or not.
+        activities: all activities.
         executions: annotations of operators.
     """
 
@@ -156,7 +156,7 @@ def _kernel(
 ) -> Activity:
     arguments = event.get("args", {})
     span = event.get("dur", 0.0)
-    # Copies and fills say what they moved; kernels do not.
+    # Copies and fills have the number of bytes; kernels do not.
     moved = arguments.get("bytes")
     if moved is None and activity is not None:
         moved = given_bytes(activity.event)

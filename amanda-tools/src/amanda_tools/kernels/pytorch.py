@@ -32,10 +32,10 @@ _IN_USE = "PyTorch's profiler serves one user at a time, and"
 
 
 class TorchRecorder(ProfilerRecorder):
-    """Annotates each execution: activities within an annotation on its thread are the operator's.
+    """Annotates each execution: activities within an annotation belong to its operator.
 
-    PyTorch's profiler records the thread that starts it, and those that autograd uses for it. Where
-    the program profiles itself, it runs for the program alone.
+    PyTorch's profiler records the thread that starts it, and the threads that autograd uses for it.
+    While the program uses a profiler, the recorder waits.
     """
 
     framework = "pytorch"
@@ -92,7 +92,7 @@ class TorchRecorder(ProfilerRecorder):
         self._profiler = profiler
 
     def _change(self, function: Callable[[], None]) -> None:
-        """Start or stop a profiler of ours, which is not the program's."""
+        """Start or stop our profiler, without taking it for a profiler of the program."""
         self._is_changing = True
         try:
             function()
@@ -107,7 +107,7 @@ class TorchRecorder(ProfilerRecorder):
         return threading.get_ident() == self._thread and not is_in_backward()
 
     def _wait(self, user: Hashable) -> None:
-        """The program starts a profiler."""
+        """Wait, since the program starts a profiler."""
         if self._is_changing:
             return
         self._users.add(user)
@@ -118,7 +118,7 @@ class TorchRecorder(ProfilerRecorder):
                 self._is_taken = True
 
     def _go_on(self, user: Hashable) -> None:
-        """The program has stopped one."""
+        """Go on after the program has stopped a profiler."""
         if self._is_changing:
             return
         self._users.discard(user)
@@ -163,7 +163,7 @@ class TorchRecorder(ProfilerRecorder):
         annotate(context, lambda: record_function(name) if self._records() else None)
 
     def _records(self) -> bool:
-        """Count an execution; whether to mark it. A profiler of the program would show the mark."""
+        """Count an execution; return True to mark it: not while a program's profiler runs."""
         if self._users:
             self._given_up += 1
             return False

@@ -17,7 +17,7 @@ from amanda_tools._timelines.activities import ProfilerRecording
 
 @attrs.frozen
 class Settings:
-    """How to record.
+    """Settings of a recorder.
 
     Attributes:
         shapes: note shapes of tensors, for bytes.
@@ -34,7 +34,7 @@ class ProfilerRecorder(abc.ABC):
     Attributes:
         executions: executions so far, beyond the limit as well.
         not_recorded: executions beyond the limit.
-        problem: what went wrong while it recorded; "" if nothing did.
+        problem: text about a failure while recording; "" without one.
     """
 
     framework: ClassVar[str]
@@ -50,7 +50,7 @@ class ProfilerRecorder(abc.ABC):
         """Start the profiler.
 
         Raises:
-            CapabilityError: it runs already.
+            CapabilityError: the profiler runs already.
         """
 
     @abc.abstractmethod
@@ -62,8 +62,7 @@ class ProfilerRecorder(abc.ABC):
         """Mark the executions of an operator, in an analysis before it."""
 
     def is_within_limit(self) -> bool:
-        """Count an execution; return whether it is to be recorded. Calls :meth:`at_limit` beyond
-        it."""
+        """Count an execution; return True if it is to be recorded, else call :meth:`at_limit`."""
         self.executions += 1
         if self.executions <= self.settings.limit:
             return True

@@ -10,7 +10,7 @@ from amanda import OpContext
 from amanda.tools.description import OpDescription
 from amanda_tools._timelines.activities import ProfilerRecording, mark_of
 from amanda_tools._timelines.graph_nodes import note_nodes
-from amanda_tools._timelines.tensorflow_profiler import Recording
+from amanda_tools._timelines.tensorflow_profiler import ProfilerUse
 from amanda_tools._timelines.xplane import Names, recording_of
 from amanda_tools.kernels.annotations import annotate
 from amanda_tools.kernels.recordings import ProfilerRecorder, Settings
@@ -23,7 +23,7 @@ class TensorFlowRecorder(ProfilerRecorder):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._recording = Recording()
+        self._recording = ProfilerUse()
         self._names = Names()
 
     def start(self) -> None:

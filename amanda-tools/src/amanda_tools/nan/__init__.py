@@ -1,4 +1,12 @@
-"""``nan``: finds the first operator that produces NaN or an infinity, forward or backward."""
+"""``nan``: finds the first operator that produces NaN or an infinity, forward or backward.
+
+::
+
+    tool = NanTool(action="record")
+    with amanda.apply(tool):
+        torch.zeros(2).log()
+    tool.events[0].op.id, tool.replay.run()
+"""
 
 from __future__ import annotations
 
@@ -50,9 +58,9 @@ class NanOptions:
         inf: also look for infinities.
         backward: also look at the backward pass.
         ignore: op types that may produce them, as log where a zero is expected.
-        history: operators before it to name.
-        limit: producing operators to record; nothing is looked at after that.
-        replay: keep the first one's inputs, and write them with the results.
+        history: number of preceding operators to name.
+        limit: number of producing operators to record; nothing is checked after them.
+        replay: keep the inputs of the first producing operator, and write them with the results.
     """
 
     action: Literal["abort", "warn", "record"] = "warn"
@@ -71,7 +79,7 @@ class NanTool(PrintingTool[NanOptions]):
 
     Attributes:
         events: producing operators, in the order in which they produced.
-        replay: the first one with its inputs, to be run again; None if there is none.
+        replay: the first producing operator with its inputs, to run it again; None without one.
         recent: ids of the operators watched last, the current one included.
     """
 
@@ -84,7 +92,7 @@ class NanTool(PrintingTool[NanOptions]):
         self.events: list[NonFiniteEvent] = []
         self.replay: OpReplay | None = None
         self._received: dict[str, Any] | None = None
-        # Whether an operator received one before any of the model produced its own.
+        # True if an operator received a NaN before any operator of the model produced one.
         self._passed_on = False
         self._watches: dict[str, OpWatch] = {}
         self._sources: dict[str, str] = {}
@@ -131,7 +139,7 @@ class NanTool(PrintingTool[NanOptions]):
 
     def _watch(self, op: OpDescription, context: OpContext) -> OpWatch:
         watch = self._watches[op.id] = OpWatch(self, op)
-        # As text at once: an argument may lead to the program's models and tensors.
+        # As text at once: an argument may hold references to models and tensors.
         watch.attributes = {name: plain(value) for name, value in context.get_attrs().items()}
         watch.names = context.get_input_names() if context.is_forward() else []
         return watch
@@ -154,12 +162,12 @@ class NanTool(PrintingTool[NanOptions]):
         """Examine an execution whose outputs are not all finite.
 
         Args:
-            watch: routines of the operator.
+            watch: the watched operator.
             inputs, outputs: tensors of the execution.
-            was_clean: inputs that the operator has overwritten were finite before.
+            was_clean: True if inputs that the operator has overwritten were finite before.
 
         Raises:
-            NonFiniteError: the operator produced it, and the tool is to abort.
+            NonFiniteError: the operator produced it, and the option ``action`` is ``abort``.
         """
         # Overwritten inputs are no longer what the operator read; `was_clean` stands for them.
         written = [i for i, t in enumerate(inputs) if any(t is o for o in outputs)]
@@ -179,7 +187,7 @@ class NanTool(PrintingTool[NanOptions]):
             self._note_received(watch, others)
 
     def _note_received(self, watch: OpWatch, inputs: Sequence[Any]) -> None:
-        """Note the first operator that reads a NaN which no operator has produced."""
+        """Record the first operator that reads a NaN which no operator has produced."""
         for position, tensor in enumerate(inputs):
             if tensor is not None and _has_nan(tensor):
                 name = watch.names[position] if position < len(watch.names) else ""
@@ -239,7 +247,7 @@ class NanTool(PrintingTool[NanOptions]):
 
     @property
     def is_full(self) -> bool:
-        """The limit of recorded operators is reached."""
+        """True if the limit of recorded operators is reached."""
         return len(self.events) >= self.options.limit
 
     def findings(self) -> list[NonFiniteEvent]:
@@ -333,13 +341,13 @@ class NanTool(PrintingTool[NanOptions]):
             )
 
     def _about_received(self) -> Iterable[Table]:
-        """The first NaN that was in the model or in the data, before any operator ran on it."""
+        """The first NaN in a parameter or in the data, which no operator has produced."""
         if found := self._received:
             rows = [(found["id"], found["input"], found["source"])]
             yield Table(f"nan: {_received_message(found)}", ("op", "input", "source"), rows)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write the first one's inputs as ``<stem>.inputs.npz``."""
+        """Write the inputs of the first producing operator as ``<stem>.inputs.npz``."""
         return [self.replay.write(folder / f"{stem}.inputs.npz")] if self.replay else []
 
 
@@ -359,7 +367,7 @@ class OpWatch:
         self.parameters: frozenset[int] = frozenset()
 
     def found(self, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool) -> None:
-        """An execution has outputs that are not all finite; see :class:`amanda.inline.Check`."""
+        """Examine an execution with an output that is not finite (:class:`amanda.inline.Check`)."""
         if not self._tool.is_full:
             self._tool.suspect(self, inputs, outputs, was_clean)
 

@@ -55,7 +55,7 @@ class NonFiniteEvent:
         overwritten: positions of inputs that the operator wrote into before they could be examined.
         attributes: non-tensor arguments, as text where they are not plain data.
         last: ids of the operators watched before it, the latest last.
-        times: how often it produced one.
+        times: number of executions that produced NaN or an infinity.
     """
 
     op: OpDescription
@@ -97,7 +97,7 @@ class NonFiniteEvent:
 def _placed(
     tensors: Sequence[dict[str, Any] | None], specs: Sequence[TensorSpec | None] | None
 ) -> list[dict[str, Any] | None]:
-    """Add to each tensor's statistics where it is."""
+    """Add to each tensor's statistics its place among the arguments."""
     devices = [None if spec is None else spec.device for spec in specs or ()]
     return [
         None if tensor is None else {**tensor, "device": device or ""}

@@ -126,18 +126,6 @@ class PathTool(PrintingTool[PathOptions]):
             raise AmandaError(f"path: {self._problem()}")
         return list(self._paths)
 
-    def class_path(self, label: int) -> Path:
-        """Return the path of a class: the union of those of its inputs.
-
-        Raises:
-            AmandaError: there was no input of this class.
-        """
-        self._recorder.finish()
-        if label not in self.class_paths:
-            known = ", ".join(map(str, sorted(self.class_paths))) or "none"
-            raise AmandaError(f"path: no input of class {label} has run; there are: {known}")
-        return self.class_paths[label]
-
     def _extract(self, run: Pass) -> None:
         """Extract the paths of a pass that has ended."""
         output = self._output(run)

@@ -51,10 +51,10 @@ class ProfileOptions(PhaseOptions):
 
     Attributes:
         by: grouping of the largest table: op, type or module.
-        sort: its order: time, calls, memory or saved.
-        sync: wait for CUDA devices before each look at the clock, which times their work and not
-            its launch, and slows it down.
-        memory: look at the memory in use before and after each execution.
+        sort: order of its rows: time, calls, memory or saved.
+        sync: wait for CUDA devices before reading the clock, so that times are of their work and
+            not of its launch; slower.
+        memory: sample the memory in use before and after each execution.
         timeline: also write a timeline for Perfetto.
         flame: also write a flame graph for speedscope.app.
         csv: also write the rows of all operators as a table.
@@ -79,7 +79,7 @@ _MOST_SPANS = 4000
 """Operators of a step that a page shows over time, the longest ones."""
 
 _SERIES = ("forward", "backward", "optimizer", "other", "setup")
-"""Parts of a step, in the order of their colours, as other charts have them."""
+"""Parts of a step, in the order of the colours in other charts."""
 
 _GRAPHS = ("function", "session")
 """Ends of the namespaces of TensorFlow's graphs."""
@@ -122,8 +122,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         limit = self.options.limit if self.options.timeline else 0
-        settle = synchronize if self.options.sync else None
-        self.timeline = Timeline(limit, settle=settle)
+        wait = synchronize if self.options.sync else None
+        self.timeline = Timeline(limit, synchronize=wait)
         self._ops: dict[str, OpDescription] = {}
         self._sources: dict[str, str] = {}
         self._output_bytes: dict[str, int | None] = {}
@@ -138,11 +138,11 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self.add_inst_for_op(watch, backward=True, require_outputs=True)
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
-        """Note garbage collections, which are in no operator's time."""
+        """Start recording garbage collections, which count in no operator's time."""
         self.timeline.begin(drivers)
 
     def exit_scope(self) -> None:
-        """Take the times of operators of graphs."""
+        """Add the times of operators of graphs."""
         self.timeline.close()
 
     def _analyse(self, context: OpContext) -> None:
@@ -163,8 +163,10 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         insert_after(context, delta.after)
 
     def _choose_memory(self) -> None:
-        """Choose the memory that is looked at: of tensors on the CUDA device, or without one of the
-        process. A program may begin to use a device at any time."""
+        """Choose the memory to sample: of tensors on the CUDA device in use, else of the process.
+
+        A program may begin to use a device at any time.
+        """
         memory, used = self._memory, device_bytes if device_bytes() else None
         if used is not memory.used:
             memory.used, memory.peak = used, 0
@@ -183,9 +185,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
     # -- result -----------------------------------------------------------
 
     def momentary_figures(self) -> dict[str, float]:
-        """``memory_bytes``, the memory in use as a step ends, and ``peak_bytes``, the most that was
-        seen at the begin or end of an operator since the step before. As ``memory_delta`` has it,
-        and not where that is null."""
+        """``memory_bytes`` at the end of a step, and ``peak_bytes``, the largest memory sampled at
+        begins and ends of operators since the previous step; {} where ``memory_delta`` is null."""
         if not self._deltas:
             return {}
         now = self._memory.read()
@@ -193,16 +194,16 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         return {"memory_bytes": now, "peak_bytes": peak}
 
     def op_counts(self) -> Mapping[str, Sequence[float]]:
-        """Calls and nanoseconds of operators so far, where the timeline does not have all spans."""
+        """Calls and nanoseconds of operators so far, if the timeline lacks spans."""
         return {} if self.timeline.keeps_all else self.timeline.sums()
 
     def _last_step(self) -> Stretch | None:
-        """Return the part of the timeline that is the last step; None if it does not have it."""
+        """Return the last step of the timeline; None if its spans were not kept."""
         times = self.step_times
         return self.timeline.between(*times) if times else None
 
     def _per_step(self) -> dict[str, dict[str, Any]]:
-        """Return calls and seconds in the last step by operator id; {} if they are not known."""
+        """Return calls and seconds in the last step by operator id; {} if unknown."""
         if (step := self._last_step()) is not None:
             none = Total()
             found = {op_id: step.totals.get(op_id, none) for op_id in self._ops}

@@ -15,7 +15,7 @@ _SHRINKS = np.linspace(1.0, 0.2, 81)
 """Fractions of the full range from which observer=mse chooses."""
 
 
-class Observer:
+class RangeObserver:
     """Collects activations, and gives their range."""
 
     def __init__(self, options: QuantizeOptions) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Arithmetic, Array, arithmetic_of
 from amanda_tools.quantize.numbers import QuantGrid, dynamic_fit, fake_float, fake_quantize
-from amanda_tools.quantize.observers import Observer, range_of
+from amanda_tools.quantize.observers import RangeObserver, range_of
 from amanda_tools.quantize.options import QuantizeOptions
 
 _SMALLEST = 1e-9
@@ -48,7 +48,7 @@ class Quantizer:
     initial: dict[str, Array] = attrs.field(factory=dict)
     learned: dict[str, Any] = attrs.field(factory=dict)
     remaining: int = 0
-    _observer: Observer | None = None
+    _observer: RangeObserver | None = None
     _has_range: bool = False
     """Whether anything but zeros has been observed."""
     _constants: dict[tuple[str, str, tuple[int, ...]], Any] = attrs.field(factory=dict)
@@ -90,7 +90,7 @@ class Quantizer:
         self = cls(options, index, "activation", bits, grid)
         if options.method != "dynamic":
             self.remaining = options.calibration
-            self._observer = Observer(options)
+            self._observer = RangeObserver(options)
         if options.method == "qat":
             # The calibration sets the values; an optimizer can have the variables before.
             bounds = ("high",) if symmetric else ("low", "high")
@@ -110,12 +110,12 @@ class Quantizer:
 
     @property
     def has_run(self) -> bool:
-        """Whether the operator has run; of a graph it has not where nothing needs its result."""
+        """True if the operator has run; operators of a graph whose result is unused do not run."""
         return self.remaining < self.options.calibration
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is calibrated, and so rounds."""
+        """True if it is calibrated, and rounds."""
         return self.remaining == 0
 
     # -- routines ---------------------------------------------------------
@@ -171,7 +171,7 @@ class Quantizer:
 
     @property
     def _is_open(self) -> bool:
-        """Whether the calibration of an activation saw zeros alone, which have no range.
+        """True if the calibration of an activation saw only zeros, which have no range.
 
         So begins the state of a recurrent layer, whose steps are executions of one operator in a
         loop of a graph: its range is that of the next tensor that is not zero. What is learned

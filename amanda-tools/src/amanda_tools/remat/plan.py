@@ -86,11 +86,11 @@ class MemoryModel:
 
     def peak(self, recomputed: Collection[int]) -> int:
         """Return the largest number of bytes at any time of the backward pass; see
-        :class:`_Backward`."""
-        return _Backward(self, recomputed).peak()
+        :class:`_BackwardUse`."""
+        return _BackwardUse(self, recomputed).peak()
 
 
-class _Backward:
+class _BackwardUse:
     """Simulates a backward pass under the rules by which the tool recomputes.
 
     A recomputed result stays until the backward pass has passed all operators that keep it, and all

@@ -32,7 +32,7 @@ from amanda_tools.remat.recorded_runs import (
 
 
 @attrs.frozen
-class Before:
+class StateBefore:
     """State before an operator ran.
 
     Attributes:
@@ -56,7 +56,7 @@ class TorchMeasurement(Measurement):
         super().__init__()
         self._pieces: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._met: set[int] = set()
-        self._before: dict[str, Before] = {}
+        self._before: dict[str, StateBefore] = {}
 
     def before(self, context: OpContext) -> None:
         # Tensors of a class of its own are read here, and never computed with.
@@ -69,7 +69,7 @@ class TorchMeasurement(Measurement):
         target, writes = None, op_name(context.get_op()).endswith("_")
         if writes and given and self._maker(given[0]) is not None and is_plain(given[0]):
             target = given[0].detach().clone()
-        self._before[context.get_op_id()] = Before(versions, random_states(), target)
+        self._before[context.get_op_id()] = StateBefore(versions, random_states(), target)
 
     def starts_with_gradients(self) -> bool:
         return torch.is_grad_enabled() and not self.ops
@@ -133,7 +133,7 @@ class TorchMeasurement(Measurement):
         piece = None if storage is None else self._pieces.get(storage)
         return next((step for step in self.ops if piece in step.made), None)
 
-    def _changed(self, before: Before) -> set[int | None]:
+    def _changed(self, before: StateBefore) -> set[int | None]:
         """Return the pieces that an operator has changed in place."""
         return {
             self._piece(tensor)
@@ -142,7 +142,7 @@ class TorchMeasurement(Measurement):
         }
 
     def _mark_changes(
-        self, context: OpContext, before: Before, step: MeasuredOp, changed: set[int | None]
+        self, context: OpContext, before: StateBefore, step: MeasuredOp, changed: set[int | None]
     ) -> None:
         """Mark operators that an in-place change makes unrepeatable.
 
@@ -162,7 +162,7 @@ class TorchMeasurement(Measurement):
             maker.inputs = [*maker.inputs, *others]
 
     def _can_follow(
-        self, context: OpContext, before: Before, maker: MeasuredOp, changed: set[int | None]
+        self, context: OpContext, before: StateBefore, maker: MeasuredOp, changed: set[int | None]
     ) -> bool:
         """Decide whether a change can be repeated right after its maker has run again."""
         place = self.ops.index(maker)
@@ -205,7 +205,7 @@ class TorchMeasurement(Measurement):
         step.made = [*step.made, *sorted(pieces - self._met)]
         return pieces
 
-    def _drawn(self, before: Before, step: MeasuredOp) -> Sequence[torch.Tensor]:
+    def _drawn(self, before: StateBefore, step: MeasuredOp) -> Sequence[torch.Tensor]:
         """Return the generators' states before an operator that drew from them, else ().
 
         The states are kept for the second run, and count as an input.
@@ -265,7 +265,7 @@ def _obstacle(
 
 
 def _has_generator(context: OpContext) -> bool:
-    """Whether the program has passed a generator, whose state would be another one afterwards."""
+    """True if the program has passed a generator, whose state would change."""
     return any(isinstance(value, torch.Generator) for value in context.get_attrs().values())
 
 

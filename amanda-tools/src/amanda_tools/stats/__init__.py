@@ -30,7 +30,7 @@ class StatsOptions(WatchingOptions):
     """The options of ``stats``.
 
     Attributes:
-        csv: write the series, a line per look.
+        csv: write the series, a line per sample.
         tensorboard: write the series and the histograms for TensorBoard.
         wandb: project of Weights & Biases, in which the series become a run.
         mlflow: experiment of MLflow, likewise.
@@ -69,7 +69,7 @@ class StatsTool(WatchingTool[StatsOptions]):
         return self.tensor_rows()
 
     def summary(self) -> dict[str, Any]:
-        """Number of tensors and looks; tensors with NaN or infinities, dead units, saturated
+        """Number of tensors and samples; tensors with NaN or infinities, dead units, saturated
         elements."""
         watched = self.watched.values()
         rows = [(w, w.moments.row()) for w in watched]

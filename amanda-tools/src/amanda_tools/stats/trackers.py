@@ -28,10 +28,10 @@ from amanda_tools._bases.watching import Sample
 from amanda_tools.stats.writers import FIGURES
 
 TIMEOUT = 300
-"""Seconds after which a library that does not answer is given up."""
+"""Seconds to wait for a library."""
 
 BATCH = 1000
-"""Metrics of one call of MLflow, which takes no more."""
+"""Largest number of metrics in one call of MLflow."""
 
 Points = Mapping[int, Mapping[str, float]]
 """Values by name, by step."""
@@ -41,7 +41,7 @@ def require(library: str) -> None:
     """Check that a library is installed, and do not import it.
 
     Raises:
-        ValueError: it is not; the message says how to install it.
+        ValueError: it is not installed; the message says how to install it.
     """
     found = importlib.util.find_spec(library)
     # The folder that wandb writes into is a package without origin, if it is on the path.

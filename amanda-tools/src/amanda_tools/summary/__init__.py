@@ -18,7 +18,7 @@ from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.notebook import table_of
 from amanda_tools._output.units import format_quantity
 from amanda_tools.summary.graph_ops import GraphOps
-from amanda_tools.summary.keras_layers import KerasCalls, is_keras
+from amanda_tools.summary.keras_layers import KerasCallPatch, is_keras
 from amanda_tools.summary.op_figures import OpFigures
 from amanda_tools.summary.recorder import Recorder
 from amanda_tools.summary.rows import model_rows, tree_rows
@@ -36,7 +36,7 @@ class SummaryOptions:
 
     Attributes:
         depth: levels of modules below the model that tables show; 0 for all.
-        time: also take the time of each module's calls, that of tools included.
+        time: also measure the duration of each module's calls, tools included.
         repeated: show modules that are alike one by one, such as the blocks of a transformer.
     """
 
@@ -66,7 +66,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         self._follows_graphs = False
         self._namespaces: set[str] = set()
         self._torch_calls: Any = None
-        self._keras_calls = KerasCalls(self.recorder)
+        self._keras_calls = KerasCallPatch(self.recorder)
         self._scopes = Scopes()
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
@@ -116,7 +116,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         self._keras_calls.open()
 
     def exit_scope(self) -> None:
-        """End it."""
+        """Stop following the calls of modules."""
         self._keras_calls.close()
 
     # -- analysis -------------------------------------------------------------
@@ -140,9 +140,9 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         """One row per module, in the order of each model's tree.
 
         ``model``; ``path``, ``type``, ``depth``; ``output``, the shape of the first tensor that its
-        first call gave, and ``outputs``, all of them; ``parameters``, ``trainable`` ones and their
-        ``parameter_bytes``; ``macs``, ``flops``, ``activation_bytes``; ``calls``; with the option
-        ``time``, ``seconds``.
+        first call returned, and ``outputs``, all of its tensors; ``parameters``, ``trainable`` ones
+        and their ``parameter_bytes``; ``macs``, ``flops``, ``activation_bytes``; ``calls``; with
+        the option ``time``, ``seconds``.
         """
         found = [
             row
@@ -164,8 +164,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         return {**found, "modules": modules}
 
     def summary(self) -> dict[str, Any]:
-        """``models``: of each, by its name, the figures of its first row, and ``passes``, how many
-        complete ones there were."""
+        """``models``: name of each model to the figures of its first row, and ``passes``, the number
+        of complete passes."""
         tops = {row["model"]: row for row in self.modules() if row["depth"] == 0}
         figures = "type output parameters trainable parameter_bytes flops activation_bytes".split()
         counted = {model.name: model.passes for model in self.recorder.models}

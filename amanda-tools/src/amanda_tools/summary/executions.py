@@ -1,4 +1,11 @@
-"""Executions of an operator of a graph, and how many runs of the graph they make."""
+"""Executions of operators of a graph, and the number of runs of the graph.
+
+::
+
+    op = GraphOp(module="net/fc")
+    op.add(macs=1000, size=64)          # at each execution
+    op.figures_in(runs_of([op]))        # (1000, 64): in one run
+"""
 
 from __future__ import annotations
 
@@ -9,12 +16,12 @@ import attrs
 
 
 @attrs.define(eq=False)
-class CountedOp:
+class GraphOp:
     """An operator of a graph.
 
     Attributes:
-        module: what it belongs to: the path of a module, or a name scope.
-        executions: how often it ran.
+        module: path of the module, or name scope, that the operator belongs to.
+        executions: number of executions.
         flops, bytes: of its last execution.
     """
 
@@ -29,13 +36,15 @@ class CountedOp:
         self.flops, self.bytes = flops, size
 
     def figures_in(self, runs: int) -> tuple[int, int]:
-        """FLOPs and bytes in one of so many runs: several times those of an
-        execution in a loop."""
+        """Return FLOPs and bytes in one of `runs` runs of the graph.
+
+        An operator in a loop has several executions in a run.
+        """
         times = max(1, round(self.executions / runs)) if self.executions else 0
         return times * self.flops, times * self.bytes
 
 
-def runs_of(ops: Iterable[CountedOp]) -> int:
-    """The runs of a graph: as often as most of its operators ran; 0 if none did."""
+def runs_of(ops: Iterable[GraphOp]) -> int:
+    """Return the runs of a graph: the most frequent number of executions; 0 without any."""
     counts = collections.Counter(op.executions for op in ops if op.executions)
     return counts.most_common(1)[0][0] if counts else 0

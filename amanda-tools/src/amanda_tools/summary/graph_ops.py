@@ -1,7 +1,8 @@
 """Figures of operators that run in graphs of TensorFlow, where layers are not called by Python.
 
-The driver tells where layers are entered and left in a run: operators between the two add to the
-pass that runs. Those of layers of which it does not tell are counted, and a run is estimated.
+The driver reports where layers are entered and left in a run: operators between the two points add
+to the current pass. Operators of layers that the driver does not report are counted, and their
+number of executions in a run is estimated.
 """
 
 from __future__ import annotations
@@ -10,35 +11,35 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from amanda.interface.points import Point, PointContext
-from amanda_tools.summary.executions import CountedOp, runs_of
-from amanda_tools.summary.keras_layers import KerasLayers, is_keras
+from amanda_tools.summary.executions import GraphOp, runs_of
+from amanda_tools.summary.keras_layers import KerasModules, is_keras
 from amanda_tools.summary.recorder import Recorder, specs_of
 from amanda_tools.summary.scopes import ScopedOp
-from amanda_tools.summary.tensorflow_modules import Gone, TensorFlowModules, is_module
+from amanda_tools.summary.tensorflow_modules import DroppedModule, TensorFlowModules, is_module
 
 
 class GraphOps:
     """The operators of graphs, by the layers that made them.
 
     Args:
-        recorder: has the passes of all models.
+        recorder: holds the passes of all models.
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self._ops: dict[str, CountedOp] = {}
+        self._ops: dict[str, GraphOp] = {}
         self._eager_recorder = recorder
         self._recorder = recorder.of_graphs()
-        self._layers = KerasLayers()
+        self._layers = KerasModules()
         self._modules = TensorFlowModules()
-        self._gone: dict[str, Gone] = {}
+        self._gone: dict[str, DroppedModule] = {}
 
     def adder(self, op_id: str, module: str, scoped: ScopedOp | None) -> Callable[[int, int], None]:
-        """A function that counts the executions of an operator.
+        """Return a function that counts the executions of an operator.
 
         Args:
-            scoped: the operator in its scope, for where no module is called.
+            scoped: the operator in its name scope, for graphs in which no module is called.
         """
-        op = self._ops.setdefault(op_id, CountedOp(module))
+        op = self._ops.setdefault(op_id, GraphOp(module))
 
         def add(flops: int, size: int) -> None:
             if not self._recorder.add_at(module, flops, size):
@@ -49,15 +50,15 @@ class GraphOps:
         return add
 
     def passed(self, point: PointContext) -> None:
-        """A routine at modules: one is entered or left, in a run of a graph or eagerly."""
+        """Instrumentation routine: a module is entered or left, in a run of a graph or eagerly."""
         target, runs_at_once = point.target, point.runs_at_once
         if target is None and point.namespace.startswith("tensorflow/"):
             name = point.module.rpartition("/")[2] or point.id
-            target = self._gone.setdefault(point.id, Gone(name))
+            target = self._gone.setdefault(point.id, DroppedModule(name))
         recorder = self._eager_recorder if runs_at_once else self._recorder
         around = recorder.outermost()
         in_module = around is not None and not around.calls_are_seen
-        of_driver = is_module(target) or isinstance(target, Gone)
+        of_driver = is_module(target) or isinstance(target, DroppedModule)
         if not of_driver and not (is_keras(target) and (in_module or not runs_at_once)):
             return
         if point.point is Point.MODULE_EXIT:
@@ -69,7 +70,7 @@ class GraphOps:
         recorder.enter(source, target, (), place=place)
 
     def figures_of(self, model: str) -> Mapping[str, tuple[int, int]]:
-        """FLOPs and bytes of one run of a model's graph, by path of a layer.
+        """Return FLOPs and bytes of one run of a model's graph, by path of a layer.
 
         An operator in a loop runs several times in a run: as often as it ran more often than most.
         """

@@ -1,4 +1,4 @@
-"""The layers of Keras, on any backend: their tree, and where they are called."""
+"""The layers of Keras, on any backend: their tree, and a patch that reports their calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from amanda_tools.summary.recorder import ModuleFact, Parameter, Recorder, specs_of
+from amanda_tools.summary.recorder import ModuleFact, ParameterFact, Recorder, specs_of
 
 
 def _layer_class() -> Any:
@@ -15,13 +15,13 @@ def _layer_class() -> Any:
 
 
 def is_keras(module: Any) -> bool:
-    """Whether a module is a layer of Keras."""
+    """True if a module is a layer of Keras."""
     layer = _layer_class()
     return layer is not None and isinstance(module, layer)
 
 
 def is_symbolic(inputs: Any) -> bool:
-    """Whether there is a tensor among the inputs with which Keras builds models."""
+    """True if an input is a ``KerasTensor``, with which Keras builds models."""
     if isinstance(inputs, Mapping):
         inputs = list(inputs.values())
     if isinstance(inputs, (list, tuple)):
@@ -29,8 +29,8 @@ def is_symbolic(inputs: Any) -> bool:
     return type(inputs).__name__ == "KerasTensor"
 
 
-class KerasLayers:
-    """How layers of Keras are named and described."""
+class KerasModules:
+    """Names and descriptions of layers of Keras."""
 
     separator = "/"
     calls_are_seen = True
@@ -61,7 +61,7 @@ class KerasLayers:
             for length in weight.shape:
                 size *= int(length)
             item = getattr(weight.dtype, "size", None) or _item_size(str(weight.dtype))
-            parameters.append(Parameter(id(weight), size, size * item, id(weight) in trainable))
+            parameters.append(ParameterFact(id(weight), size, size * item, id(weight) in trainable))
         # An input is not called.
         shape = getattr(module, "batch_shape", None)
         return ModuleFact(path, type(module).__name__, depth, parameters, shape)
@@ -71,22 +71,22 @@ class KerasLayers:
 
 
 def _item_size(dtype: str) -> int:
-    """The bytes of an element, from the number of bits in the name of its type."""
+    """Return the bytes of an element, from the number of bits in the name of its type."""
     bits = "".join(letter for letter in dtype if letter.isdigit())
     return max(int(bits) // 8, 1) if bits else 1
 
 
-class KerasCalls:
+class KerasCallPatch:
     """A patch of ``Layer.__call__`` that reports calls to a recorder.
 
-    On the backend of PyTorch the layers are modules, whose hooks tell of them. There, and here, a
-    layer that is not built calls its parts to learn their shapes before it runs (Keras 3.15); those
-    calls are hidden.
+    On the backend of PyTorch layers are modules, and :class:`TorchCalls` reports them. On all
+    backends a layer that is not built calls its parts to learn their shapes before it runs (Keras
+    3.15); those calls are not recorded.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._layers = KerasLayers()
+        self._layers = KerasModules()
         self._are_modules = False
         self._runs_now: Callable[[], bool] = lambda: True
         self._layer: Any = None
@@ -94,7 +94,7 @@ class KerasCalls:
         self._vanilla: Any = None
 
     def open(self) -> None:
-        """Patch the class of layers as soon as there is one; harmless when called again."""
+        """Patch the class of layers if Keras is imported; a second call does nothing."""
         keras, layer = sys.modules.get("keras"), _layer_class()
         if self._patch is not None or layer is None or not hasattr(keras, "config"):
             return
@@ -103,16 +103,16 @@ class KerasCalls:
         if backend == "tensorflow":
             self._runs_now = sys.modules["tensorflow"].executing_eagerly
         self._layer, self._vanilla = layer, layer.__call__
-        self._patch = layer.__call__ = _telling(self, self._vanilla)
+        self._patch = layer.__call__ = _reporting(self, self._vanilla)
 
     def close(self) -> None:
-        """Undo the patch; where another one stands over it, it only passes calls on."""
+        """Undo the patch; under a later patch of others it stays, and only forwards calls."""
         patch, self._patch = self._patch, None
         if patch is not None and self._layer.__dict__.get("__call__") is patch:
             self._layer.__call__ = self._vanilla
 
     def called(self, layer: Any, args: Any, kwargs: Any) -> Any:
-        """Call a layer."""
+        """Call a layer, and report the call."""
         # A class that calls its base class's ``__call__`` makes one call.
         is_part = self._patch is None or self._recorder.is_innermost(layer)
         # In a graph nothing runs yet: the driver reports the calls when it does.
@@ -137,7 +137,7 @@ class KerasCalls:
         return output
 
 
-def _telling(calls: KerasCalls, vanilla: Any) -> Any:
+def _reporting(calls: KerasCallPatch, vanilla: Any) -> Any:
     # AutoGraph converts functions by their module, and leaves those of Keras as they are.
     @functools.wraps(vanilla)
     def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807

@@ -1,4 +1,11 @@
-"""The figures of one execution of an operator: FLOPs, and bytes of its outputs."""
+"""FLOPs and bytes of the outputs of each execution of an operator.
+
+::
+
+    figures = OpFigures.of(context)                 # in an analysis
+    if figures is not None:
+        figures.insert(context, add=lambda flops, size: ...)
+"""
 
 from __future__ import annotations
 
@@ -16,17 +23,17 @@ from amanda_tools._operators.signature import CallShapes, Signature
 from amanda_tools._values.shapes import byte_size, shape_of
 
 Add = Callable[[int, int], None]
-"""Takes the FLOPs and the bytes of one execution."""
+"""Called with the FLOPs and the bytes of one execution."""
 
 
 @attrs.define(eq=False)
 class OpFigures:
-    """The figures of an operator's executions, with the shapes that each has.
+    """Computes the figures of an operator's executions from the shapes of each.
 
     Attributes:
         signature: facts that all executions share.
-        formula: of its FLOPs; None for an operator that counts none.
-        is_view: its outputs are not activations.
+        formula: computes its FLOPs; None for an operator without any.
+        is_view: True if its outputs are views, which are no activations.
     """
 
     signature: Signature
@@ -38,7 +45,7 @@ class OpFigures:
 
     @classmethod
     def of(cls, context: OpContext) -> OpFigures | None:
-        """The figures of an operator; None for one that adds nothing."""
+        """Return the figures of an operator; None for one that adds nothing."""
         kind = str(context["op_type"] or "")
         op = context.get_op()
         name = op_name(op)
@@ -52,10 +59,10 @@ class OpFigures:
     def insert(
         self, context: OpContext, add: Add, see: Callable[[Sequence[Any]], None] | None = None
     ) -> None:
-        """Insert the routines that give the figures of each execution to `add`.
+        """Insert the routines that call `add` with the figures of each execution.
 
         Args:
-            see: is given its outputs.
+            see: called with the outputs of each execution.
         """
         self._add, self._see = add, see
         if self.formula is not None:

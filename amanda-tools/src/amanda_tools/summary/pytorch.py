@@ -1,4 +1,4 @@
-"""The modules of PyTorch: their tree, and their calls."""
+"""The modules of PyTorch: their tree, and a routine that reports their calls."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 from amanda import deferrable
 from amanda.interface.points import Point, PointContext
 from amanda_tools._internals import is_in_backward, own_parts
-from amanda_tools.summary.keras_layers import KerasLayers, is_keras, is_symbolic
-from amanda_tools.summary.recorder import ModuleFact, Parameter, Recorder, specs_of
+from amanda_tools.summary.keras_layers import KerasModules, is_keras, is_symbolic
+from amanda_tools.summary.recorder import ModuleFact, ParameterFact, Recorder, specs_of
 
 
 class TorchModules:
-    """How modules of PyTorch are named and described."""
+    """Names and descriptions of modules of PyTorch."""
 
     separator = "."
     calls_are_seen = True
@@ -28,14 +28,14 @@ class TorchModules:
         return ""
 
     def modules(self, root: nn.Module) -> Iterator[tuple[str, Any]]:
-        # Not named_modules(): its generators are nested, so that a step costs the depth.
+        # Not named_modules(): its nested generators cost time in proportion to the depth.
         walk, above = [iter([("", root)])], [0]
         while walk:
             path, module = next(walk[-1], ("", None))
             if module is None:
                 walk.pop()
                 above.pop()
-            # A module may hold the one that it is in.
+            # A module may contain a module around it.
             elif id(module) not in above:
                 yield path, module
                 above.append(id(module))
@@ -46,9 +46,9 @@ class TorchModules:
 
     def describe(self, path: str, depth: int, module: nn.Module) -> ModuleFact:
         own = [
-            Parameter(id(p), p.numel(), p.numel() * p.element_size(), p.requires_grad)
+            ParameterFact(id(p), p.numel(), p.numel() * p.element_size(), p.requires_grad)
             for p in _parameters(module)
-            # One of a lazy module has no size before its first call.
+            # A parameter of a lazy module has no size before its first call.
             if not isinstance(p, nn.parameter.UninitializedParameter)
         ]
         return ModuleFact(path, type(module).__name__, depth, own)
@@ -58,15 +58,15 @@ class TorchModules:
 
 
 def _children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Path and module of those in a module, a shared one at each of its places."""
+    """Return path and module of the children; a shared child has several paths."""
     prefix = f"{path}." if path else ""
     own, _ = own_parts(module)
     return ((f"{prefix}{name}", child) for name, child in own.items() if child is not None)
 
 
 def _parameters(top: nn.Module) -> list[nn.Parameter]:
-    """The parameters of a module and of those in it, each once."""
-    # Not parameters(), as above: it is asked for each module of a tree.
+    """Return the parameters of a module and of all modules in it, each once."""
+    # Not parameters(), which is slow in deep trees: it would be called for each module.
     waiting, seen = [top], {id(top)}
     found: dict[int, nn.Parameter] = {}
     while waiting:
@@ -82,22 +82,22 @@ def _parameters(top: nn.Module) -> list[nn.Parameter]:
 
 
 class TorchCalls:
-    """Tells a recorder of the calls of modules.
+    """Reports the calls of modules to a recorder.
 
-    As a routine of the driver's, not as hooks: those would be recorded by PyTorch's tracers.
+    By a routine of the driver, not by hooks, which PyTorch's tracers would record.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._modules, self._layers = TorchModules(), KerasLayers()
+        self._modules, self._layers = TorchModules(), KerasModules()
 
     @deferrable
     def passed(self, point: PointContext) -> None:
-        """A routine at modules: one is entered or left."""
+        """Instrumentation routine: a module is entered or left."""
         self.passed_now(point)
 
     def passed_now(self, point: PointContext) -> None:
-        """As :meth:`passed`, for calls that are timed."""
+        """The same at once, for calls that are timed."""
         module = point.target
         if not isinstance(module, nn.Module):
             return
@@ -109,12 +109,12 @@ class TorchCalls:
             self._recorder.leave(module, outputs, has_computed=has_computed)
             return
         source: Any = self._layers if is_keras(module) else self._modules
-        # What a checkpoint recomputes has been counted in the forward pass.
+        # Recomputation in a checkpoint repeats calls of the forward pass.
         self._recorder.enter(source, module, point.inputs, is_hidden=is_in_backward())
 
 
 def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run a model once for its figures: without gradients, in evaluation, and as it was before."""
+    """Run a model once without gradients, in evaluation mode; its modes are restored."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

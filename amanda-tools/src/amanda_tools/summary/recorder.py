@@ -1,6 +1,6 @@
-"""Figures of modules in one forward pass: who calls whom, what comes out, what operators add.
+"""Figures of modules in one forward pass: calls, outputs, and the sums over operators.
 
-A source of calls, one per kind of module, tells the recorder where modules are entered and left;
+Routines at modules report entries and exits, with a :class:`ModuleSource` per kind of module;
 routines at operators add figures to the module that runs in their thread::
 
     recorder.enter(TorchModules(), model)
@@ -8,7 +8,7 @@ routines at operators add figures to the module that runs in their thread::
     recorder.leave(model, outputs)
     recorder.models[0].last.figures[""].flops
 
-One pass is one complete call of an outermost module; the last one counts.
+A pass is one complete call of an outermost module; figures are those of the last pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import attrs
 
 
 @attrs.frozen
-class Parameter:
+class ParameterFact:
     """One parameter: `key` identifies it within a model."""
 
     key: int
@@ -40,50 +40,50 @@ class ModuleFact:
     """The description of a module, without any call.
 
     Attributes:
-        path: within the model, as ``module`` in the rows of tools.
-        kind: its class.
+        path: path within the model, as ``module`` in the rows of tools.
+        kind: name of its class.
         depth: 0 for the model.
-        parameters: its own and those of its parts.
-        output: the shape that it declares, for one that is not called; None without any.
+        parameters: parameters of the module and of its parts.
+        output: declared shape of a module that is not called, such as an input; else None.
     """
 
     path: str
     kind: str
     depth: int
-    parameters: Sequence[Parameter]
+    parameters: Sequence[ParameterFact]
     output: Sequence[int | None] | None = None
 
 
-class Source(Protocol):
-    """How modules of one kind are named and described.
+class ModuleSource(Protocol):
+    """Names and descriptions of modules of one kind.
 
     Attributes:
-        separator: between the names of a path.
-        calls_are_seen: whether calls of layers of Keras within them are seen where Python calls
-            them; else the driver tells of them.
+        separator: separator of the names in a path.
+        calls_are_seen: True if the patch of Keras reports layers within such modules; False if the
+            driver does.
     """
 
     separator: str
     calls_are_seen: bool
 
     def name(self, root: Any) -> str:
-        """The name of a model."""
+        """Return the name of a model."""
 
     def root_path(self, root: Any) -> str:
-        """The path of a model itself."""
+        """Return the path of a model itself."""
 
     def modules(self, root: Any) -> Iterator[tuple[str, Any]]:
-        """Path and module of a model's tree, in order, a shared one at each of its places."""
+        """Yield path and module of a model's tree, in order; a shared module has several paths."""
 
     def local_name(self, module: Any) -> str:
-        """The name of a module that is called within another and is not in its tree; "" for
-        one that is shown as a part of its caller."""
+        """Return the name of a module that is called within another module and is not in its
+        tree; "" if its figures belong to the caller."""
 
     def describe(self, path: str, depth: int, module: Any) -> ModuleFact:
-        """The facts of a module."""
+        """Return the description of a module."""
 
     def is_symbolic(self, inputs: Any) -> bool:
-        """Whether a call with these inputs builds a model instead of running it."""
+        """True if a call with these inputs builds a model instead of running it."""
 
 
 @attrs.define
@@ -91,10 +91,10 @@ class Figures:
     """The figures of one module in one pass, without those of its parts.
 
     Attributes:
-        calls: how often it was called.
-        outputs: shape, dtype and device of what its first call with outputs gave; None before.
+        calls: number of its calls.
+        outputs: shape, dtype and device of the outputs of its first call that has any; None before.
         flops, bytes: floating-point operations, and bytes of the outputs of its operators.
-        seconds: time of its calls, with its parts.
+        seconds: duration of its calls, its parts included.
     """
 
     calls: int = 0
@@ -104,7 +104,7 @@ class Figures:
     seconds: float = 0.0
 
 
-class Pass:
+class ForwardPass:
     """One call of an outermost module."""
 
     def __init__(self, model: ModelRecord) -> None:
@@ -112,7 +112,7 @@ class Pass:
         self.figures: dict[str, Figures] = {}
 
     def at(self, path: str) -> Figures:
-        """The figures of the module at a path."""
+        """Return the figures of the module at a path."""
         found = self.figures.get(path)
         if found is None:
             found = self.figures[path] = Figures()
@@ -123,18 +123,18 @@ class ModelRecord:
     """One outermost module.
 
     Attributes:
-        name: its label, ``Net``; ``Net@1`` for a second one of this name.
-        source: how its modules are described.
-        last: its last complete pass; None before one.
-        last_in_step: the last one when a step ended, which no evaluation has followed.
-        passes: complete passes.
+        name: its label, ``Net``; ``Net@1`` for a second model of this name.
+        source: names and descriptions of its modules.
+        last: its last complete pass; None before.
+        last_in_step: its last complete pass at the end of a step, without evaluations after it.
+        passes: number of complete passes.
     """
 
-    def __init__(self, name: str, source: Source, root: Any) -> None:
+    def __init__(self, name: str, source: ModuleSource, root: Any) -> None:
         self.name = name
         self.source = source
-        self.last: Pass | None = None
-        self.last_in_step: Pass | None = None
+        self.last: ForwardPass | None = None
+        self.last_in_step: ForwardPass | None = None
         self.passes = 0
         self._root = weakref.ref(root)
         self._paths: dict[int, list[str]] = {}
@@ -143,11 +143,11 @@ class ModelRecord:
         self.find_modules(root)
 
     def is_of(self, module: Any) -> bool:
-        """Whether it is the record of this module."""
+        """True if this is the record of `module`."""
         return self._root() is module
 
     def has(self, path: str) -> bool:
-        """Whether a path is that of the model or leads into it."""
+        """True if a path is that of the model or of a module in it."""
         root = self._root()
         base = "" if root is None else self.source.root_path(root)
         return bool(base) and f"{path}{self.source.separator}".startswith(
@@ -155,13 +155,13 @@ class ModelRecord:
         )
 
     def find_modules(self, root: Any) -> None:
-        """Find the places of the model's modules."""
+        """Find the paths of the model's modules."""
         self._paths = {}
         for path, module in self.source.modules(root):
             self._paths.setdefault(id(module), []).append(path)
 
-    def path_of(self, source: Source, module: Any, parent: str) -> str:
-        """The place of a module that runs within the one at `parent`."""
+    def path_of(self, source: ModuleSource, module: Any, parent: str) -> str:
+        """Return the path of a module that runs within the module at `parent`."""
         places = self._paths.get(id(module))
         if places is None:
             name = source.local_name(module)
@@ -175,22 +175,22 @@ class ModelRecord:
         return next((place for place in places if place.startswith(prefix)), places[0])
 
     def place(self, path: str, module: Any) -> str:
-        """Note a module at a path within the outermost one; returns the whole path."""
+        """Register a module at a path within the outermost module; return the whole path."""
         base = self.source.root_path(self._root())
         whole = f"{base}{self.source.separator}{path}" if base else path
         if self._called.get(whole) is None and module is not None:
             self._called[whole] = weakref.ref(module)
         return whole
 
-    def complete(self, done: Pass) -> None:
-        """A pass has ended."""
+    def complete(self, done: ForwardPass) -> None:
+        """Register a pass that has ended."""
         self.last = done
         self.passes += 1
         if not self._facts:
             self._facts = self._described()
 
     def facts(self) -> list[ModuleFact]:
-        """The modules in the order of the tree, as they are now; as they were if they are gone."""
+        """Return the modules in the order of the tree; of a deleted model as they were."""
         self._facts = self._described() or self._facts
         return self._facts
 
@@ -207,7 +207,7 @@ class ModelRecord:
         return list(found.values())
 
     def _places(self, root: Any) -> list[tuple[str, Any]]:
-        """The tree, with modules that only calls have shown behind those around them."""
+        """Return the tree; modules known from calls only come after the module around them."""
         places, separator = list(self.source.modules(root)), self.source.separator
         known = {path for path, _ in places}
         for path, reference in self._called.items():
@@ -229,16 +229,16 @@ class _Frame:
     """A running call.
 
     Attributes:
-        within: the pass that it belongs to; None for one that is not recorded.
-        number: how many calls of the module came before it in the pass; -1 for a module that is
-            shown as a part of its caller.
-        handled: the exception that the program handles as it calls the module.
-        is_joined: whether the pass began elsewhere, and does not end with it.
+        within: its pass; None for a call that is not recorded.
+        number: number of earlier calls of the module in the pass; -1 for a module whose figures
+            belong to the caller.
+        handled: the exception that the program handles during the call.
+        is_joined: True if the pass began elsewhere, and does not end with this call.
     """
 
     module: int
     path: str
-    within: Pass | None
+    within: ForwardPass | None
     begin: float
     number: int
     handled: BaseException | None
@@ -246,10 +246,10 @@ class _Frame:
 
 
 class Recorder:
-    """Follows the calls of modules, in each thread on its own.
+    """Follows the calls of modules in each thread.
 
     Args:
-        times: also take the time of calls.
+        times: also measure the duration of calls.
 
     Attributes:
         models: the outermost modules that were called.
@@ -259,11 +259,11 @@ class Recorder:
         self.models: list[ModelRecord] = []
         self._times = times
         self._known: dict[int, ModelRecord] = {}
-        self._running: list[Pass] = []
+        self._running: list[ForwardPass] = []
         self._local: Any = threading.local()
 
     def of_graphs(self) -> Recorder:
-        """A recorder of the same models for calls that any thread may report, in order."""
+        """Return a recorder of the same models for calls that any thread may report, in order."""
         other = Recorder(self._times)
         other.models, other._known, other._running = self.models, self._known, self._running
         other._local = SimpleNamespace()
@@ -276,13 +276,18 @@ class Recorder:
         return frames
 
     def enter(
-        self, source: Source, module: Any, inputs: Any, is_hidden: bool = False, place: str = ""
+        self,
+        source: ModuleSource,
+        module: Any,
+        inputs: Any,
+        is_hidden: bool = False,
+        place: str = "",
     ) -> None:
-        """A module is called.
+        """Register that a module is called.
 
         Args:
-            is_hidden: nothing is to be recorded of this call and what it calls.
-            place: its path within the outermost module, where that is told.
+            is_hidden: True to record neither this call nor the calls in it.
+            place: its path within the outermost module, if known.
         """
         frames, is_joined = self._frames(), False
         within, path = (frames[-1].within, frames[-1].path) if frames else (None, "")
@@ -295,7 +300,7 @@ class Recorder:
         elif not frames:
             model = self._model(source, module)
             if model is not None:
-                within, path = Pass(model), source.root_path(module)
+                within, path = ForwardPass(model), source.root_path(module)
                 self._running.append(within)
         elif within is not None and place:
             path = within.model.place(place, module)
@@ -312,14 +317,15 @@ class Recorder:
         frames.append(_Frame(id(module), path, within, begin, number, handled, is_joined))
 
     def leave(self, module: Any, outputs: list[dict[str, Any]], has_computed: bool = True) -> None:
-        """A module has returned; or raises, if another exception is handled than at its call.
+        """Register that a module has returned, or raised if another exception is handled than at
+        its call.
 
         Args:
-            has_computed: whether the call ran the module, instead of building a model of it.
+            has_computed: True if the call ran the module, instead of building a model of it.
         """
         frames = self._frames()
         frame = None
-        # Calls that ended without a word, as when a hook of the user's fails, are left behind.
+        # Discard calls whose end was not reported, as when a hook of the user fails.
         while frames and (frame is None or frame.module != id(module)):
             frame = frames.pop()
         if frame is not None and not frames and not frame.is_joined:
@@ -338,7 +344,7 @@ class Recorder:
             frame.within.model.complete(frame.within)
 
     def add(self, flops: int, size: int) -> None:
-        """An operator has run in this thread."""
+        """Add the figures of an operator that has run in this thread."""
         frames = self._frames()
         if frames and (within := frames[-1].within) is not None and not self._is_building():
             figures = within.at(frames[-1].path)
@@ -346,7 +352,7 @@ class Recorder:
             figures.bytes += size
 
     def add_at(self, path: str, flops: int, size: int) -> bool:
-        """An operator of a graph has run in the module at a path; whether its model runs."""
+        """Add an operator of a graph to the module at a path; False if its model does not run."""
         frames = self._frames()
         within = frames[0].within if frames else self._eager_pass(path)
         if within is None:
@@ -356,12 +362,12 @@ class Recorder:
         figures.bytes += size
         return True
 
-    def _eager_pass(self, path: str) -> Pass | None:
-        """The pass of a model that runs eagerly, and has called a graph in this module."""
+    def _eager_pass(self, path: str) -> ForwardPass | None:
+        """Return the pass of an eager model that has called a graph in this module, or None."""
         return next((one for one in reversed(self._running) if one.model.has(path)), None)
 
     def building(self) -> list[Any]:
-        """The layers of Keras that are called in this thread, None for a call that builds a model.
+        """Return the running layers of Keras in this thread, None for a call that builds a model.
 
         While one of them is not built, calls are not part of a pass.
         """
@@ -370,8 +376,8 @@ class Recorder:
             layers = self._local.building = []
         return layers
 
-    def outermost(self) -> Source | None:
-        """How the outermost module that runs in this thread is described; None without one."""
+    def outermost(self) -> ModuleSource | None:
+        """Return the source of the outermost module that runs in this thread, or None."""
         frames = self._frames()
         within = frames[0].within if frames else None
         return None if within is None else within.model.source
@@ -380,12 +386,12 @@ class Recorder:
         return any(layer is None or not layer.built for layer in self.building())
 
     def is_innermost(self, module: Any) -> bool:
-        """Whether the innermost call in this thread is one of this module."""
+        """True if the innermost call in this thread is a call of this module."""
         frames = self._frames()
         return bool(frames) and frames[-1].module == id(module)
 
-    def _model(self, source: Source, module: Any) -> ModelRecord | None:
-        """The record of an outermost module; None if its framework cannot list its tree."""
+    def _model(self, source: ModuleSource, module: Any) -> ModelRecord | None:
+        """Return the record of an outermost module; None if its framework cannot list its tree."""
         known = self._known.get(id(module))
         try:
             if known is None or not known.is_of(module):
@@ -402,7 +408,7 @@ class Recorder:
 
 
 def specs_of(value: Any) -> list[dict[str, Any]]:
-    """Shape, dtype and device of the tensors in nested results, in order."""
+    """Return shape, dtype and device of the tensors in nested results, in order."""
     if isinstance(value, Mapping):
         return specs_of(list(value.values()))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -421,6 +427,6 @@ def specs_of(value: Any) -> list[dict[str, Any]]:
     return [{"shape": sizes, "dtype": name, "device": str(getattr(value, "device", "") or "")}]
 
 
-def unique(parameters: Iterable[Parameter]) -> Sequence[Parameter]:
-    """Parameters, each once."""
+def unique(parameters: Iterable[ParameterFact]) -> Sequence[ParameterFact]:
+    """Return the parameters without duplicates."""
     return list({parameter.key: parameter for parameter in parameters}.values())

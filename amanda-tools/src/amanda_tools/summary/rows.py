@@ -8,18 +8,18 @@ from typing import Any
 
 from amanda_tools._output.units import format_quantity
 from amanda_tools.summary.graph_ops import GraphOps
-from amanda_tools.summary.recorder import Figures, ModelRecord, ModuleFact, Pass, unique
+from amanda_tools.summary.recorder import Figures, ForwardPass, ModelRecord, ModuleFact, unique
 
 
 def model_rows(
-    model: ModelRecord, last: Pass, graph_ops: GraphOps, times: bool
+    model: ModelRecord, last: ForwardPass, graph_ops: GraphOps, times: bool
 ) -> list[dict[str, Any]]:
-    """The rows of a model's modules, in the order of its tree.
+    """Return the rows of a model's modules, in the order of its tree.
 
     Args:
         last: the pass whose figures are shown.
-        graph_ops: has the figures of a model that ran in a graph.
-        times: with the seconds of each module.
+        graph_ops: holds the figures of models that ran in graphs.
+        times: True to add the seconds of each module.
     """
     figures, separator = dict(last.figures), model.source.separator
     if not any(found.flops or found.bytes for found in figures.values()):
@@ -66,13 +66,13 @@ def _row(
 def tree_rows(
     rows: Sequence[dict[str, Any]], depth: int, times: bool, repeated: bool
 ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """Columns and cells of the printed tree.
+    """Return columns and cells of the printed tree.
 
     Args:
-        rows: of one model.
-        depth: levels below the model that are shown; 0 for all.
-        times: with the seconds of each module, which are of no two modules the same.
-        repeated: whether modules that are alike have lines of their own.
+        rows: the rows of one model.
+        depth: number of levels below the model; 0 for all.
+        times: True to add the seconds of each module; no modules are alike then.
+        repeated: True to give each of several modules that are alike a line.
     """
     columns = ("module", "type", "output", "parameters", "forward", "activations", "calls")
     cells = []
@@ -104,15 +104,16 @@ _FIGURES = ("type", "output", "parameters", "macs", "activation_bytes", "calls")
 def _folded(
     rows: Sequence[dict[str, Any]],
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Yield the rows that stand for themselves and for those after them that are alike.
+    """Yield one row for each group of consecutive modules that are alike.
 
-    Modules are alike that are numbered one after the other, with the same parts and figures.
+    Modules are alike if their numbers are consecutive, and their parts and figures equal.
 
     Args:
         rows: one tree or several, each module before its parts.
 
     Yields:
-        A row, and the one of the last module that it stands for; None if that is itself.
+        The row of the first module of a group, and the row of its last module; None for a group of
+        one.
     """
     position = 0
     while position < len(rows):
@@ -129,7 +130,7 @@ def _folded(
 
 
 def _end(rows: Sequence[dict[str, Any]], position: int) -> int:
-    """The index of the row after the parts of a module."""
+    """Return the index of the row after the parts of a module."""
     depth, end = rows[position]["depth"], position + 1
     while end < len(rows) and rows[end]["depth"] > depth:
         end += 1
@@ -137,7 +138,7 @@ def _end(rows: Sequence[dict[str, Any]], position: int) -> int:
 
 
 def _follows(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether the names of two modules say that one is the next of the other."""
+    """True if the names of two modules have consecutive numbers."""
     if row["depth"] != other["depth"]:
         return False
     first, second = _NUMBERED.fullmatch(_name(row)), _NUMBERED.fullmatch(_name(other))
@@ -147,7 +148,7 @@ def _follows(row: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _likeness(rows: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """A key that alike modules share: the figures of the first row and of its parts."""
+    """Return a key that is equal for modules that are alike: figures of a module and its parts."""
     names = ["", *map(_name, rows[1:])]
     return [
         (name, row["depth"], *(row[figure] for figure in _FIGURES))

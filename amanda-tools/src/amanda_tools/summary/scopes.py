@@ -1,7 +1,7 @@
 """The tree of name scopes of graphs in which no module is called: sessions of TensorFlow 1.
 
-Scopes are those of the names of operators, ``layer1`` of ``layer1/MatMul``; variable scopes are
-among them. What reads variables, makes constants, initialises or trains is in none of them::
+Scopes are read from names of operators: ``layer1`` of ``layer1/MatMul``; variable scopes are among
+them. Operators that read variables, make constants, initialise or train belong to no scope::
 
     scopes = Scopes()
     scopes.note(context)                    # in an analysis
@@ -17,24 +17,24 @@ import attrs
 
 from amanda import OpContext
 from amanda_tools._operators.parameters import Parameter, Parameters
-from amanda_tools.summary.executions import CountedOp, runs_of
+from amanda_tools.summary.executions import GraphOp, runs_of
 from amanda_tools.summary.recorder import specs_of
 
 _VALUES = frozenset({"read_variable", "const", "placeholder", "variable_shape", "shape"})
-"""Types of operators whose outputs are parameters, or no data."""
+"""Types of operators whose outputs are parameters, constants or inputs."""
 
 _FORWARDING = frozenset({"identity", "cast"})
-"""Types that pass a variable on."""
+"""Types whose output is the value of their input."""
 
 
 @attrs.define(eq=False)
-class ScopedOp(CountedOp):
+class ScopedOp(GraphOp):
     """An operator of a graph, in its name scope.
 
     Attributes:
         graph: the name of the graph.
-        parameters: those that it reads, and what may be some.
-        outputs: of its last execution, or as far as the graph tells them.
+        parameters: parameters that it reads, candidates included.
+        outputs: outputs of its last execution, or before one as far as the graph declares them.
     """
 
     graph: str
@@ -42,7 +42,7 @@ class ScopedOp(CountedOp):
     outputs: list[dict[str, Any]]
 
     def see(self, outputs: Sequence[Any]) -> None:
-        """Note the outputs of one execution."""
+        """Record the outputs of one execution."""
         self.outputs = specs_of(list(outputs)) or self.outputs
 
 
@@ -54,7 +54,7 @@ class Scopes:
         self._parameters = Parameters()
 
     def note(self, context: OpContext) -> ScopedOp | None:
-        """Note a forward operator; None for one that is in no scope's tree."""
+        """Register a forward operator; return None if it belongs to no scope."""
         kind = str(context["op_type"] or "")
         is_of_variable = kind in _FORWARDING and context.get_value_key(0) is not None
         if context.get_phase() != "forward" or kind in _VALUES or is_of_variable:
@@ -77,7 +77,7 @@ class Scopes:
         return known
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per scope, in the order of the graphs."""
+        """Return one row per scope, in the order of the graphs."""
         graphs: dict[str, list[ScopedOp]] = {}
         for op in self._ops.values():
             graphs.setdefault(op.graph, []).append(op)
@@ -89,14 +89,14 @@ class Scopes:
         ]
 
     def passes(self) -> dict[str, int]:
-        """By name of a graph, how many runs it had."""
+        """Return the number of runs by name of a graph."""
         graphs = dict.fromkeys(op.graph for op in self._ops.values() if op.executions)
         return {
             name: runs_of(op for op in self._ops.values() if op.graph == name) for name in graphs
         }
 
     def _rows(self, name: str, ops: Sequence[ScopedOp]) -> list[dict[str, Any]]:
-        """The rows of one graph: itself, and its scopes, each behind the one around it."""
+        """Return the row of a graph and those of its scopes, each after the scope around it."""
         runs, tree = runs_of(ops), {"": list(ops)}
         for op in ops:
             parts = op.module.split("/") if op.module else []
@@ -131,6 +131,6 @@ class Scopes:
 
 
 def _place(path: str, order: Sequence[str]) -> list[int]:
-    """The place of a scope: behind the one around it, in the order of their first operators."""
+    """Return the sort key of a scope: after the scope around it, by its first operator."""
     parts = path.split("/") if path else []
     return [order.index("/".join(parts[:end])) for end in range(1, len(parts) + 1)]

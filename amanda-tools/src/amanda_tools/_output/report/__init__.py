@@ -4,9 +4,9 @@
 
     html = render(Document(title="my results", sections=[Section(name="flops", grids=[...])]))
 
-Tables and the tree of the model are data that the browser draws as far as they are seen; libraries
-that the page holds draw its charts and graph (``_output/vendor``), if it has any. A page allows
-itself no connection, and no script but its own (Content-Security-Policy).
+A page holds its tables and the tree of the model as data, of which the browser draws the visible
+part. Charts and graphs are drawn by libraries that the page holds, too (``_output/vendor``). The
+page's Content-Security-Policy allows no connection, and no script but its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Document", "Section", "render"]
 
 
 def render(document: Document) -> str:
-    """Return the page as HTML."""
+    """Return the HTML text of a page."""
     script = "\n;\n".join(_scripts(document))
     # The policy allows this one script by its hash: names of modules can never run as code.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,4 +1,11 @@
-"""Tables of a page: columns of plain data, which the browser sorts, filters and draws."""
+"""Tables of a page: columns of plain data, which the browser sorts, filters and draws.
+
+::
+
+    table = make_table("times", ["op", "time"], [["conv2d:0", "1.5 ms"], ["relu:0", "20 µs"]])
+    table.columns[1]["keys"]        # [0.0015, 2e-05]: the seconds by which the browser sorts
+    table.data()                    # JSON data for tables.js
+"""
 
 from __future__ import annotations
 
@@ -56,7 +63,7 @@ _NAMING = frozenset({"type", "kind", "tensor", "output"})
 
 
 _COUNTS = frozenset({"executions", "calls", "elements", "macs"})
-"""Figures that stand behind the others: what they count is in those, too."""
+"""Figures that stand after the others, which grow with them."""
 
 _NAMES = frozenset({"module", "op", "id", "path", "output", "shape"})
 """Columns of names: the modules ``0``, ``0.1`` and ``0.10`` of nested lists are not amounts, nor
@@ -72,7 +79,7 @@ class PageTable:
         columns: results of :func:`make_column`, of equal length.
         rows: number of rows.
         hidden: number of rows left out.
-        is_open: shown at once, not only when it is opened.
+        is_open: expanded at first.
         marks: highlighting of each row: "", "bad" or "first"; empty for none.
         equal: name and value of columns left out because all rows have the same.
     """
@@ -158,7 +165,7 @@ def _unit_of(key: Any, keys: Sequence[Any]) -> str:
 
 
 def _cell_of(key: Any, value: Any) -> Any:
-    """A value as its column shows it: times in seconds, attributes as they are written in calls."""
+    """Convert a value for its column: times to seconds, attributes to arguments as in a call."""
     if key == "attributes" and isinstance(value, Mapping):
         return ", ".join(f"{name}={_part(part)}" for name, part in value.items())
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -12,7 +12,7 @@ from amanda_tools._output.report.model_tree import ModelView
 from amanda_tools._output.units import format_short
 
 _WELL = "normally"
-"""The note of a run whose program has ended without an error."""
+"""The note of a run whose program ended without an error."""
 
 _LEAST_SHARE = 0.01
 """Smaller percentages are shown as "below" it."""
@@ -20,8 +20,7 @@ _LEAST_SHARE = 0.01
 _LEAD = {
     "command": "command", "rank": "rank", "program ended": "ended", "not seen": "not seen",
 }  # fmt: skip
-"""Facts about a run that stand at its head, if they have something to tell, and their names
-there."""
+"""Facts about a run that the head of a page shows unless they are empty, and their names."""
 
 _NOTHING_SAVED = "saved_bytes"
 """A figure that is left out if it is 0: an evaluation saves nothing for a backward pass."""
@@ -102,7 +101,7 @@ _NAMES = {"seconds": "time in operators"}
 """Names of figures where they stand alone."""
 
 _RUNNING = {"flops": ("flops", "flops_backward")}
-"""Figures of operators, and those of a step that are their sum."""
+"""Keys of operators' figures, and the keys of a step whose sum corresponds to them."""
 
 
 def _range(tools: Sequence[ToolReport], key: str) -> Sequence[float]:

@@ -5,9 +5,9 @@
     ops = merge_ops(report.tools)
     ops["ResNet.conv1/conv2d:0"].values["flops"]
 
-An operator has one entry, whichever tools tell of it: ``trace`` its edges and source line,
-``flops`` its cost, ``profile`` its time, ``sparsity`` its zeros. Tools that nobody knows add what
-their rows call by the same names.
+An operator has one entry with the figures of all tools: ``trace`` gives its edges and source line,
+``flops`` its cost, ``profile`` its time, ``sparsity`` its zeros. Rows of third-party tools are read
+by the same keys.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Figure:
         name: heading.
         unit: unit, drawn with prefixes.
         over: key of the figure that it is a share of; "" for a sum.
-        per_step: whether rows hold sums over the whole run, and ``per_step`` that of one step.
+        per_step: True if rows hold sums over the whole run, and their ``per_step`` the sum of one
+            step.
     """
 
     key: str
@@ -80,13 +81,13 @@ class ModelOp:
         path: names of the modules around it, outermost first, and of the model.
         direction: ``"forward"`` or ``"backward"``.
         forward: id of the forward operator of a backward one.
-        phase: phase of the run; "" where no tool tells it.
+        phase: phase of the run; "" if no tool gives it.
         outputs: shapes and element types of its outputs, for people.
-        details: further lines about it by heading.
-        device: where its first tensor was; "" where no tool tells it.
+        details: further lines of the details view, by heading.
+        device: device of its first tensor; "" if no tool gives it.
         inputs: shapes of its inputs.
-        values: figures by key: of one step where there are steps.
-        run: sums over the whole run by key, where ``values`` has those of a step.
+        values: figures by key, of one step if the run has steps.
+        run: sums over the whole run by key, if ``values`` has those of a step.
     """
 
     id: str
@@ -104,7 +105,7 @@ class ModelOp:
 
     @property
     def is_model(self) -> bool:
-        """Whether it belongs to the model's forward or backward pass."""
+        """True if the operator belongs to the model's forward or backward pass."""
         return not self.phase or self.phase in MODEL
 
 
@@ -222,7 +223,7 @@ _SUMS = {"executions": "", "calls": "", **{f.key: f.unit for f in FIGURES if f.p
 
 
 def _in_step(op: ModelOp, row: Mapping[str, Any], steps: int) -> Mapping[str, Any]:
-    """Return a row with the figures of one step: the last one, or without it the mean."""
+    """Return a row with the figures of one step: of the last one, or the mean of all."""
     per_step = row.get("per_step")
     if isinstance(per_step, Mapping):
         for key in _SUMS:
@@ -271,7 +272,7 @@ def _number(value: Any) -> float | None:
 
 
 def shapes_text(tensors: Any) -> str:
-    """Write the shapes of tensors, given as mappings with ``shape`` and ``dtype``; "" of others.
+    """Format the shapes of tensors, given as mappings with ``shape`` and ``dtype``, else "".
 
     ``2×64×56×56 f32, 10 i64``
     """
@@ -282,7 +283,7 @@ def shapes_text(tensors: Any) -> str:
 
 
 def tensor_text(tensor: Mapping[str, Any]) -> str:
-    """Write the shape and the element type of a tensor: ``2×64×56×56 f32``; "" without a shape."""
+    """Format the shape and the element type of a tensor: ``2×64×56×56 f32``; "" without a shape."""
     shape = tensor.get("shape")
     if not isinstance(shape, (list, tuple)):
         return ""
@@ -303,7 +304,7 @@ def _device(row: Mapping[str, Any]) -> str:
 
 
 def has_last_step(tools: Iterable[ToolReport]) -> bool:
-    """Whether any tool has the figures of the last step."""
+    """True if a tool has the figures of the last step."""
     results = [tool.result for tool in tools if isinstance(tool.result, Mapping)]
     return any("per_step" in row for result in results for row in rows_of(result))
 

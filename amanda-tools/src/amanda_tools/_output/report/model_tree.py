@@ -1,8 +1,14 @@
 """The model of a run as a tree of modules and operators, with figures, for a page.
 
-``model_of(report.tools)`` puts together what the tools of a run tell. Modules are in the order of
-their first operator. Modules in a row whose contents are equal and whose names differ in a number
-only, as those of repeated blocks, are marked: the browser shows them once, with a count.
+::
+
+    model = model_of(report.tools)
+    model.total("flops", "forward")
+    model.data()                    # JSON data for model.js
+
+The tree has the figures of all tools. Modules are in the order of their first operator. Consecutive
+modules with equal contents whose names differ only in a number, such as repeated blocks, get a
+parent of the kind ``repeat``: the browser shows them once, with a count.
 """
 
 from __future__ import annotations
@@ -43,8 +49,8 @@ _DIGITS = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"[0-9]+$")
 
 _AROUND = "around"
-"""The part of the page for operators that no path from a module leads to: without phases known,
-those that make weights and inputs, and those that update weights."""
+"""The part of the page for operators that no edges from a module lead to: if phases are unknown,
+operators that make weights and inputs, and those that update weights."""
 
 _OTHER = {
     "setup": "setup: building and initialising",
@@ -62,13 +68,13 @@ class ModelView:
     Attributes:
         names: names of the models, in the order of the run.
         steps: number of steps; 0 if unknown, and figures are those of the whole run.
-        of: what figures that add up over executions are of.
-        device: where tensors were; "" if unknown.
+        of: the span of figures that add up over executions, as text: ``one step, the last of 3``.
+        device: device of the tensors; "" if unknown.
         inputs: shapes of the first inputs of the model; "" if unknown.
         figures: the figures that operators have.
         nodes: all nodes, parents before their children.
         edges: pairs of numbers of nodes.
-        is_traced: whether a tool has looked for edges.
+        is_traced: True if a tool has looked for edges.
     """
 
     names: Sequence[str]
@@ -77,7 +83,7 @@ class ModelView:
     device: str
     inputs: str
     figures: Sequence[Figure]
-    nodes: Sequence[Node]
+    nodes: Sequence[TreeNode]
     edges: Sequence[tuple[int, int]]
     is_traced: bool
 
@@ -92,7 +98,7 @@ class ModelView:
             "edges": self.edges,
         }
 
-    def _row(self, node: Node) -> list[Any]:
+    def _row(self, node: TreeNode) -> list[Any]:
         """Return parent, kind, name, type, shapes, figures forward and backward, and details."""
         figures = [[self._values(op, figure) for figure in self.figures] for op in node.ops]
         backward = [[op.id, op.type, *values] for op, values in zip(node.ops, figures, strict=True)]
@@ -127,7 +133,7 @@ class ModelView:
 
 
 @attrs.define
-class Node:
+class TreeNode:
     """A node of the tree.
 
     Attributes:
@@ -149,7 +155,7 @@ class Node:
     op: ModelOp | None = None
     ops: list[ModelOp] = attrs.field(factory=list)
     details: dict[str, str] = attrs.field(factory=dict)
-    children: list[Node] = attrs.field(factory=list)
+    children: list[TreeNode] = attrs.field(factory=list)
 
 
 def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
@@ -175,7 +181,7 @@ def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
     return ModelView(
         names=names,
         steps=steps_of(tools),
-        of=_of(tools),
+        of=_span_of(tools),
         device=", ".join(dict.fromkeys(op.device for op in first if op.device)),
         inputs=_inputs(first, names),
         figures=[f for f in FIGURES if _is_told(f, ops)],
@@ -190,12 +196,12 @@ _NOT_ZERO = ("not_finite", "saved_bytes")
 
 
 def _is_told(figure: Figure, ops: Mapping[str, ModelOp]) -> bool:
-    """Whether operators have a figure; of those in ``_NOT_ZERO``, whether one is above zero."""
+    """True if operators have a figure, above zero if it is in ``_NOT_ZERO``."""
     values = [op.values[figure.key] for op in ops.values() if figure.key in op.values]
     return any(values) if figure.key in _NOT_ZERO else bool(values)
 
 
-def _names(root: Node) -> list[str]:
+def _names(root: TreeNode) -> list[str]:
     """Return the names of the models: of those with parameters, if there are any, since a loss and
     a loop of training are modules as well."""
     tops = [child for child in root.children if child.kind == "module"]
@@ -203,8 +209,8 @@ def _names(root: Node) -> list[str]:
     return list(dict.fromkeys(child.name for child in trained or tops))
 
 
-def _of(tools: Sequence[ToolReport]) -> str:
-    """Return what figures that add up over executions are of."""
+def _span_of(tools: Sequence[ToolReport]) -> str:
+    """Return the span of figures that add up over executions, as text."""
     steps = steps_of(tools)
     if not steps:
         return "the whole run"
@@ -225,13 +231,13 @@ def _inputs(ops: Sequence[ModelOp], names: Sequence[str]) -> str:
     return next(iter(shapes.values()), "")
 
 
-def _has_parameters(node: Node) -> bool:
+def _has_parameters(node: TreeNode) -> bool:
     own = node.op is not None and node.op.values.get("params", 0) > 0
     return own or any(map(_has_parameters, node.children))
 
 
 def _around(ops: Mapping[str, ModelOp], pairs: Sequence[tuple[str, str]]) -> set[str]:
-    """Return the forward operators outside of modules that no way from a module leads to."""
+    """Return the forward operators outside of modules that no edges from a module lead to."""
     after: dict[str, list[str]] = {}
     for producer, consumer in pairs:
         after.setdefault(producer, []).append(consumer)
@@ -248,12 +254,12 @@ def _around(ops: Mapping[str, ModelOp], pairs: Sequence[tuple[str, str]]) -> set
     return {op.id for op in forward if op.id not in reached}
 
 
-def _tree(ops: Mapping[str, ModelOp], around: Set[str]) -> tuple[Node, dict[str, Node]]:
+def _tree(ops: Mapping[str, ModelOp], around: Set[str]) -> tuple[TreeNode, dict[str, TreeNode]]:
     """Return the root, and the node of each operator by its id."""
-    root = Node(-1, "root", "run")
-    modules: dict[tuple[str, ...], Node] = {(): root}
-    at: dict[str, Node] = {}
-    aside: dict[str, dict[str, Node]] = {}
+    root = TreeNode(-1, "root", "run")
+    modules: dict[tuple[str, ...], TreeNode] = {(): root}
+    at: dict[str, TreeNode] = {}
+    aside: dict[str, dict[str, TreeNode]] = {}
     for op in ops.values():
         if op.forward in at:
             at[op.forward].ops.append(op)
@@ -262,32 +268,32 @@ def _tree(ops: Mapping[str, ModelOp], around: Set[str]) -> tuple[Node, dict[str,
         is_aside = not op.is_model or op.id in around
         phase = _AROUND if op.is_model else op.phase
         parent = _aside(aside, phase, op) if is_aside else _module(modules, op.path)
-        at[op.id] = Node(-1, "op", op.type, op.type, op.outputs, op, details=dict(op.details))
+        at[op.id] = TreeNode(-1, "op", op.type, op.type, op.outputs, op, details=dict(op.details))
         parent.children.append(at[op.id])
     for phase in sorted(aside, key=lambda name: [*_OTHER, name].index(name)):
-        node = Node(-1, "phase", _OTHER.get(phase, phase), details={"phase": phase})
+        node = TreeNode(-1, "phase", _OTHER.get(phase, phase), details={"phase": phase})
         node.children = list(aside[phase].values())
         root.children.append(node)
     return root, at
 
 
-def _module(modules: dict[tuple[str, ...], Node], path: tuple[str, ...]) -> Node:
+def _module(modules: dict[tuple[str, ...], TreeNode], path: tuple[str, ...]) -> TreeNode:
     if path not in modules:
-        node = Node(-1, "module", path[-1], details={"path": ".".join(path)})
+        node = TreeNode(-1, "module", path[-1], details={"path": ".".join(path)})
         _module(modules, path[:-1]).children.append(node)
         modules[path] = node
     return modules[path]
 
 
-def _aside(aside: dict[str, dict[str, Node]], phase: str, op: ModelOp) -> Node:
+def _aside(aside: dict[str, dict[str, TreeNode]], phase: str, op: ModelOp) -> TreeNode:
     """Return the node of operators of this type in a phase beside the model's."""
     by_type = aside.setdefault(phase, {})
     if op.type not in by_type:
-        by_type[op.type] = Node(-1, "part", op.type, op.type)
+        by_type[op.type] = TreeNode(-1, "part", op.type, op.type)
     return by_type[op.type]
 
 
-def _note_modules(root: Node, tools: Sequence[ToolReport]) -> None:
+def _note_modules(root: TreeNode, tools: Sequence[ToolReport]) -> None:
     """Set types and shapes of modules: those of ``summary``, else the shape of the last operator's
     output."""
     known: dict[str, Mapping[str, Any]] = {}
@@ -301,7 +307,7 @@ def _note_modules(root: Node, tools: Sequence[ToolReport]) -> None:
     _note(root, known)
 
 
-def _note(node: Node, known: Mapping[str, Mapping[str, Any]]) -> None:
+def _note(node: TreeNode, known: Mapping[str, Mapping[str, Any]]) -> None:
     for child in node.children:
         _note(child, known)
     if node.kind != "module":
@@ -319,7 +325,7 @@ def _note(node: Node, known: Mapping[str, Mapping[str, Any]]) -> None:
     node.shape = node.shape or next((c.shape for c in reversed(node.children) if c.shape), "")
 
 
-def _types(node: Node) -> str:
+def _types(node: TreeNode) -> str:
     """Return the types of the operators of a module that holds nothing else."""
     if any(child.kind != "op" for child in node.children):
         return ""
@@ -327,13 +333,13 @@ def _types(node: Node) -> str:
     return ", ".join(names) if len(names) <= _FEW_TYPES else f"{len(node.children)} operators"
 
 
-def _divide(root: Node) -> None:
+def _divide(root: TreeNode) -> None:
     """Put nodes of repeated modules, and of parts of many children, between parents and children,
     from the leaves up."""
     signatures: dict[int, int] = {}
     known: dict[Any, int] = {}
 
-    def visit(node: Node) -> None:
+    def visit(node: TreeNode) -> None:
         for child in node.children:
             visit(child)
         shape = node.shape if node.op is not None else ""
@@ -349,7 +355,7 @@ def _divide(root: Node) -> None:
     visit(root)
 
 
-def _repeats(children: Sequence[Node], signatures: Mapping[int, int]) -> Iterator[Node]:
+def _repeats(children: Sequence[TreeNode], signatures: Mapping[int, int]) -> Iterator[TreeNode]:
     at = 0
     while at < len(children):
         row = [children[at]]
@@ -362,7 +368,7 @@ def _repeats(children: Sequence[Node], signatures: Mapping[int, int]) -> Iterato
             yield row[0]
         else:
             name = _range(row[0].name, row[-1].name)
-            yield Node(-1, "repeat", name, row[0].type, row[-1].shape, children=row)
+            yield TreeNode(-1, "repeat", name, row[0].type, row[-1].shape, children=row)
 
 
 def _range(first: str, last: str) -> str:
@@ -372,15 +378,15 @@ def _range(first: str, last: str) -> str:
     return f"{first} … {number[0] if number and is_last else last}"
 
 
-def _is_like(one: Node, other: Node) -> bool:
-    """Whether two nodes are modules whose names differ in a number only."""
+def _is_like(one: TreeNode, other: TreeNode) -> bool:
+    """True if two nodes are modules whose names differ only in a number."""
     name = _DIGITS.sub("#", one.name)
     return (
         one.kind == other.kind == "module" and "#" in name and name == _DIGITS.sub("#", other.name)
     )
 
 
-def _parts_of_ops(children: Sequence[Node]) -> Iterator[Node]:
+def _parts_of_ops(children: Sequence[TreeNode]) -> Iterator[TreeNode]:
     """Yield children with parts for operators in a row, or for all if there are many others."""
     if sum(child.kind != "op" for child in children) > _MOST_CHILDREN:
         yield from _parts(children)
@@ -393,7 +399,7 @@ def _parts_of_ops(children: Sequence[Node]) -> Iterator[Node]:
             yield from row
 
 
-def _parts(children: Sequence[Node]) -> Iterator[Node]:
+def _parts(children: Sequence[TreeNode]) -> Iterator[TreeNode]:
     size = _MOST_CHILDREN
     while len(children) > size * _MOST_CHILDREN:
         size *= _MOST_CHILDREN
@@ -401,14 +407,14 @@ def _parts(children: Sequence[Node]) -> Iterator[Node]:
         part = list(children[at : at + size])
         name = f"operators {at + 1:,} to {at + len(part):,} of {len(children):,}"
         kept = list(_parts(part)) if len(part) > _MOST_CHILDREN else part
-        yield Node(-1, "part", name, "", part[-1].shape, children=kept)
+        yield TreeNode(-1, "part", name, "", part[-1].shape, children=kept)
 
 
-def _numbered(root: Node) -> Iterator[Node]:
+def _numbered(root: TreeNode) -> Iterator[TreeNode]:
     """Yield nodes, parents first, and set the numbers of their parents."""
     number = -1
 
-    def visit(node: Node, parent: int) -> Iterator[Node]:
+    def visit(node: TreeNode, parent: int) -> Iterator[TreeNode]:
         nonlocal number
         number += 1
         node.parent, own = parent, number
@@ -419,4 +425,4 @@ def _numbered(root: Node) -> Iterator[Node]:
     return visit(root, -1)
 
 
-__all__ = ["ModelView", "Node", "model_of"]
+__all__ = ["ModelView", "TreeNode", "model_of"]

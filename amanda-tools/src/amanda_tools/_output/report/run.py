@@ -1,4 +1,7 @@
-"""The page of a run: sections from the results of any tool, known to us or not."""
+"""The page of a run: sections from the results of any tool, of this package or not.
+
+``render(document_of(report))`` is the page of a :class:`~amanda.results.RunReport`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _SAID_TWICE = frozenset({"name", "direction"})
 """Columns that repeat the type, id or phase of an operator."""
 
 _FEW = 6
-"""A list with at most so many plain values is shown as a figure, not as a table."""
+"""A list with at most this many plain values is shown as a figure, not as a table."""
 
 _MANY = 24
 """A mapping with more entries that are not figures is one table, not one table per entry."""
@@ -50,7 +53,7 @@ def document_of(report: RunReport) -> Document:
 
 
 def _without_repeats(sections: Sequence[Section]) -> list[Section]:
-    """Leave charts out that a section before has, such as the durations of the steps."""
+    """Remove line charts that an earlier section has, such as the durations of the steps."""
     seen = set[str]()
     found = []
     for section in sections:
@@ -69,7 +72,7 @@ def _model(report: RunReport, sections: list[Section]) -> ModelView | None:
     try:
         return model_of(report.tools)
     except Exception as error:
-        # As above, rows of any tool may hold anything.
+        # Rows of any tool may hold anything.
         lost = f"the model: {type(error).__name__}: {error}"
         sections.append(Section(name="model", lost=[lost]))
         return None
@@ -141,7 +144,7 @@ def tables_of(data: Mapping[str, Any], *, is_open: bool, prefix: str = "") -> It
     """Yield tables of the mappings and lists that :func:`figures` leaves out."""
     for key, value in data.items():
         title = f"{prefix}{heading_of(key)}"
-        if key == "phases" and _is_nothing(value):
+        if key == "phases" and _is_all_zero(value):
             continue
         if isinstance(value, Mapping):
             yield from _of_mapping(title, value, is_open)
@@ -152,8 +155,8 @@ def tables_of(data: Mapping[str, Any], *, is_open: bool, prefix: str = "") -> It
                 yield make_table(title, [str(key)], [[item] for item in value], is_open=is_open)
 
 
-def _is_nothing(value: Any) -> bool:
-    """Whether a mapping of mappings has no figure but 0."""
+def _is_all_zero(value: Any) -> bool:
+    """True if all figures of a mapping of mappings are 0."""
     return isinstance(value, Mapping) and not any(
         leaf for part in value.values() if isinstance(part, Mapping) for leaf in part.values()
     )
@@ -197,7 +200,7 @@ def _operators(ops: Any) -> list[PageTable]:
 
 
 def _with_step(op: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The figures of the last step first, followed by those of the run."""
+    """Return a row with the figures of the last step first, then those of the run."""
     step = op.get("per_step")
     if not isinstance(step, Mapping):
         return op

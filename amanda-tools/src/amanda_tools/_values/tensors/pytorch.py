@@ -20,7 +20,7 @@ _NUMPY_FLOATS = {
     dtype: np.dtype(str(dtype).removeprefix("torch.")).str
     for dtype in (torch.float64, torch.float32, torch.float16)
 }
-"""The floating-point types that NumPy has, too, as it names them."""
+"""NumPy's names of the floating-point types that it has as well."""
 
 _OWN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 """The classes whose tensors hold their numbers, and compute as PyTorch does."""
@@ -44,10 +44,10 @@ def _holds_numbers(tensor: Any) -> bool:
 
 
 def _plain(tensor: Any) -> Any:
-    """The tensor of PyTorch's own class that holds the numbers of one of any class.
+    """Return a tensor of PyTorch's own class with the numbers of a tensor of any class.
 
-    Of a tensor that is spread over processes it is the part of this one. None for a class that
-    keeps its numbers in its own way: PyTorch cannot read those as an array.
+    Of a distributed tensor it is the part of this process. None for a class that stores its numbers
+    in a form of its own, which PyTorch cannot read as an array.
     """
     tensor, samples = _internals.below_transforms(tensor)
     if samples:
@@ -65,7 +65,7 @@ def _plain(tensor: Any) -> Any:
 
 
 def _widened(tensor: Any) -> Any:
-    """A tensor of floats as wide as kernels take them: of eight bits they take few (2.13)."""
+    """Cast 8-bit floats to float32, for few kernels accept them (2.13)."""
     return tensor.float() if tensor.dtype.itemsize == 1 else tensor
 
 
@@ -75,13 +75,13 @@ def _is_distributed(tensor: Any) -> bool:
 
 
 def _outside() -> contextlib.AbstractContextManager[Any]:
-    """Within it plain tensors are made and read, also within a transform of ``torch.func``."""
+    """Return a context without transforms of ``torch.func``, to create and read plain tensors."""
     return contextlib.nullcontext() if _transform() is None else _internals.no_transforms()
 
 
 @contextlib.contextmanager
 def _seen(tensor: Any) -> Iterator[Any]:
-    """Give the plain tensor behind one within transforms, or of a class of its own; or None."""
+    """Yield the plain tensor of :func:`_plain`, without gradients and transforms; or None."""
     with _outside(), torch.no_grad():
         yield _plain(tensor)
 
@@ -90,10 +90,10 @@ Method = Callable[["TorchArithmetic", Any], Any]
 
 
 def _reads(unread: Any) -> Callable[[Method], Method]:
-    """Let a method that reads a tensor read the plain one behind it, if it is not plain itself.
+    """Decorate a method that reads a tensor: it gets the result of :func:`_plain`.
 
     Args:
-        unread: what it returns where there is none.
+        unread: returned in place of a call if there is no plain tensor.
     """
 
     def decorated(method: Method) -> Method:
@@ -110,7 +110,7 @@ def _reads(unread: Any) -> Callable[[Method], Method]:
 
 
 _COMPUTING: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
-"""Whether the classes that override PyTorch's functions take a product."""
+"""Classes that override PyTorch's functions, and True for those that can be multiplied."""
 
 
 def _computes(tensor: Any) -> bool:
