@@ -164,8 +164,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         return {**found, "modules": modules}
 
     def summary(self) -> dict[str, Any]:
-        """``models``: name of each model to the figures of its first row, and ``passes``, the number
-        of complete passes."""
+        """``models``: name of each model to the figures of its first row, and ``passes``, the
+        number of complete passes."""
         tops = {row["model"]: row for row in self.modules() if row["depth"] == 0}
         figures = "type output parameters trainable parameter_bytes flops activation_bytes".split()
         counted = {model.name: model.passes for model in self.recorder.models}

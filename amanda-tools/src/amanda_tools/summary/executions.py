@@ -3,7 +3,7 @@
 ::
 
     op = GraphOp(module="net/fc")
-    op.add(macs=1000, size=64)          # at each execution
+    op.add(flops=1000, size=64)         # at each execution
     op.figures_in(runs_of([op]))        # (1000, 64): in one run
 """
 
