@@ -77,3 +77,24 @@ def test_packages_of_drivers(install: Install) -> None:
     other = driver("a", framework="b", packages=("c", "d"), target="e.f:G", __module__="h.i")
     install(FakeEntryPoint("one", plugin(drivers=[other])))
     assert amanda.tools.packages_of_drivers() == {"b", "c", "d", "e", "h"}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"reason_unusable": classmethod(lambda cls: "too old")}, r"a: too old"),
+        ({"opt_in": True}, r"a: used only when asked for by name"),
+    ],
+)
+def test_a_framework_whose_driver_is_not_used_is_named(
+    attributes: dict[str, object],
+    said: str,
+    install: Install,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error has the driver's reason, whoever publishes the driver."""
+    monkeypatch.setitem(sys.modules, FRAMEWORK, ModuleType(FRAMEWORK))
+    install(FakeEntryPoint("one", plugin(drivers=[driver("a", **attributes)])))
+    message = rf"{FRAMEWORK} is imported but cannot be instrumented \({said}\)"
+    with pytest.raises(NoDriverError, match=message), amanda.apply(amanda.Tool()):
+        pass

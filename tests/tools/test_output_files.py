@@ -220,7 +220,7 @@ def test_a_standard_output_that_is_full_changes_no_status(tmp_path: Path) -> Non
 
 def test_messages_send_no_commands(capsys: pytest.CaptureFixture[str]) -> None:
     """Nor does a table, whatever the encoding of the stream is."""
-    from amanda.cli.results import complain
+    from amanda.cli.messages import complain
 
     stream = io.StringIO()
     sys.__stderr__, kept = stream, sys.__stderr__

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 import amanda
-from amanda.cli.results import last_line
+from amanda.cli.last_line import last_line
 from amanda.errors import CoverageWarning
 from amanda_torch.compiled.captured import CapturedGraph
 from amanda_torch.eager.interceptors import LOCAL

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from amanda.cli.list_installed import driver_lines
-from amanda.cli.parser import CommandParser
+from amanda.cli.messages import CommandParser
 from amanda.interface.driver import INTERFACE_VERSION, Driver
 from amanda.registry import distributions, drivers, plugins, proofs
 from amanda.registry.hookspecs import PROJECT
@@ -67,10 +67,9 @@ def _versions(problems: list[str]) -> Iterator[str]:
         yield f"{name} {found[name]}"
     if "amanda" in found:
         problems.append(_CLASH)
-    classes = [cls for cls, _ in drivers.registered_drivers()]
-    frameworks = [*plugins.suggested_drivers(), *(cls.framework for cls in classes)]
-    for framework in dict.fromkeys(frameworks):
+    for framework in drivers.known_frameworks():
         yield f"{framework} {', '.join(distributions.providers(framework)) or 'is not installed'}"
+    classes = [cls for cls, _ in drivers.registered_drivers()]
     for package in dict.fromkeys(package for cls in classes for package in cls.packages):
         if versions := distributions.providers(package):
             yield f"{package} {', '.join(versions)}"
@@ -94,8 +93,7 @@ def _plugin_lines(problems: list[str]) -> Iterator[str]:
 
 def _imported_frameworks() -> Iterator[str]:
     """A line for each plugin that has imported a framework when it was loaded."""
-    classes = [cls for cls, _ in drivers.registered_drivers()]
-    frameworks = {*plugins.suggested_drivers(), *(cls.framework for cls in classes)}
+    frameworks = drivers.known_frameworks().keys()
     for record in plugins.registry().records:
         if imported := sorted(frameworks & record.imported):
             yield (

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from amanda.cli.results import complain
+from amanda.cli.messages import complain
 
 ENDING = tuple(number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)))
 """Signals that end a program which does not handle them, so that its results can be given before.

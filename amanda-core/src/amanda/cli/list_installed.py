@@ -11,9 +11,8 @@ import textwrap
 import warnings
 from collections.abc import Sequence
 
-from amanda.cli import docstrings, tool_options
-from amanda.cli.parser import CommandParser
-from amanda.cli.results import complain, described_warning
+from amanda.cli import tool_options
+from amanda.cli.messages import CommandParser, complain, described_warning
 from amanda.errors import AmandaError
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, plugins
@@ -108,7 +107,7 @@ def describe(name: str) -> list[str]:
 
 def _prose(docstring: str | None) -> str:
     """The part of a docstring that does not concern callers in Python, without markup."""
-    return _MARKUP.sub(r"\1", docstrings.prose(docstring))
+    return _MARKUP.sub(r"\1", tool_options.prose(docstring))
 
 
 def _wrapped(text: str, indent: str = " " * 6) -> list[str]:

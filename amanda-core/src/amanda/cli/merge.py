@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from amanda.cli import pages
-from amanda.cli.parser import CommandParser
-from amanda.cli.results import complain
+from amanda.cli.messages import CommandParser, complain
 from amanda.errors import FileError
 from amanda.files import read_json, write_json
 from amanda.results import RunReport, Table, ToolReport

@@ -1,11 +1,10 @@
-"""The output of a run: result files, the page, the tools' summaries and the last line.
+"""The output of a run: result files, the page, and the tools' summaries.
 
 ``Report(tools, folder, rank, sys.stdout).deliver(statistics, seconds)`` writes and prints it.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import sys
@@ -16,54 +15,20 @@ from typing import Any, TextIO
 
 import attrs
 
-from amanda.cli import pages
+from amanda.cli import last_line, pages
+from amanda.cli.messages import complain
 from amanda.errors import AmandaWarning, described
 from amanda.files import write_json
 from amanda.interface.tool import Tool
-from amanda.registry import drivers, plugins
 from amanda.results import RunReport, Table
 from amanda.scope.scope import Statistics
-from amanda.state import FAILED, STATE
+from amanda.state import STATE
 from amanda.text import printable
 from amanda.tools.op_filter import OpFilter
 from amanda.tools.reporting import plain_text
 
 _RECURSION_LIMIT = 1000
 """Python's default; results are written with at least this limit."""
-
-_LINES = "\n\t"
-"""Control characters that stay in messages: those of others may have several lines."""
-
-
-def complain(message: str) -> None:
-    """Print a message to stderr, if it is still open."""
-    try:
-        text = printable(f"amanda: {message}", keep=_LINES)
-        print(text, file=sys.__stderr__ or sys.stderr, flush=True)
-    except (OSError, ValueError, AttributeError):
-        return
-
-
-def described_error(error: BaseException) -> str:
-    """An exception in one line, with what Amanda has noted about it."""
-    parts = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
-    return "; ".join(part.removeprefix("amanda: ") for part in parts)
-
-
-_UNSHOWN = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
-
-
-def described_warning(warning: warnings.WarningMessage) -> str:
-    """A warning in one line; "" for one that is for the authors of a package, as in Python.
-
-    One that is not Amanda's comes from a plugin or a tool: the line says where from.
-    """
-    if issubclass(warning.category, AmandaWarning):
-        return str(warning.message)
-    if issubclass(warning.category, _UNSHOWN):
-        return ""
-    kind = warning.category.__name__
-    return f"{warning.message} ({kind} of {warning.filename}:{warning.lineno})"
 
 
 @attrs.frozen
@@ -158,7 +123,8 @@ class Report:
             for named in self.tools:
                 self._write(named)
             if self.page is not None:
-                self._try("the page", self._write_page, self.page, statistics, seconds)
+                with self._noted("the page"):
+                    self._write_page(self.page, statistics, seconds)
             if self.rank.number == 0:
                 self._print(statistics, seconds)
                 # Without any operator the last line says why; these would add nothing.
@@ -181,9 +147,11 @@ class Report:
             return
         collected = pages.Collector(named.name, named.tool)
         self._collected.append(collected)
-        self._try(named.name, self._collect, collected, named.tool)
+        with self._noted(f"a result of {named.name}", collected):
+            self._collect(collected, named.tool)
         if self.folder is not None:
-            self._try(named.name, self._write_files, collected, named.tool, self.folder)
+            with self._noted(f"a result of {named.name}", collected):
+                self._write_files(collected, named.tool, self.folder)
 
     def _collect(self, collected: pages.Collector, tool: Tool) -> None:
         result = _method(tool, "result")
@@ -216,10 +184,10 @@ class Report:
             **self.facts,
             "namespaces": pages.namespaces(part.result for part in self._collected),
             "versions": pages.versions(),
-            "operators": describe_ops(statistics),
-            **({"compiled code": explain_ways(statistics.compiled)} if statistics.compiled else {}),
-            "not seen": explain_unseen(statistics),
-            "time": describe_time(statistics, seconds),
+            "operators": last_line.describe_ops(statistics),
+            **self._compiled(statistics),
+            "not seen": last_line.explain_unseen(statistics),
+            "time": last_line.describe_time(statistics, seconds),
         }
         if self.rank.count > 1:
             facts["rank"] = f"{self.rank.number} of {self.rank.count}"
@@ -228,6 +196,11 @@ class Report:
         title = f"amanda run: {names}" if names else "amanda run"
         pages.write_page(path, RunReport(title=title, facts=facts, tools=tools))
         self.written.append(path)
+
+    def _compiled(self, statistics: Statistics) -> dict[str, str]:
+        """The fact about compiled code for the page; none where there is no such code."""
+        text = last_line.explain_ways(statistics.compiled)
+        return {"compiled code": text} if text else {}
 
     def _print(self, statistics: Statistics, seconds: float) -> None:
         is_ours = False
@@ -255,7 +228,9 @@ class Report:
         # Tables of zeros would say nothing.
         has_summaries = self.has_driver and (ops or not self.has_failed)
         for named in self.tools if has_summaries else ():
-            self._try(named.name, self._print_summary, named)
+            # A broken pipe ends all printing; _print() redirects the stream.
+            with self._noted(f"a result of {named.name}", passing=BrokenPipeError):
+                self._print_summary(named)
         if self.written:
             files = ", ".join(path.name for path in self.written)
             folder = self.folder or self.written[0].parent
@@ -264,7 +239,7 @@ class Report:
             print(printable(f"amanda: {line}"), file=self.out)
         if self.hint:
             print(f"amanda: {self.hint}", file=self.out)
-        print(printable(last_line(statistics, seconds)), file=self.out, flush=True)
+        print(printable(last_line.last_line(statistics, seconds)), file=self.out, flush=True)
 
     def _print_summary(self, named: NamedTool) -> None:
         if print_summary := _method(named.tool, "print_summary"):
@@ -272,20 +247,30 @@ class Report:
         elif result := _method(named.tool, "result"):
             print(_plain_summary(named.name, result()), file=self.out)
 
-    def _try(self, name: str, give: Callable[..., None], *arguments: Any) -> None:
+    @contextlib.contextmanager
+    def _noted(
+        self,
+        what: str,
+        collected: pages.Collector | None = None,
+        passing: type[Exception] | tuple[()] = (),
+    ) -> Iterator[None]:
+        """Note that a result is lost, instead of an exception within it.
+
+        Args:
+            what: the result, for the message.
+            collected: the tool's part of the page, which shows the message; None for none.
+            passing: exceptions that are raised.
+        """
         try:
-            give(*arguments)
+            yield
+        except passing:
+            raise
         except (Exception, SystemExit) as error:
-            # A broken pipe ends all printing; the caller redirects the stream.
-            if isinstance(error, BrokenPipeError) and give == self._print_summary:
-                raise
             about = f"{type(error).__name__}: {error}"
-            what = name if give == self._write_page else f"a result of {name}"
             self.complain(f"{what} is lost: {about}")
             self._lost.append(f"{what} is lost: {about}")
-            for collected in self._collected:
-                if collected.name == name:
-                    collected.lost.append(about)
+            if collected is not None:
+                collected.lost.append(about)
 
 
 @contextlib.contextmanager
@@ -303,83 +288,6 @@ def _any_character(stream: TextIO) -> Iterator[None]:
 def _method(tool: Tool, name: str) -> Callable[..., Any] | None:
     found = getattr(tool, name, None)
     return found if callable(found) else None
-
-
-def last_line(statistics: Statistics, seconds: float) -> str:
-    """The last line of a run: operators seen, compiled code, reasons for unseen ones, the cost."""
-    compiled = explain_ways(statistics.compiled)
-    return (
-        f"amanda: {describe_ops(statistics)}; "
-        f"{f'compiled code ran {compiled}; ' if compiled else ''}"
-        f"not seen: {explain_unseen(statistics)}; "
-        f"{describe_time(statistics, seconds)}"
-    )
-
-
-def describe_ops(statistics: Statistics) -> str:
-    """The numbers of operators that were seen and instrumented."""
-    count = statistics.ops_seen + statistics.backward_ops_seen
-    return (
-        f"{count} ops seen ({statistics.ops_seen} forward, "
-        f"{statistics.backward_ops_seen} backward), {statistics.ops_instrumented} instrumented"
-    )
-
-
-def explain_ways(parts: Mapping[str, str]) -> str:
-    """Count how the named parts of a program ran, as text; "" without any."""
-    ways = collections.Counter(parts.values())
-    return ", ".join(f"{way}: {count}" for way, count in ways.most_common())
-
-
-def explain_unseen(statistics: Statistics) -> str:
-    """The reasons for which operators were not seen, with their numbers where they are known."""
-    missing = {**statistics.not_seen, **uncovered_frameworks()}
-    missing |= dict.fromkeys(plugins.explain_unseen(drivers.covered_frameworks()), 0)
-    if not missing and not any(e.cls.framework in sys.modules for e in drivers.drivers()):
-        missing = {"no framework was imported": 0}
-    reasons = (f"{reason} ({count})" if count else reason for reason, count in missing.items())
-    return ", ".join(reasons) or "nothing known"
-
-
-def describe_missing_driver(asked: Sequence[str]) -> str:
-    """Why no driver was attached, and what to do.
-
-    Args:
-        asked: the drivers that the command line names.
-    """
-    if asked := asked or plugins.read_list("AMANDA_DRIVERS"):
-        wanted = {name.rpartition("/")[2] for name in asked}
-        named = [cls for cls, _ in drivers.registered_drivers() if cls.name in wanted]
-        frameworks = " or ".join(dict.fromkeys(cls.framework for cls in named))
-        return f"the program has not imported {frameworks} (asked for: {', '.join(asked)})"
-    unseen = plugins.explain_unseen(drivers.covered_frameworks())
-    if found := [*unseen, *uncovered_frameworks()]:
-        return f"not seen: {', '.join(found)}"
-    names = ", ".join(dict.fromkeys(e.cls.framework for e in drivers.drivers()))
-    if not names:
-        return f"no driver is installed; {plugins.suggest_driver()}"
-    return (
-        f"the program has not imported a framework that has a driver ({names}) in this process; "
-        "a process that it starts needs an amanda run of its own"
-    )
-
-
-def describe_time(statistics: Statistics, seconds: float) -> str:
-    """The time spent in the tools' routines and analyses, and its share of the run."""
-    share = 100 * statistics.tool_seconds / seconds if seconds > 0 else 0.0
-    return f"tools took {statistics.tool_seconds:.2f} s of {seconds:.2f} s ({share:.0f}%)"
-
-
-def uncovered_frameworks() -> dict[str, int]:
-    """A reason for the last line for each imported framework that no driver instruments."""
-    usable = drivers.covered_frameworks()
-    return {
-        f"all of {framework}, which has no usable driver (see: amanda drivers)": 0
-        for framework in dict.fromkeys(
-            [*plugins.suggested_drivers(), *(cls.framework for cls in FAILED)]
-        )
-        if framework in sys.modules and framework not in usable
-    }
 
 
 def _paths(answer: Any) -> list[Path]:

@@ -30,16 +30,15 @@ from amanda.cli import (
     tool_options,
     tracebacks,
 )
-from amanda.cli.parser import WRONG_USAGE, CommandParser
-from amanda.cli.results import (
-    NamedTool,
-    Rank,
-    Report,
+from amanda.cli.last_line import describe_missing_driver
+from amanda.cli.messages import (
+    WRONG_USAGE,
+    CommandParser,
     complain,
-    describe_missing_driver,
     described_error,
     described_warning,
 )
+from amanda.cli.results import NamedTool, Rank, Report
 from amanda.errors import AmandaError, FileError, UnknownNameError
 from amanda.interface.driver import Driver
 from amanda.interface.tool import Tool

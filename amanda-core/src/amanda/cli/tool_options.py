@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from amanda.cli import docstrings, grammar
+from amanda.cli import grammar
 from amanda.interface.tool import Tool
 from amanda.signatures import signature_of
 from amanda.tools.reporting import unknown_option
@@ -25,6 +25,11 @@ COMMON_OPTIONS = ("ops", "modules", "every", "skip", "driver", "html", "output")
 """Options of ``amanda run``, which concern all its tools."""
 
 _REQUIRED = inspect.Parameter.empty
+_SECTION = re.compile(
+    r"^[ \t]*(Args|Arguments|Attributes|Returns|Raises|Yields):[ \t]*$", re.MULTILINE
+)
+_WITH_NAMES = frozenset({"Args", "Arguments", "Attributes"})
+_ENTRY = re.compile(r"^(\s+)\*{0,2}(\w+)(?: \([^)]*\))?:\s*(.*)$")
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -279,5 +284,29 @@ def _documented(cls: type[Tool]) -> dict[str, str]:
     """
     texts: dict[str, str] = {}
     for owner in (cls, cls.__init__, *reversed(getattr(cls, "Options", object).__mro__)):
-        texts.update(docstrings.entries(inspect.getdoc(owner) or ""))
+        texts.update(_entries(inspect.getdoc(owner) or ""))
+    return texts
+
+
+def prose(docstring: str | None) -> str:
+    """The part of a docstring before its first section: sections concern callers in Python."""
+    cleaned = inspect.cleandoc(docstring or "")
+    found = _SECTION.search(cleaned)
+    return (cleaned if found is None else cleaned[: found.start()]).rstrip()
+
+
+def _entries(docstring: str) -> dict[str, str]:
+    """The entries of the sections "Args" and "Attributes" of a docstring, by name."""
+    texts: dict[str, str] = {}
+    name, indent, inside = "", 0, False
+    for line in docstring.splitlines():
+        if section := _SECTION.match(line):
+            inside = section[1] in _WITH_NAMES
+        elif line.strip() and not line.startswith(" "):
+            inside = False
+        elif inside and (entry := _ENTRY.match(line)) and len(entry[1]) <= (indent or 99):
+            name, indent = entry[2], len(entry[1])
+            texts[name] = entry[3]
+        elif inside and name and line.strip():
+            texts[name] += f" {line.strip()}"
     return texts

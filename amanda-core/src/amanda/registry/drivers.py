@@ -33,6 +33,8 @@ IMPORTS = "amanda_imports"
 to the function, which takes no arguments. Unlike those of the group ``amanda`` they are read by
 ``import amanda``, and none is loaded before its framework is there."""
 
+_OPT_IN = "used only when asked for by name"
+
 _LOOPBACK = "amanda.testing.loopback"
 
 _ANSWERS: dict[type[Driver], str] = {}
@@ -83,7 +85,7 @@ def drivers() -> list[DriverEntry]:
     for cls, distribution in registered_drivers():
         reason = explain_unusable(cls)
         if not reason and cls.opt_in:
-            reason = "used only when asked for by name"
+            reason = _OPT_IN
         elif not reason and cls not in used:
             rival = next(other for other in used if _mode(other) == _mode(cls))
             reason = f"{rival.name} has a higher priority ({rival.priority} > {cls.priority})"
@@ -109,7 +111,7 @@ def select(requested: Sequence[str | type[Driver]] | None) -> DriverChoice:
     awaited = [c.framework for c in chosen if c not in ready]
     if not explicit:
         # Also the frameworks without a driver, for the warning when one of them is imported.
-        awaited += [name for name in plugins.suggested_drivers() if name not in sys.modules]
+        awaited += [name for name in known_frameworks() if name not in sys.modules]
     pending = tuple(dict.fromkeys(awaited))
     uncovered = [] if explicit else _explain_uncovered(ready)
     if uncovered and not ready:
@@ -311,6 +313,13 @@ def framework_imported(framework: str) -> None:
 # -- what belongs to drivers ---------------------------------------------------
 
 
+def known_frameworks() -> dict[str, str]:
+    """The frameworks that have a driver, usable or not, or for which a plugin suggests one: name of
+    the module to name of the distribution with the driver."""
+    registered = {cls.framework: distribution for cls, distribution in registered_drivers()}
+    return {**plugins.suggested_drivers(), **registered}
+
+
 def covered_frameworks() -> set[str]:
     """The modules of the frameworks that usable drivers instrument."""
     return {cls.framework for cls, _ in registered_drivers() if not explain_unusable(cls)}
@@ -436,13 +445,13 @@ def _explain_uncovered(ready: Sequence[type[Driver]], only: str = "") -> list[st
     """One message for each imported framework, or for one, that no ready driver covers."""
     covered = {cls.framework for cls in ready}
     messages = []
-    for framework, distribution in plugins.suggested_drivers().items():
+    for framework, distribution in known_frameworks().items():
         if framework in covered or framework not in sys.modules or only not in ("", framework):
             continue
         reasons = [
-            f"{cls.name}: {reason}"
+            f"{cls.name}: {explain_unusable(cls) or _OPT_IN}"
             for cls, _ in registered_drivers()
-            if cls.framework == framework and (reason := explain_unusable(cls))
+            if cls.framework == framework
         ]
         why = (
             "; ".join(reasons + plugins.not_loaded(distribution))
