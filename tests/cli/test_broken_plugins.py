@@ -12,6 +12,8 @@ from tests.cli.conftest import Command, driver_package, install
 MINIGRAD = "import minigrad as mg\na = mg.Tensor(2)\nmg.add(a, a)\nprint('program')\n"
 
 TOOLS = '''
+from collections.abc import Mapping
+
 import amanda
 
 class Plain(amanda.Tool):
@@ -56,9 +58,15 @@ class Sick(Plain):
 class Endless(Plain):
     """Its result goes on for ever."""
 
-    class Nested(dict):
-        def items(self):
-            return [("self", type(self)())]
+    class Nested(Mapping):
+        def __getitem__(self, key):
+            return type(self)()
+
+        def __iter__(self):
+            return iter(["self"])
+
+        def __len__(self):
+            return 1
 
     def result(self):
         return self.Nested()

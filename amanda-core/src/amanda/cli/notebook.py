@@ -19,7 +19,7 @@ from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import cell_magic
 from IPython.core.interactiveshell import InteractiveShell
 
-from amanda.cli import parser, program, run, tracebacks
+from amanda.cli import messages, program, run, tracebacks
 from amanda.cli.results import Rank, Report
 from amanda.errors import AmandaError
 from amanda.scope.apply import apply
@@ -192,7 +192,7 @@ def _identifier(text: str) -> str:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise UsageError(f"{parser.plain(message)}; see: %amanda --help")
+    raise UsageError(f"{messages.plain(message)}; see: %amanda --help")
 
 
 def _exception_handler(tools: Any) -> Callable[..., None]:
