@@ -111,6 +111,7 @@ from amanda_torch._internals.graphs import (
 from amanda_torch._internals.interpreter import (
     call_in_place,
     call_soon,
+    not_counted_by_warnings,
 )
 from amanda_torch._internals.keras import KERAS_INFERENCE, keras_backend
 from amanda_torch._internals.modules import (
@@ -341,6 +342,7 @@ __all__ = [
     "node_class",
     "node_sequence",
     "not_captured",
+    "not_counted_by_warnings",
     "not_taken",
     "not_traced",
     "observing_operator",

@@ -99,12 +99,11 @@ def call_in_place(func: Any, args: Any, kwargs: Any, frame: Any = None) -> Any:
 
 def _line_of(function: Any, name: str) -> int:
     """Return the first line on which a function uses a name or an attribute."""
-    instructions = dis.get_instructions(function)
-    return next(
-        line
-        for found in instructions
-        if found.argval == name and (line := found.positions.lineno) is not None
-    )
+    for found in dis.get_instructions(function):
+        line = found.positions.lineno if found.positions is not None else None
+        if found.argval == name and line is not None:
+            return line
+    raise LookupError(f"{function.__qualname__} uses no {name}")
 
 
 def in_place_of(vanilla: Any, name: str, function: Any, own_name: str) -> Any:
@@ -127,3 +126,15 @@ def in_place_of(vanilla: Any, name: str, function: Any, own_name: str) -> Any:
     # Dynamo tells functions of ours by it.
     found.__module__, found.__doc__ = function.__module__, function.__doc__
     return found
+
+
+def not_counted_by_warnings(function: Any) -> Any:
+    """Return `function`, whose frames a ``stacklevel`` of ``warnings.warn`` does not count.
+
+    For patches that are one frame more between the program and PyTorch, where PyTorch warns of the
+    program: "Full backward hook is firing ..." (``stacklevel=5``), ``torch.jit.script(optimize=)``.
+    Python knows one reason not to count a caller: its file is named as the import system's.
+    """
+    code = function.__code__
+    function.__code__ = code.replace(co_filename=f"{code.co_filename} (importlib _bootstrap)")
+    return function

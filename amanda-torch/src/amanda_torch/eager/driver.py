@@ -207,6 +207,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def _engine(self, vanilla: Any) -> Any:
         """The entry of every backward pass that Python starts."""
 
+        @_internals.not_counted_by_warnings
         @functools.partial(named_as, vanilla)
         def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             interceptor, roots = LOCAL.interceptor, t_outputs

@@ -155,6 +155,7 @@ class Tracers:
         is_counting_frames = _internals.FRAMES_UP in names
         place = names.index(_internals.FRAMES_UP) if is_counting_frames else 0
 
+        @_internals.not_counted_by_warnings
         @functools.wraps(vanilla)
         def traced(*args: Any, **kwargs: Any) -> Any:
             if is_counting_frames and len(args) > place:
