@@ -33,7 +33,7 @@ class _WarningBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        for level in (1, 2, 3):
+        for level in (1, 2):
             warnings.warn("a level", stacklevel=level)
         return gradients[0] * 2
 
@@ -84,7 +84,8 @@ def _warned(function: Callable[[], Any]) -> list[Any]:
 def test_warnings_are_shown_at_the_line_of_the_program(
     name: str, make: Callable[[], amanda.Tool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch's warnings have the texts and the places that they have without a scope."""
+    """PyTorch's warnings have the texts and the places that they have without a scope; those in a
+    backward pass up to the line that has called the function that warns."""
     monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     for case, function in _WARNING.items():
         if (name, case) == ("mode", "a hook"):

@@ -109,10 +109,9 @@ from amanda_torch._internals.graphs import (
     without_marks,
 )
 from amanda_torch._internals.interpreter import (
-    call_in_main_thread,
     call_in_place,
     call_soon,
-    unseen_by_warnings,
+    not_counted_by_warnings,
 )
 from amanda_torch._internals.keras import KERAS_INFERENCE, keras_backend
 from amanda_torch._internals.modules import (
@@ -133,7 +132,7 @@ from amanda_torch._internals.modules import (
     TRACERS,
     has_global_hooks,
     has_hooks,
-    standing_for,
+    in_place_of_module_call,
     threads_in,
 )
 from amanda_torch._internals.notes import (
@@ -278,7 +277,6 @@ __all__ = [
     "base_of",
     "bind_defaults",
     "call_composite",
-    "call_in_main_thread",
     "call_in_place",
     "call_soon",
     "caller_frame",
@@ -305,6 +303,7 @@ __all__ = [
     "in_backward",
     "in_forward_ad",
     "in_functorch",
+    "in_place_of_module_call",
     "is_autocasting",
     "is_bare",
     "is_compiled_backward",
@@ -343,6 +342,7 @@ __all__ = [
     "node_class",
     "node_sequence",
     "not_captured",
+    "not_counted_by_warnings",
     "not_taken",
     "not_traced",
     "observing_operator",
@@ -370,7 +370,6 @@ __all__ = [
     "show_dispatch_modes",
     "show_modes",
     "size_of",
-    "standing_for",
     "stands_for_leaf",
     "symbol_of",
     "symbols_in",
@@ -380,7 +379,6 @@ __all__ = [
     "threads_in",
     "tracing_context",
     "undisabled",
-    "unseen_by_warnings",
     "unused_accelerator",
     "valueless",
     "version_of",

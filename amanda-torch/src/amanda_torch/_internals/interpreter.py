@@ -1,8 +1,15 @@
-"""Calls at the next event of Python's interpreter, and what warnings take for their place."""
+"""Python frames that have the file and line of others, and calls after an operator.
+
+Warnings are shown at, and filtered by, the file and line of a frame. A call that Amanda makes for
+the program is made by code of a few lines whose file name and first line are those of the code for
+which it stands (``CodeType.replace``)::
+
+    call_in_place(torch.tensor, (x,), {})   # warns at the line of the program that led here
+"""
 
 from __future__ import annotations
 
-import ctypes
+import dis
 import functools
 import os
 import sys
@@ -18,9 +25,11 @@ _EVENTS = 1000
 
 
 def call_soon(function: Callable[[], bool]) -> None:
-    """Call a function in the current thread at the next calls and returns, until it gives True.
+    """Call a function at the thread's next calls and returns of functions, until it returns True.
 
-    For what PyTorch does not allow within an operator. Nothing where the thread is profiled.
+    A scope that ends within an operator leaves its mode: PyTorch has popped it, and pushes it again
+    when the operator ends, in C++. Python's profiler is the only documented hook that runs after
+    that. It does nothing in a thread that is profiled already.
     """
     if sys.getprofile() is not None:
         return
@@ -33,24 +42,6 @@ def call_soon(function: Callable[[], bool]) -> None:
     sys.setprofile(profile)
 
 
-_PENDING: list[Callable[[], Any]] = []
-
-
-def _call_all(_: Any) -> int:
-    while _PENDING:
-        _PENDING.pop()()
-    return 0
-
-
-_call_pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_call_all)
-
-
-def call_in_main_thread(function: Callable[[], Any]) -> None:
-    """Call a function in the main thread, before that runs more Python code."""
-    _PENDING.append(function)
-    ctypes.pythonapi.Py_AddPendingCall(_call_pending, None)
-
-
 # -- where warnings are shown ---------------------------------------------------------------------
 
 _OURS = tuple(
@@ -59,26 +50,34 @@ _OURS = tuple(
 )
 """The folders of amanda-core and of this package."""
 
-_PLACES: Memo[tuple[str, int], types.CodeType] = Memo(4096)
-"""By file and line of the program, the code that calls in their place."""
+_CODES: Memo[tuple[str, int], types.CodeType] = Memo(4096)
+"""`_CALL` with the file and line of the program, by these."""
 
 
 _CALL = (lambda func, args, kwargs: func(*args, **kwargs)).__code__
-"""Code of one line, which takes the number of any other one with its first."""
+"""Code of one line."""
 
 _OF_PYTHON = frozenset({types.FunctionType, functools.partial, type})
 """Types of functions that warn in frames of their own."""
 
 
+def _named(code: types.CodeType, other: types.CodeType, first_line: int) -> types.CodeType:
+    return code.replace(
+        co_filename=other.co_filename,
+        co_name=other.co_name,
+        co_qualname=other.co_qualname,
+        co_firstlineno=first_line,
+    )
+
+
 def call_in_place(func: Any, args: Any, kwargs: Any, frame: Any = None) -> Any:
-    """``func(*args, **kwargs)`` in place of the program's line that has led here.
+    """Call `func` from a frame with the file, line and globals of the program's innermost one.
 
     Warnings of C++ are shown at the line of the innermost Python frame, filtered by its module, and
-    once for each such line. That is to be the program's line and not one of ours, so the call is
-    made by code that has its file, its line and its globals.
+    once for each such line.
 
     Args:
-        frame: where that line is; searched for if None.
+        frame: the frame whose line is taken; None: the innermost one that is not Amanda's.
     """
     if type(func) in _OF_PYTHON:
         return func(*args, **kwargs)
@@ -87,28 +86,54 @@ def call_in_place(func: Any, args: Any, kwargs: Any, frame: Any = None) -> Any:
         while frame.f_code.co_filename.startswith(_OURS) and frame.f_back is not None:
             frame = frame.f_back
     place = frame.f_code.co_filename, frame.f_lineno
-    code = _PLACES.get(place)
+    code = _CODES.get(place)
     if code is None:
-        of = frame.f_code
         # A frame may be at no line.
-        code = _CALL.replace(
-            co_filename=of.co_filename,
-            co_firstlineno=frame.f_lineno or of.co_firstlineno,
-            co_name=of.co_name,
-            co_qualname=of.co_qualname,
-        )
-        _PLACES[place] = code
+        line = frame.f_lineno or frame.f_code.co_firstlineno
+        code = _CODES[place] = _named(_CALL, frame.f_code, line)
     called = types.FunctionType(code, frame.f_globals)
     # A traceback would lead to it.
     del frame
     return called(func, args, kwargs)
 
 
-def unseen_by_warnings(function: Any) -> Any:
-    """`function`, whose frames ``warnings.warn(..., stacklevel=2)`` does not count.
+def _line_of(function: Any, name: str) -> int:
+    """Return the first line on which a function uses a name or an attribute."""
+    for found in dis.get_instructions(function):
+        line = found.positions.lineno if found.positions is not None else None
+        if found.argval == name and line is not None:
+            return line
+    raise LookupError(f"{function.__qualname__} uses no {name}")
 
-    For what takes the place of a function that warns of its caller. Python leaves out frames of
-    files that are named as those of its import system.
+
+def in_place_of(vanilla: Any, name: str, function: Any, own_name: str) -> Any:
+    """Return `function` with the file and globals of `vanilla`, which it calls no more.
+
+    ``warnings.warn(..., stacklevel=5)``, as of ``nn.Softmax()`` without a dimension, is shown at
+    the line where `vanilla` makes a call, and filtered by its module.
+
+    Args:
+        vanilla: the function whose frame `function` saves.
+        name: what `vanilla` calls.
+        function: a function without globals but builtins.
+        own_name: what `function` calls instead, at one line.
+    """
+    code = function.__code__
+    offset = _line_of(function, own_name) - code.co_firstlineno
+    code = _named(code, vanilla.__code__, _line_of(vanilla, name) - offset)
+    found = types.FunctionType(code, vanilla.__globals__, None, None, function.__closure__)
+    found.__name__, found.__qualname__ = function.__name__, function.__qualname__
+    # Dynamo tells functions of ours by it.
+    found.__module__, found.__doc__ = function.__module__, function.__doc__
+    return found
+
+
+def not_counted_by_warnings(function: Any) -> Any:
+    """Return `function`, whose frames a ``stacklevel`` of ``warnings.warn`` does not count.
+
+    For patches that are one frame more between the program and PyTorch, where PyTorch warns of the
+    program: "Full backward hook is firing ..." (``stacklevel=5``), ``torch.jit.script(optimize=)``.
+    Python knows one reason not to count a caller: its file is named as the import system's.
     """
     code = function.__code__
     function.__code__ = code.replace(co_filename=f"{code.co_filename} (importlib _bootstrap)")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 
+from amanda_torch._internals.interpreter import in_place_of
 from amanda_torch._internals.symbols import find_symbol, require, symbol
 
 FUSED_OPERATORS = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention", "_nested_")
@@ -62,8 +63,7 @@ require("torch.nn.Module._call_impl", "torch.nn.Module._compiled_call_impl")
 COMPILED_CALL = operator.attrgetter("_compiled_call_impl")
 PLAIN_CALL = operator.attrgetter("_call_impl")
 """The methods of which `MODULE_CALL` calls one: the first unless it is None. Called directly they
-save its Python frame, so that modules can be nested as deep as without our own (PyTorch 2.13);
-see :func:`standing_for`."""
+save its Python frame, so that modules can be nested as deep as without our own (PyTorch 2.13)."""
 
 PROFILER = "torch.autograd.profiler"
 PROFILER_START = "_enable_profiler"
@@ -72,89 +72,14 @@ of the process, the code of ``nn.Module.__call__``. It tells calls of modules by
 takes what is called ``self`` in it for the module (2.13)."""
 
 
-class _Reached(Exception):
-    pass
-
-
-class _Reaching(torch.nn.Module):
-    def forward(self) -> None:
-        raise _Reached
-
-
-def _calls_of_modules() -> dict[str, types.TracebackType]:
-    """By name of a function, where PyTorch is when it calls a module without hooks."""
-    places = {}
-    try:
-        MODULE_CALL(_Reaching())
-    except _Reached as reached:
-        entry = reached.__traceback__
-        while entry is not None:
-            places[entry.tb_frame.f_code.co_name] = entry
-            entry = entry.tb_next
-    return places
-
-
-_CALLS = _calls_of_modules()
-
-
-def standing_for(vanilla: str) -> Callable[[Any], Any]:
-    """Decorator of a function whose frames stand for those of one of PyTorch's that it leaves out.
-
-    Tracebacks, and warnings about a caller further up (those of ``nn.Softmax()`` without a
-    dimension), name a frame by its file, its line, its function and its module.
-
-    The function knows no globals but builtins; what it needs is in its closure.
+def in_place_of_module_call(function: Any) -> Any:
+    """Return a function with the file and globals of `MODULE_CALL`, whose frame it saves.
 
     Args:
-        vanilla: the name of the function by which PyTorch calls a module.
+        function: a function without globals but builtins, which calls something named ``run``
+            where `MODULE_CALL` calls `PLAIN_CALL`.
     """
-    place = _CALLS[vanilla]
-    named = place.tb_frame.f_code
-
-    def decorate(function: Any) -> Any:
-        code = function.__code__
-        code = code.replace(
-            co_filename=named.co_filename,
-            co_name=named.co_name,
-            co_qualname=named.co_qualname,
-            co_firstlineno=place.tb_lineno,
-            co_linetable=_all_at(place, len(code.co_code) // 2),
-        )
-        called = types.FunctionType(code, MODULE_CALL.__globals__, None, None, function.__closure__)
-        called.__name__, called.__qualname__ = function.__name__, function.__qualname__
-        # By it Dynamo's guards on functions of ours are known.
-        called.__module__, called.__doc__ = function.__module__, function.__doc__
-        return called
-
-    return decorate
-
-
-def _all_at(place: types.TracebackType, units: int) -> bytes:
-    """A line table by which all instructions are where another function was.
-
-    Args:
-        units: the instructions, in units of two bytes.
-    """
-    positions = list(place.tb_frame.f_code.co_positions())[place.tb_lasti // 2]
-    # Entries for up to eight units, of the kinds without columns and with all of them, at the line
-    # of the entry before (CPython 3.11 to 3.14, Objects/locations.md).
-    kind, rest = 13, b"\0"
-    line, end_line, column, end_column = positions
-    if line is not None and end_line is not None and column is not None and end_column is not None:
-        numbers = (0, end_line - line, column + 1, end_column + 1)
-        kind, rest = 14, b"".join(map(_encoded, numbers))
-    lengths = [8] * (units // 8) + ([units % 8] if units % 8 else [])
-    return b"".join(bytes((0x80 | kind << 3 | length - 1,)) + rest for length in lengths)
-
-
-def _encoded(number: int) -> bytes:
-    """A number of a line table: six bits in each byte, the lowest ones first."""
-    found = bytearray()
-    while number > 63:
-        found.append(0x40 | number & 63)
-        number >>= 6
-    found.append(number)
-    return bytes(found)
+    return in_place_of(MODULE_CALL, "_call_impl", function, "run")
 
 
 FX = "torch.fx._symbolic_trace"

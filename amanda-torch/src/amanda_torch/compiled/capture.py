@@ -102,7 +102,7 @@ class Capture:
         name = frame.f_globals.get("__name__", "")
         if name.startswith(_OWN):
             # What they call runs as it is, but for modules: those are the program's.
-            return _internals.not_captured(recursive=not name.endswith("eager.driver"))
+            return _internals.not_captured(recursive=not name.endswith("eager.module_calls"))
         if name == _HELPERS:
             # PyTorch 2.13 comes to one of them thirty times in a step of a GPT-2. Its own callback
             # leaves them for good, too.

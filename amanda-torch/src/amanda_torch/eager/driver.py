@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import abc
 import functools
-import sys
 import types
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
-
-from torch import nn
 
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
@@ -29,10 +26,9 @@ from amanda_torch.autograd.substitution import reason_to_keep, substitute
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager import functions, gate, proofs
 from amanda_torch.eager.checkpoints import Checkpoints
-from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted, remove_leftovers
 from amanda_torch.eager.keras_calls import KerasCalls
-from amanda_torch.eager.module_calls import ModuleCall, OptimizerSteps
+from amanda_torch.eager.module_calls import OptimizerSteps, called_modules
 from amanda_torch.eager.module_names import Labels
 from amanda_torch.eager.tracers import Tracers
 from amanda_torch.plugin import TorchEagerDriver
@@ -196,70 +192,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     # -- patches ----------------------------------------------------------
 
     def _called_modules(self, vanilla: Any) -> Any:
-        wrapped = self._module_call(vanilla)
+        wrapped = called_modules(self.dispatcher, vanilla)
         return gate.module_call(vanilla, wrapped) if self._has_gate else wrapped
-
-    def _module_call(self, vanilla: Any) -> Any:
-        plain, compiled = _internals.PLAIN_CALL, _internals.COMPILED_CALL
-        is_known = vanilla is _internals.MODULE_CALL
-        # PyTorch's profiler recognizes calls of modules in stacks by the frame that `plain` leaves
-        # out.
-        profiled = sys.getprofile
-        dispatcher, plain_module = self.dispatcher, nn.Module
-
-        # It knows no globals: its frames take the place of those of PyTorch's own.
-        local, fused, partial, module_call = LOCAL, FUSED, functools.partial, ModuleCall
-
-        # The parameters are PyTorch's own: a model may take keywords of any other name.
-        @_internals.standing_for(_internals.MODULE_CALL.__name__)
-        @functools.partial(named_as, vanilla)
-        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            interceptor = local.interceptor
-            # Interceptor.is_quiet(), inlined: this runs at every module call.
-            if (
-                interceptor is None
-                or interceptor.muted
-                or interceptor.thread["paused"]
-                or not isinstance(self, plain_module)
-            ):
-                return vanilla(self, *args, **kwargs)
-            module = self
-            if isinstance(module, fused) and not (module.training or interceptor.fused.is_busy):
-                run = partial(entered, interceptor, module, args, kwargs)
-                return interceptor.fused.call(module, run)
-            if interceptor.stale:
-                interceptor.refresh()
-            if interceptor.tells and (
-                interceptor.tells_modules or interceptor.frame.phase is not None
-            ):
-                # In this function: a further frame would stand in the user's tracebacks.
-                given = (*args, *kwargs.values())
-                with module_call(dispatcher, interceptor, module, given) as call:
-                    if is_known and compiled(module) is None and profiled() is None:
-                        call.result = plain(module)(*args, **kwargs)
-                    else:
-                        call.result = vanilla(module, *args, **kwargs)
-                    return call.result
-            parent = interceptor.enter_module(module)
-            try:
-                if is_known and compiled(module) is None and profiled() is None:
-                    return plain(module)(*args, **kwargs)
-                return vanilla(module, *args, **kwargs)
-            finally:
-                # The way back from Tracker.enter_module(), inlined as well.
-                frame = interceptor.frame
-                if frame is not parent:
-                    frame.caller = None
-                    interceptor.frame = parent
-                    interceptor.cells = parent.cells
-
-        def entered(interceptor: Interceptor, module: nn.Module, args: Any, kwargs: Any) -> Any:
-            given = (*args, *kwargs.values())
-            with ModuleCall(dispatcher, interceptor, module, given) as call:
-                call.result = vanilla(module, *args, **kwargs)
-                return call.result
-
-        return __call__
 
     def _script_call(self, vanilla: Any) -> Any:
         def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -273,7 +207,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def _engine(self, vanilla: Any) -> Any:
         """The entry of every backward pass that Python starts."""
 
-        @_internals.unseen_by_warnings
+        @_internals.not_counted_by_warnings
         @functools.partial(named_as, vanilla)
         def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             interceptor, roots = LOCAL.interceptor, t_outputs

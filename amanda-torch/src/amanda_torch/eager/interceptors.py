@@ -215,11 +215,9 @@ class Interceptor(Tracker, TorchFunctionMode):
     def end_elsewhere(self) -> None:
         """Another thread has ended the last scope of its thread.
 
-        Only its thread can take it off: the main thread soon, another one at its next operator.
+        Only its thread can take it off; it does so at its next operator or scope.
         """
         self.ended = self.stale = self.outdated = True
-        if self.ident == threading.main_thread().ident:
-            _internals.call_in_main_thread(remove_leftovers)
 
     def clear(self) -> None:
         """Drop the scopes, and what was learned under them."""

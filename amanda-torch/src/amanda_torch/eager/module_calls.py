@@ -20,10 +20,12 @@ from torch.optim.optimizer import (
 from amanda.engine.dispatch import Dispatcher
 from amanda.errors import CoverageWarning
 from amanda.interface.points import Point
-from amanda.patching import PatchSet
+from amanda.patching import PatchSet, named_as
 from amanda.state import Lock
 from amanda_torch import _internals
 from amanda_torch.eager.frames import Frame
+from amanda_torch.eager.fused_modules import FUSED
+from amanda_torch.eager.interceptors import LOCAL, Interceptor
 from amanda_torch.eager.keras_layers import is_shape_inference
 from amanda_torch.eager.op_ids import Tracker
 from amanda_torch.operators.calls import tensors_in
@@ -32,75 +34,112 @@ _graph_task = _internals.graph_task
 _is_grad_enabled = torch.is_grad_enabled
 
 
-class ModuleCall:
-    """A call of a module that is an outermost one, or is reported to tools.
-
-    Args:
-        inputs: what the module is given.
+class VanillaCall:
+    """A call of a module in whose place nothing is entered.
 
     Attributes:
-        parent: the module call that it is in.
-        result: what the module has returned, to be set by the caller.
+        run: what is called with the arguments of the module.
+        result: what it has returned, to be set by the caller.
     """
 
-    __slots__ = (
-        "_dispatcher",
-        "_frame",
-        "_has_begun",
-        "_inputs",
-        "_module",
-        "_scopes",
-        "_tells",
-        "_tracker",
-        "parent",
-        "result",
-    )
+    __slots__ = ("result", "run")
 
-    def __init__(
-        self, dispatcher: Dispatcher, tracker: Tracker, module: nn.Module, inputs: Sequence[Any]
-    ) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
+        self.result: Any = None
+
+    def __enter__(self) -> VanillaCall:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+
+class NamedCall(VanillaCall):
+    """A call of a module that gives the operators in it their path.
+
+    Attributes:
+        parent: the frame of the module call that it is in.
+    """
+
+    __slots__ = ("_module", "_tracker", "parent")
+
+    def __init__(self, run: Callable[..., Any], tracker: Tracker, module: nn.Module) -> None:
+        super().__init__(run)
         self._tracker = tracker
         # The wrapper that PyTorch calls, where ids name the module in it.
         self._module = module
+        self.parent: Frame = tracker.frame
+
+    def __enter__(self) -> NamedCall:
+        self.parent = self._tracker.enter_module(self._module)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        tracker, frame = self._tracker, self._tracker.frame
+        if frame is not self.parent:
+            frame.caller = None
+            tracker.go_to(self.parent)
+
+
+class ReportedCall(NamedCall):
+    """A call of a module that is an outermost one, or is reported to tools.
+
+    Args:
+        inputs: the arguments of the module.
+    """
+
+    __slots__ = ("_dispatcher", "_frame", "_has_begun", "_inputs", "_scopes", "_tells")
+
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        tracker: Tracker,
+        module: nn.Module,
+        dispatcher: Dispatcher,
+        inputs: Sequence[Any],
+    ) -> None:
+        super().__init__(run, tracker, module)
+        self._dispatcher = dispatcher
         self._inputs = inputs
         self._scopes: Sequence[Any] = ()
-        self.parent: Frame = tracker.frame
         self._frame: Frame = tracker.frame
         self._has_begun = self._tells = False
-        self.result: Any = None
 
-    def __enter__(self) -> ModuleCall:
-        # In one function: the calls of a small model come here again and again.
-        tracker, module = self._tracker, self._module
+    def __enter__(self) -> ReportedCall:
+        tracker = self._tracker
         # What a checkpoint runs again in a backward pass is not a forward pass.
         is_outermost = tracker.frame.phase is not None and _graph_task() == -1
-        self.parent = parent = tracker.enter_module(module)
-        self._frame = frame = tracker.frame
-        if frame is parent:
+        super().__enter__()
+        self._frame = tracker.frame
+        if self._frame is self.parent:
             # A wrapper that leaves no trace: the module in it is the outermost one.
             return self
         try:
-            # The dispatcher's answer, unless something has changed since it was asked.
-            scopes = self._dispatcher.scopes() if tracker.stale else tracker.active
-            self._scopes = scopes
-            layer = getattr(sys.modules.get("keras.layers"), "Layer", ())
-            if is_outermost and not (
-                isinstance(module, layer) and is_shape_inference(self._inputs)
-            ):
-                trains = _is_grad_enabled() and getattr(module, "training", True)
-                points = self._dispatcher.points
-                points.forward_begins(scopes, frame.path, trains, facts=self._facts)
-                self._has_begun = True
-            if tracker.tells_modules:
-                self._tell(Point.MODULE_ENTRY)
-                self._tells = True
+            self._begin(is_outermost)
         except BaseException:
             if self._has_begun:
                 self._dispatcher.points.forward_is_given_up(self._scopes)
-            tracker.go_to(parent)
+            tracker.go_to(self.parent)
             raise
         return self
+
+    def _begin(self, is_outermost: bool) -> None:
+        tracker, module = self._tracker, self._module
+        # The dispatcher's answer, unless something has changed since it was asked.
+        self._scopes = self._dispatcher.scopes() if tracker.stale else tracker.active
+        layer = getattr(sys.modules.get("keras.layers"), "Layer", ())
+        if is_outermost and not (isinstance(module, layer) and is_shape_inference(self._inputs)):
+            trains = _is_grad_enabled() and getattr(module, "training", True)
+            points, path = self._dispatcher.points, self._frame.path
+            points.forward_begins(self._scopes, path, trains, facts=self._facts)
+            self._has_begun = True
+        if tracker.tells_modules:
+            self._tell(Point.MODULE_ENTRY)
+            self._tells = True
 
     def __exit__(self, *raised: object) -> None:
         try:
@@ -110,15 +149,10 @@ class ModuleCall:
             if self._tells:
                 self._tell(Point.MODULE_EXIT, outputs)
             if self._has_begun:
-                # Tracker.note_results(), inlined as well.
-                self._tracker.results.set(outputs or ())
+                self._tracker.note_results(outputs or ())
                 self._dispatcher.points.forward_ends(self._scopes, self._frame.path)
         finally:
-            if self._frame is not self.parent:
-                self._frame.caller = None
-            # Tracker.go_to(), inlined: the calls of a small module come here again and again.
-            self._tracker.frame = self.parent
-            self._tracker.cells = self.parent.cells
+            self._leave()
 
     def _facts(self) -> Mapping[str, Any]:
         entered = self._frame.module
@@ -134,6 +168,67 @@ class ModuleCall:
             outputs=outputs,
             **self._facts(),
         )
+
+
+def called_modules(dispatcher: Dispatcher, vanilla: Any) -> Any:
+    """Return the ``nn.Module.__call__`` of scopes.
+
+    It takes as many Python frames as PyTorch's own, so that modules can be nested as deep.
+
+    Args:
+        dispatcher: the driver's.
+        vanilla: PyTorch's own, or what another library has put in its place.
+    """
+
+    def enter(module: Any, args: Any, kwargs: Any) -> VanillaCall:
+        interceptor = LOCAL.interceptor
+        if interceptor is None or interceptor.is_quiet() or not isinstance(module, nn.Module):
+            return VanillaCall(functools.partial(vanilla, module))
+        if isinstance(module, FUSED) and not (module.training or interceptor.fused.is_busy):
+            return VanillaCall(functools.partial(run_fused, interceptor, module))
+        if interceptor.stale:
+            interceptor.refresh()
+        run = _forward_of(vanilla, module)
+        if _is_reported(interceptor):
+            given = (*args, *kwargs.values())
+            return ReportedCall(run, interceptor, module, dispatcher, given)
+        return NamedCall(run, interceptor, module)
+
+    def run_fused(interceptor: Interceptor, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        def run() -> Any:
+            given = (*args, *kwargs.values())
+            called = functools.partial(vanilla, module)
+            with ReportedCall(called, interceptor, module, dispatcher, given) as call:
+                call.result = call.run(*args, **kwargs)
+                return call.result
+
+        return interceptor.fused.call(module, run)
+
+    # The parameters are PyTorch's own: a model may take keywords of any other name.
+    @_internals.in_place_of_module_call
+    @functools.partial(named_as, vanilla)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        with enter(self, args, kwargs) as call:
+            call.result = call.run(*args, **kwargs)
+            return call.result
+
+    return __call__
+
+
+def _is_reported(tracker: Tracker) -> bool:
+    return tracker.tells and (tracker.tells_modules or tracker.frame.phase is not None)
+
+
+def _forward_of(vanilla: Any, module: nn.Module) -> Callable[..., Any]:
+    """Return what calls the forward pass of a module with the fewest Python frames."""
+    if (
+        vanilla is _internals.MODULE_CALL
+        and _internals.COMPILED_CALL(module) is None
+        # PyTorch's profiler tells calls of modules by the frame of `MODULE_CALL`.
+        and sys.getprofile() is None
+    ):
+        return _internals.PLAIN_CALL(module)  # type: ignore[no-any-return]
+    return functools.partial(vanilla, module)
 
 
 class CallPatch:
@@ -188,7 +283,6 @@ class CallPatch:
         self._patches.undo()
 
 
-@_internals.unseen_by_warnings
 def trace(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function that traces with ``torch.fx``."""
     try:
@@ -197,7 +291,6 @@ def trace(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         _LOCK.hold(_remove_left)
 
 
-@_internals.unseen_by_warnings
 def _run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call it; the frame says that this thread traces."""
     # Code that replaces the call now has checked for traces before this one began.

@@ -155,7 +155,7 @@ class Tracers:
         is_counting_frames = _internals.FRAMES_UP in names
         place = names.index(_internals.FRAMES_UP) if is_counting_frames else 0
 
-        @_internals.unseen_by_warnings
+        @_internals.not_counted_by_warnings
         @functools.wraps(vanilla)
         def traced(*args: Any, **kwargs: Any) -> Any:
             if is_counting_frames and len(args) > place:
@@ -170,7 +170,6 @@ class Tracers:
     def _tracing(self, vanilla: Any) -> Any:
         suspending = self._suspending(vanilla)
 
-        @_internals.unseen_by_warnings
         @functools.wraps(vanilla)
         def traced(*args: Any, **kwargs: Any) -> Any:
             return trace(suspending, *args, **kwargs)
