@@ -14,26 +14,18 @@ from amanda.errors import CapabilityError
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedTensor
 from amanda.tools.mapping import MappingTool
-from amanda_tools._operators.signature import Signature
+from amanda_tools._operators.op_table import row_of
+from amanda_tools._operators.signature import OpSignature
 from amanda_tools._values.shapes import Shape, shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of, reader_of
 
 _NUMBERS = re.compile(r"float|bfloat|u?int|bool")
 """Element types that are recorded."""
 
-_SHAPES = frozenset(
-    "shape shape_n size rank zeros_like ones_like empty_like full_like rand_like randn_like "
-    "new_zeros new_ones new_empty new_full".split()
-)
-"""Types whose output depends on the shape of their input only."""
-
 _DRAWING = re.compile(
     r"(stateless_)?(rand|randn|randint|randperm|\w*truncated_normal|random_(uniform|normal)\w*)(_v\d)?"
 )
 """Types that draw random numbers; they may be given a shape and a state."""
-
-_CHOOSING = frozenset("embedding embedding_bag index_select gather gather_nd take".split())
-"""Types that select elements of a weight."""
 
 _FEEDING = re.compile(
     r"get_next|dequeue|unstage|py_func|placeholder|decode_|parse_example|tensor_list"
@@ -73,7 +65,7 @@ class RecordedOp:
     """
 
     about: OpDescription
-    signature: Signature
+    signature: OpSignature
     parameters: Mapping[int, Shape | None]
     run: Callable[..., Any] | None
     tensors: Sequence[Callable[[Array], Any] | None]
@@ -121,7 +113,7 @@ class RecordedOp:
         about = describe(context)
         return cls(
             about,
-            Signature.of(context, about.type),
+            OpSignature.of(context, about.type),
             {i: _shape_of(v) for i, v in values.items() if hasattr(v, "shape")},
             run,
             [None if t is None else _maker(t) for t in inputs],
@@ -169,7 +161,8 @@ class RecordedExecution:
         if array is None or array.ndim == 0 or position in self.op.parameters:
             return False
         is_alone = not any("float" in name for name in self.op.types)
-        return is_real(array) or is_alone or self.op.about.type in _CHOOSING
+        traits = row_of(self.op.about.type).traits
+        return is_real(array) or is_alone or "selects_rows" in traits
 
     def depends_on_input(self, position: int) -> bool:
         """Decide whether an output depends on the model's input.
@@ -180,7 +173,7 @@ class RecordedExecution:
         kind, array = self.op.about.type, self.outputs[position]
         is_drawn = bool(_DRAWING.fullmatch(kind))
         if not is_drawn and (any(self.is_data) or _FEEDING.search(kind)):
-            return kind not in _SHAPES
+            return "takes_sizes" not in row_of(kind).traits
         nothing = not self.op.parameters and all(source is None for source in self.sources)
         is_made = (nothing or is_drawn) and not self.op.is_in_module
         return is_made and array is not None and array.ndim > 0
@@ -201,7 +194,7 @@ class RecordedExecution:
 
 
 @attrs.define(eq=False)
-class Pass:
+class RecordedPass:
     """The executions of one pass, in order.
 
     Attributes:
@@ -226,11 +219,11 @@ class PassRecorder(Tool):
 
     only_watches = True
 
-    def __init__(self, finished: Callable[[Pass], None]) -> None:
+    def __init__(self, finished: Callable[[RecordedPass], None]) -> None:
         super().__init__()
         self.labels: Any = None
         self._finished = finished
-        self._pass: Pass | None = None
+        self._pass: RecordedPass | None = None
         # After this tool: tensors are followed as its routines leave them.
         self.tracing = GraphTracingTool()
         self.tracing.depends_on(self)
@@ -247,7 +240,7 @@ class PassRecorder(Tool):
         if finished is not None:
             self._finished(finished)
 
-    def in_order(self, run: Pass) -> list[RecordedExecution]:
+    def in_order(self, run: RecordedPass) -> list[RecordedExecution]:
         """Return the executions of a pass; of a graph, which may run them in any order, in the
         graph's."""
         executions = list(run.executions.values())
@@ -272,14 +265,18 @@ class PassRecorder(Tool):
             self.finish()
             running = None
         if running is None:
-            running = self._pass = Pass(self.labels)
+            running = self._pass = RecordedPass(self.labels)
         execution = RecordedExecution(op, [], [], [])
         for link, tensor in zip(self._links(op, tensors), tensors, strict=True):
             self._read(running, execution, link, tensor)
         running.executions[op.about.id] = execution
 
     def _read(
-        self, running: Pass, execution: RecordedExecution, link: TracedTensor | None, tensor: Any
+        self,
+        running: RecordedPass,
+        execution: RecordedExecution,
+        link: TracedTensor | None,
+        tensor: Any,
     ) -> None:
         """Note an input: its value and its source."""
         source = None if link is None else running.executions.get(link.producer)

@@ -25,7 +25,7 @@ def weighted_sum(
     *,
     relative: bool = False,
 ) -> None:
-    """Claim the critical products of a sum of products.
+    """Add the critical products of a sum of products.
 
     Args:
         call, wanted: arguments of the rule.
@@ -44,7 +44,7 @@ def weighted_sum(
     found, products = rows.critical(values, call.theta, relative=relative)
     for position, index in zip(positions, found, strict=True):
         if position is not None:
-            wanted.claim(position, index)
+            wanted.add(position, index)
     row, column = np.divmod(products, rows.width)
     wanted.synapses.append(wanted.index[row] * rows.width + column)
 
@@ -132,16 +132,16 @@ def average_pooling(call: Call, wanted: Wanted) -> None:
 
 @rule(*(f"max_pool{n}d{end}" for n in (1, 2, 3) for end in ("", "_with_indices")))
 def max_pooling(call: Call, wanted: Wanted) -> None:
-    """Claim the largest element of the window, at ties the first."""
+    """Add the largest element of the window, at ties the first."""
     image, letters = call.memo("windows", lambda: _pooled(call, -np.inf))
     rows = Rows.of([image], letters, wanted.index)
-    _claim_largest(call, wanted, rows)
+    _add_largest(call, wanted, rows)
 
 
-def _claim_largest(call: Call, wanted: Wanted, rows: Rows) -> None:
+def _add_largest(call: Call, wanted: Wanted, rows: Rows) -> None:
     call.width = rows.width
     places, columns = rows.largest()
-    wanted.claim(0, places, wanted.values)
+    wanted.add(0, places, wanted.values)
     wanted.synapses.append(wanted.index * rows.width + columns)
 
 
@@ -198,11 +198,11 @@ def reduction(call: Call, wanted: Wanted) -> None:
 
 @rule("amax", "max")
 def maximum(call: Call, wanted: Wanted) -> None:
-    """Claim the largest element, at ties the first."""
+    """Add the largest element, at ties the first."""
     if len(call.data) != 1:
         raise NoRule("the larger of two")
     operand, kept = call.memo("reduced", lambda: _reduced(call))
-    _claim_largest(call, wanted, Rows.of([operand], kept, wanted.index))
+    _add_largest(call, wanted, Rows.of([operand], kept, wanted.index))
 
 
 # -- attention --------------------------------------------------------------------
@@ -210,7 +210,7 @@ def maximum(call: Call, wanted: Wanted) -> None:
 
 @rule("attention")
 def attention(call: Call, wanted: Wanted) -> None:
-    """Claim values by the attention weights, and keys and queries by the products in the scores.
+    """Add values by the attention weights, and keys and queries by the products in the scores.
 
     A score is critical if its weight is, as for a softmax.
     """
@@ -240,7 +240,7 @@ def attention(call: Call, wanted: Wanted) -> None:
     for name, index in zip(names, (of_queries, of_keys, of_values), strict=True):
         position = call.position(name)
         assert position is not None
-        wanted.claim(position, index)
+        wanted.add(position, index)
     call.width = rows.width
     row, column = np.divmod(products, rows.width)
     wanted.synapses.append(wanted.index[row] * rows.width + column)

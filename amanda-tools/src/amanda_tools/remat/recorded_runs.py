@@ -83,7 +83,7 @@ class Recomputed:
 
 
 @attrs.frozen
-class Gone:
+class OverwrittenTensor:
     """A tensor that an operator changed in place after it was saved."""
 
     op_id: str
@@ -104,7 +104,7 @@ class Gone:
 class Ticket:
     """The object that autograd holds in place of a saved tensor."""
 
-    content: Kept | Recomputed | Gone
+    content: Kept | Recomputed | OverwrittenTensor
 
 
 @attrs.frozen
