@@ -109,12 +109,7 @@ class Parameters:
                 continue
             if torch is not None and isinstance(tensor, torch.Tensor):
                 # Asked of each new operator: it has no key, and a parameter is its own value.
-                is_found = isinstance(tensor, torch.nn.Parameter) or (
-                    position in roles and context.get_value(position) is not None
-                )
-                # One of a lazy module has no size before the module's first call.
-                is_found = is_found and not torch.nn.parameter.is_lazy(tensor)
-                if is_found and not _is_of_metric(context, tensor):
+                if _is_in_use(context, tensor, position, has_role=position in roles):
                     found.append(self._parameter(tensor, context, position))
                 continue
             key = context.get_value_key(position)
@@ -203,6 +198,16 @@ class Parameters:
             # Objects that take no weak reference are recognized by their place alone.
             pass
         return parameter
+
+
+def _is_in_use(context: OpContext, tensor: Any, position: int, *, has_role: bool) -> bool:
+    """Return True if a tensor of PyTorch is a parameter of a model, with a size."""
+    is_value = has_role and context.get_value(position) is not None
+    if not (is_value or _is_torch_parameter(tensor)):
+        return False
+    # One of a lazy module has no size before the module's first call.
+    is_lazy: bool = sys.modules["torch"].nn.parameter.is_lazy(tensor)
+    return not is_lazy and not _is_of_metric(context, tensor)
 
 
 def parameter_positions(context: OpContext) -> frozenset[int]:

@@ -410,26 +410,28 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         rows = self.op_rows()
         forward = [row for row in rows if row["direction"] == "forward"]
         unknown = [row for row in rows if row["counted"] == "unknown"]
-        # An optimizer of Keras keeps its state in parameters of PyTorch.
-        params, weight_bytes = self._params(r["id"] for r in forward if r["phase"] == "forward")
+        flops = sum(row["flops"] for row in forward)
         return {
             "batch": self._batches.largest,
             **{f"per_{part}": self._share_of(f"{part}s") for part in ("sample", "token")},
             **self.utilization(),
-            "flops": sum(row["flops"] for row in forward),
-            "flops_backward": sum(r["flops"] for r in rows if r["direction"] == "backward"),
+            "flops": flops,
+            "flops_backward": sum(row["flops"] for row in rows) - flops,
             "macs": sum(row["macs"] for row in forward),
-            "params": params,
-            "weight_bytes": weight_bytes,
-            "activation_bytes": sum(
-                row["activation_bytes"] or 0 for row in forward if row["phase"] == "forward"
-            ),
+            **self._memory_of([row for row in forward if row["phase"] == "forward"]),
             "zero_ops": sorted({row["type"] for row in rows if row["counted"] == "zero"}),
             "unknown_ops": _calls(unknown),
             "unknown_share": len(unknown) / len(rows) if rows else 0.0,
             "by_type": self._grouped(rows, lambda row: str(row["type"])),
             "by_module": self._grouped(rows, lambda row: str(row["module"])),
         }
+
+    def _memory_of(self, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
+        """Return the parameters of the model's operators, and the bytes of these and of their
+        outputs. An optimizer of Keras keeps its state in parameters of PyTorch, too."""
+        params, weight_bytes = self._params(row["id"] for row in rows)
+        written = sum(row["activation_bytes"] or 0 for row in rows)
+        return {"params": params, "weight_bytes": weight_bytes, "activation_bytes": written}
 
     def _share_of(self, figure: str) -> dict[str, float] | None:
         """Return the operations of the last step for each of its samples or tokens, if known."""

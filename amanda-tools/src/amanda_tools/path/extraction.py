@@ -131,17 +131,8 @@ class Extraction:
     # -- one operator -----------------------------------------------------------
 
     def _extract(self, execution: RecordedExecution) -> None:
-        call = Call(execution, self._theta)
-        if execution.written:
-            what = ", ".join(map(str, execution.written))
-            self.skipped[execution.op.about.id] = f"something has written into its input {what}"
-        outputs = [
-            position
-            for position, array in enumerate(execution.outputs)
-            if array is not None and (execution, position) in self._read
-        ]
+        call, outputs = Call(execution, self._theta), self._outputs(execution)
         if not outputs:
-            self.skipped[execution.op.about.id] = "its output has no real numbers: the path ends"
             return
         found = [
             [self._treated(call, wanted) for wanted in self._wanted(sample, execution, outputs)]
@@ -153,19 +144,43 @@ class Extraction:
         by_sample = [self._pass_on(sample, execution, parts) for sample, parts in enumerate(found)]
         weights = _weights(execution, by_sample)
         for sample, parts in enumerate(found):
-            synapses = [s + w.output * size * call.width for w in parts for s in w.synapses]
-            critical = sum(len(part) for part in synapses)
-            # The output holds the whole batch, unless the batch does not divide its size.
-            total = max(critical, size * call.width // (1 if size % self._batch else self._batch))
+            found_synapses = self._synapses(parts, size, call.width)
             self._ops[sample][execution.op.about.id] = OpPath(
-                neurons[sample],
-                weights[sample],
-                np.unique(np.concatenate(synapses or [np.zeros(0, np.int64)]))
-                if self._keeps
-                else None,
-                critical,
-                total,
+                neurons[sample], weights[sample], *found_synapses
             )
+
+    def _outputs(self, execution: RecordedExecution) -> list[int]:
+        """Return the positions of the outputs that the path goes through; note why there are
+        none."""
+        if execution.written:
+            what = ", ".join(map(str, execution.written))
+            self.skipped[execution.op.about.id] = f"something has written into its input {what}"
+        outputs = [
+            position
+            for position, array in enumerate(execution.outputs)
+            if array is not None and (execution, position) in self._read
+        ]
+        if not outputs:
+            self.skipped[execution.op.about.id] = "its output has no real numbers: the path ends"
+        return outputs
+
+    def _synapses(
+        self, parts: Sequence[Wanted], size: int, width: int
+    ) -> tuple[Array | None, int, int]:
+        """Return the critical synapses if they are kept, their number, and that of all.
+
+        Args:
+            parts: what is critical of each output.
+            size: elements of the outputs.
+            width: products in an element.
+        """
+        synapses = [s + wanted.output * size * width for wanted in parts for s in wanted.synapses]
+        critical = sum(map(len, synapses))
+        # The output holds the whole batch, unless the batch does not divide its size.
+        total = max(critical, size * width // (1 if size % self._batch else self._batch))
+        if not self._keeps:
+            return None, critical, total
+        return np.unique(np.concatenate(synapses or [np.zeros(0, np.int64)])), critical, total
 
     def _wanted(
         self, sample: int, execution: RecordedExecution, outputs: Sequence[int]

@@ -99,13 +99,11 @@ class RecordedOp:
         # Asking whether a tensor is a parameter may be slow. Results of the model in this pass are
         # none; those of another pass or of a script may be: optimizers write into parameters.
         links = [None if t is None else graph.tensor_of(t) for t in inputs]
-        asked = [
-            i
+        values = {
+            i: context.get_value(i)
             for i, (tensor, link) in enumerate(zip(inputs, links, strict=True))
-            if tensor is not None
-            and (link is None or link.producer not in made or _may_be_variable(graph, link))
-        ]
-        values = {i: context.get_value(i) for i in asked}
+            if tensor is not None and _may_be_parameter(graph, link, made)
+        }
         try:
             run = context.get_function()
         except CapabilityError:
@@ -121,6 +119,10 @@ class RecordedOp:
             context.runs_at_once,
             context.get_node_name(),
         )
+
+
+def _may_be_parameter(graph: Graph, link: TracedTensor | None, made: Container[str]) -> bool:
+    return link is None or link.producer not in made or _may_be_variable(graph, link)
 
 
 def _shape_of(value: Any) -> Shape | None:
@@ -370,20 +372,32 @@ def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | 
     Keras layers count only if there is nothing else: this leaves out a script's own arithmetic and
     its optimizer. Where loops or branches of a graph interrupt the way, the last candidate counts.
     """
+    inside = {execution for body in find_bodies(executions).values() for execution in body}
+    found = [e for e in executions if any(e.is_data) and e.gives_rows() and e not in inside]
+    for is_preferred in _PREFERRED:
+        found = [e for e in found if is_preferred(e.op)] or found
+    if inside:
+        return found[-1] if found else None
+    return max(reversed(found), key=_depths(executions).__getitem__, default=None)
+
+
+_PREFERRED: Sequence[Callable[[RecordedOp], object]] = (
+    lambda op: op.is_in_module,
+    lambda op: op.is_in_layer,
+    lambda op: not _LOSS.search(op.about.type),
+    lambda op: not _TRAINING.search(op.about.id),
+)
+"""Operators whose outputs are scores rather than those of others, one condition after the other."""
+
+
+def _depths(executions: Sequence[RecordedExecution]) -> dict[RecordedExecution, int]:
+    """Return the length of the longest path to each execution."""
     depths: dict[RecordedExecution, int] = {}
     for execution in executions:
         sources = zip(execution.sources, execution.is_data, strict=True)
         before = [depths.get(s[0], 0) for s, is_data in sources if s is not None and is_data]
         depths[execution] = 1 + max(before, default=0)
-    inside = {execution for body in find_bodies(executions).values() for execution in body}
-    found = [e for e in executions if any(e.is_data) and e.gives_rows() and e not in inside]
-    found = [e for e in found if e.op.is_in_module] or found
-    found = [e for e in found if e.op.is_in_layer] or found
-    found = [e for e in found if not _LOSS.search(e.op.about.type)] or found
-    found = [e for e in found if not _TRAINING.search(e.op.about.id)] or found
-    if inside:
-        return found[-1] if found else None
-    return max(reversed(found), key=depths.__getitem__, default=None)
+    return depths
 
 
 def is_real(array: Array | None) -> bool:

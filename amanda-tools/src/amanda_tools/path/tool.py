@@ -275,6 +275,11 @@ class PathTool(PrintingTool[PathOptions]):
                 for label, c in found["classes"].items()
             ]
             yield Table("path: classes", ("class", unit, "neurons", "weights"), classes)
+        yield from self._exceptions()
+        yield from other_phases("path", rows, self.options)
+
+    def _exceptions(self) -> Iterable[Table]:
+        """Yield tables of operators without a rule, and of loops and branches."""
         if self._skipped:
             skipped = [
                 (k, op.about.type, why)
@@ -286,7 +291,6 @@ class PathTool(PrintingTool[PathOptions]):
         if self._bodies:
             title = "path: loops and branches of graphs; their results count as inputs"
             yield Table(title, ("id",), [(name,) for name in sorted(self._bodies)])
-        yield from other_phases("path", rows, self.options)
 
     def charts(self) -> Iterable[Chart]:
         """Critical fractions of the operators, in the order in which they ran."""

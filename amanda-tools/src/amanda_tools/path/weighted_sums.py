@@ -55,22 +55,7 @@ def weighted_sum(
 @rule("linear", "matmul", "linalg_matmul", "addmm", "einsum", "mv", "baddbmm", "addbmm")
 def product(call: Call, wanted: Wanted) -> None:
     """Matrix product with vectors, batches and broadcasting, or Einstein sum of two factors."""
-    op = call.execution.op
-    present = [i for i, array in enumerate(call.execution.inputs) if array is not None]
-    if op.about.name == "linear" and "equation" not in op.signature.attributes:
-        left, right = 0, 1
-        shapes = [call.array(i).shape for i in (left, right)]
-        equation = "...i,oi->...o" if len(shapes[1]) == 2 else "...i,i->..."
-    elif "equation" in op.signature.attributes:
-        if len(present) != 2:
-            raise NoRule(f"an Einstein sum of {len(present)} factors")
-        (left, right), equation = present, str(op.signature.attributes["equation"])
-    else:
-        # An addend comes before the factors (addmm).
-        left, right = present[-2:]
-        if op.about.name == "__rmatmul__":
-            left, right = right, left
-        equation = _matrices(call, left, right)
+    left, right, equation = _factors(call)
     ranks = [call.array(i).ndim for i in (left, right)]
     factors, result = parse_equation(equation, ranks)
     if any(len(set(letters)) < len(letters) for letters in factors):
@@ -79,6 +64,23 @@ def product(call: Call, wanted: Wanted) -> None:
     if call.attribute("alpha", default=1) != 1:
         raise NoRule("a product with a factor alpha")
     weighted_sum(call, wanted, operands, result, (left, right))
+
+
+def _factors(call: Call) -> tuple[int, int, str]:
+    """Return the positions of the factors of a product, and its equation."""
+    op = call.execution.op
+    present = [i for i, array in enumerate(call.execution.inputs) if array is not None]
+    if "equation" in op.signature.attributes:
+        if len(present) != 2:
+            raise NoRule(f"an Einstein sum of {len(present)} factors")
+        return present[0], present[1], str(op.signature.attributes["equation"])
+    if op.about.name == "linear":
+        return 0, 1, "...i,oi->...o" if call.array(1).ndim == 2 else "...i,i->..."
+    # An addend comes before the factors (addmm).
+    left, right = present[-2:]
+    if op.about.name == "__rmatmul__":
+        left, right = right, left
+    return left, right, _matrices(call, left, right)
 
 
 def _matrices(call: Call, left: int, right: int) -> str:

@@ -197,7 +197,7 @@ class RecordedRun:
         function: runs it.
         names: names of its inputs.
         inputs: where they are found.
-        gradients: whether each of them requires a gradient.
+        gradients: for each of them, True if it requires a gradient.
         autocast: setting of ``torch.autocast``; None where there is none.
         random: states of the generators before an operator that draws from them, else empty.
         count: number of tensors it packed.

@@ -33,10 +33,7 @@ class TensorFlowMeasurement(Measurement):
         op = describe(context)
         inputs, outputs = context.get_inputs(), context.get_outputs() or ()
         step = MeasuredOp(op, obstacle=reason)
-        pieces = [
-            None if tensor is None or context.get_value(index) is not None else self._piece(tensor)
-            for index, tensor in enumerate(inputs)
-        ]
+        pieces = [self._piece_read(context, index, tensor) for index, tensor in enumerate(inputs)]
         step.inputs = [piece for piece in pieces if piece is not None]
         if is_view(op.type) or "allocates_nothing" in row_of(op.type).traits:
             source = pieces[0] if pieces else None
@@ -52,6 +49,11 @@ class TensorFlowMeasurement(Measurement):
         self._places.setdefault(op.id, len(self.ops))
         self.ops.append(step)
         return True
+
+    def _piece_read(self, context: OpContext, index: int, tensor: Any) -> int | None:
+        """Return the piece of an input; None for an absent one, and for a variable."""
+        is_other = tensor is None or context.get_value(index) is not None
+        return None if is_other else self._piece(tensor)
 
     def backward(self, context: OpContext) -> None:
         place = self._places.get(context.get_op_id())
