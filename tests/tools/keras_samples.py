@@ -140,7 +140,7 @@ def main() -> None:
         # PyTorch refuses the gradients of stateful layers, whose states Keras changes in place.
         check(name, "fit" if name != "lstm, stateful" else "predict", 8)
     for way in WAYS:
-        for name in "two inputs", "positions first", "lstm":
+        for name in "positions first", "lstm":
             check(name, way, 8)
 
 

@@ -21,7 +21,7 @@ import amanda
 from amanda.inline import Counter
 from amanda.tools.description import OpDescription
 from amanda_tools._operators.flop_registry import formula_of
-from amanda_tools._operators.signature import Signature
+from amanda_tools._operators.signature import OpSignature
 from amanda_tools._output.units import format_quantity
 from amanda_tools.flops import FlopsTool
 from amanda_tools.flops.counting import SHAPES_KEPT, OpFlops
@@ -207,7 +207,7 @@ def test_many_shapes_take_bounded_memory() -> None:
             functional.linear(torch.empty(length, 3), weight)
             amanda.new_iteration()
     assert tool.summary()["flops"] == 2 * 6 * sum(range(1, 2101))
-    signature = Signature("linear", weight=1, weight_layout="OI")
+    signature = OpSignature("linear", weight=1, weight_layout="OI")
     about = OpDescription("linear:0", "linear", "linear", "", "pytorch/2/eager")
     known = OpFlops.of(about, formula_of("linear"), signature, Counter())
     lengths = range(1, 2 * SHAPES_KEPT)

@@ -14,14 +14,9 @@ from amanda.testing import loopback as lb
 from amanda.tools.description import OpDescription
 from amanda_tools import flops
 from amanda_tools._operators import flop_registry
-from amanda_tools._operators.signature import Signature
+from amanda_tools._operators.signature import OpSignature
 
-
-@pytest.fixture(autouse=True)
-def restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registrations of a test end with it."""
-    for name in "_FORWARD", "_BACKWARD":
-        monkeypatch.setattr(flop_registry, name, dict(getattr(flop_registry, name)))
+pytestmark = pytest.mark.usefixtures("restored_table")
 
 
 @torch.library.custom_op("amanda_test::scaled", mutates_args=())
@@ -130,7 +125,7 @@ def test_one_backward_operator_of_a_product_has_a_formula_by_canonical_type(
     formula = flop_registry.backward_formula_of(
         OpDescription("b", kind, name, "", "jax/1/eager", forward), product
     )
-    signature, factors = Signature("matmul"), [(2, 3), (3, 2)]
+    signature, factors = OpSignature("matmul"), [(2, 3), (3, 2)]
     call = flops.CallShapes(signature, [(2, 2)], factors, flops.CallShapes(signature, factors), 24)
     assert (formula and formula.flops(call)) == expected
 

@@ -20,7 +20,7 @@ import amanda
 from amanda.inline import Counter
 from amanda.tools.description import OpDescription
 from amanda_tools._operators.flop_registry import formula_of
-from amanda_tools._operators.signature import Signature
+from amanda_tools._operators.signature import OpSignature
 from amanda_tools.flops import FlopsTool
 from amanda_tools.flops.counting import OpFlops
 
@@ -145,7 +145,7 @@ def test_a_variable_has_one_key_wherever_it_is_used() -> None:
 def test_routines_of_one_execution_may_run_in_two_threads() -> None:
     """What executes a graph has several: the shapes that were read are found all the same."""
     about = OpDescription("net/Conv2D", "conv2d", "Conv2D", "net", "tensorflow/2/graph")
-    signature = Signature("conv2d", weight=1, weight_layout="HWIO", data_layout="NHWC")
+    signature = OpSignature("conv2d", weight=1, weight_layout="HWIO", data_layout="NHWC")
     op = OpFlops.of(about, formula_of("conv2d"), signature, Counter())
     data, weight, output = (np.zeros(s) for s in ((1, 5, 5, 2), (3, 3, 2, 4), (1, 3, 3, 4)))
     before = threading.Thread(target=op.begin, args=(data, weight))

@@ -22,7 +22,7 @@ from amanda_tools.path import (
     rule,
     similarity,
 )
-from amanda_tools.path.rules import RULES
+from amanda_tools.path.rules import rule_of
 from amanda_tools.path.synapses import select_critical
 from tests.tools.path_oracle import applied
 
@@ -177,7 +177,8 @@ def test_half_precision() -> None:
     assert low.op_rows()[0]["weights"] == 1
 
 
-def test_rules_of_third_parties(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("restored_table")
+def test_rules_of_third_parties() -> None:
     """A registered rule is used; one that fails is not the end of the run."""
     # How many neurons are on the path depends on the weights.
     torch.manual_seed(0)
@@ -189,7 +190,7 @@ def test_rules_of_third_parties(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_values(call: Call, wanted: Wanted) -> None:
         order = call.output(1).reshape(-1)
         rows = wanted.index // 4 * 4
-        wanted.claim(0, np.sort(rows + order[wanted.index]), None)
+        wanted.add(0, np.sort(rows + order[wanted.index]), None)
 
     def refused(call: Call, wanted: Wanted) -> None:
         raise NoRule("not this form")
@@ -197,27 +198,26 @@ def test_rules_of_third_parties(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(call: Call, wanted: Wanted) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setitem(RULES, "sort", by_values)
+    rule("sort")(by_values)
     tool = applied(run, torch.rand(2, 3))
     assert tool.summary()["unknown_ops"] == {}
     assert tool.paths[0].ops["Linear/linear:0"].neurons is not None
     assert 0 < tool.paths[0].ops["Linear/linear:0"].neurons.count < 4
     for function, reason in ((refused, "not this form"), (broken, "ZeroDivisionError: oh")):
-        monkeypatch.setitem(RULES, "sort", function)
+        rule("sort")(function)
         tool = applied(run, torch.rand(2, 3))
         assert [row["reason"] for row in tool.op_rows() if row["reason"]] == [reason]
 
 
-def test_the_decorator_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    # So that what it registers is taken back.
-    for kind in ("gate_a", "tanh"):
-        monkeypatch.setitem(RULES, kind, RULES["relu"])
+@pytest.mark.usefixtures("restored_table")
+def test_the_decorator_registers() -> None:
+    """In place of a rule that a type has."""
 
     @rule("gate_a", "tanh")
     def gate(call: Call, wanted: Wanted) -> None:
-        wanted.claim(0, wanted.index)
+        wanted.add(0, wanted.index)
 
-    assert RULES["gate_a"] is RULES["tanh"] is gate
+    assert rule_of("gate_a") is rule_of("tanh") is gate
 
 
 class Window(nn.Module):

@@ -21,13 +21,9 @@ from amanda.tools.reporting import type_names
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.compiled_code import make_observer
-from amanda_tools._values.moments import BOUNDS, KnownMoments, Moments
+from amanda_tools._operators.op_table import row_of
+from amanda_tools._values.moments import KnownMoments, Moments
 from amanda_tools._values.tensors import Array, reader_of
-
-_UNINITIALIZED = frozenset(
-    "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
-)
-"""Types whose output is uninitialised memory."""
 
 KINDS = ("activations", "weights", "gradients")
 
@@ -155,7 +151,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         self._met |= {op.type, op.name}
         matching = {p for p in self.options.modules if fnmatch.fnmatchcase(op.module, p)}
         self._met_modules |= matching
-        if op.type in _UNINITIALIZED or (self.options.modules and not matching):
+        if "uninitialized" in row_of(op.type).traits or (self.options.modules and not matching):
             return False
         return op.is_selected(self.options.ops)
 
@@ -215,7 +211,7 @@ class WatchingTool(PrintingTool[OptionsT]):
             # Without a known layout the last axis counts as that of the units.
             last = rank - 1 if rank > 1 else None
             axis = routine.axis if routine.axis is not None else last
-            bounds = BOUNDS.get(routine.op.type) if is_activation else None
+            bounds = row_of(routine.op.type).bounds if is_activation else None
             moments = Moments(bounds, axis if is_activation else None)
             self.watched[key] = WatchedTensor(
                 routine.op, routine.kind, name, moments, routine.axis if is_weight else None

@@ -3,7 +3,7 @@
 A function takes a :class:`~amanda_tools._operators.signature.CallShapes`, and returns the
 floating-point operations of one execution, two for each multiply-accumulate::
 
-    convolution(CallShapes(Signature.of(context, "conv2d"), inputs, outputs))
+    convolution(CallShapes(OpSignature.of(context, "conv2d"), inputs, outputs))
 
 Counted are the products in the mathematical definition of an operator: positions in a padded border
 count like others, a causal attention counts in full, the addition of a bias does not count.

@@ -1,10 +1,10 @@
-"""The registry of FLOP formulas: floating-point operations by shapes and attributes.
+"""FLOP formulas of operators: registering them, and finding the one of an operator.
 
 A formula takes one :class:`~amanda_tools._operators.signature.CallShapes` and returns the FLOPs of
 one execution, a multiplication and an addition counting two::
 
     register("my_op", lambda call: 2 * math.prod(call.inputs[0]))
-    formula_of("my_op").flops(CallShapes(Signature("my_op"), [(3, 4)]))     # 24
+    formula_of("my_op").flops(CallShapes(OpSignature("my_op"), [(3, 4)]))     # 24
 """
 
 from __future__ import annotations
@@ -12,42 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import attrs
-
 from amanda.tools.description import OpDescription
-from amanda_tools._operators import cost, gradient_cost
-from amanda_tools._operators.decompositions import COUNTS
-from amanda_tools._operators.op_types import is_free_backward
+from amanda_tools._operators.op_table import FlopFormula, is_free_backward, row_of, set_row
 from amanda_tools._operators.signature import CallShapes
 from amanda_tools._operators.torch_formulas import torch_formula
 
 Formula = Callable[[CallShapes], "int | None"]
-
-
-@attrs.frozen
-class FlopFormula:
-    """A registered formula.
-
-    Attributes:
-        formula: the function.
-        reads_outputs: False if it does not read ``call.outputs``.
-        source: where it comes from, as results show it.
-    """
-
-    formula: Formula
-    reads_outputs: bool = True
-    source: str = "formula"
-
-    def flops(self, call: CallShapes) -> int | None:
-        """Return the FLOPs of a call; None for a form that the formula does not know."""
-        try:
-            return self.formula(call)
-        except (LookupError, TypeError, ValueError, StopIteration):
-            return None
-
-
-_FORWARD: dict[str, FlopFormula] = {}
-_BACKWARD: dict[str, FlopFormula] = {}
 
 
 def register(
@@ -78,8 +48,7 @@ def register(
     """
     if not isinstance(name, str) or not callable(formula):
         raise TypeError(f"register() takes a name and a function, got {name!r} and {formula!r}")
-    table = _BACKWARD if backward else _FORWARD
-    table[name] = FlopFormula(formula, reads_outputs)
+    set_row(name, backward=backward, flops=FlopFormula(formula, reads_outputs))
 
 
 def formula_of(kind: str, name: str = "", op: Any = None) -> FlopFormula | None:
@@ -90,7 +59,7 @@ def formula_of(kind: str, name: str = "", op: Any = None) -> FlopFormula | None:
         name: the framework's name for it.
         op: the operator as its framework has it, for a formula of PyTorch's counter.
     """
-    found = _FORWARD.get(kind) or _FORWARD.get(name)
+    found = row_of(kind).flops or row_of(name).flops
     if found is None and op is not None:
         formula = torch_formula(op)
         if formula is not None:
@@ -105,21 +74,11 @@ def backward_formula_of(op: OpDescription, forward: OpDescription) -> FlopFormul
         op: the backward operator.
         forward: its forward operator.
     """
+    names = op.name, op.name.rstrip("0123456789")
     # PyTorch appends a number.
-    found = _BACKWARD.get(op.name) or _BACKWARD.get(op.name.rstrip("0123456789"))
+    found = next((f for name in names if (f := row_of(name, backward=True).flops)), None)
     if found is not None or is_free_backward(op.type, op.name):
         return found
     # One backward operator for each operator, without a canonical type of its own.
     is_only_one = op.type == op.name == f"{forward.name}_backward"
-    return _BACKWARD.get(f"{forward.type}_backward" if is_only_one else op.type)
-
-
-def register_ours() -> None:
-    """Register the formulas of this package."""
-    for kind, formula in {**cost.FORMULAS, **COUNTS}.items():
-        register(kind, formula, reads_outputs=formula in cost.READING_OUTPUTS)
-    for name, formula in gradient_cost.FORMULAS.items():
-        register(name, formula, backward=True)
-
-
-register_ours()
+    return row_of(f"{forward.type}_backward" if is_only_one else op.type, backward=True).flops

@@ -22,18 +22,13 @@ import attrs
 from amanda import OpContext
 from amanda.interface.specs import TensorSpec
 from amanda.references import Reference, nothing
+from amanda_tools._operators.op_table import row_of
 from amanda_tools._values.shapes import byte_size, size_of
 from amanda_tools._values.tensors import reader_of
 
-_FORWARDING = frozenset({"read_variable", "identity", "cast"})
-"""Types that pass a variable's value on to the operators that use it."""
-
-_QUERYING = frozenset({"variable_shape", "var_is_initialized", "is_variable_initialized"})
-"""Types that take a variable's handle without reading or changing its value."""
-
 
 @attrs.frozen
-class Parameter:
+class UsedParameter:
     """One parameter of a model, or a candidate for one.
 
     Attributes:
@@ -61,7 +56,7 @@ class VariableUse:
         users: ids of the operators that read it.
     """
 
-    parameter: Parameter
+    parameter: UsedParameter
     is_scalar: bool
     is_floating: bool
     has_role: bool = False
@@ -93,33 +88,28 @@ class Parameters:
     def __init__(self) -> None:
         # By the identity of a value. Pairs of them would be an object more for each.
         self._values: dict[int, weakref.ref[Any]] = {}
-        self._known: dict[int, Parameter] = {}
-        self._by_input: dict[tuple[str, int], Parameter] = {}
+        self._known: dict[int, UsedParameter] = {}
+        self._by_input: dict[tuple[str, int], UsedParameter] = {}
         self._uses: dict[Hashable, VariableUse] = {}
         self._assigned: set[Hashable] = set()
         self._differentiated: set[str] = set()
         self._count = 0
 
-    def used_by(self, context: OpContext) -> Sequence[Parameter]:
+    def used_by(self, context: OpContext) -> Sequence[UsedParameter]:
         """Return the parameters, and variables that may be some, that an operator reads.
 
         Call it in an analysis of a forward operator.
         """
         # Of each new operator: a missing key costs no function so.
         roles = (context.get("weight_index"), context.get("bias_index"))
-        found: list[Parameter] = []
+        found: list[UsedParameter] = []
         in_graph, torch = not context.runs_at_once, sys.modules.get("torch")
         for position, tensor in enumerate(inputs_of(context) if in_graph else context.get_inputs()):
             if tensor is None:
                 continue
             if torch is not None and isinstance(tensor, torch.Tensor):
                 # Asked of each new operator: it has no key, and a parameter is its own value.
-                is_found = isinstance(tensor, torch.nn.Parameter) or (
-                    position in roles and context.get_value(position) is not None
-                )
-                # One of a lazy module has no size before the module's first call.
-                is_found = is_found and not torch.nn.parameter.is_lazy(tensor)
-                if is_found and not _is_of_metric(context, tensor):
+                if _is_in_use(context, tensor, position, has_role=position in roles):
                     found.append(self._parameter(tensor, context, position))
                 continue
             key = context.get_value_key(position)
@@ -138,7 +128,7 @@ class Parameters:
         """Note that a gradient of this forward operator is computed."""
         self._differentiated.add(op_id)
 
-    def select(self, parameters: Iterable[Parameter]) -> set[Parameter]:
+    def select(self, parameters: Iterable[UsedParameter]) -> set[UsedParameter]:
         """Return the `parameters` that the run so far shows to be model parameters."""
         # Decided late: whether a variable is a parameter shows in the backward pass.
         others = {
@@ -150,10 +140,10 @@ class Parameters:
 
     def _variable(
         self, context: OpContext, position: int, key: Hashable, *, is_handle: bool
-    ) -> Iterator[Parameter]:
+    ) -> Iterator[UsedParameter]:
         """Note how an operator uses a variable; yield it if its value is used."""
-        kind, has_role = context["op_type"], position in _roles(context)
-        if kind in _FORWARDING or kind in _QUERYING:
+        traits, has_role = row_of(str(context["op_type"])).traits, position in _roles(context)
+        if "reads_variable" in traits or "queries_variable" in traits:
             return
         if is_handle:
             # An operator that takes the handle itself writes into the variable.
@@ -181,12 +171,12 @@ class Parameters:
         self._uses[key] = use
         return use
 
-    def _new_parameter(self, value: Any) -> Parameter:
-        parameter = Parameter(self._count, size_of(value), byte_size(value) or 0)
+    def _new_parameter(self, value: Any) -> UsedParameter:
+        parameter = UsedParameter(self._count, size_of(value), byte_size(value) or 0)
         self._count += 1
         return parameter
 
-    def _parameter(self, value: Any, context: OpContext, position: int) -> Parameter:
+    def _parameter(self, value: Any, context: OpContext, position: int) -> UsedParameter:
         """Return the parameter of a value; equal for one object, or for one place and size."""
         reference = self._values.get(id(value))
         if reference is not None and reference() is value:
@@ -208,6 +198,16 @@ class Parameters:
             # Objects that take no weak reference are recognized by their place alone.
             pass
         return parameter
+
+
+def _is_in_use(context: OpContext, tensor: Any, position: int, *, has_role: bool) -> bool:
+    """Return True if a tensor of PyTorch is a parameter of a model, with a size."""
+    is_value = has_role and context.get_value(position) is not None
+    if not (is_value or _is_torch_parameter(tensor)):
+        return False
+    # One of a lazy module has no size before the module's first call.
+    is_lazy: bool = sys.modules["torch"].nn.parameter.is_lazy(tensor)
+    return not is_lazy and not _is_of_metric(context, tensor)
 
 
 def parameter_positions(context: OpContext) -> frozenset[int]:

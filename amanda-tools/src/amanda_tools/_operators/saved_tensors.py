@@ -55,24 +55,26 @@ def saved_items(context: OpContext) -> Iterator[Any]:
 
 def _nodes(inputs: Sequence[Any], outputs: Sequence[Any]) -> Iterator[Any]:
     """Yield the autograd nodes between an operator's inputs and outputs."""
-    waiting = [node_of(tensor) for tensor in outputs]
+    waiting = _nodes_of(outputs)
     # After an in-place operator the input is the output: only its own node is known.
-    in_place = any(tensor is output for tensor in inputs for output in outputs)
-    if in_place:
-        yield from {id(node): node for node in waiting if node is not None}.values()
+    if not {id(tensor) for tensor in inputs}.isdisjoint(map(id, outputs)):
+        yield from {id(node): node for node in waiting}.values()
         return
     # Nodes of the inputs belong to earlier operators: the search ends there.
-    before = [node_of(tensor) for tensor in inputs]
-    seen = [node for node in before if node is not None]
+    seen = {id(node): node for node in _nodes_of(inputs)}
     for _ in range(_MOST_NODES):
         if not waiting:
             return
         node = waiting.pop()
-        if node is None or any(node is other for other in seen):
+        if node is None or id(node) in seen:
             continue
-        seen.append(node)
+        seen[id(node)] = node
         yield node
         waiting += [previous for previous, _ in node.next_functions]
+
+
+def _nodes_of(tensors: Sequence[Any]) -> list[Any]:
+    return [node for tensor in tensors if (node := node_of(tensor)) is not None]
 
 
 def node_of(tensor: Any) -> Any:

@@ -8,13 +8,12 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
-from amanda.tools.description import plain_attributes
 
 Shape = tuple[int, ...]
 
 
 @attrs.frozen
-class Signature:
+class OpSignature:
     """Facts that all executions of an operator share.
 
     Attributes:
@@ -36,20 +35,20 @@ class Signature:
 
     @classmethod
     def of(
-        cls, context: OpContext, kind: str, attributes: Mapping[str, Any] | None = None
-    ) -> Signature:
+        cls, context: OpContext, kind: str, canonical: Mapping[str, Any] | None = None
+    ) -> OpSignature:
         """Read the signature in an analysis of a forward operator.
 
         Args:
             context: the context, with the keys of the standard mapping rules.
             kind: canonical type.
-            attributes: the canonical attributes; None to read them.
+            canonical: canonical attributes, which take the place of the framework's own of the
+                same name; None for the framework's own alone.
         """
-        canonical = plain_attributes(context) if attributes is None else attributes
         return cls(
             type=kind,
             names=tuple(context.get_input_names()),
-            attributes={**context.get_attrs(), **canonical},
+            attributes={**context.get_attrs(), **(canonical or {})},
             weight=context.get("weight_index"),
             bias=context.get("bias_index"),
             weight_layout=context.get("weight_layout") or "",
@@ -71,7 +70,7 @@ class CallShapes:
         forward_flops: the FLOPs of `forward`; None if they are not known.
     """
 
-    signature: Signature
+    signature: OpSignature
     inputs: Sequence[Shape | None]
     outputs: Sequence[Shape | None] = ()
     forward: CallShapes | None = None

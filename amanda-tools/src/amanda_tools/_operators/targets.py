@@ -12,9 +12,7 @@ import attrs
 from amanda.results import Table
 from amanda.tools.description import OpDescription
 from amanda_tools._operators.model_phases import MODEL
-
-_PRODUCTS = frozenset({"matmul", "einsum"})
-"""Types that count as ``linear`` if one of the factors is a parameter."""
+from amanda_tools._operators.op_table import row_of
 
 
 @attrs.define
@@ -50,7 +48,8 @@ class Targets:
         """
         self._met |= {op.type, op.name}
         is_excluded = self._excludes(op)
-        is_linear = has_weight and op.type in _PRODUCTS and "linear" in self.types
+        is_product = "multiplies_activations" in row_of(op.type).traits
+        is_linear = has_weight and is_product and "linear" in self.types
         if is_linear:
             self._met.add("linear")
         if not op.is_selected(self.types) and not is_linear:

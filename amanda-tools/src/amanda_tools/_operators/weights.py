@@ -113,7 +113,7 @@ def treatable(tensor: Any) -> Any:
 
 
 def is_another(weight: Any) -> bool:
-    """Whether an operator gets a weight that :func:`weight_of` would have refused."""
+    """Return True for a weight that :func:`weight_of` would have refused."""
     arithmetic = arithmetic_of(weight)
     return bool(arithmetic.refusal(weight)) or arithmetic.is_stacked(weight)
 

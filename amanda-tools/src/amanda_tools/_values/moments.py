@@ -7,7 +7,6 @@ and :meth:`~Moments.row` gives the figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -18,17 +17,6 @@ from amanda_tools._values.tensors import Array
 
 _SMALLEST, _LARGEST = -30, 30
 """Exponents of the first and the last bin of the histogram, which also hold what lies beyond."""
-
-BOUNDS: Mapping[str, tuple[float, float]] = {
-    "sigmoid": (0.0, 1.0),
-    "hardsigmoid": (0.0, 1.0),
-    "softmax": (0.0, 1.0),
-    "tanh": (-1.0, 1.0),
-    "hardtanh": (-1.0, 1.0),
-    "softsign": (-1.0, 1.0),
-    "relu6": (-math.inf, 6.0),
-}
-"""Lower and upper bound of the outputs of saturating types."""
 
 _CHUNK = 1 << 16
 """Elements processed together: as many as stay in a processor's cache."""

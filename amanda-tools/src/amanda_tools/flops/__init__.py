@@ -32,15 +32,15 @@ from amanda_tools._operators.flop_registry import (
     formula_of,
     register,
 )
-from amanda_tools._operators.op_types import (
-    WITHOUT_ACTIVATION,
+from amanda_tools._operators.op_table import (
+    has_activation,
     is_free,
     is_free_backward,
     updates_a_value,
 )
-from amanda_tools._operators.parameters import Parameter, Parameters
+from amanda_tools._operators.parameters import Parameters, UsedParameter
 from amanda_tools._operators.peaks import peak_of_device
-from amanda_tools._operators.signature import CallShapes, Signature
+from amanda_tools._operators.signature import CallShapes, OpSignature
 from amanda_tools._output.chart_data import (
     forward_types,
     lines_over_steps,
@@ -143,7 +143,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         super().__init__(**options)
         self._ops: dict[str, Op] = {}
         # Of forward operators; not in one object for each, which the garbage collector would visit.
-        self._used: dict[str, Sequence[Parameter]] = {}
+        self._used: dict[str, Sequence[UsedParameter]] = {}
         self._written: dict[str, int | None] = {}
         self._batches = Batches()
         # What an optimizer multiplies is no work of the model.
@@ -223,7 +223,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             self._count_outputs_in_graph(known, context)
         # Most names end otherwise, and the function is not called.
         updates = op.name.endswith("_") and updates_a_value(context, op.name)
-        if op.type not in WITHOUT_ACTIVATION and not updates:
+        if has_activation(op.type) and not updates:
             outputs = _outputs_of(context) if in_graph else context.get_outputs()
             total: int | None = 0
             # Most have one output.
@@ -264,7 +264,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         formula = formula_of(op.type, op.name, None if is_free(op.type) else context.get_op())
         if formula is None and is_free(op.type):
             return self._met(op, op)
-        signature = Signature.of(context, op.type, op.attributes)
+        signature = OpSignature.of(context, op.type, op.attributes)
         return self._met(op, OpFlops.of(op, formula, signature, self._total_of(op)))
 
     def _backward_op(self, op: OpDescription) -> Op:
@@ -276,7 +276,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             formula = backward_formula_of(op, forward.op)
         if formula is None and is_free_backward(op.type, op.name):
             return self._met(op, op)
-        signature = Signature(op.type) if forward is None else forward.signature
+        signature = OpSignature(op.type) if forward is None else forward.signature
         return self._met(op, OpFlops.of(op, formula, signature, self._total_of(op), forward))
 
     def _total_of(self, op: OpDescription) -> Counter:
@@ -372,22 +372,22 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         free = {row["id"]: {"executions": None, "macs": 0, "flops": 0} for row in rows}
         return with_steps(rows, {**free, **steps} if steps else {}, "flops")
 
-    def _owned(self) -> dict[str, list[Parameter]]:
+    def _owned(self) -> dict[str, list[UsedParameter]]:
         """The parameters that count at each forward operator."""
         used = (parameter for parameters in self._used.values() for parameter in parameters)
         selected = self._parameters.select(used)
-        owners: dict[tuple[str, Parameter], str] = {}
+        owners: dict[tuple[str, UsedParameter], str] = {}
         # In Keras a reshape reads the weight before the product does.
         ops = sorted((_described(self._ops[op_id]) for op_id in self._used), key=_only_reads)
         for op in ops:
             for parameter in selected.intersection(self._used[op.id]):
                 owners.setdefault((op.module, parameter), op.id)
-        owned: dict[str, list[Parameter]] = {}
+        owned: dict[str, list[UsedParameter]] = {}
         for (_, parameter), op_id in owners.items():
             owned.setdefault(op_id, []).append(parameter)
         return owned
 
-    def _row(self, op: Op, owned: Mapping[str, Sequence[Parameter]]) -> dict[str, Any]:
+    def _row(self, op: Op, owned: Mapping[str, Sequence[UsedParameter]]) -> dict[str, Any]:
         described = _described(op)
         row = described.row()
         if isinstance(op, OpDescription):
@@ -410,26 +410,28 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         rows = self.op_rows()
         forward = [row for row in rows if row["direction"] == "forward"]
         unknown = [row for row in rows if row["counted"] == "unknown"]
-        # An optimizer of Keras keeps its state in parameters of PyTorch.
-        params, weight_bytes = self._params(r["id"] for r in forward if r["phase"] == "forward")
+        flops = sum(row["flops"] for row in forward)
         return {
             "batch": self._batches.largest,
             **{f"per_{part}": self._share_of(f"{part}s") for part in ("sample", "token")},
             **self.utilization(),
-            "flops": sum(row["flops"] for row in forward),
-            "flops_backward": sum(r["flops"] for r in rows if r["direction"] == "backward"),
+            "flops": flops,
+            "flops_backward": sum(row["flops"] for row in rows) - flops,
             "macs": sum(row["macs"] for row in forward),
-            "params": params,
-            "weight_bytes": weight_bytes,
-            "activation_bytes": sum(
-                row["activation_bytes"] or 0 for row in forward if row["phase"] == "forward"
-            ),
+            **self._memory_of([row for row in forward if row["phase"] == "forward"]),
             "zero_ops": sorted({row["type"] for row in rows if row["counted"] == "zero"}),
             "unknown_ops": _calls(unknown),
             "unknown_share": len(unknown) / len(rows) if rows else 0.0,
             "by_type": self._grouped(rows, lambda row: str(row["type"])),
             "by_module": self._grouped(rows, lambda row: str(row["module"])),
         }
+
+    def _memory_of(self, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
+        """Return the parameters of the model's operators, and the bytes of these and of their
+        outputs. An optimizer of Keras keeps its state in parameters of PyTorch, too."""
+        params, weight_bytes = self._params(row["id"] for row in rows)
+        written = sum(row["activation_bytes"] or 0 for row in rows)
+        return {"params": params, "weight_bytes": weight_bytes, "activation_bytes": written}
 
     def _share_of(self, figure: str) -> dict[str, float] | None:
         """Return the operations of the last step for each of its samples or tokens, if known."""
@@ -596,7 +598,7 @@ def _count_at_once(known: OpFlops, context: OpContext) -> None:
 
 def _only_reads(op: OpDescription) -> tuple[bool, bool]:
     """Return a sort key: operators of the model first, among them those that compute."""
-    return op.phase != "forward", op.type in WITHOUT_ACTIVATION
+    return op.phase != "forward", not has_activation(op.type)
 
 
 def _described(op: Op) -> OpDescription:

@@ -11,9 +11,9 @@ import amanda
 from amanda.inline import Counter, ShapeSum
 from amanda.memo import Memo
 from amanda.tools.description import OpDescription
-from amanda_tools._operators.flop_registry import FlopFormula
+from amanda_tools._operators.op_table import FlopFormula
 from amanda_tools._operators.routines import Handover
-from amanda_tools._operators.signature import CallShapes, Shape, Signature
+from amanda_tools._operators.signature import CallShapes, OpSignature, Shape
 
 Shapes = tuple[tuple[Any, ...], tuple[Any, ...]]
 """The shapes of inputs and outputs, as their framework represents them."""
@@ -38,7 +38,7 @@ class OpFlops:
 
     op: OpDescription
     formula: FlopFormula | None
-    signature: Signature
+    signature: OpSignature
     forward: OpFlops | None = None
     sum: ShapeSum = attrs.field(init=False)
     static: dict[tuple[Shapes, Shapes | None], Counter] = attrs.field(factory=dict)
@@ -52,7 +52,7 @@ class OpFlops:
         cls,
         op: OpDescription,
         formula: FlopFormula | None,
-        signature: Signature,
+        signature: OpSignature,
         total: Counter,
         forward: OpFlops | None = None,
     ) -> OpFlops:

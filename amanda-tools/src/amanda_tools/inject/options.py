@@ -10,11 +10,12 @@ import attrs
 
 from amanda.tools.reporting import applies_if, type_names
 from amanda_tools._bases.options import require
+from amanda_tools._operators.op_table import default_types
 
 FaultKind = Literal["bitflip", "stuck0", "stuck1", "value", "normal", "uniform"]
 Target = Literal["outputs", "weights", "gradients"]
 
-DEFAULT_OPS = ("conv2d", "linear", "matmul", "attention")
+DEFAULT_OPS = default_types("inject")
 """Types that faults go into by default."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -145,7 +146,7 @@ class InjectTool(PrintingTool[InjectOptions]):
         path: str | None = None,
         progress: Callable[[int, int], Any] | None = None,
     ) -> Campaign:
-        """Run a program many times, each time with faults in one execution of one operator.
+        """Run a program many times, each time with faults in one execution; return all trials.
 
         An execution is drawn with a probability proportional to its number of elements, so that
         with ``count=1`` every element is equally likely. A trial depends on the seed and its number
@@ -155,37 +156,34 @@ class InjectTool(PrintingTool[InjectOptions]):
             run: runs the program, deterministically, and returns its output: arrays, tensors, or
                 lists, tuples and mappings of them.
             trials: number of trials in the end, those in the file included.
-            is_wrong: from the output without and the one with faults, whether the latter is a wrong
-                answer; by default, whether the argmax along the last axis differs.
+            is_wrong: takes the output without faults and the one with faults, and returns True for
+                a wrong answer; by default one whose argmax along the last axis differs.
             path: a file that gets one line of JSON per trial; trials in it are not run again.
             progress: called with the number of trials done and the number of all.
-
-        Returns:
-            All trials.
 
         Raises:
             AmandaError: the file belongs to another campaign, no operator was met, or `run` is not
                 deterministic.
         """
         expected, places = self._run_without_faults(run)
-        # The file is refused if any of this differs.
-        header = {
+        done = read_trials(path, self._header(places))[:trials]
+        with amanda.apply(self), contextlib.ExitStack() as undo:
+            undo.callback(self._aim, None)
+            for number in range(len(done), trials):
+                trial = self._run_trial(run, number, places, expected, is_wrong or top_differs)
+                path = _kept(path, trial)
+                done.append(trial)
+                if progress is not None:
+                    progress(number + 1, trials)
+        return Campaign(done)
+
+    def _header(self, places: Mapping[tuple[str, int], int]) -> dict[str, Any]:
+        """Return the header of the file, which is refused if any of this differs."""
+        return {
             "campaign": "amanda-inject",
             "options": json.loads(json.dumps(plain_data(attrs.asdict(self.options)))),
             "elements": sum(places.values()),
         }
-        done = read_trials(path, header)[:trials]
-        try:
-            with amanda.apply(self):
-                for number in range(len(done), trials):
-                    trial = self._run_trial(run, number, places, expected, is_wrong or top_differs)
-                    done.append(trial)
-                    path = _kept(path, trial)
-                    if progress is not None:
-                        progress(number + 1, trials)
-        finally:
-            self._aim(None)
-        return Campaign(done)
 
     def _run_without_faults(self, run: Callable[[], Any]) -> tuple[Any, dict[tuple[str, int], int]]:
         """Return the output without faults, and the number of elements of each execution."""

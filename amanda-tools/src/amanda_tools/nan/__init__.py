@@ -30,7 +30,7 @@ from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.model_phases import MODEL
-from amanda_tools._operators.op_types import can_produce
+from amanda_tools._operators.op_table import can_produce
 from amanda_tools._operators.parameters import parameter_positions
 from amanda_tools._operators.source_lines import line_made_at, source_line
 from amanda_tools._values.tensors import reader_of

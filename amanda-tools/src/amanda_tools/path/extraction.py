@@ -13,11 +13,11 @@ from amanda.errors import UnsupportedProgramError
 from amanda_tools._values.tensors import Array
 from amanda_tools.path import weighted_sums as _weighted_sums  # noqa: F401 - registers rules
 from amanda_tools.path.effective_paths import Mask, OpPath, Path
-from amanda_tools.path.recording import Pass, RecordedExecution
+from amanda_tools.path.recording import RecordedExecution, RecordedPass
 from amanda_tools.path.rule_call import Call, NoRule, Wanted
-from amanda_tools.path.rules import RULES, claim_everything
+from amanda_tools.path.rules import add_everything, rule_of
 
-Claim = tuple[Array, Array | None]
+CriticalPart = tuple[Array, Array | None]
 
 
 @attrs.frozen(eq=False)
@@ -92,19 +92,21 @@ class Extraction:
             if they are the inputs themselves.
     """
 
-    def __init__(self, run: Pass, start: Start, theta: float, *, keep_synapses: bool) -> None:
+    def __init__(
+        self, run: RecordedPass, start: Start, theta: float, *, keep_synapses: bool
+    ) -> None:
         self.skipped: dict[str, str] = {}
         self._theta = theta
         self._keeps = keep_synapses
         self._batch = len(start.index)
-        self._claims: dict[tuple[int, RecordedExecution, int], list[Claim]] = (
+        self._critical: dict[tuple[int, RecordedExecution, int], list[CriticalPart]] = (
             collections.defaultdict(list)
         )
         self._ops: list[dict[str, OpPath]] = [{} for _ in start.index]
         self._inputs: dict[str, list[list[Array]]] = {}
         self._input_shapes: dict[str, tuple[int, ...]] = {}
         for sample, index in enumerate(start.index):
-            self._claims[sample, start.output, start.position].append((index, None))
+            self._critical[sample, start.output, start.position].append((index, None))
         self._read = {(start.output, start.position)}
         self._model = _model_of(run, start.output)
         self.executions = self._order(run, start.output)
@@ -113,7 +115,7 @@ class Extraction:
         self.paths = self._paths(start.labels)
         self.sequences = _count_sequences(self._input_shapes.values(), self._batch)
 
-    def _order(self, run: Pass, output: RecordedExecution) -> list[RecordedExecution]:
+    def _order(self, run: RecordedPass, output: RecordedExecution) -> list[RecordedExecution]:
         """Return the executions that the output depends on, readers before what they read."""
         reached, found = {output}, []
         for execution in reversed(list(run.executions.values())):
@@ -129,7 +131,27 @@ class Extraction:
     # -- one operator -----------------------------------------------------------
 
     def _extract(self, execution: RecordedExecution) -> None:
-        call = Call(execution, self._theta)
+        call, outputs = Call(execution, self._theta), self._outputs(execution)
+        if not outputs:
+            return
+        found = [
+            [self._treated(call, wanted) for wanted in self._wanted(sample, execution, outputs)]
+            for sample in range(self._batch)
+        ]
+        shapes = [o.shape for p in outputs if (o := execution.outputs[p]) is not None]
+        size = sum(int(np.prod(shape)) for shape in shapes)
+        neurons = self._neurons(shapes, found)
+        by_sample = [self._pass_on(sample, execution, parts) for sample, parts in enumerate(found)]
+        weights = _weights(execution, by_sample)
+        for sample, parts in enumerate(found):
+            found_synapses = self._synapses(parts, size, call.width)
+            self._ops[sample][execution.op.about.id] = OpPath(
+                neurons[sample], weights[sample], *found_synapses
+            )
+
+    def _outputs(self, execution: RecordedExecution) -> list[int]:
+        """Return the positions of the outputs that the path goes through; note why there are
+        none."""
         if execution.written:
             what = ", ".join(map(str, execution.written))
             self.skipped[execution.op.about.id] = f"something has written into its input {what}"
@@ -140,44 +162,39 @@ class Extraction:
         ]
         if not outputs:
             self.skipped[execution.op.about.id] = "its output has no real numbers: the path ends"
-            return
-        found = [
-            [self._treated(call, wanted) for wanted in self._wanted(sample, execution, outputs)]
-            for sample in range(self._batch)
-        ]
-        shapes = [o.shape for p in outputs if (o := execution.outputs[p]) is not None]
-        size = sum(int(np.prod(shape)) for shape in shapes)
-        neurons = self._neurons(shapes, found)
-        claimed = [self._pass_on(sample, execution, parts) for sample, parts in enumerate(found)]
-        weights = _weights(execution, claimed)
-        for sample, parts in enumerate(found):
-            synapses = [s + w.output * size * call.width for w in parts for s in w.synapses]
-            critical = sum(len(part) for part in synapses)
-            # The output holds the whole batch, unless the batch does not divide its size.
-            total = max(critical, size * call.width // (1 if size % self._batch else self._batch))
-            self._ops[sample][execution.op.about.id] = OpPath(
-                neurons[sample],
-                weights[sample],
-                np.unique(np.concatenate(synapses or [np.zeros(0, np.int64)]))
-                if self._keeps
-                else None,
-                critical,
-                total,
-            )
+        return outputs
+
+    def _synapses(
+        self, parts: Sequence[Wanted], size: int, width: int
+    ) -> tuple[Array | None, int, int]:
+        """Return the critical synapses if they are kept, their number, and that of all.
+
+        Args:
+            parts: what is critical of each output.
+            size: elements of the outputs.
+            width: products in an element.
+        """
+        synapses = [s + wanted.output * size * width for wanted in parts for s in wanted.synapses]
+        critical = sum(map(len, synapses))
+        # The output holds the whole batch, unless the batch does not divide its size.
+        total = max(critical, size * width // (1 if size % self._batch else self._batch))
+        if not self._keeps:
+            return None, critical, total
+        return np.unique(np.concatenate(synapses or [np.zeros(0, np.int64)])), critical, total
 
     def _wanted(
         self, sample: int, execution: RecordedExecution, outputs: Sequence[int]
     ) -> list[Wanted]:
-        """Merge the claims of all readers of each output; where they disagree, the output's own
+        """Merge what all readers name of each output; where they disagree, the output's own
         values count."""
         found = []
         for position in outputs:
-            claims = self._claims.pop((sample, execution, position), [])
+            parts = self._critical.pop((sample, execution, position), [])
             output = execution.outputs[position]
             assert output is not None
             own = output.reshape(-1)
-            index = np.concatenate([np.zeros(0, np.int64), *(index for index, _ in claims)])
-            values = np.concatenate([np.zeros(0), *(own[i] if v is None else v for i, v in claims)])
+            index = np.concatenate([np.zeros(0, np.int64), *(index for index, _ in parts)])
+            values = np.concatenate([np.zeros(0), *(own[i] if v is None else v for i, v in parts)])
             order = np.argsort(index, kind="stable")
             places, first = np.unique(index[order], return_index=True)
             if len(places):
@@ -188,14 +205,14 @@ class Extraction:
         return found
 
     def _treated(self, call: Call, wanted: Wanted) -> Wanted:
-        """Apply the rule, or claim everything and note why."""
+        """Apply the rule, or add everything and note why."""
         op = call.execution.op.about
-        rule = RULES.get(op.type) or RULES.get(op.type.lstrip("_"))
+        rule = rule_of(op.type)
         if not len(wanted.index):
             return wanted
         if rule is None:
             self.skipped[op.id] = "no rule for its type"
-            claim_everything(call, wanted)
+            add_everything(call, wanted)
             return wanted
         try:
             rule(call, wanted)
@@ -204,7 +221,7 @@ class Extraction:
             is_known = isinstance(error, NoRule)
             self.skipped[op.id] = str(error) if is_known else f"{type(error).__name__}: {error}"
             wanted = Wanted(wanted.index, wanted.values, wanted.output)
-            claim_everything(call, wanted)
+            add_everything(call, wanted)
         if not wanted.synapses:
             every = wanted.index[:, None] * call.width + np.arange(call.width)
             wanted.synapses.append(every.reshape(-1))
@@ -213,14 +230,14 @@ class Extraction:
     def _pass_on(
         self, sample: int, execution: RecordedExecution, parts: Sequence[Wanted]
     ) -> dict[int, Array]:
-        """Pass claims on to the sources of the inputs; return those on weights."""
+        """Pass critical elements on to the sources of the inputs; return those on weights."""
         weights: dict[int, Array] = {}
-        for position, index, values in (claim for wanted in parts for claim in wanted.claims):
+        for position, index, values in (part for wanted in parts for part in wanted.critical):
             source, array = execution.sources[position], execution.inputs[position]
             if not execution.is_data[position]:
                 weights[position] = np.union1d(weights.get(position, index), index)
             elif source is not None and source[0] in self._model:
-                self._claims[sample, *source].append((index, values))
+                self._critical[sample, *source].append((index, values))
             elif array is not None:
                 key = f"{execution.op.about.id}:{position}"
                 self._input_shapes[key] = array.shape
@@ -267,8 +284,8 @@ class Extraction:
     def _paths(self, labels: Sequence[int | None]) -> list[Path]:
         inputs: list[dict[str, Mask]] = [{} for _ in labels]
         nothing = np.zeros(0, np.int64)
-        for key, claims in self._inputs.items():
-            index = [np.unique(np.concatenate([nothing, *parts])) for parts in claims]
+        for key, by_sample in self._inputs.items():
+            index = [np.unique(np.concatenate([nothing, *parts])) for parts in by_sample]
             for sample, mask in enumerate(self._masks(self._input_shapes[key], index)):
                 inputs[sample][key] = mask
         return [Path(*parts) for parts in zip(labels, self._ops, inputs, strict=True)]
@@ -286,11 +303,11 @@ def _count_sequences(shapes: Iterable[tuple[int, ...]], rows: int) -> int | None
 
 
 def _weights(
-    execution: RecordedExecution, claimed: Sequence[dict[int, Array]]
+    execution: RecordedExecution, by_sample: Sequence[dict[int, Array]]
 ) -> list[Mask | None]:
     """Return the mask of the weight for each input, None without a weight."""
     op = execution.op
-    positions = [position for claims in claimed for position in claims]
+    positions = [position for parts in by_sample for position in parts]
     if (
         len(op.signature.weight_layout) > 1
         and op.signature.weight is not None
@@ -298,17 +315,17 @@ def _weights(
     ):
         positions.append(op.signature.weight)
     if not positions:
-        return [None] * len(claimed)
+        return [None] * len(by_sample)
     position = positions[0]
     array = execution.inputs[position]
     shape = op.parameters.get(position) if array is None else array.shape
     if shape is None:
-        return [None] * len(claimed)
+        return [None] * len(by_sample)
     nothing = np.zeros(0, np.int64)
-    return [Mask.of(shape, claims.get(position, nothing)) for claims in claimed]
+    return [Mask.of(shape, parts.get(position, nothing)) for parts in by_sample]
 
 
-def _model_of(run: Pass, output: RecordedExecution) -> set[RecordedExecution]:
+def _model_of(run: RecordedPass, output: RecordedExecution) -> set[RecordedExecution]:
     """Return the executions between the model's inputs and its output.
 
     Operators outside of modules that make a module's input do not belong to it, nor operators that

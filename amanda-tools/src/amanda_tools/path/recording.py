@@ -14,26 +14,18 @@ from amanda.errors import CapabilityError
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedTensor
 from amanda.tools.mapping import MappingTool
-from amanda_tools._operators.signature import Signature
+from amanda_tools._operators.op_table import row_of
+from amanda_tools._operators.signature import OpSignature
 from amanda_tools._values.shapes import Shape, shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of, reader_of
 
 _NUMBERS = re.compile(r"float|bfloat|u?int|bool")
 """Element types that are recorded."""
 
-_SHAPES = frozenset(
-    "shape shape_n size rank zeros_like ones_like empty_like full_like rand_like randn_like "
-    "new_zeros new_ones new_empty new_full".split()
-)
-"""Types whose output depends on the shape of their input only."""
-
 _DRAWING = re.compile(
     r"(stateless_)?(rand|randn|randint|randperm|\w*truncated_normal|random_(uniform|normal)\w*)(_v\d)?"
 )
 """Types that draw random numbers; they may be given a shape and a state."""
-
-_CHOOSING = frozenset("embedding embedding_bag index_select gather gather_nd take".split())
-"""Types that select elements of a weight."""
 
 _FEEDING = re.compile(
     r"get_next|dequeue|unstage|py_func|placeholder|decode_|parse_example|tensor_list"
@@ -73,7 +65,7 @@ class RecordedOp:
     """
 
     about: OpDescription
-    signature: Signature
+    signature: OpSignature
     parameters: Mapping[int, Shape | None]
     run: Callable[..., Any] | None
     tensors: Sequence[Callable[[Array], Any] | None]
@@ -107,13 +99,11 @@ class RecordedOp:
         # Asking whether a tensor is a parameter may be slow. Results of the model in this pass are
         # none; those of another pass or of a script may be: optimizers write into parameters.
         links = [None if t is None else graph.tensor_of(t) for t in inputs]
-        asked = [
-            i
+        values = {
+            i: context.get_value(i)
             for i, (tensor, link) in enumerate(zip(inputs, links, strict=True))
-            if tensor is not None
-            and (link is None or link.producer not in made or _may_be_variable(graph, link))
-        ]
-        values = {i: context.get_value(i) for i in asked}
+            if tensor is not None and _may_be_parameter(graph, link, made)
+        }
         try:
             run = context.get_function()
         except CapabilityError:
@@ -121,7 +111,7 @@ class RecordedOp:
         about = describe(context)
         return cls(
             about,
-            Signature.of(context, about.type),
+            OpSignature.of(context, about.type),
             {i: _shape_of(v) for i, v in values.items() if hasattr(v, "shape")},
             run,
             [None if t is None else _maker(t) for t in inputs],
@@ -129,6 +119,10 @@ class RecordedOp:
             context.runs_at_once,
             context.get_node_name(),
         )
+
+
+def _may_be_parameter(graph: Graph, link: TracedTensor | None, made: Container[str]) -> bool:
+    return link is None or link.producer not in made or _may_be_variable(graph, link)
 
 
 def _shape_of(value: Any) -> Shape | None:
@@ -169,7 +163,8 @@ class RecordedExecution:
         if array is None or array.ndim == 0 or position in self.op.parameters:
             return False
         is_alone = not any("float" in name for name in self.op.types)
-        return is_real(array) or is_alone or self.op.about.type in _CHOOSING
+        traits = row_of(self.op.about.type).traits
+        return is_real(array) or is_alone or "selects_rows" in traits
 
     def depends_on_input(self, position: int) -> bool:
         """Decide whether an output depends on the model's input.
@@ -180,7 +175,7 @@ class RecordedExecution:
         kind, array = self.op.about.type, self.outputs[position]
         is_drawn = bool(_DRAWING.fullmatch(kind))
         if not is_drawn and (any(self.is_data) or _FEEDING.search(kind)):
-            return kind not in _SHAPES
+            return "takes_sizes" not in row_of(kind).traits
         nothing = not self.op.parameters and all(source is None for source in self.sources)
         is_made = (nothing or is_drawn) and not self.op.is_in_module
         return is_made and array is not None and array.ndim > 0
@@ -201,7 +196,7 @@ class RecordedExecution:
 
 
 @attrs.define(eq=False)
-class Pass:
+class RecordedPass:
     """The executions of one pass, in order.
 
     Attributes:
@@ -226,11 +221,11 @@ class PassRecorder(Tool):
 
     only_watches = True
 
-    def __init__(self, finished: Callable[[Pass], None]) -> None:
+    def __init__(self, finished: Callable[[RecordedPass], None]) -> None:
         super().__init__()
         self.labels: Any = None
         self._finished = finished
-        self._pass: Pass | None = None
+        self._pass: RecordedPass | None = None
         # After this tool: tensors are followed as its routines leave them.
         self.tracing = GraphTracingTool()
         self.tracing.depends_on(self)
@@ -247,7 +242,7 @@ class PassRecorder(Tool):
         if finished is not None:
             self._finished(finished)
 
-    def in_order(self, run: Pass) -> list[RecordedExecution]:
+    def in_order(self, run: RecordedPass) -> list[RecordedExecution]:
         """Return the executions of a pass; of a graph, which may run them in any order, in the
         graph's."""
         executions = list(run.executions.values())
@@ -272,14 +267,18 @@ class PassRecorder(Tool):
             self.finish()
             running = None
         if running is None:
-            running = self._pass = Pass(self.labels)
+            running = self._pass = RecordedPass(self.labels)
         execution = RecordedExecution(op, [], [], [])
         for link, tensor in zip(self._links(op, tensors), tensors, strict=True):
             self._read(running, execution, link, tensor)
         running.executions[op.about.id] = execution
 
     def _read(
-        self, running: Pass, execution: RecordedExecution, link: TracedTensor | None, tensor: Any
+        self,
+        running: RecordedPass,
+        execution: RecordedExecution,
+        link: TracedTensor | None,
+        tensor: Any,
     ) -> None:
         """Note an input: its value and its source."""
         source = None if link is None else running.executions.get(link.producer)
@@ -373,20 +372,32 @@ def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | 
     Keras layers count only if there is nothing else: this leaves out a script's own arithmetic and
     its optimizer. Where loops or branches of a graph interrupt the way, the last candidate counts.
     """
+    inside = {execution for body in find_bodies(executions).values() for execution in body}
+    found = [e for e in executions if any(e.is_data) and e.gives_rows() and e not in inside]
+    for is_preferred in _PREFERRED:
+        found = [e for e in found if is_preferred(e.op)] or found
+    if inside:
+        return found[-1] if found else None
+    return max(reversed(found), key=_depths(executions).__getitem__, default=None)
+
+
+_PREFERRED: Sequence[Callable[[RecordedOp], object]] = (
+    lambda op: op.is_in_module,
+    lambda op: op.is_in_layer,
+    lambda op: not _LOSS.search(op.about.type),
+    lambda op: not _TRAINING.search(op.about.id),
+)
+"""Operators whose outputs are scores rather than those of others, one condition after the other."""
+
+
+def _depths(executions: Sequence[RecordedExecution]) -> dict[RecordedExecution, int]:
+    """Return the length of the longest path to each execution."""
     depths: dict[RecordedExecution, int] = {}
     for execution in executions:
         sources = zip(execution.sources, execution.is_data, strict=True)
         before = [depths.get(s[0], 0) for s, is_data in sources if s is not None and is_data]
         depths[execution] = 1 + max(before, default=0)
-    inside = {execution for body in find_bodies(executions).values() for execution in body}
-    found = [e for e in executions if any(e.is_data) and e.gives_rows() and e not in inside]
-    found = [e for e in found if e.op.is_in_module] or found
-    found = [e for e in found if e.op.is_in_layer] or found
-    found = [e for e in found if not _LOSS.search(e.op.about.type)] or found
-    found = [e for e in found if not _TRAINING.search(e.op.about.id)] or found
-    if inside:
-        return found[-1] if found else None
-    return max(reversed(found), key=depths.__getitem__, default=None)
+    return depths
 
 
 def is_real(array: Array | None) -> bool:

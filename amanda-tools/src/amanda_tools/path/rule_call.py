@@ -1,6 +1,6 @@
 """Arguments of extraction rules: an executed operator, and the critical elements of its output.
 
-A rule reads a :class:`Call` and claims elements of the inputs in a :class:`Wanted`.
+A rule reads a :class:`Call` and adds critical elements of the inputs to a :class:`Wanted`.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Wanted:
         values: the values to explain: the elements' own, or those after what follows, where that is
             a part of the same weighted sum (a bias, a batch norm).
         output: position of the output.
-        claims: critical elements found so far: input, flat indices, values or None for the input's
+        critical: elements found so far: input, flat indices, values or None for the input's
             own.
         synapses: critical products: index in the output times the call's ``width`` plus position
             among the products. If a rule notes none, all products of the critical elements are
@@ -177,10 +177,10 @@ class Wanted:
     index: Array
     values: Array
     output: int = 0
-    claims: list[tuple[int, Array, Array | None]] = attrs.field(factory=list)
+    critical: list[tuple[int, Array, Array | None]] = attrs.field(factory=list)
     synapses: list[Array] = attrs.field(factory=list)
 
-    def claim(self, position: int, index: Array, values: Array | None = None) -> None:
+    def add(self, position: int, index: Array, values: Array | None = None) -> None:
         """Note elements of an input as critical.
 
         Args:
@@ -188,7 +188,7 @@ class Wanted:
             index: flat indices.
             values: the values to explain; None for the elements' own.
         """
-        self.claims.append((position, index, values))
+        self.critical.append((position, index, values))
 
 
 Rule = Callable[[Call, Wanted], None]

@@ -1,82 +1,51 @@
 """Extraction rules of operators that work element by element, or rearrange elements.
 
 A rule takes a :class:`Call` and a :class:`Wanted`, and names the critical elements of the inputs
-with ``wanted.claim()``. Without a rule all inputs are critical, see :func:`claim_everything`.
+with ``wanted.add()``. Without a rule all inputs are critical, see :func:`add_everything`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from amanda_tools._operators.op_table import row_of, set_row
 from amanda_tools._values.tensors import Array
 from amanda_tools.path.rule_call import Call, NoRule, Rule, Wanted, unbroadcast
 from amanda_tools.path.synapses import select_critical
 
-RULES: dict[str, Rule] = {}
-"""Rules by canonical type."""
-
-
-_PASSING = """
-    identity identity_n clone contiguous to float double half bfloat16 type detach alias reshape
-    view flatten squeeze unsqueeze unflatten ravel view_as reshape_as unsafe_view lift_fresh cpu
-    cuda bias_add
-"""
-
-_ELEMENTWISE = """
-    relu6 leaky_relu elu selu celu gelu silu swish mish sigmoid hardsigmoid hardswish hardtanh
-    tanh softplus softsign prelu erf erfc log_sigmoid threshold hardshrink softshrink log2 exp2
-    exp log log1p expm1 sqrt rsqrt square pow reciprocal abs neg sin cos clamp clip clamp_min
-    clamp_max dropout dropout2d dropout3d feature_dropout alpha_dropout native_dropout softmax
-    log_softmax safe_softmax layer_norm rms_norm group_norm instance_norm local_response_norm
-    mul div true_divide maximum minimum squared_difference div_no_nan floor_divide addcmul atan2
-    mul_no_nan real_div
-"""
-
-_MOVING = """
-    permute transpose t numpy_T T mT adjoint H swapaxes swapdims movedim moveaxis select narrow
-    slice getitem split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk unbind
-    stack cat hstack vstack dstack column_stack expand expand_as broadcast_to repeat tile flip
-    fliplr flipud roll rot90 index_select gather gather_nd take take_along_dim pad
-    constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
-    replication_pad2d replication_pad3d pixel_shuffle pixel_unshuffle channel_shuffle unfold
-    im2col diagonal diag_embed tril triu where masked_fill masked_select repeat_interleave
-    space_to_depth depth_to_space space_to_batch_nd batch_to_space_nd upsample_nearest1d
-    upsample_nearest2d upsample_nearest3d as_strided matrix_band_part boolean_mask
-    reverse_sequence snapshot strided_slice
-"""
-
 
 def rule(*types: str) -> Callable[[Rule], Rule]:
-    """Register a rule for canonical types; a later one replaces an earlier one.
+    """Set the rule of canonical types in the table of operators, in place of one that they have.
 
     Example::
 
         @rule("my_gate")
         def gate(call: Call, wanted: Wanted) -> None:
-            wanted.claim(0, wanted.index)
+            wanted.add(0, wanted.index)
     """
 
     def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(types, function))
+        for kind in types:
+            set_row(kind, path=function)
         return function
 
     return register
 
 
-def claim_everything(call: Call, wanted: Wanted) -> None:
-    """Claim all elements of the inputs; with the batch in front, of the same entries of the
+def add_everything(call: Call, wanted: Wanted) -> None:
+    """Name all elements of the inputs; with the batch in front, of the same entries of the
     batch."""
     output = call.output(wanted.output)
     for position in call.data:
         source = call.array(position)
-        claimed = np.ones(source.shape, bool)
+        is_critical = np.ones(source.shape, bool)
         if source.ndim and output.ndim and source.shape[0] == output.shape[0] and output.size:
-            claimed[:] = False
-            claimed[np.unique(wanted.index // (output.size // output.shape[0]))] = True
-        places = np.flatnonzero(claimed)
-        wanted.claim(position, places)
+            is_critical[:] = False
+            is_critical[np.unique(wanted.index // (output.size // output.shape[0]))] = True
+        places = np.flatnonzero(is_critical)
+        wanted.add(position, places)
         wanted.synapses.append(places)
 
 
@@ -85,10 +54,9 @@ def relu(call: Call, wanted: Wanted) -> None:
     """Critical inputs are the positive ones; clamped elements contribute nothing."""
     for position in call.data[:1]:
         own = call.output().reshape(-1)[wanted.index]
-        wanted.claim(position, wanted.index, own.astype(np.float64))
+        wanted.add(position, wanted.index, own.astype(np.float64))
 
 
-@rule(*_PASSING.split())
 def passing(call: Call, wanted: Wanted) -> None:
     """Rule for operators that keep elements in their order and values (reshape, identity).
 
@@ -97,10 +65,9 @@ def passing(call: Call, wanted: Wanted) -> None:
     position = wanted.output
     if call.array(position).size != call.output(position).size:
         raise NoRule("its output has another size")
-    wanted.claim(position, wanted.index, wanted.values)
+    wanted.add(position, wanted.index, wanted.values)
 
 
-@rule(*_ELEMENTWISE.split())
 def elementwise(call: Call, wanted: Wanted) -> None:
     """Rule for elementwise operators: the element at the same position of each data input.
 
@@ -115,7 +82,7 @@ def elementwise(call: Call, wanted: Wanted) -> None:
         if call.execution.op.about.type in ("mul", "div") and len(call.data) == 1:
             values = _unscaled(output, source, wanted)
         index = unbroadcast(wanted.index, output.shape, source.shape)
-        wanted.claim(position, index, values)
+        wanted.add(position, index, values)
 
 
 def _unscaled(output: Array, source: Array, wanted: Wanted) -> Array | None:
@@ -143,7 +110,7 @@ def addition(call: Call, wanted: Wanted) -> None:
     places = [unbroadcast(wanted.index, output.shape, s.shape) for s in sources]
     if len(data) == 1:
         own = sources[0].shape == output.shape
-        wanted.claim(data[0], places[0], wanted.values * signs[data[0]] if own else None)
+        wanted.add(data[0], places[0], wanted.values * signs[data[0]] if own else None)
         return
     parts = [
         signs[position] * source.reshape(-1)[place]
@@ -152,7 +119,7 @@ def addition(call: Call, wanted: Wanted) -> None:
     call.width = len(data)
     mask = select_critical(np.stack(parts, axis=1), wanted.values, call.theta)
     for column, (position, place) in enumerate(zip(data, places, strict=True)):
-        wanted.claim(position, place[mask[:, column]])
+        wanted.add(position, place[mask[:, column]])
     rows, columns = np.nonzero(mask)
     wanted.synapses.append(wanted.index[rows] * len(data) + columns)
 
@@ -175,10 +142,9 @@ def batch_norm(call: Call, wanted: Wanted) -> None:
         slope = slope * call.array("weight", "scale")
     slopes = slope[np.unravel_index(wanted.index, source.shape)[axis]]
     alive = slopes != 0
-    wanted.claim(position, wanted.index[alive], wanted.values[alive] / slopes[alive])
+    wanted.add(position, wanted.index[alive], wanted.values[alive] / slopes[alive])
 
 
-@rule(*_MOVING.split())
 def moving(call: Call, wanted: Wanted) -> None:
     """Rule for operators that only rearrange elements (reshape, gather): map output indices
     back."""
@@ -188,12 +154,12 @@ def moving(call: Call, wanted: Wanted) -> None:
     places = origins[wanted.output].reshape(-1)[wanted.index]
     for position, part in zip(call.data, parts, strict=True):
         known = (places >= part.start) & (places < part.stop)
-        wanted.claim(position, places[known] - part.start, wanted.values[known])
+        wanted.add(position, places[known] - part.start, wanted.values[known])
 
 
 @rule("embedding")
 def embedding(call: Call, wanted: Wanted) -> None:
-    """Claim rows of the weight, and the indices that chose them."""
+    """Name rows of the weight, and the indices that chose them."""
     op = call.execution.op
     weight = call.position("weight", "params", "resource")
     number = next(
@@ -207,5 +173,14 @@ def embedding(call: Call, wanted: Wanted) -> None:
     size = call.output().shape[-1]
     rows, columns = np.divmod(wanted.index, size)
     picked = call.array(number).reshape(-1)
-    wanted.claim(weight, picked[rows].astype(np.int64) * size + columns)
-    wanted.claim(number, np.unique(rows))
+    wanted.add(weight, picked[rows].astype(np.int64) * size + columns)
+    wanted.add(number, np.unique(rows))
+
+
+_NAMED: Mapping[str, Rule] = {"passing": passing, "elementwise": elementwise, "moving": moving}
+
+
+def rule_of(kind: str) -> Rule | None:
+    """Return the rule of a canonical type; None without one."""
+    found = row_of(kind).path or row_of(kind.lstrip("_")).path
+    return _NAMED[found] if isinstance(found, str) else found

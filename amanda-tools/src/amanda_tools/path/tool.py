@@ -19,10 +19,10 @@ from amanda_tools.path import effective_paths
 from amanda_tools.path.effective_paths import KINDS, Path, count_critical
 from amanda_tools.path.extraction import Extraction, Start
 from amanda_tools.path.recording import (
-    Pass,
     PassRecorder,
     RecordedExecution,
     RecordedOp,
+    RecordedPass,
     find_bodies,
     find_scores,
 )
@@ -126,7 +126,7 @@ class PathTool(PrintingTool[PathOptions]):
             raise AmandaError(f"path: {self._problem()}")
         return list(self._paths)
 
-    def _extract(self, run: Pass) -> None:
+    def _extract(self, run: RecordedPass) -> None:
         """Extract the paths of a pass that has ended."""
         output = self._output(run)
         if output is None:
@@ -164,7 +164,7 @@ class PathTool(PrintingTool[PathOptions]):
             self.class_paths[path.label] = path if known is None else known | path
             self.counts[path.label] = self.counts.get(path.label, 0) + 1
 
-    def _output(self, run: Pass) -> RecordedExecution | None:
+    def _output(self, run: RecordedPass) -> RecordedExecution | None:
         """Return the execution where the paths of a pass begin."""
         wanted = self.options.output or self._start
         if wanted in run.executions:
@@ -275,6 +275,11 @@ class PathTool(PrintingTool[PathOptions]):
                 for label, c in found["classes"].items()
             ]
             yield Table("path: classes", ("class", unit, "neurons", "weights"), classes)
+        yield from self._exceptions()
+        yield from other_phases("path", rows, self.options)
+
+    def _exceptions(self) -> Iterable[Table]:
+        """Yield tables of operators without a rule, and of loops and branches."""
         if self._skipped:
             skipped = [
                 (k, op.about.type, why)
@@ -286,7 +291,6 @@ class PathTool(PrintingTool[PathOptions]):
         if self._bodies:
             title = "path: loops and branches of graphs; their results count as inputs"
             yield Table(title, ("id",), [(name,) for name in sorted(self._bodies)])
-        yield from other_phases("path", rows, self.options)
 
     def charts(self) -> Iterable[Chart]:
         """Critical fractions of the operators, in the order in which they ran."""

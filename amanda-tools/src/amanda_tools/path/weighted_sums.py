@@ -25,7 +25,7 @@ def weighted_sum(
     *,
     relative: bool = False,
 ) -> None:
-    """Claim the critical products of a sum of products.
+    """Add the critical products of a sum of products.
 
     Args:
         call, wanted: arguments of the rule.
@@ -44,7 +44,7 @@ def weighted_sum(
     found, products = rows.critical(values, call.theta, relative=relative)
     for position, index in zip(positions, found, strict=True):
         if position is not None:
-            wanted.claim(position, index)
+            wanted.add(position, index)
     row, column = np.divmod(products, rows.width)
     wanted.synapses.append(wanted.index[row] * rows.width + column)
 
@@ -55,22 +55,7 @@ def weighted_sum(
 @rule("linear", "matmul", "linalg_matmul", "addmm", "einsum", "mv", "baddbmm", "addbmm")
 def product(call: Call, wanted: Wanted) -> None:
     """Matrix product with vectors, batches and broadcasting, or Einstein sum of two factors."""
-    op = call.execution.op
-    present = [i for i, array in enumerate(call.execution.inputs) if array is not None]
-    if op.about.name == "linear" and "equation" not in op.signature.attributes:
-        left, right = 0, 1
-        shapes = [call.array(i).shape for i in (left, right)]
-        equation = "...i,oi->...o" if len(shapes[1]) == 2 else "...i,i->..."
-    elif "equation" in op.signature.attributes:
-        if len(present) != 2:
-            raise NoRule(f"an Einstein sum of {len(present)} factors")
-        (left, right), equation = present, str(op.signature.attributes["equation"])
-    else:
-        # An addend comes before the factors (addmm).
-        left, right = present[-2:]
-        if op.about.name == "__rmatmul__":
-            left, right = right, left
-        equation = _matrices(call, left, right)
+    left, right, equation = _factors(call)
     ranks = [call.array(i).ndim for i in (left, right)]
     factors, result = parse_equation(equation, ranks)
     if any(len(set(letters)) < len(letters) for letters in factors):
@@ -79,6 +64,23 @@ def product(call: Call, wanted: Wanted) -> None:
     if call.attribute("alpha", default=1) != 1:
         raise NoRule("a product with a factor alpha")
     weighted_sum(call, wanted, operands, result, (left, right))
+
+
+def _factors(call: Call) -> tuple[int, int, str]:
+    """Return the positions of the factors of a product, and its equation."""
+    op = call.execution.op
+    present = [i for i, array in enumerate(call.execution.inputs) if array is not None]
+    if "equation" in op.signature.attributes:
+        if len(present) != 2:
+            raise NoRule(f"an Einstein sum of {len(present)} factors")
+        return present[0], present[1], str(op.signature.attributes["equation"])
+    if op.about.name == "linear":
+        return 0, 1, "...i,oi->...o" if call.array(1).ndim == 2 else "...i,i->..."
+    # An addend comes before the factors (addmm).
+    left, right = present[-2:]
+    if op.about.name == "__rmatmul__":
+        left, right = right, left
+    return left, right, _matrices(call, left, right)
 
 
 def _matrices(call: Call, left: int, right: int) -> str:
@@ -132,16 +134,16 @@ def average_pooling(call: Call, wanted: Wanted) -> None:
 
 @rule(*(f"max_pool{n}d{end}" for n in (1, 2, 3) for end in ("", "_with_indices")))
 def max_pooling(call: Call, wanted: Wanted) -> None:
-    """Claim the largest element of the window, at ties the first."""
+    """Add the largest element of the window, at ties the first."""
     image, letters = call.memo("windows", lambda: _pooled(call, -np.inf))
     rows = Rows.of([image], letters, wanted.index)
-    _claim_largest(call, wanted, rows)
+    _add_largest(call, wanted, rows)
 
 
-def _claim_largest(call: Call, wanted: Wanted, rows: Rows) -> None:
+def _add_largest(call: Call, wanted: Wanted, rows: Rows) -> None:
     call.width = rows.width
     places, columns = rows.largest()
-    wanted.claim(0, places, wanted.values)
+    wanted.add(0, places, wanted.values)
     wanted.synapses.append(wanted.index * rows.width + columns)
 
 
@@ -198,11 +200,11 @@ def reduction(call: Call, wanted: Wanted) -> None:
 
 @rule("amax", "max")
 def maximum(call: Call, wanted: Wanted) -> None:
-    """Claim the largest element, at ties the first."""
+    """Add the largest element, at ties the first."""
     if len(call.data) != 1:
         raise NoRule("the larger of two")
     operand, kept = call.memo("reduced", lambda: _reduced(call))
-    _claim_largest(call, wanted, Rows.of([operand], kept, wanted.index))
+    _add_largest(call, wanted, Rows.of([operand], kept, wanted.index))
 
 
 # -- attention --------------------------------------------------------------------
@@ -210,7 +212,7 @@ def maximum(call: Call, wanted: Wanted) -> None:
 
 @rule("attention")
 def attention(call: Call, wanted: Wanted) -> None:
-    """Claim values by the attention weights, and keys and queries by the products in the scores.
+    """Add values by the attention weights, and keys and queries by the products in the scores.
 
     A score is critical if its weight is, as for a softmax.
     """
@@ -240,7 +242,7 @@ def attention(call: Call, wanted: Wanted) -> None:
     for name, index in zip(names, (of_queries, of_keys, of_values), strict=True):
         position = call.position(name)
         assert position is not None
-        wanted.claim(position, index)
+        wanted.add(position, index)
     call.width = rows.width
     row, column = np.divmod(products, rows.width)
     wanted.synapses.append(wanted.index[row] * rows.width + column)

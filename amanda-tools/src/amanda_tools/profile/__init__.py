@@ -19,7 +19,7 @@ from amanda.tools.reporting import applies_if
 from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.op_types import WITHOUT_ACTIVATION
+from amanda_tools._operators.op_table import has_activation
 from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._operators.saved_tensors import saved_tensors
 from amanda_tools._operators.source_lines import source_of
@@ -175,7 +175,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         op_id = context.get_op_id()
         self.timeline.watch_outputs(context)
         self._saved[op_id] = saved_tensors(context)
-        if self._ops[op_id].type in WITHOUT_ACTIVATION:
+        if not has_activation(self._ops[op_id].type):
             self._output_bytes[op_id] = 0
         else:
             sizes = [byte_size(t) for t in context.get_outputs() or () if t is not None]

@@ -10,6 +10,7 @@ import numpy as np
 from amanda import OpContext
 from amanda.tools.description import OpDescription
 from amanda.tools.graph import Graph, TracedOp
+from amanda_tools._operators.op_table import row_of
 from amanda_tools._operators.weights import Untreatable, treatable
 from amanda_tools._values.shapes import rank_of, shape_of
 from amanda_tools._values.tensors import Arithmetic, arithmetic_of
@@ -19,11 +20,6 @@ CAUSAL = "it is causal: the choice of keys would depend on later queries"
 """Reason to skip an operator."""
 
 _FUSED = ["query", "key", "value", "attn_mask"]
-
-_BETWEEN = frozenset(
-    "add sub mul div masked_fill where to float type cast identity reshape view clamp".split()
-)
-"""Types that may stand between the product of queries and keys and the softmax."""
 
 _HIDDEN = -9000.0
 """Additive masks hide keys with -inf, the type's lowest number, or -10000: all below this."""
@@ -199,4 +195,6 @@ def check_softmax(context: OpContext) -> None:
 def _is_score(graph: Graph, op: TracedOp) -> bool:
     if op.type == "matmul":
         return not any(t is not None and t.is_parameter for t in op.inputs)
-    return op.type in _BETWEEN and any(_is_score(graph, p) for p in graph.producers(op.id))
+    if "scales_scores" not in row_of(op.type).traits:
+        return False
+    return any(_is_score(graph, producer) for producer in graph.producers(op.id))

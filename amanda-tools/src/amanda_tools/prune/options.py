@@ -9,22 +9,12 @@ import attrs
 
 from amanda.tools.reporting import applies_if, type_names
 from amanda_tools._bases.options import require
+from amanda_tools._operators.op_table import default_types
 
 Method = Literal["magnitude", "nm", "tile", "channel", "activation", "attention"]
 
 STATIC_METHODS = ("magnitude", "nm", "tile")
 """Methods that give a weight one mask; the others choose anew for every input."""
-
-_DEFAULT_OPS = {
-    "magnitude": ("conv2d", "linear"),
-    "nm": ("conv2d", "linear"),
-    "tile": ("conv2d", "linear"),
-    "channel": ("conv2d",),
-    "activation": ("conv2d",),
-    "attention": ("attention", "softmax"),
-}
-"""Types that each method prunes by default."""
-
 
 _WITHOUT_MASKS = applies_if("new masks, not masks=", lambda o: not o.masks)
 
@@ -109,4 +99,4 @@ class PruneOptions:
     @property
     def types(self) -> Sequence[str]:
         """Types of the ops that are pruned."""
-        return self.ops or _DEFAULT_OPS[self.method]
+        return self.ops or default_types(f"prune:{self.method}")

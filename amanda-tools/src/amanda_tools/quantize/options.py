@@ -10,8 +10,9 @@ import attrs
 
 from amanda.tools.reporting import applies_if, type_names
 from amanda_tools._bases.options import require
+from amanda_tools._operators.op_table import default_types
 
-DEFAULT_OPS = ("conv2d", "linear")
+DEFAULT_OPS = default_types("quantize")
 """Types quantized by default; a matrix product with a weight counts as a linear one."""
 
 

@@ -50,7 +50,7 @@ class Quantizer:
     remaining: int = 0
     _observer: RangeObserver | None = None
     _has_range: bool = False
-    """Whether anything but zeros has been observed."""
+    """True if anything but zeros has been observed."""
     _constants: dict[tuple[str, str, tuple[int, ...]], Any] = attrs.field(factory=dict)
 
     @classmethod

@@ -58,7 +58,7 @@ class MemoryModel:
         ops: the operators, in order.
         sizes: bytes by piece.
         makers: piece to the position of the operator that makes it.
-        keepers: piece to the positions of the operators that keep it for their backward pass.
+        savers: piece to the positions of the operators that save it for their backward pass.
         readers: piece to the positions of the operators that read it.
     """
 
@@ -66,11 +66,11 @@ class MemoryModel:
         self.ops = ops
         self.sizes = sizes
         self.makers = {piece: i for i, step in enumerate(ops) for piece in step.made}
-        self.keepers: dict[int, list[int]] = {}
+        self.savers: dict[int, list[int]] = {}
         self.readers: dict[int, list[int]] = {}
         for i, step in enumerate(ops):
             for piece in step.saved:
-                self.keepers.setdefault(piece, []).append(i)
+                self.savers.setdefault(piece, []).append(i)
             for piece in set(step.inputs):
                 self.readers.setdefault(piece, []).append(i)
 
@@ -81,7 +81,7 @@ class MemoryModel:
     def kept(self, recomputed: Collection[int]) -> set[int]:
         """Return the pieces in memory at the end of the forward pass."""
         inputs = [piece for i in recomputed for piece in self.ops[i].inputs]
-        pieces = itertools.chain(self.keepers, inputs)
+        pieces = itertools.chain(self.savers, inputs)
         return {piece for piece in pieces if self.makers.get(piece) not in recomputed}
 
     def peak(self, recomputed: Collection[int]) -> int:
@@ -104,7 +104,7 @@ class _BackwardUse:
         self._live = 0
         self._highest = 0
         self._cached: set[int] = set()
-        self._wanted = {i: self._keepers_of(i) for i in recomputed}
+        self._wanted = {i: self._savers_of(i) for i in recomputed}
         self._waiting = {i: self._dependents(i) for i in recomputed}
         self._ends: dict[int, int] = {}
         for i in sorted(recomputed, reverse=True):
@@ -119,7 +119,7 @@ class _BackwardUse:
         for piece in kept:
             readers = memory.readers.get(piece, ())
             ends = [self._ends[i] for i in readers if i in self._recomputed]
-            end = min([*memory.keepers.get(piece, ()), *ends])
+            end = min([*memory.savers.get(piece, ()), *ends])
             released.setdefault(end, []).append(piece)
         for i in reversed(range(len(memory.ops))):
             self._step(i)
@@ -161,9 +161,9 @@ class _BackwardUse:
         makers = (self._memory.makers.get(piece) for piece in self._memory.ops[i].inputs)
         return {m for m in makers if m is not None and m in self._recomputed}
 
-    def _keepers_of(self, i: int) -> set[int]:
+    def _savers_of(self, i: int) -> set[int]:
         made = self._memory.ops[i].made
-        return {keeper for piece in made for keeper in self._memory.keepers.get(piece, ())}
+        return {saver for piece in made for saver in self._memory.savers.get(piece, ())}
 
     def _dependents(self, i: int) -> set[int]:
         made = self._memory.ops[i].made
@@ -242,7 +242,7 @@ class _Search:
         """Grow the plan; yield the bytes kept after each addition."""
         memory = self._memory
         held = memory.size(self._kept)
-        later = [i for i in self._allowed if any(p in memory.keepers for p in memory.ops[i].made)]
+        later = [i for i in self._allowed if any(p in memory.savers for p in memory.ops[i].made)]
         while later:
             heap = [(self._score(self._closure(i))[0], i) for i in later]
             heapq.heapify(heap)

@@ -98,9 +98,7 @@ class TorchMeasurement(Measurement):
         self.ops.append(step)
         inputs = [tensor for tensor in context.get_inputs() if tensor is not None]
         step.inputs = self._read(context)
-        known = {id(storage_of(tensor)) for tensor in inputs}
-        new = [tensor for tensor in outputs if id(storage_of(tensor)) not in known]
-        step.made = [piece for piece in map(self._piece, new) if piece is not None]
+        step.made = self._made(inputs, outputs)
         self._met.update(step.inputs, step.made)
         step.obstacle = step.obstacle or _obstacle(context, inputs, outputs, step) or reason
         if step.obstacle:
@@ -108,6 +106,12 @@ class TorchMeasurement(Measurement):
         else:
             self._run_again(context, step, self._drawn(before, step))
         return True
+
+    def _made(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[int]:
+        """Return the pieces of outputs that are no views of inputs."""
+        known = {id(storage_of(tensor)) for tensor in inputs}
+        new = [tensor for tensor in outputs if id(storage_of(tensor)) not in known]
+        return [piece for piece in map(self._piece, new) if piece is not None]
 
     def _piece(self, tensor: torch.Tensor) -> int | None:
         """Return the piece of a tensor's storage, a new one if needed; None without a storage."""
@@ -165,12 +169,9 @@ class TorchMeasurement(Measurement):
         self, context: OpContext, before: StateBefore, maker: MeasuredOp, changed: set[int | None]
     ) -> bool:
         """Decide whether a change can be repeated right after its maker has run again."""
-        place = self.ops.index(maker)
-        later = {piece for step in self.ops[place:] for piece in step.made}
-        others = set(self._read(context)) - changed
-        if len(changed) != 1 or maker.obstacle or others & later or not self.is_own(context):
+        if len(changed) != 1 or maker.obstacle or not self.is_own(context):
             return False
-        if _has_generator(context) or not all(map(torch.equal, before.random, random_states())):
+        if self._reads_later(context, maker, changed) or _draws(context, before):
             return False
         inputs, target = context.get_inputs(), before.target
         # The maker's output needs a gradient. A tensor in its memory that does not is cut off from
@@ -179,7 +180,7 @@ class TorchMeasurement(Measurement):
         if not inputs[0].requires_grad:
             return False
         rest = [None if tensor is None else tensor.detach() for tensor in inputs[1:]]
-        if any(tensor is not None and self._piece(tensor) in changed for tensor in rest):
+        if not changed.isdisjoint(self._piece(tensor) for tensor in rest if tensor is not None):
             return False
         assert target is not None
         start = time.perf_counter()
@@ -187,6 +188,11 @@ class TorchMeasurement(Measurement):
         maker.cost += 1e6 * (time.perf_counter() - start)
         # A copy of a view may be laid out more densely than the view.
         return is_same(target.contiguous(), inputs[0].detach().contiguous())
+
+    def _reads_later(self, context: OpContext, maker: MeasuredOp, changed: set[int | None]) -> bool:
+        """Return True if an operator reads a piece made since `maker`, but for the changed one."""
+        later = {piece for step in self.ops[self.ops.index(maker) :] for piece in step.made}
+        return bool((set(self._read(context)) - changed) & later)
 
     def _saved(self, context: OpContext, step: MeasuredOp) -> frozenset[int]:
         """Return the pieces that autograd has kept, from the operator's nodes."""
@@ -262,6 +268,11 @@ def _obstacle(
     if writes_into_tensors(op_name(context.get_op()).partition(".")[0]):
         return "it changes a tensor in place"
     return ""
+
+
+def _draws(context: OpContext, before: StateBefore) -> bool:
+    """Return True if the operator has drawn random numbers, or may have."""
+    return _has_generator(context) or not all(map(torch.equal, before.random, random_states()))
 
 
 def _has_generator(context: OpContext) -> bool:

@@ -27,8 +27,8 @@ from amanda_tools._internals import (
 from amanda_tools.remat.recorded_runs import (
     Autocast,
     Follower,
-    Gone,
     Kept,
+    OverwrittenTensor,
     Recomputed,
     RecordedRun,
     Ticket,
@@ -148,7 +148,7 @@ class Recomputer:
         self._origins[storage] = execution, number, version + 1
         for ticket in execution.tickets:
             if isinstance(ticket.content, Recomputed) and ticket.content.number >= 0:
-                ticket.content = Gone(op_id)
+                ticket.content = OverwrittenTensor(op_id)
         execution.followers.append(follower)
         for source in execution.sources():
             source.waiting.add(execution)

@@ -83,7 +83,7 @@ class Recomputed:
 
 
 @attrs.frozen
-class Gone:
+class OverwrittenTensor:
     """A tensor that an operator changed in place after it was saved."""
 
     op_id: str
@@ -104,7 +104,7 @@ class Gone:
 class Ticket:
     """The object that autograd holds in place of a saved tensor."""
 
-    content: Kept | Recomputed | Gone
+    content: Kept | Recomputed | OverwrittenTensor
 
 
 @attrs.frozen
@@ -197,7 +197,7 @@ class RecordedRun:
         function: runs it.
         names: names of its inputs.
         inputs: where they are found.
-        gradients: whether each of them requires a gradient.
+        gradients: for each of them, True if it requires a gradient.
         autocast: setting of ``torch.autocast``; None where there is none.
         random: states of the generators before an operator that draws from them, else empty.
         count: number of tensors it packed.

@@ -13,13 +13,10 @@ from typing import Any
 from amanda import OpContext
 from amanda.tools.description import describe
 from amanda_tools._operators.flop_registry import formula_of
-from amanda_tools._operators.op_types import VIEWS
-from amanda_tools._operators.signature import CallShapes, Signature
+from amanda_tools._operators.op_table import is_view, row_of
+from amanda_tools._operators.signature import CallShapes, OpSignature
 from amanda_tools._values.shapes import byte_size, shape_of
 from amanda_tools.remat.measurement import MeasuredOp, Measurement
-
-_PASSING_ON = VIEWS | {"identity_n", "read_variable", "expand_dims"}
-"""Types that allocate no memory of their own."""
 
 
 class TensorFlowMeasurement(Measurement):
@@ -36,12 +33,9 @@ class TensorFlowMeasurement(Measurement):
         op = describe(context)
         inputs, outputs = context.get_inputs(), context.get_outputs() or ()
         step = MeasuredOp(op, obstacle=reason)
-        pieces = [
-            None if tensor is None or context.get_value(index) is not None else self._piece(tensor)
-            for index, tensor in enumerate(inputs)
-        ]
+        pieces = [self._piece_read(context, index, tensor) for index, tensor in enumerate(inputs)]
         step.inputs = [piece for piece in pieces if piece is not None]
-        if op.type in _PASSING_ON:
+        if is_view(op.type) or "allocates_nothing" in row_of(op.type).traits:
             source = pieces[0] if pieces else None
             for output in outputs:
                 self._pieces[id(output)] = weakref.ref(output), source
@@ -55,6 +49,11 @@ class TensorFlowMeasurement(Measurement):
         self._places.setdefault(op.id, len(self.ops))
         self.ops.append(step)
         return True
+
+    def _piece_read(self, context: OpContext, index: int, tensor: Any) -> int | None:
+        """Return the piece of an input; None for an absent one, and for a variable."""
+        is_other = tensor is None or context.get_value(index) is not None
+        return None if is_other else self._piece(tensor)
 
     def backward(self, context: OpContext) -> None:
         place = self._places.get(context.get_op_id())
@@ -93,7 +92,7 @@ def _operations(context: OpContext) -> int:
     formula = formula_of(op.type, op.name)
     if formula is None:
         return 0
-    signature = Signature.of(context, op.type, op.attributes)
+    signature = OpSignature.of(context, op.type, op.attributes)
     try:
         shapes = [None if t is None else shape_of(t) for t in context.get_inputs()]
         outputs = [None if t is None else shape_of(t) for t in context.get_outputs() or ()]

@@ -15,11 +15,16 @@ from typing import Any
 import attrs
 
 from amanda import OpContext, deferrable
-from amanda.tools.description import op_name
-from amanda_tools._operators.flop_registry import FlopFormula, formula_of
-from amanda_tools._operators.op_types import WITHOUT_ACTIVATION, is_free, updates_a_value
+from amanda.tools.description import op_name, plain_attributes
+from amanda_tools._operators.flop_registry import formula_of
+from amanda_tools._operators.op_table import (
+    FlopFormula,
+    has_activation,
+    is_free,
+    updates_a_value,
+)
 from amanda_tools._operators.routines import Handover
-from amanda_tools._operators.signature import CallShapes, Signature
+from amanda_tools._operators.signature import CallShapes, OpSignature
 from amanda_tools._values.shapes import byte_size, shape_of
 
 Add = Callable[[int, int], None]
@@ -36,7 +41,7 @@ class OpFigures:
         is_view: True if its outputs are views, which are no activations.
     """
 
-    signature: Signature
+    signature: OpSignature
     formula: FlopFormula | None
     is_view: bool
     _inputs: Handover[Any] = attrs.field(factory=Handover)
@@ -51,10 +56,11 @@ class OpFigures:
         name = op_name(op)
         formula = formula_of(kind, name, None if is_free(kind) else op)
         updates = updates_a_value(context, name)
-        is_view = kind in WITHOUT_ACTIVATION or updates
+        is_view = updates or not has_activation(kind)
         if formula is None and is_view:
             return None
-        return cls(Signature.of(context, kind), formula, is_view)
+        attributes = None if formula is None else plain_attributes(context)
+        return cls(OpSignature.of(context, kind, attributes), formula, is_view)
 
     def insert(
         self, context: OpContext, add: Add, see: Callable[[Sequence[Any]], None] | None = None

@@ -16,15 +16,10 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
-from amanda_tools._operators.parameters import Parameter, Parameters
+from amanda_tools._operators.op_table import row_of
+from amanda_tools._operators.parameters import Parameters, UsedParameter
 from amanda_tools.summary.executions import GraphOp, runs_of
 from amanda_tools.summary.recorder import specs_of
-
-_VALUES = frozenset({"read_variable", "const", "placeholder", "variable_shape", "shape"})
-"""Types of operators whose outputs are parameters, constants or inputs."""
-
-_FORWARDING = frozenset({"identity", "cast"})
-"""Types whose output is the value of their input."""
 
 
 @attrs.define(eq=False)
@@ -38,7 +33,7 @@ class ScopedOp(GraphOp):
     """
 
     graph: str
-    parameters: Sequence[Parameter]
+    parameters: Sequence[UsedParameter]
     outputs: list[dict[str, Any]]
 
     def see(self, outputs: Sequence[Any]) -> None:
@@ -56,8 +51,9 @@ class Scopes:
     def note(self, context: OpContext) -> ScopedOp | None:
         """Register a forward operator; return None if it belongs to no scope."""
         kind = str(context["op_type"] or "")
-        is_of_variable = kind in _FORWARDING and context.get_value_key(0) is not None
-        if context.get_phase() != "forward" or kind in _VALUES or is_of_variable:
+        traits = row_of(kind).traits
+        is_of_variable = "reads_variable" in traits and context.get_value_key(0) is not None
+        if context.get_phase() != "forward" or "no_activation" in traits or is_of_variable:
             return None
         op_id = context.get_op_id()
         specs = [spec for spec in context.get_tensor_specs().outputs or () if spec is not None]
