@@ -280,10 +280,10 @@ def is_tape_of(inner: Any, tape: Any) -> bool:
 
 
 def variables_read(values: Sequence[Any]) -> int:
-    """How many variables the fast path reads in C among the arguments of an operator.
+    """Return how many variables the fast path reads in C among the inputs of an operator.
 
     Returns:
-        0 also where that is not certain: among lists, and for objects that act as variables.
+        -1 where that is not certain: with a variable in a list, or an object that acts as one.
     """
     count = 0
     for value in values:
@@ -292,7 +292,7 @@ def variables_read(values: Sequence[Any]) -> int:
         if isinstance(value, resource_variable_ops.BaseResourceVariable):
             count += 1
         elif is_read_by_runtime(value):
-            return 0
+            return -1
     return count
 
 

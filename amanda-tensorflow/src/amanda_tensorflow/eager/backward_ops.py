@@ -23,11 +23,13 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.autodiff import run_on_gradients
 from amanda_tensorflow.eager.gradient_names import gradient_names, learned_names
 from amanda_tensorflow.eager.plan_cache import (
+    PLAIN,
+    UNKNOWN,
     AnyScope,
     Cell,
     Cells,
-    Inlined,
-    SlowPath,
+    Entry,
+    Reason,
     entry_of,
     inlined,
     keep,
@@ -40,6 +42,9 @@ from amanda_tensorflow.operators.types import is_op
 
 Call = Callable[[Sequence[Any]], Any]
 """Calls a gradient function with the gradients of the outputs; gives those of the inputs."""
+
+_NOT_PLANNED = (PLAIN, UNKNOWN)
+"""Entries of backward operators without routines, and of those that have yet to be analysed."""
 
 _POINTS = (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP)
 
@@ -99,11 +104,9 @@ class GradientRun:
         if not is_op(kind):
             return True
         cell = self.cell(kind)
-        if type(entry_of(cell)) in (SlowPath, Inlined) or any(
-            self._execution(kind, cell[0]).needed()
-        ):
+        if entry_of(cell) not in _NOT_PLANNED or any(self._execution(kind, cell[0]).needed()):
             return False
-        self._keep(cell, cell[0], None)
+        self._keep(cell, cell[0], PLAIN)
         return True
 
     def execute(
@@ -121,7 +124,7 @@ class GradientRun:
         entry, number = entry_of(cell), cell[0]
         cell[0] = number + 1
         values = list(inputs)
-        if type(entry) in (SlowPath, Inlined):
+        if entry not in _NOT_PLANNED:
             return self._run_planned(entry.plan, (kind, number), values, compute)
         execution = self._execution(kind, number)
         if not execution.call.names:
@@ -239,14 +242,15 @@ class GradientRun:
             self._known.names = learned_names(listed, self.produced, self.mark.names)
 
 
-def _entry(plan: ActionPlan) -> Any:
-    """The entry of a backward operator with this plan."""
+def _entry(plan: ActionPlan) -> Entry:
+    """Return the entry of a backward operator with this plan."""
     if not plan.has_actions:
-        return None
+        return PLAIN
+    found = None
     if plan.replace_backward is None:
         before, after = map(lowered_all, (plan.before_backward, plan.after_backward))
-        return inlined(plan, before, after) or SlowPath(plan)
-    return SlowPath(plan)
+        found = inlined(plan, before, after)
+    return found or Entry(plan, Reason.TENSORS)
 
 
 class MarkedGradients:

@@ -62,21 +62,14 @@ class _Outside(dict[str, Cells]):
     within layers; the others are asked at each execution.
     """
 
-    def __init__(self, ids: EagerOpIds) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._ids: weakref.ref[EagerOpIds] | None = weakref.ref(ids)
         self._mixed: set[tuple[str, str]] = set()
-
-    def __missing__(self, name_scope: str) -> Cells:
-        ids = self._ids() if self._ids is not None else None
-        if ids is None:
-            raise KeyError(name_scope)
-        return ids.cells[ids.scope(name_scope)]
+        self._has_learned = False
 
     def learn(self, cells: dict[str, Cells]) -> None:
         """Learn from all cells of these iterations."""
-        self._ids = None
-        self.setdefault("", {})
+        self._has_learned = True
         for in_order in (True, False):
             for scope, kinds in cells.items():
                 if scope.startswith("/") is in_order:
@@ -85,7 +78,7 @@ class _Outside(dict[str, Cells]):
 
     def note(self, scope: str, kind: str, cell: Cell) -> None:
         """Note that an operator of this type has run in this name scope in ids."""
-        if self._ids is not None:
+        if not self._has_learned:
             return
         if scope.startswith("/"):
             name_scope = scope[1:].partition("/")[2]
@@ -121,7 +114,7 @@ class EagerOpIds:
         self._within: dict[str, AnyScope] = {}
         self._layers: dict[tuple[int, str], weakref.ref[Any]] = {}
         self._functions: set[str] = set()
-        self._outside = _Outside(self)
+        self._outside = _Outside()
         self._iterations = 0
         self._codes: dict[Any, Any] = {}
 
