@@ -28,15 +28,15 @@ from amanda_tensorflow.eager.plan_cache import (
     AnyScope,
     Cell,
     Cells,
-    Entry,
+    OperatorEntry,
     Reason,
     entry_of,
     inlined,
     keep,
 )
 from amanda_tensorflow.eager.tape_marks import Mark, OpGradients
-from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
-from amanda_tensorflow.operators.description import OpView
+from amanda_tensorflow.eager.thread import LOCAL, Tracker, unwatched
+from amanda_tensorflow.operators.description import NamedOperator
 from amanda_tensorflow.operators.gradient_shapes import checked
 from amanda_tensorflow.operators.types import is_op
 
@@ -100,7 +100,7 @@ class GradientRun:
         return cell
 
     def is_vanilla(self, kind: str) -> bool:
-        """Whether the next operator of a type has neither actions nor analyses to run."""
+        """True if the next operator of a type has neither actions nor analyses to run."""
         if not is_op(kind):
             return True
         cell = self.cell(kind)
@@ -163,7 +163,7 @@ class GradientRun:
         mark = self.mark
         backward_id = f"{mark.op_id}/grad/{kind}:{number}"
         call = BackwardCall(
-            op=OpView(kind, backward_id),
+            op=NamedOperator(kind, backward_id),
             op_id=backward_id,
             names=self._known.names.get((kind, number), ()),
             inputs=mark.inputs,
@@ -200,7 +200,7 @@ class GradientRun:
         def compute(terms: list[Any]) -> list[Any]:
             if all(new is old for new, old in zip(terms, entry.terms, strict=True)):
                 return [gradient]
-            with muted():
+            with unwatched():
                 return [_internals.add_n(terms)]
 
         terms = [self.sum(term) for term in entry.terms]
@@ -242,7 +242,7 @@ class GradientRun:
             self._known.names = learned_names(listed, self.produced, self.mark.names)
 
 
-def _entry(plan: ActionPlan) -> Entry:
+def _entry(plan: ActionPlan) -> OperatorEntry:
     """Return the entry of a backward operator with this plan."""
     if not plan.has_actions:
         return PLAIN
@@ -250,7 +250,7 @@ def _entry(plan: ActionPlan) -> Entry:
     if plan.replace_backward is None:
         before, after = map(lowered_all, (plan.before_backward, plan.after_backward))
         found = inlined(plan, before, after)
-    return found or Entry(plan, Reason.TENSORS)
+    return found or OperatorEntry(plan, Reason.TENSORS)
 
 
 class MarkedGradients:

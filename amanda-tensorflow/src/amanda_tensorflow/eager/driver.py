@@ -22,7 +22,7 @@ from amanda.patching import PatchSet, named_as
 from amanda.registry.import_hook import Watch
 from amanda.state import STATE, WeakMembers
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.autodiff import RoutineCall, is_tensor, substitute
+from amanda_tensorflow.eager.autodiff import EagerRoutine, is_tensor, substitute
 from amanda_tensorflow.eager.backward_ops import MarkedGradients
 from amanda_tensorflow.eager.fast_path import FastPath
 from amanda_tensorflow.eager.layer_calls import ToldCall, apart, is_symbolic, step_optimizer
@@ -34,7 +34,7 @@ from amanda_tensorflow.eager.recomputation import (
 )
 from amanda_tensorflow.eager.slow_path import SlowPath
 from amanda_tensorflow.eager.tape_marks import Mark
-from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
+from amanda_tensorflow.eager.thread import LOCAL, Tracker, unwatched
 from amanda_tensorflow.eager.variable_values import VariableValues
 from amanda_tensorflow.gradient_map import recording
 from amanda_tensorflow.keras_layers import optimizers
@@ -46,7 +46,7 @@ _LAYERS = "calls of Keras layers"
 _LEAF_SUMS = "sums of gradients of variables and other leaves"
 
 
-class InterceptingDriver(TensorFlowEagerDriver):
+class EagerModeDriver(TensorFlowEagerDriver):
     """Instruments the operators that TensorFlow runs at once."""
 
     def __init__(self, dispatcher: Any) -> None:
@@ -136,7 +136,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
 
     def vanilla(self) -> AbstractContextManager[None]:
         """Mute the current thread's tracker."""
-        return muted()
+        return unwatched()
 
     def ad_isolated(self) -> AbstractContextManager[Any]:
         """``stop_recording``, of all tapes and accumulators."""
@@ -145,8 +145,8 @@ class InterceptingDriver(TensorFlowEagerDriver):
     def routine(
         self, action: Action, selected: Sequence[Any], isolated: bool
     ) -> AbstractContextManager[Any]:
-        """:class:`~amanda_tensorflow.eager.autodiff.RoutineCall`; core pauses the thread itself."""
-        return RoutineCall(isolated)
+        """:class:`~amanda_tensorflow.eager.autodiff.EagerRoutine`; core pauses the thread."""
+        return EagerRoutine(isolated)
 
     def tool_raised(self, error: BaseException) -> None:
         """Keep it for the operator that calls Python, if one does: TensorFlow raises another."""

@@ -44,7 +44,7 @@ from amanda_tensorflow.eager.plan_cache import (
     UNKNOWN,
     Cell,
     Cells,
-    Entry,
+    OperatorEntry,
     Reason,
     entry_of,
 )
@@ -129,7 +129,7 @@ class FastPath:
 
         return TFE_Py_FastPathExecute
 
-    def _ended(self, tracker: Tracker, entry: Entry, start: int, end: int) -> None:
+    def _ended(self, tracker: Tracker, entry: OperatorEntry, start: int, end: int) -> None:
         """Tell counters and timers of an execution."""
         # Without a lock: threads take turns where a function is called or a loop goes back, not
         # within a sum (CPython 3.11 to 3.14 with its global lock, which TensorFlow needs).
@@ -188,9 +188,9 @@ class FastPath:
         if entry.reason is not None:
             return self._by_reason(entry.reason, tracker, ctx, op_name, args)
         # Attributes follow the inputs.
-        kinds = tuple(map(type, args[: _inputs_of[op_name]]))
-        if self._numbers.get(kinds) != 0:
-            decision = self._with_variables(tracker, cells, entry, ctx, op_name, args)
+        number = self._numbers.get(tuple(map(type, args[: _inputs_of[op_name]])))
+        if number != 0:
+            decision = self._with_variables(tracker, cells, entry, ctx, op_name, args, number)
             if decision is not None:
                 return decision
         if entry is PLAIN:
@@ -252,7 +252,7 @@ class FastPath:
         tracker.fallen.add(op_name)
         raise _internals.FallbackException(op_name)
 
-    def _shared_mark(self, tracker: Tracker, entry: Entry) -> tuple[Any, ...] | None:
+    def _shared_mark(self, tracker: Tracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
         """Return the attribute that marks all executions on tapes; None if each has its own mark.
 
         TensorFlow's callbacks are told of attributes: they are not shown this one.
@@ -262,7 +262,7 @@ class FastPath:
         entry.marked = entry.plan.driver_data.marked
         return entry.marked
 
-    def _mark(self, tracker: Tracker, entry: Entry) -> tuple[Any, ...] | None:
+    def _mark(self, tracker: Tracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
         """Return the attribute that marks an execution, if tapes record it, or an empty tuple.
 
         None if its executions do not share a mark.
@@ -344,10 +344,11 @@ class FastPath:
         self,
         tracker: Tracker,
         cells: Cells,
-        entry: Entry,
+        entry: OperatorEntry,
         ctx: Any,
         op_name: str,
         args: tuple[Any, ...],
+        number: int | None,
     ) -> Any:
         """Decide on an operator that may be passed variables; None if it is passed none.
 
@@ -356,10 +357,14 @@ class FastPath:
         takes the fast path, and the readings are counted. Where counters and timers are all that is
         told, the driver reads the variables before.
 
+        Args:
+            number: how many variables it is passed; None if that has yet to be counted.
+
         Raises:
             FallbackException: it has to take the slow path, where readings are seen.
         """
-        number = self._number_of_readings(args[: _internals.INPUT_COUNTS[op_name]])
+        if number is None:
+            number = self._number_of_readings(args[: _inputs_of[op_name]])
         if not number:
             return None
         is_inlined = entry.is_inlined
@@ -384,11 +389,9 @@ class FastPath:
         The number is kept by the types of the inputs where these alone tell it.
         """
         kinds = tuple(map(type, inputs))
-        number = self._numbers.get(kinds)
-        if number is None:
-            number = _internals.variables_read(inputs)
-            if _internals.tell_variables(kinds):
-                self._numbers[kinds] = number
+        number = _internals.variables_read(inputs)
+        if _internals.tell_variables(kinds):
+            self._numbers[kinds] = number
         return number
 
     def _readings(self, cells: Cells, number: int, *, may_be_inlined: bool) -> Cell | None:
@@ -420,7 +423,7 @@ class FastPath:
         Args:
             cell: counts the readings.
         """
-        entry: Entry = cell[cell[0] + 1] if type(value) is _internals.VARIABLE else PLAIN
+        entry: OperatorEntry = cell[cell[0] + 1] if type(value) is _internals.VARIABLE else PLAIN
         marked = self._mark(tracker, entry) if entry.is_inlined else None
         if marked is None:
             return _internals.value_of(value)
@@ -437,7 +440,7 @@ class FastPath:
     # -- ways to run an operator ------------------------------------------
 
     def _with_routines(
-        self, tracker: Tracker, cell: Cell, entry: Entry, marked: tuple[Any, ...]
+        self, tracker: Tracker, cell: Cell, entry: OperatorEntry, marked: tuple[Any, ...]
     ) -> Runner:
         """Return what runs an operator with routines that look at no tensor."""
 

@@ -36,7 +36,7 @@ _MANY = 10_000
 
 
 @attrs.frozen(eq=False)
-class Place:
+class RunningLayer:
     """A call of a layer that is running.
 
     Attributes:
@@ -109,8 +109,8 @@ class EagerOpIds:
         self.cells: dict[str, Cells] = {}
         self.nesting = 0
         self.started: set[tuple[int, int]] = set()
-        self.places: tuple[Place, ...] = ()
-        self._outer: list[tuple[Place, ...]] = []
+        self.places: tuple[RunningLayer, ...] = ()
+        self._outer: list[tuple[RunningLayer, ...]] = []
         self._within: dict[str, AnyScope] = {}
         self._layers: dict[tuple[int, str], weakref.ref[Any]] = {}
         self._functions: set[str] = set()
@@ -210,7 +210,7 @@ class EagerOpIds:
         if cells is None:
             cells = self._within[scope] = AnyScope(self._cells(scope))
         self._outer.append(self.places)
-        self.places = (*self.places, Place(weakref.ref(layer), scope, module, cells))
+        self.places = (*self.places, RunningLayer(weakref.ref(layer), scope, module, cells))
 
     def enter_build(self) -> None:
         """The layer that runs is built: operators of that do not count with those of its calls."""
@@ -222,7 +222,7 @@ class EagerOpIds:
             cells = self._within.get(scope)
             if cells is None:
                 cells = self._within[scope] = AnyScope(self._cells(scope))
-            self.places = (*self.places, Place(place.layer, scope, place.module, cells))
+            self.places = (*self.places, RunningLayer(place.layer, scope, place.module, cells))
 
     def enter_optimizer(self, optimizer: Any) -> None:
         """An optimizer steps."""
@@ -231,7 +231,7 @@ class EagerOpIds:
         if not self.places or is_plain_module(self.places[-1].layer()):
             scope = "/optimizer/"
             cells = self._within.setdefault(scope, AnyScope(self._cells(scope)))
-            place = Place(weakref.ref(optimizer), scope, "", cells, "optimizer")
+            place = RunningLayer(weakref.ref(optimizer), scope, "", cells, "optimizer")
             self.places = (*self.places, place)
 
     def exit_layer(self) -> None:

@@ -53,7 +53,7 @@ class Reason(enum.Enum):
     REPLACEMENT = "tapes record it under the mark of the operator that it replaces"
 
 
-class Entry:
+class OperatorEntry:
     """What is done at each execution of an operator.
 
     Attributes:
@@ -84,14 +84,14 @@ class Entry:
         self.marked: tuple[Any, ...] | None = None
 
 
-PLAIN = Entry(EMPTY_PLAN)
+PLAIN = OperatorEntry(EMPTY_PLAN)
 """Entry of an operator that is counted, and nothing else."""
 
-UNKNOWN = Entry(None, Reason.ANALYSIS)
+UNKNOWN = OperatorEntry(None, Reason.ANALYSIS)
 """Entry of an operator whose plan has to be asked for."""
 
 
-def entry_of_plan(plan: ActionPlan, is_noted: bool) -> Entry:
+def entry_of_plan(plan: ActionPlan, is_noted: bool) -> OperatorEntry:
     """Return the entry of a forward operator with this plan.
 
     Args:
@@ -100,7 +100,7 @@ def entry_of_plan(plan: ActionPlan, is_noted: bool) -> Entry:
     if not (plan or is_noted):
         return PLAIN
     inline = inlined(plan, plan.steps_before, plan.steps_after) if plan.is_blind else None
-    entry = inline or Entry(plan)
+    entry = inline or OperatorEntry(plan)
     if inline is None and plan.has_actions:
         entry.has_routines = plan.is_blind
         entry.reason = None if plan.is_blind else Reason.TENSORS
@@ -121,7 +121,9 @@ def slow_path_reason(plan: ActionPlan | None, is_recorded: bool) -> Reason | Non
     return Reason.MARK if plan.claims and is_recorded else None
 
 
-def inlined(plan: ActionPlan, before: Sequence[Step], after: Sequence[Step]) -> Entry | None:
+def inlined(
+    plan: ActionPlan, before: Sequence[Step], after: Sequence[Step]
+) -> OperatorEntry | None:
     """Return the entry of an operator whose steps are counters after it and timers around it.
 
     None if the driver has to call one of them.
@@ -140,7 +142,7 @@ def inlined(plan: ActionPlan, before: Sequence[Step], after: Sequence[Step]) -> 
             return None
     if not are_paired(before, after) or any(step.kind is not StepKind.CLOCK for step in before):
         return None
-    entry = Entry(plan)
+    entry = OperatorEntry(plan)
     entry.is_inlined, entry.counters, entry.timers = True, counters, timers
     return entry
 

@@ -21,7 +21,7 @@ from amanda_tensorflow.eager.plan_cache import (
     PLAIN,
     UNKNOWN,
     Cell,
-    Entry,
+    OperatorEntry,
     Reason,
     entry_of,
     entry_of_plan,
@@ -92,8 +92,7 @@ class SlowPath:
             has_fallen = kind in tracker.fallen and not tracker.local.op_callbacks
             tracker.fallen.discard(kind)
             is_watched = not STATE.paused and (not tracker.stale or tracker.refresh())
-            cell: Any = None
-            entry = UNKNOWN
+            cell, entry = list[Any](), UNKNOWN
             if is_watched:
                 try:
                     cell = tracker.cells[tracker.local.scope_name][kind]
@@ -107,9 +106,7 @@ class SlowPath:
                 return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
             request = OpRequest(kind, num_outputs, attrs, ctx, name, originals, has_fallen)
             if entry is PLAIN:
-                outputs = request.execute(inputs)
-                cell[0] += 1
-                return outputs
+                return self._counted(cell, request, inputs)
             if not only_tensors(map(type, inputs)) and self._has_others(inputs):
                 return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
             if not is_watched:
@@ -130,6 +127,12 @@ class SlowPath:
 
     # -- operators --------------------------------------------------------
 
+    def _counted(self, cell: Cell, request: OpRequest, inputs: Any) -> list[Any]:
+        """Run an operator to which nothing is done."""
+        outputs = request.execute(inputs)
+        cell[0] += 1
+        return outputs
+
     def _in_replacement(self, tracker: Tracker, request: OpRequest, inputs: list[Any]) -> Any:
         """Run an operator of a replacement: its record carries the replaced operator's mark."""
         outputs = request.execute(inputs)
@@ -139,7 +142,7 @@ class SlowPath:
         return outputs
 
     def _backward(
-        self, tracker: Tracker, entry: Entry, request: OpRequest, inputs: list[Any]
+        self, tracker: Tracker, entry: OperatorEntry, request: OpRequest, inputs: list[Any]
     ) -> Any:
         """Run an operator of a backward pass."""
         run = tracker.run
@@ -154,7 +157,12 @@ class SlowPath:
         return outputs
 
     def _forward(
-        self, tracker: Tracker, cell: Cell, entry: Entry, request: OpRequest, inputs: list[Any]
+        self,
+        tracker: Tracker,
+        cell: Cell,
+        entry: OperatorEntry,
+        request: OpRequest,
+        inputs: list[Any],
     ) -> Any:
         """Run a forward operator."""
         failed = retried() if sys.exception() is not None else None
