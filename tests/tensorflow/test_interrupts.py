@@ -13,7 +13,7 @@ import tensorflow as tf
 import amanda
 from amanda.testing import interrupts
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.autodiff import RoutineCall
+from amanda_tensorflow.eager.autodiff import EagerRoutine
 from amanda_tensorflow.graphs.replay import Replay
 from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine
 
@@ -59,11 +59,11 @@ def test_an_interrupt_as_a_routine_begins_leaves_the_recording_of_gradients_on()
     on recording."""
 
     def program() -> None:
-        with RoutineCall(isolated=True):
+        with EagerRoutine(isolated=True):
             pass
 
     def is_entry(code: CodeType) -> bool:
-        return code is RoutineCall.__enter__.__code__
+        return code is EagerRoutine.__enter__.__code__
 
     found = interrupts.points(program, is_entry)
     assert len(found) > 4

@@ -281,7 +281,7 @@ def _set_weight(
 
 
 def _is_weight(context: OpContext, index: int) -> bool:
-    """Whether an input is a variable or a constant of two dimensions or more."""
+    """True if an input is a variable or a constant of two dimensions or more."""
     return _rank(context, index) >= 2
 
 

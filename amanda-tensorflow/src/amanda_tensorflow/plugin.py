@@ -130,7 +130,7 @@ class TensorFlowEagerDriver(TensorFlowDriver):
 
     name = "tensorflow-eager"
     mode = "eager"
-    target = "amanda_tensorflow.eager.driver:InterceptingDriver"
+    target = "amanda_tensorflow.eager.driver:EagerModeDriver"
     capabilities = _COMMON
 
 

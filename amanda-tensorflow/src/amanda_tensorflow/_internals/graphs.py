@@ -108,7 +108,7 @@ class Callee:
 
     @property
     def must_compile(self) -> bool:
-        """Whether it is compiled with XLA wherever it is called."""
+        """True if it is compiled with XLA wherever it is called."""
         return is_compiled(self.attributes)
 
     @property
@@ -201,7 +201,7 @@ uid: Any = ops.uid
 
 
 def is_made_since(graph: Any, number: int) -> bool:
-    """Whether the first tensor of a graph is younger than a number that :func:`uid` has given."""
+    """True if the first tensor of a graph is younger than a number that :func:`uid` has given."""
     tensors = (tensor for op in graph.get_operations() for tensor in op.outputs)
     first = next(tensors, None)
     return first is None or bool(first._id > number)
@@ -250,7 +250,7 @@ def keep_differentiated(functions: Any) -> None:
 
 
 def is_instrumented(function: Any) -> bool:
-    """Whether a concrete function is a copy."""
+    """True if a concrete function is a copy."""
     return hasattr(function, "_amanda_instrumented")
 
 
@@ -382,12 +382,12 @@ def set_device(op: Any, device: str) -> None:
 
 
 def is_reference(dtype: Any) -> bool:
-    """Whether tensors of a dtype are references to variables of TensorFlow 1."""
+    """True if tensors of a dtype are references to variables of TensorFlow 1."""
     return bool(dtype._is_ref_dtype)
 
 
 def is_stateful(op: Any) -> bool:
-    """Whether an operator of a graph has side effects or state."""
+    """True if an operator of a graph has side effects or state."""
     return bool(op._is_stateful)
 
 
@@ -447,10 +447,10 @@ def functions_of(graph: Any) -> list[Any]:
 
 
 def is_function_call(op: Any) -> bool:
-    """Whether an operator's type is the name of a function, as with TensorFlow 1's Defun."""
+    """True if an operator's type is the name of a function, as with TensorFlow 1's Defun."""
     return bool(op.graph._is_function(op.type))
 
 
 def is_compiled(attributes: Any) -> bool:
-    """Whether the attributes of a function ask for XLA."""
+    """True if the attributes of a function ask for XLA."""
     return "_XlaMustCompile" in attributes and bool(attributes["_XlaMustCompile"].b)

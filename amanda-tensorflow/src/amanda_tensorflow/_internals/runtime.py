@@ -270,20 +270,20 @@ def create_op(kind: str, inputs: list[Any], types: list[Any], attributes: Any) -
 
 
 def is_recomputed(function: Any) -> bool:
-    """Whether a function with a custom gradient was made by ``tf.recompute_grad``."""
+    """True if a function with a custom gradient was made by ``tf.recompute_grad``."""
     return getattr(function, "__qualname__", "") == "recompute_grad.<locals>.inner"
 
 
 def is_tape_of(inner: Any, tape: Any) -> bool:
-    """Whether `inner` is the runtime's tape behind a ``tf.GradientTape``."""
+    """True if `inner` is the runtime's tape behind a ``tf.GradientTape``."""
     return inner is not None and inner is getattr(tape, "_tape", None)
 
 
 def variables_read(values: Sequence[Any]) -> int:
-    """How many variables the fast path reads in C among the arguments of an operator.
+    """Return how many variables the fast path reads in C among the inputs of an operator.
 
     Returns:
-        0 also where that is not certain: among lists, and for objects that act as variables.
+        -1 where that is not certain: with a variable in a list, or an object that acts as one.
     """
     count = 0
     for value in values:
@@ -292,12 +292,12 @@ def variables_read(values: Sequence[Any]) -> int:
         if isinstance(value, resource_variable_ops.BaseResourceVariable):
             count += 1
         elif is_read_by_runtime(value):
-            return 0
+            return -1
     return count
 
 
 def tell_variables(kinds: Sequence[type]) -> bool:
-    """Whether the types of an operator's arguments alone tell which of them are variables."""
+    """True if the types of an operator's arguments alone tell which of them are variables."""
     variable = resource_variable_ops.BaseResourceVariable
     return all(kind in NO_VARIABLES or issubclass(kind, variable) for kind in kinds)
 
@@ -349,7 +349,7 @@ FAST = frozenset(
 
 
 def takes_fast_path(op_type: str, args: Sequence[Any]) -> bool:
-    """Whether an operator with these arguments runs on the fast path."""
+    """True if an operator with these arguments runs on the fast path."""
     op_def = op_def_of(op_type)
     declared = () if op_def is None else op_def.input_arg
     for arg, value in zip(declared, args, strict=False):
@@ -405,7 +405,7 @@ TENSORS_ONLY = frozenset({ops.EagerTensor})
 
 
 def needs_no_conversion(op_type: str, args: Sequence[Any]) -> bool:
-    """Whether the slow path passes arguments on as they are: tensors of the types that it expects,
+    """True if the slow path passes arguments on as they are: tensors of the types that it expects,
     and attributes that it does not have to convert."""
     declared, count = DECLARED[op_type], INPUT_COUNTS[op_type]
     for position, value in enumerate(args[:count]):
@@ -444,7 +444,7 @@ def slow_path_of(frame: FrameType) -> tuple[Callable[..., Any], dict[str, Any]] 
 
 
 def is_sequence(value: Any) -> bool:
-    """Whether the fast path takes a value for a list of tensors that the slow path refuses.
+    """True if the fast path takes a value for a list of tensors that the slow path refuses.
 
     Its items are not looked at: an iteration over a tensor runs operators.
     """
@@ -457,7 +457,7 @@ NO_VARIABLES = frozenset({ops.EagerTensor, tf.DType, str, bytes, bool, int, floa
 
 
 def is_read_by_runtime(value: Any) -> bool:
-    """Whether `value` is a variable, or a list with one, which the fast path reads in C."""
+    """True if `value` is a variable, or a list with one, which the fast path reads in C."""
     if isinstance(value, (list, tuple)):
         return any(is_read_by_runtime(item) for item in value)
     if isinstance(value, ops.EagerTensor):
@@ -497,7 +497,7 @@ def leave_unconverted(called: Any) -> None:
 
 
 def is_in_name_scope(function: Any) -> bool:
-    """Whether a function is a method that ``tf.Module.with_name_scope`` has wrapped."""
+    """True if a function is a method that ``tf.Module.with_name_scope`` has wrapped."""
     decorators, _ = tf_decorator.unwrap(function)
     return any(found.decorator_name == "with_name_scope" for found in decorators)
 

@@ -47,12 +47,12 @@ def shadow_session(graph: Any, config: Any) -> Any:
 
 
 def is_shadow(candidate: Any) -> bool:
-    """Whether a session is a shadow."""
+    """True if a session is a shadow."""
     return hasattr(candidate, "_amanda_shadow")
 
 
 def is_closed(candidate: Any) -> bool:
-    """Whether a session was closed."""
+    """True if a session was closed."""
     return bool(candidate._closed)
 
 
@@ -200,7 +200,7 @@ _SMALL = 4
 
 
 def puts_functions_in_place(session: Any) -> bool:
-    """Whether a session replaces calls of functions by their operators, as its optimizer does."""
+    """True if a session replaces calls of functions by their operators, as its optimizer does."""
     config, graph = session_config(session), session.graph
     rewrites = rewriter_config_pb2.RewriterConfig()
     if config is not None:

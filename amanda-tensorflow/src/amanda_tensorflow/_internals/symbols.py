@@ -80,7 +80,7 @@ class Symbol:
 
 
 def _is_given_to_instances(owner: Any, name: str) -> bool:
-    """Whether some method of a class mentions an attribute, as ``__init__`` does that sets it."""
+    """True if some method of a class mentions an attribute, as ``__init__`` does that sets it."""
     if not inspect.isclass(owner):
         return False
     members = (getattr(member, "__func__", member) for member in vars(owner).values())

@@ -14,14 +14,14 @@ import tensorflow as tf
 from amanda.errors import RoutineResultError
 from amanda.interface.action import Action, ActionKind
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.thread import LOCAL, muted
+from amanda_tensorflow.eager.thread import LOCAL, unwatched
 from amanda_tensorflow.operators.types import UNROUTABLE, is_differentiable
 
 _GRADIENTS = frozenset({ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP})
 """Actions whose routines are given gradients."""
 
 
-class RoutineCall:
+class EagerRoutine:
     """The context in which core calls a routine; core itself makes the thread vanilla.
 
     Args:
@@ -53,7 +53,7 @@ class RoutineCall:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether `value` is a tensor, or slices of one (the form that some gradients have)."""
+    """True if `value` is a tensor, or slices of one (the form that some gradients have)."""
     return isinstance(value, (_internals.EagerTensor, tf.IndexedSlices))
 
 
@@ -83,7 +83,7 @@ def substitute(old: Any, new: Any, action: Action) -> Any:
             "amanda.ad_enabled() if the gradient is to follow the new shape"
         )
     if action.kind in _GRADIENTS and new.dtype != old.dtype:
-        with muted(), _internals.stop_recording():
+        with unwatched(), _internals.stop_recording():
             new = tf.cast(new, old.dtype)
     if _internals.no_tape_records():
         return new
@@ -97,7 +97,7 @@ def substitute(old: Any, new: Any, action: Action) -> Any:
 
 def detached(tensor: Any) -> Any:
     """A tensor of the same value that no tape knows."""
-    with muted(), _internals.stop_recording():
+    with unwatched(), _internals.stop_recording():
         return _internals.identity(tensor)
 
 
@@ -109,11 +109,11 @@ def _straight_through(old: Any, new: Any) -> None:
         return
 
     def backward(gradient: Any) -> list[Any]:
-        with muted():
+        with unwatched():
             return [tf.cast(gradient, dtype)]
 
     def forward(tangent: Any) -> list[Any]:
-        with muted():
+        with unwatched():
             return [tf.cast(tangent, new_dtype)]
 
     record("AmandaStraightThrough", [new], [old], backward, forward)
@@ -143,7 +143,7 @@ def densified(values: Sequence[Any], actions: Sequence[Action]) -> list[Any]:
         if isinstance(value, tf.IndexedSlices) and any(
             index in action.positions(len(values)) for action in actions
         ):
-            with muted():
+            with unwatched():
                 values[index] = tf.convert_to_tensor(value)
     return values
 

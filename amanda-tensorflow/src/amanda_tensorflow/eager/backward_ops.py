@@ -23,23 +23,28 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.autodiff import run_on_gradients
 from amanda_tensorflow.eager.gradient_names import gradient_names, learned_names
 from amanda_tensorflow.eager.plan_cache import (
+    PLAIN,
+    UNKNOWN,
     AnyScope,
     Cell,
     Cells,
-    Inlined,
-    SlowPath,
+    OperatorEntry,
+    Reason,
     entry_of,
     inlined,
     keep,
 )
 from amanda_tensorflow.eager.tape_marks import Mark, OpGradients
-from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
-from amanda_tensorflow.operators.description import OpView
+from amanda_tensorflow.eager.thread import LOCAL, Tracker, unwatched
+from amanda_tensorflow.operators.description import NamedOperator
 from amanda_tensorflow.operators.gradient_shapes import checked
 from amanda_tensorflow.operators.types import is_op
 
 Call = Callable[[Sequence[Any]], Any]
 """Calls a gradient function with the gradients of the outputs; gives those of the inputs."""
+
+_NOT_PLANNED = (PLAIN, UNKNOWN)
+"""Entries of backward operators without routines, and of those that have yet to be analysed."""
 
 _POINTS = (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP)
 
@@ -95,15 +100,13 @@ class GradientRun:
         return cell
 
     def is_vanilla(self, kind: str) -> bool:
-        """Whether the next operator of a type has neither actions nor analyses to run."""
+        """True if the next operator of a type has neither actions nor analyses to run."""
         if not is_op(kind):
             return True
         cell = self.cell(kind)
-        if type(entry_of(cell)) in (SlowPath, Inlined) or any(
-            self._execution(kind, cell[0]).needed()
-        ):
+        if entry_of(cell) not in _NOT_PLANNED or any(self._execution(kind, cell[0]).needed()):
             return False
-        self._keep(cell, cell[0], None)
+        self._keep(cell, cell[0], PLAIN)
         return True
 
     def execute(
@@ -121,7 +124,7 @@ class GradientRun:
         entry, number = entry_of(cell), cell[0]
         cell[0] = number + 1
         values = list(inputs)
-        if type(entry) in (SlowPath, Inlined):
+        if entry not in _NOT_PLANNED:
             return self._run_planned(entry.plan, (kind, number), values, compute)
         execution = self._execution(kind, number)
         if not execution.call.names:
@@ -160,7 +163,7 @@ class GradientRun:
         mark = self.mark
         backward_id = f"{mark.op_id}/grad/{kind}:{number}"
         call = BackwardCall(
-            op=OpView(kind, backward_id),
+            op=NamedOperator(kind, backward_id),
             op_id=backward_id,
             names=self._known.names.get((kind, number), ()),
             inputs=mark.inputs,
@@ -197,7 +200,7 @@ class GradientRun:
         def compute(terms: list[Any]) -> list[Any]:
             if all(new is old for new, old in zip(terms, entry.terms, strict=True)):
                 return [gradient]
-            with muted():
+            with unwatched():
                 return [_internals.add_n(terms)]
 
         terms = [self.sum(term) for term in entry.terms]
@@ -239,14 +242,15 @@ class GradientRun:
             self._known.names = learned_names(listed, self.produced, self.mark.names)
 
 
-def _entry(plan: ActionPlan) -> Any:
-    """The entry of a backward operator with this plan."""
+def _entry(plan: ActionPlan) -> OperatorEntry:
+    """Return the entry of a backward operator with this plan."""
     if not plan.has_actions:
-        return None
+        return PLAIN
+    found = None
     if plan.replace_backward is None:
         before, after = map(lowered_all, (plan.before_backward, plan.after_backward))
-        return inlined(plan, before, after) or SlowPath(plan)
-    return SlowPath(plan)
+        found = inlined(plan, before, after)
+    return found or OperatorEntry(plan, Reason.TENSORS)
 
 
 class MarkedGradients:

@@ -1,6 +1,6 @@
 """The driver ``tensorflow-eager``: the patches that it puts in place while it is attached.
 
-Operators pass two places (:mod:`amanda_tensorflow.eager.interception`); tapes and Keras layers
+Operators pass two places (:mod:`amanda_tensorflow.eager.fast_path`); tapes and Keras layers
 pass those that are patched here.
 """
 
@@ -22,9 +22,9 @@ from amanda.patching import PatchSet, named_as
 from amanda.registry.import_hook import Watch
 from amanda.state import STATE, WeakMembers
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.autodiff import RoutineCall, is_tensor, substitute
+from amanda_tensorflow.eager.autodiff import EagerRoutine, is_tensor, substitute
 from amanda_tensorflow.eager.backward_ops import MarkedGradients
-from amanda_tensorflow.eager.interception import Interception
+from amanda_tensorflow.eager.fast_path import FastPath
 from amanda_tensorflow.eager.layer_calls import ToldCall, apart, is_symbolic, step_optimizer
 from amanda_tensorflow.eager.op_request import Vanilla
 from amanda_tensorflow.eager.recomputation import (
@@ -32,8 +32,9 @@ from amanda_tensorflow.eager.recomputation import (
     noting_places,
     recomputing,
 )
+from amanda_tensorflow.eager.slow_path import SlowPath
 from amanda_tensorflow.eager.tape_marks import Mark
-from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
+from amanda_tensorflow.eager.thread import LOCAL, Tracker, unwatched
 from amanda_tensorflow.eager.variable_values import VariableValues
 from amanda_tensorflow.gradient_map import recording
 from amanda_tensorflow.keras_layers import optimizers
@@ -45,7 +46,7 @@ _LAYERS = "calls of Keras layers"
 _LEAF_SUMS = "sums of gradients of variables and other leaves"
 
 
-class InterceptingDriver(TensorFlowEagerDriver):
+class EagerModeDriver(TensorFlowEagerDriver):
     """Instruments the operators that TensorFlow runs at once."""
 
     def __init__(self, dispatcher: Any) -> None:
@@ -54,7 +55,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
         self._gradients = MarkedGradients(dispatcher)
         self._trackers: WeakMembers[Tracker] = WeakMembers()
         self._watch: Watch | None = None
-        self._interception: Interception | None = None
+        self._slow_path: SlowPath | None = None
 
     # -- life cycle -------------------------------------------------------
 
@@ -65,9 +66,10 @@ class InterceptingDriver(TensorFlowEagerDriver):
             _internals.EXECUTE.execute,
             _internals.EXECUTE.record_gradient,
         )
-        interception = self._interception = Interception(self.dispatcher, vanilla, self._values)
-        patches.wrap(_internals.PYWRAP, "TFE_Py_FastPathExecute", interception.fast_path)
-        patches.wrap(_internals.EXECUTE, "execute", interception.execute)
+        slow_path = self._slow_path = SlowPath(self.dispatcher, vanilla, self._values)
+        fast_path = FastPath(self.dispatcher, vanilla, self._values, slow_path)
+        patches.wrap(_internals.PYWRAP, "TFE_Py_FastPathExecute", fast_path.patch)
+        patches.wrap(_internals.EXECUTE, "execute", slow_path.patch)
         patches.wrap(_internals.EXECUTE, "record_gradient", _record_gradient)
         patches.wrap(_internals.RECORD, "record_operation", self._record_operation)
         patches.wrap(_internals.IMPERATIVE_GRAD, "imperative_grad", self._imperative_grad)
@@ -95,9 +97,9 @@ class InterceptingDriver(TensorFlowEagerDriver):
         if recording.EAGER.run == self._gradients.run:
             recording.EAGER.run = recording.EAGER.begin = None
         optimizers.EAGER.call = None
-        interception, self._interception = self._interception, None
-        if interception is not None:
-            interception.leave(self.patches.undo)
+        slow_path, self._slow_path = self._slow_path, None
+        if slow_path is not None:
+            slow_path.leave(self.patches.undo)
         super().detach()
         self._values.clear()
         for tracker in self._trackers:
@@ -134,7 +136,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
 
     def vanilla(self) -> AbstractContextManager[None]:
         """Mute the current thread's tracker."""
-        return muted()
+        return unwatched()
 
     def ad_isolated(self) -> AbstractContextManager[Any]:
         """``stop_recording``, of all tapes and accumulators."""
@@ -143,8 +145,8 @@ class InterceptingDriver(TensorFlowEagerDriver):
     def routine(
         self, action: Action, selected: Sequence[Any], isolated: bool
     ) -> AbstractContextManager[Any]:
-        """:class:`~amanda_tensorflow.eager.autodiff.RoutineCall`; core pauses the thread itself."""
-        return RoutineCall(isolated)
+        """:class:`~amanda_tensorflow.eager.autodiff.EagerRoutine`; core pauses the thread."""
+        return EagerRoutine(isolated)
 
     def tool_raised(self, error: BaseException) -> None:
         """Keep it for the operator that calls Python, if one does: TensorFlow raises another."""

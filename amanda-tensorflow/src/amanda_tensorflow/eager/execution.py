@@ -9,8 +9,8 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.op_request import OpRequest
-from amanda_tensorflow.eager.replacement import Replacement
-from amanda_tensorflow.eager.tape_marks import Claim, Mark
+from amanda_tensorflow.eager.replacement import OpReplacement
+from amanda_tensorflow.eager.tape_marks import Mark, SharedMark
 from amanda_tensorflow.eager.thread import Tracker
 from amanda_tensorflow.eager.variable_values import VariableValues
 from amanda_tensorflow.keras_layers.module_names import is_plain_module
@@ -113,13 +113,13 @@ class Executor:
         request: OpRequest,
         values: list[Any],
         mark: Mark | None,
-    ) -> tuple[list[Any], Replacement | None]:
+    ) -> tuple[list[Any], OpReplacement | None]:
         """The outputs of the operator or of its replacement, which is returned too."""
         replacement = None
         if plan.replace is None:
             outputs = request.execute(values)
         else:
-            replacement = Replacement(self._dispatcher, tracker, request, plan, mark)
+            replacement = OpReplacement(self._dispatcher, tracker, request, plan, mark)
             outputs = replacement.run(plan.replace, values)
         if mark is not None:
             mark.outputs = self._values.weak(outputs)
@@ -130,7 +130,7 @@ class Executor:
         tracker: Tracker,
         plan: ActionPlan,
         request: OpRequest,
-        execution: tuple[list[Any], list[Any], Replacement | None, Mark],
+        execution: tuple[list[Any], list[Any], OpReplacement | None, Mark],
     ) -> list[Any]:
         """The outputs of an execution, once the tapes know it."""
         values, outputs, replacement, mark = execution
@@ -158,7 +158,7 @@ class Executor:
     def _share(self, tracker: Tracker, plan: ActionPlan, mark: Mark) -> None:
         """Let later executions of an operator share a mark, if no action looks at a tensor."""
         if (plan.is_claim or plan.is_blind) and plan.driver_data is None:
-            plan.driver_data = Claim(mark, tracker.passes)
+            plan.driver_data = SharedMark(mark, tracker.passes)
 
     def _note_owner(
         self, tracker: Tracker, request: OpRequest, outputs: Sequence[Any], mark: Mark

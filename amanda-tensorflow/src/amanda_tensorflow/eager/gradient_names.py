@@ -87,7 +87,7 @@ def _other_factor(consumed: Sequence[Any], inputs: Sequence[Any]) -> Sequence[in
 
 
 def _is_plain(left: Any, right: Any) -> bool:
-    """Whether no sum over broadcast dimensions follows, as far as the shapes show."""
+    """True if no sum over broadcast dimensions follows, as far as the shapes show."""
     if left is None or right is None:
         return bool((left if right is None else right).shape.rank == 2)
     return bool(left.shape[:-2] == right.shape[:-2])

@@ -12,7 +12,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.interface.points import Point
 from amanda.state import STATE
 from amanda_tensorflow.eager.autodiff import is_tensor
-from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
+from amanda_tensorflow.eager.thread import LOCAL, Tracker, unwatched
 from amanda_tensorflow.keras_layers.optimizers import accumulates
 
 
@@ -80,7 +80,7 @@ class ToldCall:
 
 
 def is_symbolic(args: Sequence[Any]) -> bool:
-    """Whether a layer is called to build a model, on tensors that only stand for others."""
+    """True if a layer is called to build a model, on tensors that only stand for others."""
     return any(type(item).__name__ == "KerasTensor" for item in tf.nest.flatten(list(args)))
 
 
@@ -141,5 +141,5 @@ def _steps_of(optimizer: Any) -> int | None:
     call."""
     if not accumulates(optimizer):
         return None
-    with muted():
+    with unwatched():
         return int(optimizer.iterations)

@@ -36,7 +36,7 @@ _MANY = 10_000
 
 
 @attrs.frozen(eq=False)
-class Place:
+class RunningLayer:
     """A call of a layer that is running.
 
     Attributes:
@@ -62,21 +62,14 @@ class _Outside(dict[str, Cells]):
     within layers; the others are asked at each execution.
     """
 
-    def __init__(self, ids: EagerOpIds) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._ids: weakref.ref[EagerOpIds] | None = weakref.ref(ids)
         self._mixed: set[tuple[str, str]] = set()
-
-    def __missing__(self, name_scope: str) -> Cells:
-        ids = self._ids() if self._ids is not None else None
-        if ids is None:
-            raise KeyError(name_scope)
-        return ids.cells[ids.scope(name_scope)]
+        self._has_learned = False
 
     def learn(self, cells: dict[str, Cells]) -> None:
         """Learn from all cells of these iterations."""
-        self._ids = None
-        self.setdefault("", {})
+        self._has_learned = True
         for in_order in (True, False):
             for scope, kinds in cells.items():
                 if scope.startswith("/") is in_order:
@@ -85,7 +78,7 @@ class _Outside(dict[str, Cells]):
 
     def note(self, scope: str, kind: str, cell: Cell) -> None:
         """Note that an operator of this type has run in this name scope in ids."""
-        if self._ids is not None:
+        if not self._has_learned:
             return
         if scope.startswith("/"):
             name_scope = scope[1:].partition("/")[2]
@@ -116,12 +109,12 @@ class EagerOpIds:
         self.cells: dict[str, Cells] = {}
         self.nesting = 0
         self.started: set[tuple[int, int]] = set()
-        self.places: tuple[Place, ...] = ()
-        self._outer: list[tuple[Place, ...]] = []
+        self.places: tuple[RunningLayer, ...] = ()
+        self._outer: list[tuple[RunningLayer, ...]] = []
         self._within: dict[str, AnyScope] = {}
         self._layers: dict[tuple[int, str], weakref.ref[Any]] = {}
         self._functions: set[str] = set()
-        self._outside = _Outside(self)
+        self._outside = _Outside()
         self._iterations = 0
         self._codes: dict[Any, Any] = {}
 
@@ -217,7 +210,7 @@ class EagerOpIds:
         if cells is None:
             cells = self._within[scope] = AnyScope(self._cells(scope))
         self._outer.append(self.places)
-        self.places = (*self.places, Place(weakref.ref(layer), scope, module, cells))
+        self.places = (*self.places, RunningLayer(weakref.ref(layer), scope, module, cells))
 
     def enter_build(self) -> None:
         """The layer that runs is built: operators of that do not count with those of its calls."""
@@ -229,7 +222,7 @@ class EagerOpIds:
             cells = self._within.get(scope)
             if cells is None:
                 cells = self._within[scope] = AnyScope(self._cells(scope))
-            self.places = (*self.places, Place(place.layer, scope, place.module, cells))
+            self.places = (*self.places, RunningLayer(place.layer, scope, place.module, cells))
 
     def enter_optimizer(self, optimizer: Any) -> None:
         """An optimizer steps."""
@@ -238,7 +231,7 @@ class EagerOpIds:
         if not self.places or is_plain_module(self.places[-1].layer()):
             scope = "/optimizer/"
             cells = self._within.setdefault(scope, AnyScope(self._cells(scope)))
-            place = Place(weakref.ref(optimizer), scope, "", cells, "optimizer")
+            place = RunningLayer(weakref.ref(optimizer), scope, "", cells, "optimizer")
             self.places = (*self.places, place)
 
     def exit_layer(self) -> None:

@@ -13,7 +13,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.tape_marks import Mark
 from amanda_tensorflow.eager.variable_values import VariableValues
 from amanda_tensorflow.gradient_map.recording import MARK
-from amanda_tensorflow.operators.description import OpView, input_names, presented
+from amanda_tensorflow.operators.description import NamedOperator, input_names, presented
 from amanda_tensorflow.operators.types import has_one_output
 from amanda_tensorflow.operators.variable_views import view_of
 from amanda_tensorflow.operators.variables import HandleVariable
@@ -106,7 +106,7 @@ class OpRequest:
         """
         attributes = self.presented_attributes()
         return EagerCall(
-            op=OpView(self.kind, op_id),
+            op=NamedOperator(self.kind, op_id),
             op_id=op_id,
             inputs=inputs,
             names=input_names(self.kind, len(inputs), attributes),

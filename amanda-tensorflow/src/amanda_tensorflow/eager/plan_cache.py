@@ -1,27 +1,33 @@
-"""The plans of eager operators, kept beside the counters that make their ids.
+"""What is done at each execution of an eager operator, and which path it takes.
 
-``cells[scope][kind]`` is ``[count, entry, entry, ...]``: how many operators of that type have run
-in that name scope in this iteration, and what is remembered of each of them. The entry of operator
-number k is at ``k + 1``. An operator without actions thus costs two dictionary lookups, and needs
-no id::
+TensorFlow runs an operator on the fast path, in C, or on the slow path, where Python has its inputs
+as tensors and its attributes by name. :class:`Reason` lists all reasons for the slow path; what of
+them follows from the operator's plan is decided once, by :func:`entry_of_plan`, and kept:
+
+=====================================  =========================================================
+plan                                   entry
+=====================================  =========================================================
+no action                              :data:`PLAIN`; an entry of its own where the output may be
+                                       the value of a variable, or the plan has claims
+counters and timers alone              ``is_inlined``: the driver updates them on the fast path
+other routines that look at no tensor  ``has_routines``: called on the fast path
+any other action                       ``reason`` is :attr:`Reason.TENSORS`
+not known                              :data:`UNKNOWN`, whose reason is :attr:`Reason.ANALYSIS`
+=====================================  =========================================================
+
+Entries lie beside the counters that make the operators' ids. ``cells[scope][kind]`` is ``[count,
+entry, entry, ...]``: how many operators of that type have run in that name scope in this iteration,
+and the entry of each of them. The entry of operator number k is at ``k + 1``. An operator without
+actions thus costs two dictionary lookups, and needs no id::
 
     cell = cells[scope][kind]
     entry = cell[cell[0] + 1]      # IndexError: met for the first time
     cell[0] += 1
-
-An entry is one of:
-
-* None: the operator runs vanilla;
-* :data:`READ`: it runs vanilla, and the driver notes which variable its output was read from;
-* a :class:`SlowPath`: it takes the slow path, with its plan;
-* an :class:`Inlined`: it stays on the fast path, and the driver does what its routines would do;
-* an :class:`~amanda.engine.plan.ActionPlan`: it can stay on the fast path, because its routines
-  look at no tensor, or because only its backward operators are of interest;
-* :data:`UNKNOWN` or :data:`READ_AND_UNKNOWN`: its plan has to be asked for.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,61 +42,91 @@ Cell = list[Any]
 Cells = dict[str, Cell]
 """The cells of one name scope, by operator type."""
 
-UNKNOWN: Any = ActionPlan("not analysed yet")
-"""Entry of an operator whose plan has to be asked for."""
 
-READ: Any = ActionPlan("reads a variable")
-"""Entry of an operator without actions whose output may be the value of a variable."""
+class Reason(enum.Enum):
+    """Why an operator takes the slow path."""
 
-READ_AND_UNKNOWN: Any = ActionPlan("not analysed yet, reads a variable")
-"""Entry of an operator whose plan has to be asked for and that was passed a variable."""
+    ANALYSIS = "a tool may have yet to analyse it"
+    TENSORS = "routines look at its tensors, or replace it"
+    MARK = "tapes record it, and its executions do not share a mark yet"
+    READINGS = "tools may act on the readings of the variables that it is passed"
+    REPLACEMENT = "tapes record it under the mark of the operator that it replaces"
 
 
-class SlowPath:
-    """Entry of an operator that always takes the slow path.
-
-    There its inputs are tensors and its attributes are named, whatever the caller passed.
-    Operators with routines that look at tensors need that. So does an operator that is passed a
-    variable: on the fast path the runtime would read the variable in C, and that reading, an
-    operator like any other, would not be seen. Where neither the operator nor the readings have
-    actions, it takes the fast path after all, and the readings are counted.
+class OperatorEntry:
+    """What is done at each execution of an operator.
 
     Attributes:
-        plan: the operator's plan.
-        may_pass: whether it may take the fast path, as far as the plan tells.
-    """
-
-    __slots__ = ("may_pass", "plan")
-
-    def __init__(self, plan: ActionPlan, may_pass: bool = False) -> None:
-        self.plan = plan
-        self.may_pass = may_pass
-
-
-class Inlined:
-    """Entry of an operator whose routines are counters after it, and timers around it.
-
-    Attributes:
-        plan: the operator's plan.
+        plan: the operator's plan; None if it has to be asked for.
+        reason: why the operator takes the slow path whatever its arguments; None if it need not.
+        is_inlined: True if the driver updates `counters` and `timers` in place of calling routines.
         counters: they count each execution that has ended.
         timers: they measure it, each with the action that would stop it.
+        has_routines: True if routines that look at no tensor are called.
+        is_noted: True if the output may be the value of a variable, which the driver notes.
+        marked: the attribute that marks all executions on tapes, a name and a value; None as long
+            as they do not share one.
     """
 
-    __slots__ = ("counters", "plan", "timers")
+    __slots__ = (
+        *("counters", "has_routines", "is_inlined", "is_noted", "marked", "plan", "reason"),
+        "timers",
+    )
 
-    def __init__(
-        self,
-        plan: ActionPlan,
-        counters: Sequence[Counter],
-        timers: Sequence[tuple[Timer, Action]],
-    ) -> None:
+    def __init__(self, plan: Any, reason: Reason | None = None) -> None:
         self.plan = plan
-        self.counters = counters
-        self.timers = timers
+        self.reason = reason
+        self.is_inlined = False
+        self.counters: Sequence[Counter] = ()
+        self.timers: Sequence[tuple[Timer, Action]] = ()
+        self.has_routines = False
+        self.is_noted = False
+        self.marked: tuple[Any, ...] | None = None
 
 
-def inlined(plan: ActionPlan, before: Sequence[Step], after: Sequence[Step]) -> Inlined | None:
-    """The entry of an operator with these steps; None if the driver has to call one of them.
+PLAIN = OperatorEntry(EMPTY_PLAN)
+"""Entry of an operator that is counted, and nothing else."""
+
+UNKNOWN = OperatorEntry(None, Reason.ANALYSIS)
+"""Entry of an operator whose plan has to be asked for."""
+
+
+def entry_of_plan(plan: ActionPlan, is_noted: bool) -> OperatorEntry:
+    """Return the entry of a forward operator with this plan.
+
+    Args:
+        is_noted: True if its output may be the value of a variable.
+    """
+    if not (plan or is_noted):
+        return PLAIN
+    inline = inlined(plan, plan.steps_before, plan.steps_after) if plan.is_blind else None
+    entry = inline or OperatorEntry(plan)
+    if inline is None and plan.has_actions:
+        entry.has_routines = plan.is_blind
+        entry.reason = None if plan.is_blind else Reason.TENSORS
+    entry.is_noted = is_noted
+    return entry
+
+
+def slow_path_reason(plan: ActionPlan | None, is_recorded: bool) -> Reason | None:
+    """Return the reason that follows from a plan and from whether tapes record the execution.
+
+    Args:
+        plan: None if it is not known.
+    """
+    if plan is None:
+        return Reason.ANALYSIS
+    if plan.has_actions and not plan.is_blind:
+        return Reason.TENSORS
+    return Reason.MARK if plan.claims and is_recorded else None
+
+
+def inlined(
+    plan: ActionPlan, before: Sequence[Step], after: Sequence[Step]
+) -> OperatorEntry | None:
+    """Return the entry of an operator whose steps are counters after it and timers around it.
+
+    None if the driver has to call one of them.
 
     Args:
         before, after: all steps of the plan, of which there is one at least.
@@ -104,21 +140,15 @@ def inlined(plan: ActionPlan, before: Sequence[Step], after: Sequence[Step]) -> 
             counters.append(step.routine)
         else:
             return None
-    are_clocks = all(step.kind is StepKind.CLOCK for step in before)
-    return Inlined(plan, counters, timers) if are_clocks and are_paired(before, after) else None
-
-
-def plan_of(entry: Any) -> Any:
-    """The plan that an entry stands for; :data:`UNKNOWN` if it has to be asked for."""
-    if entry is None or entry is READ:
-        return EMPTY_PLAN
-    if entry is READ_AND_UNKNOWN:
-        return UNKNOWN
-    return entry.plan if type(entry) in (SlowPath, Inlined) else entry
+    if not are_paired(before, after) or any(step.kind is not StepKind.CLOCK for step in before):
+        return None
+    entry = OperatorEntry(plan)
+    entry.is_inlined, entry.counters, entry.timers = True, counters, timers
+    return entry
 
 
 def entry_of(cell: Cell) -> Any:
-    """The entry of the next operator of a cell; :data:`UNKNOWN` if there is none."""
+    """Return the entry of the next operator of a cell; :data:`UNKNOWN` if there is none."""
     position = cell[0] + 1
     return cell[position] if position < len(cell) else UNKNOWN
 

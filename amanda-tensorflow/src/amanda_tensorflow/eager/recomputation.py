@@ -16,7 +16,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.patching import named_as
 from amanda.state import STATE
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.tape_marks import Place
+from amanda_tensorflow.eager.tape_marks import RecomputedPlace
 from amanda_tensorflow.eager.thread import LOCAL, Tracker
 
 
@@ -27,7 +27,7 @@ class Recomputation:
         place: where the first run began.
     """
 
-    def __init__(self, tracker: Tracker, place: Place) -> None:
+    def __init__(self, tracker: Tracker, place: RecomputedPlace) -> None:
         self._tracker = tracker
         self._place = place
         self._tape: Any = None
@@ -84,7 +84,7 @@ def noting_places(vanilla: Any) -> Any:
         place = None
         if _internals.is_recomputed(f):
             scope = _internals.context_of_process().scope_name
-            place = Place(scope, tracker.ids.places, tracker.ids.counters())
+            place = RecomputedPlace(scope, tracker.ids.places, tracker.ids.counters())
         tracker.places.append(place)
         try:
             return vanilla(f, args, kwargs)
@@ -95,7 +95,7 @@ def noting_places(vanilla: Any) -> Any:
 
 
 def recomputing(
-    dispatcher: Dispatcher, place: Place, function: Callable[..., Any]
+    dispatcher: Dispatcher, place: RecomputedPlace, function: Callable[..., Any]
 ) -> Callable[..., Any]:
     """A gradient function that runs the function of `place` again."""
 

@@ -33,7 +33,7 @@ from amanda_tensorflow.operators.gradient_shapes import checked
 from amanda_tensorflow.operators.types import is_differentiable
 
 
-class Replacement:
+class OpReplacement:
     """One execution of the function that replaces an operator.
 
     Args:

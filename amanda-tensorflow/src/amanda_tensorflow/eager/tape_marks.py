@@ -64,7 +64,7 @@ class Mark(OpHandle):
         return mark
 
 
-class Claim:
+class SharedMark:
     """How executions of an operator without actions are marked; kept in its plan.
 
     In the first iteration each execution has a mark of its own, through which backward analyses
@@ -128,7 +128,7 @@ class Sum:
 
 
 @attrs.frozen(eq=False)
-class Place:
+class RecomputedPlace:
     """The place at which a function of ``tf.recompute_grad`` ran in the forward pass.
 
     Attributes:

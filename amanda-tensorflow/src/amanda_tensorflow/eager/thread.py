@@ -22,7 +22,7 @@ from amanda_tensorflow.eager.plan_cache import OUTSIDE, Cell
 if TYPE_CHECKING:
     from amanda.engine.dispatch import Dispatcher
     from amanda.state import LiveScope
-    from amanda_tensorflow.eager.tape_marks import Claim, Mark, OpGradients, Place
+    from amanda_tensorflow.eager.tape_marks import Mark, OpGradients, RecomputedPlace, SharedMark
 
 
 class RunningGradient(Protocol):
@@ -32,7 +32,7 @@ class RunningGradient(Protocol):
         """The cell of a type of backward operators, made if there is none."""
 
     def is_vanilla(self, kind: str) -> bool:
-        """Whether the next operator of a type has neither actions nor analyses to run."""
+        """True if the next operator of a type has neither actions nor analyses to run."""
 
     def execute(
         self, kind: str, inputs: Sequence[Any], compute: Callable[[list[Any]], list[Any]]
@@ -112,7 +112,7 @@ class Tracker:
         self.recorded: tuple[int, Any] | None = None
         self.recomputation: RunningRecomputation | None = None
         self.failures: list[BaseException | None] = []
-        self.places: list[Place | None] = []
+        self.places: list[RecomputedPlace | None] = []
         self.dispatcher = dispatcher
         self.tells = False
 
@@ -157,12 +157,12 @@ class Tracker:
                 del cell[1:]
 
     def keeps_plans(self, generation: int) -> bool:
-        """Whether an entry that was made in `generation` may be kept."""
+        """True if plans of `generation` are still those that apply, and may be kept."""
         return generation == self.generation and self._dispatcher.is_cacheable()
 
-    def has_passed(self, claim: Claim | None) -> bool:
-        """Whether a backward pass has begun since the operator of `claim` was first marked."""
-        return claim is not None and self.passes > claim.passes
+    def has_passed(self, shared: SharedMark | None) -> bool:
+        """True if a backward pass has begun since the first execution with this mark."""
+        return shared is not None and self.passes > shared.passes
 
     # -- backward passes --------------------------------------------------
 
@@ -229,7 +229,7 @@ class Tracker:
         self.recorded = (id(outputs), weakref.ref(outputs[0])) if outputs else None
 
     def is_recorded(self, outputs: Any) -> bool:
-        """Whether the driver has recorded the gradient of `outputs`; it is asked once."""
+        """True if the driver has recorded the gradient of `outputs`; it is asked once."""
         recorded, self.recorded = self.recorded, None
         if recorded is None or recorded[0] != id(outputs):
             return False
@@ -259,16 +259,16 @@ class Tracker:
         self.recorded = None
 
 
-class Local(threading.local):
+class LocalTracker(threading.local):
     """The current thread's tracker; None where no scope covers the thread."""
 
     tracker: Tracker | None = None
 
 
-LOCAL = Local()
+LOCAL = LocalTracker()
 
 
-class muted:  # noqa: N801 - reads as a statement
+class unwatched:  # noqa: N801 - reads as a statement
     """Within it, the current thread's operators run vanilla."""
 
     __slots__ = ("_tracker",)

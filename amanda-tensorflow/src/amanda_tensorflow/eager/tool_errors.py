@@ -23,7 +23,7 @@ _NEAR = 24
 
 
 def is_of_a_tool(error: BaseException | None) -> bool:
-    """Whether an exception was raised by a tool: core has added a note to it."""
+    """True if an exception was raised by a tool: core has added a note to it."""
     return any(note.startswith("amanda: ") for note in getattr(error, "__notes__", ()))
 
 

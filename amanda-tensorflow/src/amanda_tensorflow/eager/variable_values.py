@@ -17,15 +17,15 @@ import tensorflow as tf
 
 from amanda.references import nothing
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.thread import muted
-from amanda_tensorflow.operators.variable_views import VIEWS, Step, step_of
+from amanda_tensorflow.eager.thread import unwatched
+from amanda_tensorflow.operators.variable_views import VIEWS, ViewStep, step_of
 
 READING = frozenset({"ReadVariableOp", "Identity", "Cast"}) | VIEWS
 """Operators whose output may be the value of a variable."""
 
 
 @attrs.frozen
-class Source:
+class VariableSource:
     """The variable that a tensor was read from.
 
     Attributes:
@@ -34,7 +34,7 @@ class Source:
     """
 
     handle: weakref.ref[Any]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ViewStep, ...] = ()
 
     @property
     def key(self) -> int | None:
@@ -48,7 +48,7 @@ class Source:
         dtype = None if handle is None else _internals.variable_dtype(handle)
         if dtype is None:
             return None
-        with muted(), _internals.stop_recording():
+        with unwatched(), _internals.stop_recording():
             value = _internals.read_variable(handle, dtype)
             for step in self.steps:
                 value = step.of(value)
@@ -64,7 +64,7 @@ class WeakTensor(weakref.ref[Any]):
 
     __slots__ = ("source",)
 
-    source: Source | None
+    source: VariableSource | None
 
     def constant(self) -> Any:
         """The value of the variable that the tensor was read from, or is; else None."""
@@ -72,7 +72,7 @@ class WeakTensor(weakref.ref[Any]):
         if self.source is not None:
             return self.source.read() if tensor is None else tensor
         if tensor is not None and tensor.dtype == tf.resource:
-            return Source(self).read()
+            return VariableSource(self).read()
         return None
 
 
@@ -88,8 +88,8 @@ class VariableValues:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], Source]] = {}
-        self._handles: dict[int, Source] = {}
+        self._known: dict[int, tuple[weakref.ref[Any], VariableSource]] = {}
+        self._handles: dict[int, VariableSource] = {}
         self._most = _FEW
 
     def note(self, kind: str, inputs: Sequence[Any], result: Any) -> None:
@@ -98,14 +98,14 @@ class VariableValues:
         if kind == "ReadVariableOp":
             found = self._handles.get(id(origin))
             if found is None or found.handle() is not origin:
-                found = self._handles[id(origin)] = Source(weakref.ref(origin))
+                found = self._handles[id(origin)] = VariableSource(weakref.ref(origin))
         else:
             found = self._noted(origin)
             if found is None:
                 return
             step = None
             if kind == "Cast":
-                step = Step("Cast", result.dtype)
+                step = ViewStep("Cast", result.dtype)
             elif kind in VIEWS:
                 step = step_of(kind, origin, result, lambda: np.asarray(inputs[1]).tolist())
             if step is not None:
@@ -119,7 +119,7 @@ class VariableValues:
         """How many tensors are noted, with some that have died."""
         return len(self._known)
 
-    def _noted(self, tensor: Any) -> Source | None:
+    def _noted(self, tensor: Any) -> VariableSource | None:
         """The variable that a tensor was read from; None if it was not read from one."""
         known = self._known.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
@@ -138,13 +138,13 @@ class VariableValues:
                 self._handles.pop(key, None)
         self._most = max(_FEW, 2 * (len(self._known) + len(self._handles)))
 
-    def source_of(self, tensor: Any) -> Source | None:
+    def source_of(self, tensor: Any) -> VariableSource | None:
         """The variable that a tensor was read from or is the handle of; None if there is none."""
         found = self._noted(tensor)
         if found is not None:
             return found
         if tensor.dtype == tf.resource and _internals.variable_dtype(tensor) is not None:
-            return Source(weakref.ref(tensor))
+            return VariableSource(weakref.ref(tensor))
         return None
 
     def of(self, tensor: Any) -> Any:

@@ -37,7 +37,7 @@ from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.run_time_routines import may_wait_for_tools
 from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.self_test import Doubler
-from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.keras_layers import recording as layers
 from amanda_tensorflow.plugin import TensorFlowFunctionDriver
 
@@ -91,17 +91,8 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 return vanilla(function, tensor_inputs, captured_inputs)
             copy = find(function, scopes)
             if copy is None:
-                count = len(tensor_inputs) + len(captured_inputs)
-                wanted = len(_internals.graph_of(function).inputs)
-                if count != wanted:
-                    # A wrong call is the function's own to refuse.
-                    return vanilla(function, tensor_inputs, captured_inputs)
-                if _internals.is_instrumented(function):
-                    # TensorFlow has derived it from a copy: it has routines, too.
-                    try:
-                        return vanilla(function, tensor_inputs, captured_inputs)
-                    except Exception as error:
-                        _raise_shown(error, function)
+                if _has_no_copy(function, len(tensor_inputs) + len(captured_inputs)):
+                    return _call_shown(vanilla, function, tensor_inputs, captured_inputs)
                 copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
             ready, executions = copy.payload, copy.executions
             add = None if executions is None else executions.add
@@ -173,9 +164,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         payload = None
         if made and building.is_changed:
             self._warn_about_seeds(name, source)
-            attributes = self._attributes(function, building)
-            instrumented = _internals.instrumented(function, building.graph, attributes)
-            payload = FunctionCopy(instrumented, list(building.graph.external_captures))
+            payload = self._payload(function, building)
         copy = Copy.of(scopes, building, payload, generation)
         if made and building.deferral.is_open:
             copy.executions = Executions.of_vanilla(building, site, count)
@@ -187,6 +176,12 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)
         return copy
+
+    def _payload(self, function: Any, building: Building) -> FunctionCopy:
+        """Return the function of an instrumented copy, and the tensors that it captures."""
+        attributes = self._attributes(function, building)
+        instrumented = _internals.instrumented(function, building.graph, attributes)
+        return FunctionCopy(instrumented, list(building.graph.external_captures))
 
     def _prepare(self, building: Building, source: Any, iterations: Iterations | None) -> None:
         """Decide whether a copy reports modules, and whether its operators are added immediately.
@@ -202,7 +197,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         is_deferred = not acts_on_gradients(scopes) and (not iterations or iterations.is_plain)
         building.deferral = Deferral(is_deferred and building.modules is None)
 
-    def _site(self, source: Any, given: Sequence[Any], captured: Sequence[Any]) -> Site:
+    def _site(self, source: Any, given: Sequence[Any], captured: Sequence[Any]) -> OpSite:
         """The site of a function.
 
         Args:
@@ -220,7 +215,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         concrete |= {id(tensor): value for tensor, value in zip(inputs, captured, strict=True)}
         ids = self.ids.ids_of(source, function_name(source), concrete)
         layer_ids = self.ids.layer_ids(source, layers.EAGER.place())
-        return Site(source, ids, layer_ids, captured=concrete)
+        return OpSite(source, ids, layer_ids, captured=concrete)
 
     def _warn_about_seeds(self, name: str, source: Any) -> None:
         """Warn that a copy draws other random numbers than a vanilla run (CoverageWarning).
@@ -329,6 +324,27 @@ def _note_reports(copy: Copy, building: Building, iterations: Iterations | None,
         copy.told = name
     copy.modules = building.modules if building.tells_modules else None
     copy.is_told = bool(copy.told) or copy.modules is not None or copy.inner_passes is not None
+
+
+def _has_no_copy(function: Any, given: int) -> bool:
+    """True if a concrete function runs itself: it is called wrongly, or derived from a copy.
+
+    Args:
+        given: how many tensors it is called with.
+    """
+    return given != len(_internals.graph_of(function).inputs) or _internals.is_instrumented(
+        function
+    )
+
+
+def _call_shown(vanilla: Any, function: Any, tensors: Any, captured: Any) -> Any:
+    """Call a function of which no copy is made; one that is derived from a copy has routines."""
+    try:
+        return vanilla(function, tensors, captured)
+    except Exception as error:
+        if _internals.is_instrumented(function):
+            _raise_shown(error, function)
+        raise
 
 
 def _told_run(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> GraphRun:

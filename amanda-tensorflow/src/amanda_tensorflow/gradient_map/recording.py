@@ -176,12 +176,12 @@ def gradient_numbers(graph: Any) -> GradientNumbers:
 
 
 def is_older(graph: Any) -> bool:
-    """Whether a graph may hold gradients that were not noted."""
+    """True if a graph may hold gradients that were not noted."""
     return graph in _OLDER
 
 
 def is_installed() -> bool:
-    """Whether gradients are being noted."""
+    """True if gradients are being noted."""
     return bool(len(_PATCHES))
 
 
@@ -273,14 +273,19 @@ def _gradient_function(
         return vanilla(op_name, own_attrs, num_inputs, inputs, outputs, gradients, *rest)
 
     try:
-        if isinstance(mark, ForwardOp):
-            return _noted(mark, call, out_grads)
-        if EAGER.run is not None and _internals.executing_eagerly():
-            return EAGER.run(mark, call, out_grads)
-        return call(out_grads)
+        return _run_marked(mark, call, out_grads)
     except BaseException as error:
         hide_own_frames(error)
         raise
+
+
+def _run_marked(mark: Any, call: Callable[[Sequence[Any]], Any], out_grads: Any) -> Any:
+    """Call the gradient function of a marked record."""
+    if isinstance(mark, ForwardOp):
+        return _noted(mark, call, out_grads)
+    if EAGER.run is not None and _internals.executing_eagerly():
+        return EAGER.run(mark, call, out_grads)
+    return call(out_grads)
 
 
 def _jvp(
@@ -409,7 +414,7 @@ def _names(tensors: Iterable[Any], slices: Slices, graph: Any) -> tuple[TensorNa
 
 
 def _is_in(tensor: Any, graph: Any) -> bool:
-    """Whether `tensor` is a symbolic tensor of `graph`."""
+    """True if `tensor` is a symbolic tensor of `graph`."""
     if isinstance(tensor, _internals.EagerTensor):
         return False
     return hasattr(tensor, "op") and hasattr(tensor, "value_index") and tensor.graph is graph

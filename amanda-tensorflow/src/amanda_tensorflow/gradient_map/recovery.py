@@ -76,14 +76,14 @@ def completed(graph: Any, log: GradientLog, operations: Mapping[str, Any]) -> Gr
 
 
 def is_plumbing(op: Any) -> bool:
-    """Whether an operator of a forward graph only keeps something for a gradient."""
+    """True if an operator of a forward graph only keeps something for a gradient."""
     if op.type not in _PLUMBING:
         return False
     return op.name.startswith(_TAPE) or _SYMBOLIC_ROOT.match(op.name) is not None
 
 
 def _is_older(log: GradientLog, unknown: list[str]) -> bool:
-    """Whether there are gradients that were built before the first noted one."""
+    """True if there are gradients that were built before the first noted one."""
     return any(name.startswith(_TAPE) or _SYMBOLIC.match(name) for name in unknown) and not any(
         call.ops for call in log.calls
     )
@@ -164,7 +164,7 @@ class _Recovery:
 
 
 def _is_candidate(name: str, scope: str) -> bool:
-    """Whether a name is that of a forward operator directly in a name scope."""
+    """True if a name is that of a forward operator directly in a name scope."""
     if name.startswith(_TAPE) or _SYMBOLIC_ROOT.match(name):
         return False
     return name == scope or name.rpartition("/")[0] == scope

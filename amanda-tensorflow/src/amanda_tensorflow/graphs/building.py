@@ -159,7 +159,7 @@ class Building:
         self.routines += inner.routines
 
     def changes_in(self, add: Callable[[], None]) -> bool:
-        """Whether a routine may have changed forward values among the operators that `add` adds."""
+        """True if a routine may have changed forward values among the operators that `add` adds."""
         before, self.may_change = self.may_change, False
         try:
             add()
@@ -246,5 +246,5 @@ def identity_after(tensor: Any, nodes: Sequence[Any]) -> Any:
 
 
 def has_value(tensor: Any) -> bool:
-    """Whether there is a tensor, and it is no reference to a variable."""
+    """True if there is a tensor, and it is no reference to a variable."""
     return tensor is not None and not _internals.is_reference(tensor.dtype)

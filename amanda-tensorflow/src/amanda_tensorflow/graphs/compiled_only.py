@@ -80,7 +80,7 @@ def _operators(graph: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _is_grouped(op: Any) -> bool:
-    """Whether a convolution has several groups of channels, as far as is known."""
+    """True if a convolution has several groups of channels, as far as is known."""
     image, kernel = _GROUPED[op.type](op)
     if image.shape.rank is None or kernel.shape.rank is None:
         return False
@@ -91,7 +91,7 @@ def _is_grouped(op: Any) -> bool:
 
 @functools.cache
 def _runs_groups() -> bool:
-    """Whether the CPU differentiates grouped convolutions: with oneDNN it does (2.16 to 2.21)."""
+    """True if the CPU differentiates grouped convolutions: with oneDNN it does (2.16 to 2.21)."""
     ones = tf.ones
     return _runs(
         lambda: tf.raw_ops.Conv2DBackpropInput(
@@ -114,7 +114,7 @@ def _runs_groups() -> bool:
 
 @functools.cache
 def _runs_first() -> bool:
-    """Whether the CPU has three-dimensional convolutions whose channels come first."""
+    """True if the CPU has three-dimensional convolutions whose channels come first."""
     return _runs(
         lambda: tf.raw_ops.Conv3D(
             input=tf.ones([1, 1, 1, 1, 1]),
@@ -127,7 +127,7 @@ def _runs_first() -> bool:
 
 
 def _runs(operator: Any) -> bool:
-    """Whether an operator runs, tried eagerly on tensors of one element or two."""
+    """True if an operator runs, tried eagerly on tensors of one element or two."""
     with vanilla(), tf.init_scope(), _internals.stop_recording(), tf.device("CPU:0"):
         try:
             operator()

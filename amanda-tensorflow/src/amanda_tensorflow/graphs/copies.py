@@ -84,7 +84,7 @@ class Copy:
                     self._records.append((reference, key, record))
 
     def is_for(self, scopes: Sequence[LiveScope]) -> bool:
-        """Whether it was made for exactly these scopes."""
+        """True if the copy was made for exactly these scopes."""
         if len(scopes) != len(self.scopes):
             return False
         for reference, scope in zip(self.scopes, scopes, strict=True):
@@ -93,12 +93,12 @@ class Copy:
         return True
 
     def is_dead(self) -> bool:
-        """Whether one of its scopes has ended."""
+        """True if a scope of the copy has ended."""
         found = [reference() for reference in self.scopes]
         return any(scope is None or not scope.alive for scope in found)
 
     def is_current(self) -> bool:
-        """Whether all that its analyses have recorded still holds, and the derived points that
+        """True if all that its analyses have recorded still holds, and the derived points that
         tools have routines at."""
         scopes = [reference() for reference in self.scopes]
         if _wanted_points([scope for scope in scopes if scope is not None]) != self._wanted:
@@ -183,7 +183,7 @@ class Copies:
 
 
 def _wanted_points(scopes: Sequence[LiveScope]) -> tuple[bool, bool]:
-    """Whether a tool of some scopes has a routine at modules, and at any derived point."""
+    """True if a tool of some scopes has a routine at modules, and at any derived point."""
     tools = [tool for scope in scopes for tool in scope.tools]
     modules = Point.MODULE_ENTRY, Point.MODULE_EXIT
     return (

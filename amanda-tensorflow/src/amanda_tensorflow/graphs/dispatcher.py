@@ -104,7 +104,7 @@ class GraphDispatcher(StaticGraphDispatcher):
 
 
 def is_traceable(action: Action) -> bool:
-    """Whether a routine may be traced into a graph (contract rule 14)."""
+    """True if a routine may be traced into a graph (contract rule 14)."""
     func = action.func
     return bool(getattr(func, "amanda_traceable", False)) or isinstance(
         func, tf.types.experimental.PolymorphicFunction

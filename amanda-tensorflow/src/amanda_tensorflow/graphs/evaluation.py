@@ -195,6 +195,6 @@ def _case(branches: Sequence[_Program]) -> _Run:
 
 
 def _is_true(tensor: Any) -> bool:
-    """Whether a condition holds: a scalar that is not zero or empty, or a tensor with elements."""
+    """True if a condition holds: a scalar that is not zero or empty, or a tensor with elements."""
     value = tensor.numpy()
     return bool(value) if tensor.shape.rank == 0 else bool(value.size)

@@ -20,7 +20,7 @@ from amanda.inline import Counter
 from amanda.state import tool_locked
 from amanda_tensorflow.graphs.building import Building, identity_after
 from amanda_tensorflow.graphs.run_time_routines import PythonNode
-from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.operators.types import ROUTING
 
 
@@ -56,7 +56,7 @@ class Executions:
         return cls.of(building, [*(tensor.op for tensor in graph.outputs), *graph.control_outputs])
 
     @classmethod
-    def of_vanilla(cls, building: Building, site: Site, count: int | None) -> Executions | None:
+    def of_vanilla(cls, building: Building, site: OpSite, count: int | None) -> Executions | None:
         """The executions in runs of a vanilla function that needed no copy; None likewise.
 
         Args:
@@ -150,7 +150,9 @@ class Ends:
 _LOOPS = frozenset({"While", "StatelessWhile"})
 
 
-def _needed_in(site: Site, outputs: Iterable[Any], controls: Iterable[Any]) -> set[tuple[int, str]]:
+def _needed_in(
+    site: OpSite, outputs: Iterable[Any], controls: Iterable[Any]
+) -> set[tuple[int, str]]:
     """The operators that a vanilla function executes, as ``id`` of the site and name.
 
     As in a copy, of a function that it calls only what the results need counts.

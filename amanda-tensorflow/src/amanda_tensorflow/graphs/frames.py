@@ -30,7 +30,7 @@ _OF_GRAPHS: weakref.WeakKeyDictionary[Any, tuple[int, dict[str, Frame]]] = (
 
 
 def is_in_loop(op: Any) -> bool:
-    """Whether an operator of a vanilla graph runs in a loop of TensorFlow 1."""
+    """True if an operator of a vanilla graph runs in a loop of TensorFlow 1."""
     graph = op.graph
     version, frames = _OF_GRAPHS.get(graph, (-1, {}))
     if version != graph.version:

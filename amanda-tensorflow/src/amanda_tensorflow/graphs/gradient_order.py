@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from amanda_tensorflow import _internals
@@ -71,7 +71,7 @@ def restore_order(graph: Any, added: Sequence[Any]) -> None:
 
 
 def is_sum(op: Any) -> bool:
-    """Whether an operator is a sum, perhaps of gradients, whose order matters."""
+    """True if an operator is a sum, perhaps of gradients, whose order matters."""
     return op.type == "AddN" and len(op.inputs) >= _SMALLEST
 
 
@@ -168,27 +168,14 @@ def _expected(graph: Any) -> dict[str, int]:
     An operator's turn comes when all operators that read its outputs have had theirs, as in
     ``gradients_util._GradientsHelper`` (TensorFlow 2.16 to 2.21).
     """
-    inputs, outputs = getattr(graph, "inputs", ()), getattr(graph, "outputs", ())
+    outputs = getattr(graph, "outputs", ())
     ends = list(dict.fromkeys(t.op for t in outputs if _internals.is_trainable(t)))
-    reached: dict[Any, None] = {}
-    queue = collections.deque(t.op for t in inputs)
-    while queue:
-        op = queue.popleft()
-        if op not in reached:
-            reached[op] = None
-            queue.extend(r for t in op.outputs if _passes(t) for r in t.consumers())
-    between: set[Any] = set()
+    between = _leading_to(ends, _reached_from(getattr(graph, "inputs", ())))
     waiting: collections.Counter[Any] = collections.Counter()
-    queue.extend(ends)
-    while queue:
-        op = queue.popleft()
-        if op in reached and op not in between:
-            between.add(op)
-            queue.extend(t.op for t in op.inputs)
     for op in between:
         waiting.update(t.op for t in op.inputs if t.op in between)
     order: dict[str, int] = {}
-    queue.extend(op for op in ends if op in between and not waiting[op])
+    queue = collections.deque(op for op in ends if op in between and not waiting[op])
     while queue:
         op = queue.popleft()
         order[op.name] = len(order)
@@ -199,6 +186,30 @@ def _expected(graph: Any) -> dict[str, int]:
     return order
 
 
+def _reached_from(tensors: Iterable[Any]) -> set[Any]:
+    """Return the operators that make these tensors, and all that gradients of these pass."""
+    reached: set[Any] = set()
+    queue = collections.deque(tensor.op for tensor in tensors)
+    while queue:
+        op = queue.popleft()
+        if op not in reached:
+            reached.add(op)
+            queue.extend(r for t in op.outputs if _passes(t) for r in t.consumers())
+    return reached
+
+
+def _leading_to(ends: Iterable[Any], reached: Container[Any]) -> set[Any]:
+    """Return the operators among `reached` on the paths to these."""
+    found: set[Any] = set()
+    queue = collections.deque(ends)
+    while queue:
+        op = queue.popleft()
+        if op in reached and op not in found:
+            found.add(op)
+            queue.extend(t.op for t in op.inputs)
+    return found
+
+
 def _passes(tensor: Any) -> bool:
-    """Whether gradients pass a tensor."""
+    """True if gradients pass a tensor."""
     return tensor.dtype in UNROUTABLE or bool(_internals.is_trainable(tensor))

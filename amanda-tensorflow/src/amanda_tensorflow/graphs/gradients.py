@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from amanda.engine.backward import replaced_gradients
 from amanda.engine.dispatch import Dispatcher
-from amanda.engine.plan import ActionPlan
+from amanda.engine.plan import EMPTY_PLAN, ActionPlan
 from amanda.errors import CapabilityError
 from amanda.interface.action import Action, ActionKind
 from amanda.state import LiveScope
@@ -41,10 +41,10 @@ from amanda_tensorflow.graphs.frames import is_in_loop
 from amanda_tensorflow.graphs.op_ids import GraphIds
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCaptures
 from amanda_tensorflow.graphs.shared_tensors import shared_tensor
-from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Site
+from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, OpSite
 from amanda_tensorflow.graphs.sliced_gradients import SlicedGradients, indexing_ops
 from amanda_tensorflow.graphs.variable_values import ReadVariable, value_of
-from amanda_tensorflow.graphs.vjp import after_routines, product, through
+from amanda_tensorflow.graphs.vjp import after_routines, gradients_before, product
 from amanda_tensorflow.operators.description import input_names
 from amanda_tensorflow.operators.gradient_shapes import checked, gradient_shapes
 from amanda_tensorflow.operators.types import is_op
@@ -86,7 +86,7 @@ class ForwardTensors(Sequence[Any]):
 
     __slots__ = ("_gradients", "_site", "_tensors")
 
-    def __init__(self, gradients: GraphGradients, site: Site, tensors: Sequence[Any]) -> None:
+    def __init__(self, gradients: GraphGradients, site: OpSite, tensors: Sequence[Any]) -> None:
         self._gradients = gradients
         self._site = site
         self._tensors = tensors
@@ -138,7 +138,7 @@ class _OwnTensors(ForwardTensors):
     def __init__(
         self,
         gradients: GraphGradients,
-        site: Site,
+        site: OpSite,
         tensors: Sequence[Any],
         state: ForwardState,
         which: str,
@@ -165,9 +165,9 @@ class _EarlierTensors(ForwardTensors):
     def __init__(
         self,
         gradients: GraphGradients,
-        site: Site,
+        site: OpSite,
         tensors: Sequence[Any],
-        capturing: tuple[Site, Sequence[Any]],
+        capturing: tuple[OpSite, Sequence[Any]],
     ) -> None:
         super().__init__(gradients, site, tensors)
         self._capturing = capturing
@@ -244,11 +244,11 @@ class GraphGradients:
         self._views: dict[GradientCall, ForwardView] = {}
         self._sums: dict[str, GradientCall | None] = {}
         self._targets: dict[GradientCall, Any] = {}
-        self._sites: dict[int, Site] = {}
+        self._sites: dict[int, OpSite] = {}
         self.captures = ReplacementCaptures(self.of_outputs)
 
-    def is_dead(self, site: Site, op: Any) -> bool:
-        """Whether an operator is part of a gradient that is derived anew."""
+    def is_dead(self, site: OpSite, op: Any) -> bool:
+        """True if an operator is part of a gradient that is derived anew."""
         call = site.log.owners.get(op.name)
         if call is None:
             return False
@@ -260,7 +260,7 @@ class GraphGradients:
 
     # -- the forward operators --------------------------------------------
 
-    def owner(self, site: Site, op: Any) -> GradientCall | None:
+    def owner(self, site: OpSite, op: Any) -> GradientCall | None:
         """The gradient call that an operator is a part of; None for forward operators.
 
         Operators that a gradient function computes again and then differentiates, as that of
@@ -273,7 +273,7 @@ class GraphGradients:
             return self._sum(site, op)
         return call
 
-    def _sum(self, site: Site, op: Any) -> GradientCall | None:
+    def _sum(self, site: OpSite, op: Any) -> GradientCall | None:
         """A gradient call for an addition of gradients, if `op` is one.
 
         It belongs to the operator whose output gradient it sums; a sum for a leaf belongs to the
@@ -305,7 +305,7 @@ class GraphGradients:
                     return tensor
         return None
 
-    def view(self, site: Site, call: GradientCall) -> ForwardView | None:
+    def view(self, site: OpSite, call: GradientCall) -> ForwardView | None:
         """The forward operator of a gradient call; None if it has no id."""
         found = self._views.get(call)
         if found is None:
@@ -315,10 +315,10 @@ class GraphGradients:
                 self._views[call] = found
         return found
 
-    def _found(self, site: Site, call: GradientCall) -> ForwardView | None:
+    def _found(self, site: OpSite, call: GradientCall) -> ForwardView | None:
         """The forward operator, looked for in this copy and then in graphs that were run before."""
         forward, depth = call.forward, 1
-        here: Site = site
+        here: OpSite = site
         while True:
             there = here.site_of(forward.graph())
             if there is None:
@@ -337,7 +337,7 @@ class GraphGradients:
         found.outputs = _OwnTensors(self, there, op.outputs, state, "outputs")
         return found
 
-    def _known(self, site: Site, forward: ForwardOp, depth: int) -> ForwardView | None:
+    def _known(self, site: OpSite, forward: ForwardOp, depth: int) -> ForwardView | None:
         """The forward operator in a graph that was run before; None if it has no id."""
         graph = forward.graph()
         known = self._ids.find(forward, self._sites)
@@ -360,12 +360,12 @@ class GraphGradients:
         """The tensors of the copy are looked at: it is needed."""
         self._building.need()
 
-    def value_of(self, site: Site, tensor: Any) -> Any:
+    def value_of(self, site: OpSite, tensor: Any) -> Any:
         """The value of the variable or constant behind a vanilla tensor; None for others."""
         return value_of(site, tensor, self._read)
 
-    def is_own(self, site: Site, call: GradientCall) -> bool:
-        """Whether a call differentiates an inserted operator, or one that is none to tools."""
+    def is_own(self, site: OpSite, call: GradientCall) -> bool:
+        """True if a call differentiates an inserted operator, or one that is none to tools."""
         forward = site.root(call.forward)
         graph = forward.graph()
         if graph is None:
@@ -376,7 +376,7 @@ class GraphGradients:
 
     # -- tensors ----------------------------------------------------------
 
-    def seen_by(self, site: Site, call: GradientCall, tensor: Any) -> Any:
+    def seen_by(self, site: OpSite, call: GradientCall, tensor: Any) -> Any:
         """The tensor of the copy that the operators of a gradient call read for a vanilla one."""
         name = tensor_name(tensor)
         if name in call.grad_outputs:
@@ -388,7 +388,7 @@ class GraphGradients:
             return site.tensors.get(id(tensor))
         return self.final(site, tensor, self._targets.get(call))
 
-    def _used(self, site: Site, call: GradientCall, tensor: Any) -> Any:
+    def _used(self, site: OpSite, call: GradientCall, tensor: Any) -> Any:
         """The tensor that the forward operator has computed with, or computed, for `tensor`."""
         there = site.site_of(call.forward.graph())
         if there is None:
@@ -424,7 +424,7 @@ class GraphGradients:
             )
         return state.used.get(id(outer))
 
-    def final(self, site: Site, tensor: Any, target: Any = None) -> Any:
+    def final(self, site: OpSite, tensor: Any, target: Any = None) -> Any:
         """The tensor of the copy that operators outside of gradient calls read for a vanilla one.
 
         Args:
@@ -435,20 +435,20 @@ class GraphGradients:
             return site.tensors.get(id(tensor))
         return self._version(site, name, site.producers[name], target)
 
-    def _grad_output(self, site: Site, call: GradientCall, position: int) -> Any:
+    def _grad_output(self, site: OpSite, call: GradientCall, position: int) -> Any:
         """A gradient that a call receives, after the changes that tools make."""
         work = self._work(site, call)
         if work is not None:
             return work.outputs[position]
         return self._given(site, call, position)
 
-    def _given(self, site: Site, call: GradientCall, position: int) -> Any:
+    def _given(self, site: OpSite, call: GradientCall, position: int) -> Any:
         """A gradient that a call receives, before changes for that call."""
         name = call.grad_outputs[position]
         return None if name is None else self._version(site, name, *_origin(site, call, position))
 
     def _version(
-        self, site: Site, name: TensorName, calls: Sequence[GradientCall], target: Any
+        self, site: OpSite, name: TensorName, calls: Sequence[GradientCall], target: Any
     ) -> Any:
         """The gradient after every instrumented gradient call that returns it."""
         last = _last(site, name, calls, target)
@@ -467,7 +467,7 @@ class GraphGradients:
             return self._shared(site, name, values, f"ops {names}")
         return site.tensors.get(id(site.tensor(name)))
 
-    def _grad_input(self, site: Site, call: GradientCall, name: TensorName, position: int) -> Any:
+    def _grad_input(self, site: OpSite, call: GradientCall, name: TensorName, position: int) -> Any:
         """The gradient of this name that a call returns.
 
         Args:
@@ -484,7 +484,7 @@ class GraphGradients:
         values = [self._returned(site, call, i) for i in positions]
         return self._shared(site, name, values, f"inputs {positions} of op {call.forward.name}")
 
-    def _shared(self, site: Site, name: TensorName, values: Tensors, what: str) -> Any:
+    def _shared(self, site: OpSite, name: TensorName, values: Tensors, what: str) -> Any:
         """Merge gradients that are one tensor in the vanilla graph."""
         return self._merged(
             site,
@@ -494,7 +494,7 @@ class GraphGradients:
             "one it wants",
         )
 
-    def _merged(self, site: Site, values: Tensors, message: str) -> Any:
+    def _merged(self, site: OpSite, values: Tensors, message: str) -> Any:
         """Merge tensors that are one tensor in the vanilla graph.
 
         Args:
@@ -507,7 +507,7 @@ class GraphGradients:
             site.shared_tensors[key] = shared_tensor(values, self._building, message)
         return site.shared_tensors[key]
 
-    def _returned(self, site: Site, call: GradientCall, position: int) -> Any:
+    def _returned(self, site: OpSite, call: GradientCall, position: int) -> Any:
         """A gradient that a call returns, after the changes that tools make."""
         work = self._work(site, call)
         if work is None:
@@ -516,7 +516,7 @@ class GraphGradients:
             work.inputs = self._finished(site, call, work)
         return work.inputs[position]
 
-    def _raw(self, site: Site, call: GradientCall, position: int) -> Any:
+    def _raw(self, site: OpSite, call: GradientCall, position: int) -> Any:
         """A gradient that a call returns, before the changes that tools make."""
         name = call.grad_inputs[position]
         if name is None:
@@ -527,7 +527,7 @@ class GraphGradients:
 
     # -- the changes that tools make --------------------------------------
 
-    def _work(self, site: Site, call: GradientCall) -> GradientWork | None:
+    def _work(self, site: OpSite, call: GradientCall) -> GradientWork | None:
         """The changed gradients of a call; None if tools change none of them."""
         if call not in site.gradients:
             view = self.view(site, call)
@@ -543,7 +543,7 @@ class GraphGradients:
         found: GradientWork | None = site.gradients[call]
         return found
 
-    def _unchanged_before(self, site: Site, call: GradientCall) -> list[GradientCall]:
+    def _unchanged_before(self, site: OpSite, call: GradientCall) -> list[GradientCall]:
         """The calls whose changes are yet to be made before those of a call, the first one first.
 
         They are those that have changes, and whose gradients reach the call.
@@ -571,7 +571,7 @@ class GraphGradients:
                 left += new
         return sorted(found, key=site.position)
 
-    def of_outputs(self, site: Site, call: GradientCall) -> Tensors:
+    def of_outputs(self, site: OpSite, call: GradientCall) -> Tensors:
         """The gradients of the outputs of a call's forward operator, after the changes; dense."""
         work = self._work(site, call)
         if work is None:
@@ -582,12 +582,12 @@ class GraphGradients:
                 return found
         return SlicedGradients(site, call.output_slices, found).made_dense()
 
-    def _is_replaced(self, site: Site, call: GradientCall) -> bool:
-        """Whether the gradient of a call's forward operator is derived anew."""
+    def _is_replaced(self, site: OpSite, call: GradientCall) -> bool:
+        """True if the gradient of a call's forward operator is derived anew."""
         view = self.view(site, call)
         return view is not None and view.state is not None and view.state.replaced is not None
 
-    def _begun(self, site: Site, call: GradientCall, view: ForwardView) -> GradientWork:
+    def _begun(self, site: OpSite, call: GradientCall, view: ForwardView) -> GradientWork:
         """Change the gradients that a call receives."""
         gradients = [self._given(site, call, i) for i in range(len(call.grad_outputs))]
         actions = view.plan.before_backward if view.plan else ()
@@ -600,7 +600,7 @@ class GraphGradients:
             is_whole = bool(segments) or replaces or self._is_replaced(site, call)
             gradients = slices.made_dense(None if is_whole else actions)
             for segment in reversed(segments):
-                gradients = after_routines(routines, gradients, partial(through, segment))
+                gradients = after_routines(routines, gradients, partial(gradients_before, segment))
             for action in actions:
                 gradients = self._dispatcher.run(action, gradients)
             if not self._is_replaced(site, call):
@@ -609,22 +609,18 @@ class GraphGradients:
             gradients = self._building.awaited(gradients)
         return GradientWork(gradients)
 
-    def _refuse_in_loop(self, site: Site, call: GradientCall, view: ForwardView) -> None:
+    def _refuse_in_loop(self, site: OpSite, call: GradientCall, view: ForwardView) -> None:
         """Refuse to derive a gradient anew in a loop of TensorFlow 1, which stacks what it reads.
 
         Raises:
             CapabilityError: it would have to be.
         """
-        plan, state, op = view.plan, view.state, forward_op(call)
+        state, op = view.state, forward_op(call)
         there = site.site_of(call.forward.graph())
         if not self._building.entries or state is None or op is None or there is None:
             return
-        actions: list[Action] = []
-        if plan is not None:
-            actions = [a for a in (*plan.before, *plan.after) if a.differentiable]
-            if plan.replace is not None and plan.replace_backward is None:
-                actions.insert(0, plan.replace)
-        is_changed_call = plan is None and state.replaced is not None
+        actions = _differentiated_actions(view.plan)
+        is_changed_call = view.plan is None and state.replaced is not None
         is_stacked = there is not site and there.is_stacked
         if (actions or is_changed_call) and (is_stacked or is_in_loop(op)):
             changes = f"{actions[0].routine} changes" if actions else "a routine acts within"
@@ -635,59 +631,103 @@ class GraphGradients:
                 "replace_backward_op"
             )
 
-    def _finished(self, site: Site, call: GradientCall, work: GradientWork) -> Tensors:
+    def _finished(self, site: OpSite, call: GradientCall, work: GradientWork) -> Tensors:
         """Change the gradients that a call returns. Returns them by position."""
         view = self.view(site, call)
         assert view is not None
         wanted = [self._is_wanted(site, name) for name in call.grad_inputs]
-        plan, state = view.plan, view.state
-        replaced = state.replaced if state is not None else None
-        replace = plan.replace_backward if plan is not None else None
-        # Where the operator was replaced, its own gradient is not in the copy.
-        of = replaced[0] if replaced is not None else None
-        gradients = [
-            None if not is_wanted else self._raw(site, call, i) if of is None else of[i]
-            for i, is_wanted in enumerate(wanted)
-        ]
-        actions = plan.after_backward if plan else ()
+        plan, state = view.plan or EMPTY_PLAN, view.state
+        replaced = None if state is None else state.replaced
+        before = () if state is None else state.before
+        replace = plan.replace_backward
+        gradients = self._wanted_gradients(site, call, wanted, replaced)
         with tf.name_scope(f"amanda/{call.forward.name}/grad_inputs/"):
-            slices = SlicedGradients(site, call.input_slices, gradients, of is not None)
-            is_whole = replace is not None or (state is not None and bool(state.before))
-            gradients = slices.made_dense(None if is_whole else actions)
+            slices = SlicedGradients(site, call.input_slices, gradients, replaced is not None)
+            is_whole = replace is not None or bool(before)
+            gradients = slices.made_dense(None if is_whole else plan.after_backward)
             if replace is not None:
-                building = self._building
-                building.template = building.likes = gradients
-                outputs = SlicedGradients(site, call.output_slices, work.outputs, of is not None)
-                gradients = replaced_gradients(
-                    self._dispatcher, replace, outputs.made_dense(), gradients
+                outputs = SlicedGradients(
+                    site, call.output_slices, work.outputs, replaced is not None
                 )
-                gradients = checked(gradients, replace, gradient_shapes(building.likes))
-            elif replaced is not None:
-                before = _internals.count_operations(self._building.graph)
-                routines = state.routines if state is not None else ()
-                gradients = after_routines(
-                    routines, work.outputs, lambda given: product(*replaced, given, wanted)
-                )
-                gradients = self.captures.added(site, call, replaced[0], gradients)
-                self._rewrite_branches(before)
+                gradients = self._supplied(replace, outputs.made_dense(), gradients)
+            elif state is not None and replaced is not None:
+                gradients = self._derived_anew(site, call, state, work.outputs, wanted)
                 gradients = slices.as_tensors(gradients)
-            for action in actions:
+            for action in plan.after_backward:
                 gradients = self._dispatcher.run(action, gradients)
             gradients = self._building.awaited(gradients)
-            for segment in reversed(state.before if state else ()):
-                gradients = through(segment, gradients)
+            for segment in reversed(before):
+                gradients = gradients_before(segment, gradients)
             return slices.put_back(gradients, self._building, call)
 
-    def _is_wanted(self, site: Site, name: TensorName | None) -> bool:
-        """Whether a gradient is read. Others are not derived: TensorFlow would prune them, too."""
+    def _wanted_gradients(
+        self, site: OpSite, call: GradientCall, wanted: Sequence[bool], replaced: Any
+    ) -> list[Any]:
+        """Return the gradients that a call returns in the copy; None for those that nobody reads.
+
+        Args:
+            replaced: inputs and outputs of the operator's replacement, if it was replaced: its own
+                gradient is not in the copy, and the inputs stand for it.
+        """
+        own = partial(self._raw, site, call) if replaced is None else replaced[0].__getitem__
+        return [own(i) if is_wanted else None for i, is_wanted in enumerate(wanted)]
+
+    def _supplied(self, replace: Action, outputs: Tensors, likes: Tensors) -> Tensors:
+        """Return the gradients that a replacement of the operator's backward gives.
+
+        Args:
+            outputs: the gradients of the operator's outputs.
+            likes: tensors with the shapes of the results.
+        """
+        building = self._building
+        building.template = building.likes = likes
+        gradients = replaced_gradients(self._dispatcher, replace, outputs, likes)
+        return checked(gradients, replace, gradient_shapes(building.likes))
+
+    def _derived_anew(
+        self,
+        site: OpSite,
+        call: GradientCall,
+        state: ForwardState,
+        outputs: Tensors,
+        wanted: Sequence[bool],
+    ) -> Tensors:
+        """Return the gradients of an operator's replacement, derived in the copy.
+
+        Args:
+            outputs: the gradients of its outputs.
+            wanted: for each input, whether its gradient is read.
+        """
+        replaced = state.replaced
+        assert replaced is not None
+        before = _internals.count_operations(self._building.graph)
+        gradients = after_routines(
+            state.routines, outputs, lambda given: product(*replaced, given, wanted)
+        )
+        gradients = self.captures.added(site, call, replaced[0], gradients)
+        self._rewrite_branches(before)
+        return gradients
+
+    def _is_wanted(self, site: OpSite, name: TensorName | None) -> bool:
+        """True if a gradient is read. Others are not derived: TensorFlow would prune them, too."""
         if name is None:
             return False
         tensor = site.tensor(name)
         return bool(tensor.consumers()) or any(tensor is output for output in site.outputs)
 
 
+def _differentiated_actions(plan: ActionPlan | None) -> list[Action]:
+    """Return the actions of a plan that take part in the operator's gradient."""
+    if plan is None:
+        return []
+    actions = [a for a in (*plan.before, *plan.after) if a.differentiable]
+    if plan.replace is not None and plan.replace_backward is None:
+        actions.insert(0, plan.replace)
+    return actions
+
+
 def acts_on_gradients(scopes: Iterable[LiveScope]) -> bool:
-    """Whether any action acts on the gradients of an operator as a whole, as far as is known."""
+    """True if any action acts on the gradients of an operator as a whole, as far as is known."""
     kinds = (
         ActionKind.BEFORE_BACKWARD_OP,
         ActionKind.AFTER_BACKWARD_OP,
@@ -698,7 +738,7 @@ def acts_on_gradients(scopes: Iterable[LiveScope]) -> bool:
 
 
 def is_changed(view: ForwardView) -> bool:
-    """Whether tools change the gradients of an operator as a whole."""
+    """True if tools change the gradients of an operator as a whole."""
     plan, state = view.plan, view.state
     if plan and (plan.before_backward or plan.after_backward or plan.replace_backward):
         return True
@@ -706,11 +746,11 @@ def is_changed(view: ForwardView) -> bool:
 
 
 def _has_changes(view: ForwardView) -> bool:
-    """Whether tools change the gradients of the call that has this forward operator."""
+    """True if tools change the gradients of the call that has this forward operator."""
     return view.depth == 1 and is_changed(view)
 
 
-def _origin(site: Site, call: GradientCall, position: int) -> tuple[Sequence[GradientCall], Any]:
+def _origin(site: OpSite, call: GradientCall, position: int) -> tuple[Sequence[GradientCall], Any]:
     """The calls that return a gradient that a call receives, and the tensor whose gradient it is.
 
     Returns:
@@ -725,7 +765,7 @@ def _origin(site: Site, call: GradientCall, position: int) -> tuple[Sequence[Gra
 
 
 def _last(
-    site: Site, name: TensorName, calls: Sequence[GradientCall], target: Any
+    site: OpSite, name: TensorName, calls: Sequence[GradientCall], target: Any
 ) -> Sequence[GradientCall]:
     """Of calls that return a gradient of this name, the last one; several if all may be meant.
 
@@ -740,15 +780,15 @@ def _last(
     return ends if len(ends) > 1 else calls[-1:]
 
 
-def _ends(site: Site, call: GradientCall, name: TensorName) -> bool:
-    """Whether a gradient of this name that a call returns may be read outside of gradient calls."""
+def _ends(site: OpSite, call: GradientCall, name: TensorName) -> bool:
+    """True if a gradient of this name that a call returns may be read outside of gradient calls."""
     return any(
         other == name and _is_returned(site, call, i) for i, other in enumerate(call.grad_inputs)
     )
 
 
-def _is_returned(site: Site, call: GradientCall, position: int) -> bool:
-    """Whether a gradient that a call returns may be read outside of gradient calls.
+def _is_returned(site: OpSite, call: GradientCall, position: int) -> bool:
+    """True if a gradient that a call returns may be read outside of gradient calls.
 
     It is not if the gradient of the operator that computes the input receives it. A function that
     TensorFlow derives from another one returns the gradients of that one's placeholders only.
@@ -767,7 +807,7 @@ def _is_returned(site: Site, call: GradientCall, position: int) -> bool:
     )
 
 
-def _captured(site: Site, tensors: Sequence[Any], count: int) -> Tensors | None:
+def _captured(site: OpSite, tensors: Sequence[Any], count: int) -> Tensors | None:
     """The tensors of a forward graph as the backward function at `site` has captured them.
 
     Args:

@@ -38,15 +38,15 @@ from amanda_tensorflow.graphs.op_ids import GraphIds, IdentifiedOp
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, captured_tensors
 from amanda_tensorflow.graphs.replacement_gradients import leave
 from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine, is_routable, replaced_outputs
-from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Segment, Site
+from amanda_tensorflow.graphs.sites import ForwardState, GraphSegment, LazyAttributes, OpSite
 from amanda_tensorflow.graphs.variable_values import ReadVariable, WriteVariable
 from amanda_tensorflow.keras_layers.module_names import is_plain_module
 from amanda_tensorflow.keras_layers.paths import LayerIds
-from amanda_tensorflow.operators.description import OpView, input_names
+from amanda_tensorflow.operators.description import NamedOperator, input_names
 from amanda_tensorflow.operators.phases import phase_of_node
 from amanda_tensorflow.operators.types import CONTROL_FLOW, DATASET_LOOPS, is_differentiable
 
-Create = Callable[[Site, Any, Sequence[Any], Sequence[Any]], Any]
+Create = Callable[[OpSite, Any, Sequence[Any], Sequence[Any]], Any]
 """Adds a vanilla operator to the copy, given its site, its inputs there and nodes to wait for."""
 
 AMBIGUOUS = "backward ops loaded, or built before `import amanda`, whose forward op is ambiguous"
@@ -112,7 +112,7 @@ class Instrument:
 
     # -- other graphs -----------------------------------------------------
 
-    def called(self, site: Site, op: Any, graph: Any) -> Site:
+    def called(self, site: OpSite, op: Any, graph: Any) -> OpSite:
         """The site of the function that `op` calls, replayed in place of the call."""
         call = site.log.owners.get(op.name)
         ids = f"{site.ids}/{op.name}"
@@ -123,7 +123,7 @@ class Instrument:
         if call is not None:
             outer = site.site_of(call.forward.graph())
             forward = None if outer is None else outer.children.get(call.forward.name)
-        return Site(
+        return OpSite(
             graph,
             ids=ids,
             layer_ids=layer_ids,
@@ -137,8 +137,8 @@ class Instrument:
         )
 
     def branch(
-        self, site: Site, op: Any, source: Any, label: str, graph: Any
-    ) -> tuple[Site, Instrument]:
+        self, site: OpSite, op: Any, source: Any, label: str, graph: Any
+    ) -> tuple[OpSite, Instrument]:
         """The site of a body or branch of `op`, and the instrument that adds its operators.
 
         Args:
@@ -146,7 +146,7 @@ class Instrument:
             label: tells the bodies of `op` apart in ids.
             graph: the copy of the body.
         """
-        inner = Site(
+        inner = OpSite(
             source,
             ids="/".join(filter(None, (site.ids, op.name, label))),
             layer_ids=LayerIds(site.path(op), site.layer_ids.counts),
@@ -169,12 +169,12 @@ class Instrument:
         instrument.keys, instrument.write = self.keys, self.write
         return inner, instrument
 
-    def gradient_branch(self, source: Any, graph: Any) -> tuple[Site, Instrument]:
+    def gradient_branch(self, source: Any, graph: Any) -> tuple[OpSite, Instrument]:
         """As :meth:`branch`, for a body in a gradient that was derived in the copy."""
         building = Building(graph, self.building.scopes, needs_gradient=True)
         instrument = Instrument(self.dispatcher, building, self.ids, self.read)
         instrument.keys = self.keys
-        return Site(source, ids=source.name, is_gradient=True), instrument
+        return OpSite(source, ids=source.name, is_gradient=True), instrument
 
     def rewrite_branches(self, since: int) -> None:
         """Instrument the loops and branches in a gradient that was derived in the copy.
@@ -191,20 +191,20 @@ class Instrument:
 
     # -- operators --------------------------------------------------------
 
-    def inputs(self, site: Site, op: Any) -> list[Any]:
+    def inputs(self, site: OpSite, op: Any) -> list[Any]:
         """The inputs of an operator in the copy; None for a tensor that is not there yet."""
         call = self.gradients.owner(site, op)
         if call is None:
             return [self.final(site, tensor) for tensor in op.inputs]
         return [self.gradients.seen_by(site, call, tensor) for tensor in op.inputs]
 
-    def final(self, site: Site, tensor: Any) -> Any:
+    def final(self, site: OpSite, tensor: Any) -> Any:
         """The tensor of the copy that forward operators read for a vanilla one."""
         if site.producers:
             return self.gradients.final(site, tensor)
         return site.tensors.get(id(tensor))
 
-    def op(self, site: Site, op: Any, inputs: Sequence[Any]) -> None:
+    def op(self, site: OpSite, op: Any, inputs: Sequence[Any]) -> None:
         """Add an operator, with the routines around it."""
         call = self.gradients.owner(site, op)
         self.building.begin(op.type)
@@ -221,21 +221,21 @@ class Instrument:
                 self._forward(site, op, inputs)
         self.building.close()
 
-    def _added_plain(self, site: Site, op: Any, inputs: Sequence[Any]) -> None:
+    def _added_plain(self, site: OpSite, op: Any, inputs: Sequence[Any]) -> None:
         """Add an operator without routines, as soon as the copy is needed."""
         self.later(site, op, inputs)
 
-    def later(self, site: Site, op: Any, inputs: Sequence[Any]) -> None:
+    def later(self, site: OpSite, op: Any, inputs: Sequence[Any]) -> None:
         """Add an operator that is none to tools, as soon as the copy is needed."""
         self.building.deferral.do(_Later(self, site, op, inputs))
 
-    def plain(self, site: Site, op: Any, new: Any) -> None:
+    def plain(self, site: OpSite, op: Any, new: Any) -> None:
         """Note an operator that was added without routines."""
         site.ops[op.name] = new
         for old, tensor in zip(op.outputs, new.outputs, strict=True):
             site.put(old, tensor)
 
-    def _settled(self, site: Site, op: Any, new: Any, outputs: Sequence[Any]) -> None:
+    def _settled(self, site: OpSite, op: Any, new: Any, outputs: Sequence[Any]) -> None:
         """Note an operator that was added, and its outputs after the routines."""
         self.building.end(new)
         site.ops[op.name] = new
@@ -249,7 +249,7 @@ class Instrument:
 
     # -- forward ----------------------------------------------------------
 
-    def _forward(self, site: Site, op: Any, inputs: Sequence[Any]) -> None:
+    def _forward(self, site: OpSite, op: Any, inputs: Sequence[Any]) -> None:
         """Add a forward operator."""
         op_id, key = site.op_id(op), site.key(op)
         self.keys.append(key)
@@ -291,7 +291,7 @@ class Instrument:
 
     def _deferred(
         self,
-        site: Site,
+        site: OpSite,
         op: Any,
         inputs: Sequence[Any],
         state: ForwardState,
@@ -320,7 +320,7 @@ class Instrument:
 
     def _end_later(
         self,
-        site: Site,
+        site: OpSite,
         op: Any,
         inputs: Sequence[Any],
         state: ForwardState,
@@ -332,7 +332,7 @@ class Instrument:
 
     def _run(
         self, actions: Sequence[Action], tensors: list[Any]
-    ) -> tuple[Sequence[Segment], list[Any]]:
+    ) -> tuple[Sequence[GraphSegment], list[Any]]:
         """Insert routines. Returns the changes by differentiable ones, and the tensors."""
         segments = []
         for action in actions:
@@ -343,7 +343,7 @@ class Instrument:
             tensors = self.dispatcher.run(action, old)
             changed = [i for i, t in enumerate(tensors) if t is not old[i]]
             segments.append(
-                Segment(changed, [old[i] for i in changed], [tensors[i] for i in changed])
+                GraphSegment(changed, [old[i] for i in changed], [tensors[i] for i in changed])
             )
         return segments, tensors
 
@@ -392,7 +392,7 @@ class Instrument:
 
     def _executed(
         self,
-        site: Site,
+        site: OpSite,
         op: Any,
         plan: ActionPlan,
         inputs: list[Any],
@@ -413,12 +413,12 @@ class Instrument:
         return self._replaced(site, op, action, inputs, waits, state)
 
     def _is_in_loop(self, op: Any) -> bool:
-        """Whether a vanilla operator runs in a loop of TensorFlow 1."""
+        """True if a vanilla operator runs in a loop of TensorFlow 1."""
         return bool(self.building.entries) and is_in_loop(op)
 
     def _replaced(
         self,
-        site: Site,
+        site: OpSite,
         op: Any,
         action: Action,
         inputs: list[Any],
@@ -449,10 +449,10 @@ class Instrument:
             outputs = leave(self.dispatcher, self.building, state, captured)
         return outputs[0].op, outputs
 
-    def _call(self, site: Site, op: Any, op_id: str, inputs: Sequence[Any]) -> GraphOpCall:
+    def _call(self, site: OpSite, op: Any, op_id: str, inputs: Sequence[Any]) -> GraphOpCall:
         attributes = LazyAttributes(op)
         return GraphOpCall(
-            op=OpView.of(op),
+            op=NamedOperator.of(op),
             op_id=op_id,
             inputs=inputs,
             names=input_names(op.type, len(inputs), attributes),
@@ -468,7 +468,7 @@ class Instrument:
 
     # -- backward ---------------------------------------------------------
 
-    def _backward(self, site: Site, op: Any, call: GradientCall, inputs: Any) -> None:
+    def _backward(self, site: OpSite, op: Any, call: GradientCall, inputs: Any) -> None:
         """Add a backward operator, a part of this gradient call."""
         forward = self.gradients.view(site, call)
         if forward is None:
@@ -518,7 +518,7 @@ class Instrument:
         scopes = self.building.scopes
         tensors = forward.inputs, forward.outputs
         handle = OpHandle(forward.op_id, scopes, *tensors, forward.key)
-        view = OpView(op.type, backward_id)
+        view = NamedOperator(op.type, backward_id)
         described = GraphBackwardCall(view, backward_id, names, *tensors, source=op)
         if self.building.deferral.is_open:
             described.likes = forward.likes
@@ -541,7 +541,7 @@ class DeferredInputs(DeferredTensors):
 
     __slots__ = ("_instrument", "_op", "_site")
 
-    def __init__(self, instrument: Instrument, site: Site, op: Any) -> None:
+    def __init__(self, instrument: Instrument, site: OpSite, op: Any) -> None:
         super().__init__(instrument.building, len(op.inputs))
         self._instrument = instrument
         self._site = site
@@ -565,7 +565,7 @@ class _DeferredOutputs(DeferredTensors):
     __slots__ = ("_inputs", "_instrument", "_new", "_site", "_source")
 
     def __init__(
-        self, instrument: Instrument, site: Site, source: Any, inputs: Sequence[Any]
+        self, instrument: Instrument, site: OpSite, source: Any, inputs: Sequence[Any]
     ) -> None:
         super().__init__(instrument.building, len(source.outputs))
         self._instrument = instrument
@@ -606,7 +606,7 @@ class _Later:
     """
 
     instrument: Instrument
-    site: Site
+    site: OpSite
     op: Any
     inputs: Sequence[Any]
     state: ForwardState | None = None
@@ -630,7 +630,7 @@ def _nothing_is_replayed(*args: Any) -> Any:
 
 
 def counts_only(plan: ActionPlan) -> bool:
-    """Whether a plan has no actions but counters around the forward operator."""
+    """True if a plan has no actions but counters around the forward operator."""
     if plan.replace is not None or plan.acts_on_gradients:
         return False
     counts = are_all(StepKind.COUNT, (*plan.steps_before, *plan.steps_after))
@@ -654,7 +654,7 @@ def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list
     ]
 
 
-def refuse_unknown_gradients(site: Site, op: Any, plan: ActionPlan) -> None:
+def refuse_unknown_gradients(site: OpSite, op: Any, plan: ActionPlan) -> None:
     """Refuse actions on the gradient of an operator that was built before `import amanda`.
 
     Raises:
@@ -671,8 +671,8 @@ def refuse_unknown_gradients(site: Site, op: Any, plan: ActionPlan) -> None:
         )
 
 
-def is_ambiguous(site: Site, op: Any, inputs: Sequence[Any]) -> bool:
-    """Whether the gradient in the graph cannot tell two inputs of the operator apart.
+def is_ambiguous(site: OpSite, op: Any, inputs: Sequence[Any]) -> bool:
+    """True if the gradient in the graph cannot tell two inputs of the operator apart.
 
     The vanilla operator reads one tensor twice, and routines have changed one of the two. The
     gradient is derived anew then.
@@ -702,7 +702,7 @@ def _refuse_references(op: Any, action: Action) -> None:
         )
 
 
-def _phase(site: Site, op: Any) -> Phase:
+def _phase(site: OpSite, op: Any) -> Phase:
     """The phase of a forward operator."""
     layer = site.path(op).layer
     in_module = layer is not None and is_plain_module(layer())

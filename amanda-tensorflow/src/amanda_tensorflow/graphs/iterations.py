@@ -52,7 +52,7 @@ class Iterations:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each run of the graph is one iteration, which needs no nodes."""
+        """True if each run of the graph is one iteration, which needs no nodes."""
         return not (self.may_step or self.is_inside or self.ends)
 
     @classmethod
@@ -109,12 +109,15 @@ class Iterations:
                 return found, "step"
             if self.may_step and found.may_step:
                 return found, ""
-        if not self.is_inside:
-            return None, ""
-        if found.trains or not found.is_inside:
-            is_pass = found.trains or found.may_step or found.calls_model
-            return (found, "pass") if is_pass else (None, "")
-        return found, ""
+        return self._as_pass(found) if self.is_inside else (None, "")
+
+    @staticmethod
+    def _as_pass(found: Iterations) -> tuple[Iterations | None, Literal["", "pass"]]:
+        """Return the iterations of a body that is an iteration, or has some; None for others."""
+        if found.is_inside and not found.trains:
+            return found, ""
+        is_pass = found.trains or found.may_step or found.calls_model
+        return (found, "pass") if is_pass else (None, "")
 
     def _add_called(self, called: Iterable[Iterations]) -> None:
         """Note the functions that are called: they run as a part of the graph."""
@@ -143,7 +146,7 @@ class Iterations:
 
 
 def sets_variables_only(graph: Any) -> bool:
-    """Whether a function initialises variables: ``tf.function`` runs one before its first call."""
+    """True if a function initialises variables: ``tf.function`` runs one before its first call."""
     if graph.outputs:
         return False
     return all(map(_sets, graph.get_operations()))

@@ -8,7 +8,7 @@ after it. No operator runs for its sake, and loops compute no result that nothin
     marks.add(tell)                     # tell(points, scopes) is called in each run
     with marks.after():
         ...                             # add operators
-    marks.settle(roots)                 # the copy is complete
+    marks.add_waits(roots)              # the copy is complete
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Marks:
         if self.last is not None:
             self._later.add(op.name)
 
-    def settle(self, roots: Sequence[Any]) -> None:
+    def add_waits(self, roots: Sequence[Any]) -> None:
         """The copy is complete: let marks wait for what a run executes before them.
 
         What no result needs would run if a mark waited for it, such as the step by which an RNN of

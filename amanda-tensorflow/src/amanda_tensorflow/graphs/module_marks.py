@@ -23,7 +23,7 @@ from amanda_tensorflow.graphs.executions import Ends, needed_by, sources
 from amanda_tensorflow.graphs.iterations import bodies
 from amanda_tensorflow.graphs.passes import RunningModules
 from amanda_tensorflow.graphs.run_time_routines import PythonNode, is_routable
-from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.keras_layers.recording import (
     LayerCall,
     TensorName,
@@ -37,7 +37,7 @@ Boundaries = Mapping[int, Sequence[tuple[int, Any]]]
 
 
 def calls_modules(graph: Any) -> bool:
-    """Whether modules are called in a graph, or in the functions that it runs."""
+    """True if modules are called in a graph, or in the functions that it runs."""
     if calls_in(graph):
         return True
     return any(
@@ -49,31 +49,31 @@ def calls_modules(graph: Any) -> bool:
 
 
 @attrs.define(eq=False)
-class _Call:
+class _CallOfModule:
     """A call of a module at a site.
 
     Attributes:
-        call: as it was noted.
-        site: where it is.
-        caller: the call within which it is; None for an outermost one.
-        parts: the calls within it.
-        ops: the operators of the copy that it runs itself.
-        has_ops: whether it has operators itself, in the vanilla graph.
+        call: the call as it was noted.
+        site: the site of the call.
+        caller: the call that has made this one; None for an outermost one.
+        parts: the calls that this one makes.
+        ops: the operators of the copy that this call runs itself.
+        has_ops: True if this call runs operators itself in the vanilla graph.
     """
 
     call: LayerCall
-    site: Site
-    caller: _Call | None
-    parts: list[_Call] = attrs.field(factory=list)
+    site: OpSite
+    caller: _CallOfModule | None
+    parts: list[_CallOfModule] = attrs.field(factory=list)
     ops: list[Any] = attrs.field(factory=list)
     has_ops: bool = False
 
     def runs(self) -> bool:
-        """Whether a run of the copy executes any of its operators."""
+        """True if a run of the copy executes operators of this call or of its parts."""
         return bool(self.ops) or any(part.runs() for part in self.parts)
 
     def computes(self) -> bool:
-        """Whether there are operators, its own or those of its parts."""
+        """True if this call or one of its parts has operators."""
         return self.has_ops or any(part.computes() for part in self.parts)
 
 
@@ -98,7 +98,7 @@ class ModuleMarks:
         self._fed: Container[int] = ()
         self._operations: Sequence[Any] = ()
 
-    def add(self, site: Site, roots: Iterable[Any], fed: Container[int] = frozenset()) -> Any:
+    def add(self, site: OpSite, roots: Iterable[Any], fed: Container[int] = frozenset()) -> Any:
         """Add the marks to the copy, which is complete.
 
         Args:
@@ -127,7 +127,7 @@ class ModuleMarks:
 
     # -- what is called where ---------------------------------------------
 
-    def _events(self, site: Site, around: _Call | None) -> list[_Event]:
+    def _events(self, site: OpSite, around: _CallOfModule | None) -> list[_Event]:
         """The events at a site and at the sites of functions that it calls, in order.
 
         Args:
@@ -162,10 +162,10 @@ class ModuleMarks:
         return events
 
     def _calls(
-        self, site: Site, around: _Call | None, operations: Sequence[Any]
-    ) -> dict[LayerCall, _Call]:
+        self, site: OpSite, around: _CallOfModule | None, operations: Sequence[Any]
+    ) -> dict[LayerCall, _CallOfModule]:
         """The calls of modules at a site that tools are told of."""
-        made: dict[LayerCall, _Call] = {}
+        made: dict[LayerCall, _CallOfModule] = {}
         has_routes = not ROUTING.isdisjoint({op.type for op in operations})
         for call in sorted(calls_in(site.graph), key=lambda call: call.entered):
             if call.caller is not None and call.caller not in made:
@@ -177,12 +177,12 @@ class ModuleMarks:
             if has_routes and any(map(_is_routed, ops)):
                 continue
             caller = around if call.caller is None else made[call.caller]
-            found = made[call] = _Call(call, site, caller)
+            found = made[call] = _CallOfModule(call, site, caller)
             if caller is not None:
                 caller.parts.append(found)
         return made
 
-    def _note(self, owner: _Call, site: Site, op: Any) -> None:
+    def _note(self, owner: _CallOfModule, site: OpSite, op: Any) -> None:
         """Note the operators of the copy for a vanilla one that a call runs."""
         if op.name in site.log.owners or op.name in site.log.ambiguous or op.type in ROUTING:
             return
@@ -195,17 +195,17 @@ class ModuleMarks:
         begin, end = self._building.segments.get((id(site), op.name), (0, 0))
         owner.ops += [new for new in self._operations[begin:end] if new.name in self._needed]
 
-    def _is_told(self, of: _Call) -> bool:
-        """Whether a run enters it: it executes some of its operators, or it has none."""
-        if of.computes():
-            return of.runs()
-        if of.caller is not None and not self._is_told(of.caller):
+    def _is_told(self, called: _CallOfModule) -> bool:
+        """True if a run enters a call: the run executes operators of it, or the call has none."""
+        if called.computes():
+            return called.runs()
+        if called.caller is not None and not self._is_told(called.caller):
             return False
-        return len(self._tensors(of, of.call.inputs)) == len(of.call.inputs)
+        return len(self._tensors(called, called.call.inputs)) == len(called.call.inputs)
 
-    def _tensors(self, of: _Call, names: Sequence[TensorName]) -> list[Any]:
+    def _tensors(self, called: _CallOfModule, names: Sequence[TensorName]) -> list[Any]:
         """The tensors of the copy that a run computes or is given, among those of these names."""
-        found = [of.site.tensors.get(id(of.site.tensor(name))) for name in names]
+        found = [called.site.tensors.get(id(called.site.tensor(name))) for name in names]
         return [t for t in found if is_routable(t) and self._is_known(t)]
 
     def _is_known(self, tensor: Any) -> bool:
@@ -213,7 +213,7 @@ class ModuleMarks:
 
 
 def _is_routed(op: Any) -> bool:
-    """Whether an operator is in a loop or branch of TensorFlow 1, or routes values there."""
+    """True if an operator is in a loop or branch of TensorFlow 1, or routes values there."""
     return op.type in ROUTING or _internals.control_flow_of(op) is not None
 
 
@@ -233,19 +233,19 @@ class _Chain:
         self._ends = ends
         self.last: Any = None
 
-    def enter(self, of: _Call, inputs: Sequence[Any]) -> None:
+    def enter(self, called: _CallOfModule, inputs: Sequence[Any]) -> None:
         """Add the mark before the operators of a call."""
-        self._mark(of, False, inputs, [])
-        own = {op.name for op in of.ops}
-        for op in of.ops:
+        self._mark(called, False, inputs, [])
+        own = {op.name for op in called.ops}
+        for op in called.ops:
             if own.isdisjoint(sources(op)):
                 _internals.add_control_input(op, self.last)
 
-    def leave(self, of: _Call, outputs: Sequence[Any]) -> None:
+    def leave(self, called: _CallOfModule, outputs: Sequence[Any]) -> None:
         """Add the mark behind the operators of a call."""
-        read = {name for op in of.ops for name in sources(op)}
-        last = [op for op in of.ops if op.name not in read]
-        self._mark(of, True, outputs, [end for op in last for end in self._ends.of(op)])
+        read = {name for op in called.ops for name in sources(op)}
+        last = [op for op in called.ops if op.name not in read]
+        self._mark(called, True, outputs, [end for op in last for end in self._ends.of(op)])
 
     def run(self, op: Any) -> None:
         """Let an operator of the copy, in which there are marks, run at this place."""
@@ -253,11 +253,13 @@ class _Chain:
             _internals.add_control_input(op, self.last)
         self.last = self._ends.one(op)
 
-    def _mark(self, of: _Call, is_exit: bool, tensors: Sequence[Any], ends: Sequence[Any]) -> None:
+    def _mark(
+        self, called: _CallOfModule, is_exit: bool, tensors: Sequence[Any], ends: Sequence[Any]
+    ) -> None:
         building = self._building
         graph, waits = building.graph, [*ends, *([] if self.last is None else [self.last])]
         assert building.modules is not None
-        node = _ModuleMark(building, of, is_exit)
+        node = _ModuleMark(building, called, is_exit)
         with (
             graph.as_default(),
             tf.name_scope("amanda/module/"),
@@ -275,16 +277,16 @@ class _ModuleMark(PythonNode):
 
     Args:
         building: the copy.
-        of: the call.
+        called: the call.
         is_exit: whether it is left there.
     """
 
-    def __init__(self, building: Building, of: _Call, is_exit: bool) -> None:
+    def __init__(self, building: Building, called: _CallOfModule, is_exit: bool) -> None:
         super().__init__()
-        path = of.site.path_of(of.call)
+        path = called.site.path_of(called.call)
         self._modules: RunningModules | None = building.modules
         self._scopes = [weakref.ref(scope) for scope in building.scopes]
-        self._call = of.call
+        self._call = called.call
         self._is_exit = is_exit
         self._facts = {"id": path.text, "module": path.module.partition("/")[2]}
 

@@ -13,7 +13,7 @@ from amanda.errors import CapabilityError
 from amanda.interface.calls import BackwardCall, OpCall, Variable
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.deferral import DeferredTensors
-from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.graphs.variable_values import (
     ReadVariable,
     WriteVariable,
@@ -22,7 +22,7 @@ from amanda_tensorflow.graphs.variable_values import (
     variable_origin,
     variable_view,
 )
-from amanda_tensorflow.operators.variable_views import Step, changed
+from amanda_tensorflow.operators.variable_views import ViewStep, changed
 from amanda_tensorflow.operators.variables import HandleVariable
 
 
@@ -37,7 +37,7 @@ class GraphOpCall(OpCall):
         write: writes a variable of a session.
     """
 
-    site: Site | None = None
+    site: OpSite | None = None
     source: Any = None
     read: ReadVariable | None = None
     write: WriteVariable | None = None
@@ -85,7 +85,7 @@ class GraphVariable(Variable):
         write: writes a variable.
     """
 
-    def __init__(self, name: str, steps: Sequence[Step], write: WriteVariable) -> None:
+    def __init__(self, name: str, steps: Sequence[ViewStep], write: WriteVariable) -> None:
         self.name = name
         self._steps = tuple(steps)
         self._write = write
@@ -167,7 +167,7 @@ def _only_device() -> str:
 
 
 def _is_as_in_graph(tensors: Sequence[Any], vanilla: Sequence[Any]) -> bool:
-    """Whether tensors of a copy have the static shapes that they have in the vanilla graph."""
+    """True if tensors of a copy have the static shapes that they have in the vanilla graph."""
     return all(
         new is old or (new is not None and bool(new.shape == old.shape))
         for new, old in zip(tensors, vanilla, strict=True)

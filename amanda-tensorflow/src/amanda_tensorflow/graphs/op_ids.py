@@ -16,7 +16,7 @@ import attrs
 
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import ForwardOp
-from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.keras_layers.recording import LayerPath
 
@@ -37,7 +37,7 @@ class IdentifiedOp:
     op_id: str
     key: str
     depth: int
-    site: Site | None = None
+    site: OpSite | None = None
     source: Any = None
 
 
@@ -91,10 +91,10 @@ class GraphIds:
         _internals.known_ops(graph, make=True)[op.name] = identified
 
     def is_copy(self, graph: Any) -> bool:
-        """Whether a graph is an instrumented copy; its operators without id were inserted."""
+        """True if a graph is an instrumented copy; its operators without id were inserted."""
         return _internals.known_ops(graph) is not None
 
-    def find(self, forward: ForwardOp, sites: dict[int, Site]) -> IdentifiedOp | None:
+    def find(self, forward: ForwardOp, sites: dict[int, OpSite]) -> IdentifiedOp | None:
         """An operator of a graph that was run before; None if it has no id.
 
         Args:
@@ -112,7 +112,7 @@ class GraphIds:
             return None
         site = sites.get(id(graph))
         if site is None:
-            site = sites[id(graph)] = Site(
+            site = sites[id(graph)] = OpSite(
                 graph, known.ids, known.layer_ids, captured=dict(known.captured)
             )
         depth, root = 0, forward

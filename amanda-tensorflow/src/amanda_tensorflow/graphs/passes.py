@@ -72,7 +72,7 @@ class InnerPasses:
         self.has_stepped = True
 
     def take(self) -> bool:
-        """Whether an optimizer has stepped in a branch; asked once."""
+        """True if an optimizer has stepped in a branch; asked once."""
         has_stepped, self.has_stepped = self.has_stepped, False
         return has_stepped
 

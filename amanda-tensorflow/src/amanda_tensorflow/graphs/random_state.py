@@ -14,7 +14,7 @@ from amanda_tensorflow.operators.types import CALLS, CONTROL_FLOW, is_random
 
 
 def is_seeded(op: Any) -> bool:
-    """Whether a random operator draws the same numbers in each session."""
+    """True if a random operator draws the same numbers in each session."""
     return is_random(op.type) and bool(op.get_attr("seed") or op.get_attr("seed2"))
 
 
@@ -42,5 +42,5 @@ def _seeded(operations: Iterable[Any], counts: bool, seen: set[tuple[int, bool]]
 def _functions_of(op: Any) -> list[str]:
     """The names of the functions that an operator runs, and that a copy replays."""
     if op.type in CALLS or op.type in CONTROL_FLOW:
-        return [name for of in _internals.function_attributes(op).values() for name in of]
+        return [name for names in _internals.function_attributes(op).values() for name in names]
     return [op.type] if _internals.is_function_call(op) else []

@@ -17,7 +17,7 @@ import attrs
 import tensorflow as tf
 
 from amanda_tensorflow.gradient_map.recording import GradientCall
-from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.graphs.vjp import Tensors, after_routines, derived, is_zeros
 from amanda_tensorflow.operators.types import is_differentiable
 
@@ -50,12 +50,12 @@ class ReplacementCapture:
         tensors: the captured tensors.
     """
 
-    site: Site
+    site: OpSite
     name: str
     outputs: Tensors
     tensors: Sequence[Any]
 
-    def call_before(self, site: Site, call: GradientCall) -> GradientCall | None:
+    def call_before(self, site: OpSite, call: GradientCall) -> GradientCall | None:
         """The last gradient call of the operator before another call; None if there is none."""
         graph, limit = self.site.graph, site.position(call)
         earlier = [
@@ -73,7 +73,7 @@ class ReplacementCaptures:
         of_outputs: gives the gradients of the outputs of a gradient call's forward operator.
     """
 
-    def __init__(self, of_outputs: Callable[[Site, GradientCall], Tensors]) -> None:
+    def __init__(self, of_outputs: Callable[[OpSite, GradientCall], Tensors]) -> None:
         self._of_outputs = of_outputs
         self._noted: list[ReplacementCapture] = []
 
@@ -82,7 +82,7 @@ class ReplacementCaptures:
         if capture.tensors:
             self._noted.append(capture)
 
-    def added(self, site: Site, call: GradientCall, given: Tensors, found: Tensors) -> Tensors:
+    def added(self, site: OpSite, call: GradientCall, given: Tensors, found: Tensors) -> Tensors:
         """Add the gradients from replacements that capture an operator's inputs.
 
         Args:

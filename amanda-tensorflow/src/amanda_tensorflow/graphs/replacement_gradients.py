@@ -9,13 +9,15 @@ any other gradient function.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
 import tensorflow as tf
 
 from amanda.engine.backward import replaced_gradients
+from amanda.engine.plan import EMPTY_PLAN
+from amanda.interface.action import Action
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
@@ -81,40 +83,61 @@ def leave(
 def _replaced(op: Any, *gradients: Any) -> list[Any]:
     """The gradient function of the node: gradients for inputs and captured tensors, none else."""
     found: ReplacedOp = _internals.annotation(op.graph, op.name)
-    outputs, inputs = list(op.inputs)[: found.count], list(op.inputs)[found.count :]
+    inputs = list(op.inputs)[found.count :]
     captured = [inputs.pop() for _ in range(found.captured)][::-1]
-    of_captured: list[Any] = [None] * found.captured
-    known: list[Any] = list(gradients[: found.count])
-    alive = [s for s in (reference() for reference in found.scopes) if s is not None and s.alive]
-    plan = found.dispatcher.plan(found.op_id, key=found.key) if alive else None
-    building = Building(_internals.default_graph(), tuple(alive), needs_gradient=True)
+    scopes = [scope for reference in found.scopes if (scope := reference()) is not None]
+    alive = tuple(scope for scope in scopes if scope.alive)
+    plan = (found.dispatcher.plan(found.op_id, key=found.key) if alive else None) or EMPTY_PLAN
+    building = Building(_internals.default_graph(), alive, needs_gradient=True)
     template: list[Any] = [None] * found.inputs
     for position, tensor in zip(found.positions, inputs, strict=True):
         template[position] = tensor
     building.template = building.likes = template
     with found.dispatcher.build(building):
-        if plan and (plan.before_backward or plan.replace_backward):
-            # Routines get tensors; the gradient of an operator that gathers rows is none.
-            known = [None if g is None else tf.convert_to_tensor(g) for g in known]
-        for action in plan.before_backward if plan else ():
-            known = found.dispatcher.run(action, known)
-        if plan and plan.replace_backward is not None:
+        known = list(gradients[: found.count])
+        if plan.replace_backward is not None:
+            known = _after_routines(found, plan.before_backward, _as_tensors(known))
             result = replaced_gradients(found.dispatcher, plan.replace_backward, known, template)
             result = checked(result, plan.replace_backward, gradient_shapes(template))
+            of_captured: list[Any] = [None] * found.captured
         else:
-            result = list(template)
-            pairs = [(y, g) for y, g in zip(outputs, known, strict=True) if g is not None]
-            ys, gs = [y for y, _ in pairs], [g for _, g in pairs]
-            own = differentiate(ys, [*inputs, *captured], gs, op.graph)
-            of_captured = own[len(inputs) :]
+            known = _after_routines(found, plan.before_backward, known)
+            own = _derived(op, known, [*inputs, *captured])
+            result, of_captured = list(template), own[len(inputs) :]
             for position, gradient in zip(found.positions, own, strict=False):
                 result[position] = gradient
-        if plan and plan.after_backward:
-            result = [None if g is None else tf.convert_to_tensor(g) for g in result]
-        for action in plan.after_backward if plan else ():
-            result = found.dispatcher.run(action, result)
+        result = _after_routines(found, plan.after_backward, result)
     own_inputs = [result[position] for position in found.positions]
     return [None] * found.count + own_inputs + of_captured
+
+
+def _after_routines(
+    found: ReplacedOp, actions: Sequence[Action], gradients: list[Any]
+) -> list[Any]:
+    """Return gradients after these routines, which get tensors.
+
+    The gradient of an operator that gathers rows is no tensor, but slices.
+    """
+    if actions:
+        gradients = _as_tensors(gradients)
+    for action in actions:
+        gradients = found.dispatcher.run(action, gradients)
+    return gradients
+
+
+def _as_tensors(gradients: Iterable[Any]) -> list[Any]:
+    """Return gradients with slices made dense."""
+    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+
+def _derived(op: Any, known: Sequence[Any], tensors: list[Any]) -> list[Any]:
+    """Return the gradients of tensors, derived in the graph of the node.
+
+    Args:
+        known: those of its first inputs, the outputs of the replacement; None where there is none.
+    """
+    pairs = [(y, g) for y, g in zip(op.inputs, known, strict=False) if g is not None]
+    return differentiate([y for y, _ in pairs], tensors, [g for _, g in pairs], op.graph)
 
 
 tf.RegisterGradient(REPLACED)(_replaced)

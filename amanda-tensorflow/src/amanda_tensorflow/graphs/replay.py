@@ -37,7 +37,7 @@ from amanda_tensorflow.graphs.marks import Marks
 from amanda_tensorflow.graphs.module_marks import ModuleMarks
 from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.shapes import with_shapes
-from amanda_tensorflow.graphs.sites import ForwardState, Site
+from amanda_tensorflow.graphs.sites import ForwardState, OpSite
 from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.operators.types import CALLS, CONTROL_FLOW, UNROUTABLE, is_op, runs_functions
 
@@ -50,18 +50,18 @@ class Replay:
     Args:
         graph: the graph to add to; it is the default graph while operators are added.
         instrument: adds the operators that are operators to tools.
-        instead: gives, for a vanilla operator and its site, what adds another operator in its place
-            to the copy; None where one like it is added.
+        replace: callable (site, op) that returns the builder of a substitute operator, or None
+            where an operator like the vanilla one is added.
     """
 
     def __init__(
         self,
         graph: Any,
         instrument: Instrument,
-        instead: Callable[[Site, Any], Callable[[Sequence[Any]], Any] | None] | None = None,
+        replace: Callable[[OpSite, Any], Callable[[Sequence[Any]], Any] | None] | None = None,
     ) -> None:
         self._graph = graph
-        self._instead = instead
+        self._replace = replace
         self._instrument = instrument
         self._marks: Marks | None = None
         self._boundaries: dict[int, list[tuple[int, Any]]] = {}
@@ -70,7 +70,7 @@ class Replay:
 
     # -- functions --------------------------------------------------------
 
-    def function(self, site: Site, outputs: int | None = None, is_branch: bool = False) -> None:
+    def function(self, site: OpSite, outputs: int | None = None, is_branch: bool = False) -> None:
         """Make the copy's graph a function with the signature of the site's.
 
         Args:
@@ -103,7 +103,7 @@ class Replay:
         graph.structured_input_signature = source.structured_input_signature
         _internals.share_variables(source, graph)
 
-    def _placeholders(self, site: Site) -> None:
+    def _placeholders(self, site: OpSite) -> None:
         """Add the placeholders of a function."""
         graph = self._graph
         with graph.as_default(), tf.name_scope(""):
@@ -114,7 +114,7 @@ class Replay:
                 site.tensors[id(tensor)] = inner
                 site.ops[tensor.op.name] = inner.op
 
-    def _begin_marks(self, site: Site) -> None:
+    def _begin_marks(self, site: OpSite) -> None:
         """Add the mark with which an iteration begins, where runs of the copy are iterations."""
         passes, iterations = self._instrument.building.inner_passes, site.iterations
         if passes is None or iterations is None or not (site.passing or iterations.ends):
@@ -125,7 +125,7 @@ class Replay:
             marks.add(passes.begins(site.ids, *told))
             self._note_boundary(site, -1)
 
-    def _end_marks(self, site: Site, ends: Sequence[Any]) -> list[Any]:
+    def _end_marks(self, site: OpSite, ends: Sequence[Any]) -> list[Any]:
         """Add the mark with which an iteration ends; returns the last mark, if there is one.
 
         Args:
@@ -141,7 +141,7 @@ class Replay:
             is_pass = site.passing == "pass"
             marks.add(passes.ends(site.ids, iterations.trains) if is_pass else passes.steps)
             self._note_boundary(site, _internals.count_operations(site.graph) + 1)
-        marks.settle([*(tensor.op for tensor in graph.outputs), *ends])
+        marks.add_waits([*(tensor.op for tensor in graph.outputs), *ends])
         if site.passing:
             # The runtime may leave out what nothing reads, and begin the next run of a loop's body.
             with graph.as_default(), _internals.stop_recording():
@@ -149,12 +149,12 @@ class Replay:
         marks.finish([*(tensor.op for tensor in graph.outputs), *ends])
         return [marks.last]
 
-    def _note_boundary(self, site: Site, position: int) -> None:
+    def _note_boundary(self, site: OpSite, position: int) -> None:
         """Note the place of the last mark among the operators of its site."""
         assert self._marks is not None
         self._boundaries.setdefault(id(site), []).append((position, self._marks.last))
 
-    def _module_marks(self, site: Site, ends: Sequence[Any], is_branch: bool) -> list[Any]:
+    def _module_marks(self, site: OpSite, ends: Sequence[Any], is_branch: bool) -> list[Any]:
         """Add the marks at modules of a function; returns the last one, if there is one.
 
         Args:
@@ -172,7 +172,7 @@ class Replay:
         return [last]
 
     def module_marks(
-        self, site: Site, roots: Iterable[Any], fed: Container[int] = frozenset()
+        self, site: OpSite, roots: Iterable[Any], fed: Container[int] = frozenset()
     ) -> Any:
         """Add the marks at modules; returns the operator that runs after them, None without any.
 
@@ -194,7 +194,7 @@ class Replay:
 
     # -- operators --------------------------------------------------------
 
-    def body(self, site: Site, only: Iterable[Any] | None = None) -> None:
+    def body(self, site: OpSite, only: Iterable[Any] | None = None) -> None:
         """Add the operators of a site to the copy.
 
         Args:
@@ -230,7 +230,7 @@ class Replay:
             run_in_order(self._graph, building.entries)
 
     def _with_boundaries(
-        self, site: Site, order: Sequence[Any]
+        self, site: OpSite, order: Sequence[Any]
     ) -> tuple[Sequence[Any], dict[str, int]]:
         """The operators in the order of iterations, and those before which some have ended.
 
@@ -253,7 +253,7 @@ class Replay:
                 boundaries[op.name], last = part[op.name] - last, part[op.name]
         return parts, boundaries
 
-    def _pass_boundary(self, site: Site, ended: int | None) -> None:
+    def _pass_boundary(self, site: OpSite, ended: int | None) -> None:
         """Tell that some iterations have ended before the operator that is added next."""
         passes = self._instrument.building.inner_passes
         for _ in range(ended or 0):
@@ -265,7 +265,7 @@ class Replay:
             self._note_boundary(site, site.iterations.ends[passed])
 
     @contextmanager
-    def _counting(self, site: Site, order: Sequence[Any]) -> Iterator[None]:
+    def _counting(self, site: OpSite, order: Sequence[Any]) -> Iterator[None]:
         """Within it, operators that run once in each run of the copy have counters, not nodes."""
         building = self._instrument.building
         outer = building.runs_once
@@ -276,7 +276,7 @@ class Replay:
         finally:
             building.runs_once = outer
 
-    def final(self, site: Site, tensor: Any) -> Any:
+    def final(self, site: OpSite, tensor: Any) -> Any:
         """The tensor of the copy for a vanilla one, as it is returned or fetched."""
         final = self._instrument.final(site, tensor)
         if final is None and site.skipped:
@@ -284,7 +284,7 @@ class Replay:
             final = self._instrument.final(site, tensor)
         return final
 
-    def _revive(self, site: Site, tensors: Iterable[Any]) -> None:
+    def _revive(self, site: OpSite, tensors: Iterable[Any]) -> None:
         """Add the operators of these tensors, which were left out, after all."""
         for tensor in tensors:
             op = site.skipped.pop(tensor.op.name, None)
@@ -293,7 +293,7 @@ class Replay:
                     self._revive(site, before.outputs)
                 self._add(site, op, [])
 
-    def _add(self, site: Site, op: Any, late: list[tuple[Any, int, Any]]) -> None:
+    def _add(self, site: OpSite, op: Any, late: list[tuple[Any, int, Any]]) -> None:
         """Add an operator.
 
         Args:
@@ -307,29 +307,42 @@ class Replay:
             return
         building.need()
         begin = self._graph.version
-        inputs = self._instrument.inputs(site, op)
-        if site.skipped and any(tensor is None for tensor in inputs):
-            self._revive(site, [t for t, new in zip(op.inputs, inputs, strict=True) if new is None])
-            inputs = self._instrument.inputs(site, op)
-        missing = [i for i, tensor in enumerate(inputs) if tensor is None]
-        for index in missing:
-            # The back edge of a loop of TensorFlow 1. Any other input stands in for it meanwhile.
-            late.append((op, index, op.inputs[index]))
-            inputs[index] = next(tensor for tensor in inputs if tensor is not None)
+        inputs, is_complete = self._inputs(site, op, late)
         if callees and (op.type in CALLS or op.type in callees):
             ((callee,),) = callees.values()
             if not (callee.must_compile and self._compiled(site, op, callee, inputs)):
                 self._call(site, op, callee, lambda: inputs)
         elif callees:
             self._branches(site, op, inputs, callees)
-        elif is_op(op.type) and not missing:
+        elif is_op(op.type) and is_complete:
             self._instrument.op(site, op, inputs)
         else:
             self._instrument.plain(site, op, self.create(site, op, inputs))
         if building.modules is not None:
             building.segments[id(site), op.name] = begin, self._graph.version
 
-    def _added_later(self, site: Site, op: Any, callees: Any) -> bool:
+    def _inputs(
+        self, site: OpSite, op: Any, late: list[tuple[Any, int, Any]]
+    ) -> tuple[list[Any], bool]:
+        """Return the inputs of an operator in the copy, and whether they are all there.
+
+        An input may come later: the back edge of a loop of TensorFlow 1. Any other input stands in
+        for it meanwhile.
+
+        Args:
+            late: gets the operator, with index and vanilla tensor of each such input.
+        """
+        inputs = self._instrument.inputs(site, op)
+        if site.skipped and any(tensor is None for tensor in inputs):
+            self._revive(site, [t for t, new in zip(op.inputs, inputs, strict=True) if new is None])
+            inputs = self._instrument.inputs(site, op)
+        missing = [i for i, tensor in enumerate(inputs) if tensor is None]
+        for index in missing:
+            late.append((op, index, op.inputs[index]))
+            inputs[index] = next(tensor for tensor in inputs if tensor is not None)
+        return inputs, not missing
+
+    def _added_later(self, site: OpSite, op: Any, callees: Any) -> bool:
         """Show an operator to the tools, and add it to the copy as soon as they need that.
 
         Returns:
@@ -350,7 +363,7 @@ class Replay:
 
     def create(
         self,
-        site: Site,
+        site: OpSite,
         op: Any,
         inputs: Sequence[Any],
         waits: Sequence[Any] = (),
@@ -364,7 +377,7 @@ class Replay:
             changes: maps type and attributes of the vanilla operator to those of the new one.
         """
         graph = self._graph
-        instead = None if self._instead is None else self._instead(site, op)
+        substitute = None if self._replace is None else self._replace(site, op)
         order = vanilla_order(site.producers, op) if is_sum(op) else None
         if order is not None:
             inputs = [inputs[index] for index in order]
@@ -375,23 +388,9 @@ class Replay:
         if changes is not None:
             kind, attributes = changes(kind, attributes)
         with graph.control_dependencies(None), _internals.waiting_for(graph, controls):
-            if instead is not None:
-                return instead(inputs)
-            new = with_shapes(
-                op,
-                inputs,
-                lambda: _internals.create_op_in(
-                    graph,
-                    kind,
-                    list(inputs),
-                    [tensor.dtype for tensor in op.outputs],
-                    input_types=_reference_types(op),
-                    name=_internals.unique_name(graph, site.prefix + op.name) + "/",
-                    attrs=attributes,
-                    op_def=op.op_def if kind == op.type else None,
-                    compute_device=False,
-                ),
-            )
+            if substitute is not None:
+                return substitute(inputs)
+            new = self._node_like(site, op, inputs, kind, attributes)
         if self._marks is not None:
             self._marks.note(new)
         if kind in ENTRIES:
@@ -404,8 +403,29 @@ class Replay:
                 _internals.copy_handle_data(old, tensor)
         return new
 
+    def _node_like(
+        self, site: OpSite, op: Any, inputs: Sequence[Any], kind: str, attributes: dict[str, Any]
+    ) -> Any:
+        """Return a new operator of this type, with these attributes, in place of a vanilla one."""
+        graph = self._graph
+        return with_shapes(
+            op,
+            inputs,
+            lambda: _internals.create_op_in(
+                graph,
+                kind,
+                list(inputs),
+                [tensor.dtype for tensor in op.outputs],
+                input_types=_reference_types(op),
+                name=_internals.unique_name(graph, site.prefix + op.name) + "/",
+                attrs=attributes,
+                op_def=op.op_def if kind == op.type else None,
+                compute_device=False,
+            ),
+        )
+
     def _controls(
-        self, site: Site, op: Any, inputs: Sequence[Any], waits: Sequence[Any]
+        self, site: OpSite, op: Any, inputs: Sequence[Any], waits: Sequence[Any]
     ) -> list[Any]:
         """The control dependencies of a new operator, `waits` last; arguments of :meth:`create`."""
         controls = [new for before in op.control_inputs for new in site.controls(before)]
@@ -414,7 +434,7 @@ class Replay:
             controls += self._marks.before(op.type, inputs, [*controls, *waits])
         return [*controls, *waits]
 
-    def _relocate(self, site: Site, attributes: dict[str, Any]) -> None:
+    def _relocate(self, site: OpSite, attributes: dict[str, Any]) -> None:
         """Let attributes name frames, and in ``_class`` (colocation) operators, of the copy."""
         if not site.prefix:
             return
@@ -456,9 +476,12 @@ class Replay:
             attribute: [_internals.callee_named(op.graph, name) for name in names]
             for attribute, names in _internals.function_attributes(op).items()
         }
-        return None if any(callee is None for of in callees.values() for callee in of) else callees
+        is_unknown = any(None in functions for functions in callees.values())
+        return None if is_unknown else callees
 
-    def _call(self, site: Site, op: Any, callee: Any, inputs: Callable[[], Sequence[Any]]) -> None:
+    def _call(
+        self, site: OpSite, op: Any, callee: Any, inputs: Callable[[], Sequence[Any]]
+    ) -> None:
         """Replay a called function in place of the call.
 
         Two nodes keep the call's control dependencies: operators without inputs wait for ``start``,
@@ -480,7 +503,7 @@ class Replay:
         deferral.do(lambda: self._end_call(site, op, begun, is_changed))
 
     def _begin_call(
-        self, site: Site, op: Any, callee: Any, inputs: Sequence[Any], begun: _BegunCall
+        self, site: OpSite, op: Any, callee: Any, inputs: Sequence[Any], begun: _BegunCall
     ) -> None:
         """Connect a called function to the inputs of the call."""
         given = begun.given = inputs
@@ -495,13 +518,10 @@ class Replay:
             begun.start = self._node(f"{site.prefix}{op.name}/amanda/start", waits)
         begun.size = _internals.count_operations(self._graph)
 
-    def _end_call(self, site: Site, op: Any, begun: _BegunCall, is_changed: bool) -> None:
+    def _end_call(self, site: OpSite, op: Any, begun: _BegunCall, is_changed: bool) -> None:
         """Connect the outputs of a called function to what reads those of the call."""
-        inner, start = begun.site, begun.start
-        if start is not None:
-            for new in _internals.operations_since(self._graph, begun.size):
-                if not new.inputs and not new.control_inputs:
-                    _internals.add_control_input(new, start)
+        inner = begun.site
+        self._delay(begun)
         outputs = [self.final(inner, tensor) for tensor in inner.graph.outputs[: len(op.outputs)]]
         ends = [new for o in inner.side_effects for new in inner.controls(o)]
         done = self._node(f"{site.prefix}{op.name}/amanda/done", [*ends, *(t.op for t in outputs)])
@@ -515,8 +535,16 @@ class Replay:
         if is_changed and begun.is_separate:
             self._derive_anew(site, op, begun.given, outputs)
 
+    def _delay(self, begun: _BegunCall) -> None:
+        """Let operators of a called function without inputs wait for what its call waits for."""
+        if begun.start is None:
+            return
+        for new in _internals.operations_since(self._graph, begun.size):
+            if not new.inputs and not new.control_inputs:
+                _internals.add_control_input(new, begun.start)
+
     def _derive_anew(
-        self, site: Site, op: Any, given: Sequence[Any], outputs: Sequence[Any]
+        self, site: OpSite, op: Any, given: Sequence[Any], outputs: Sequence[Any]
     ) -> None:
         """Derive the gradient of a call, loop or branch in the copy.
 
@@ -529,7 +557,7 @@ class Replay:
         state = site.states[op.name] = ForwardState(site.op_id(op), site.key(op))
         state.replaced = list(given), list(outputs)
 
-    def _compiled(self, site: Site, op: Any, callee: Any, inputs: Sequence[Any]) -> bool:
+    def _compiled(self, site: OpSite, op: Any, callee: Any, inputs: Sequence[Any]) -> bool:
         """Replay a call of a function that XLA compiles as such a call.
 
         Returns:
@@ -569,28 +597,35 @@ class Replay:
         with graph.control_dependencies(None), graph.control_dependencies(list(waits)):
             return graph.create_op("NoOp", [], [], name=graph.unique_name(name) + "/")
 
+    def _made_branches(
+        self, site: OpSite, op: Any, callees: Mapping[str, Sequence[Any]]
+    ) -> dict[str, list[Branch]]:
+        """Return instrumented bodies of a loop or branch, by attribute."""
+        made: dict[str, list[Branch]] = {}
+        for attribute, functions in callees.items():
+            labels = _labels(attribute, len(functions))
+            made[attribute] = [
+                self._branch(site, op, callee, label)
+                for callee, label in zip(functions, labels, strict=True)
+            ]
+        return made
+
     def _branches(
-        self, site: Site, op: Any, inputs: Sequence[Any], callees: Mapping[str, Sequence[Any]]
+        self, site: OpSite, op: Any, inputs: Sequence[Any], callees: Mapping[str, Sequence[Any]]
     ) -> None:
         """Replay a loop or branch, with instrumented bodies.
 
         Args:
             callees: its vanilla bodies by attribute.
         """
-        made: dict[str, list[Branch]] = {}
-        for attribute, of in callees.items():
-            labels = _labels(attribute, len(of))
-            made[attribute] = [
-                self._branch(site, op, callee, label)
-                for callee, label in zip(of, labels, strict=True)
-            ]
-        branches = [branch for of in made.values() for branch in of]
+        made = self._made_branches(site, op, callees)
+        branches = [branch for several in made.values() for branch in several]
         has_python = any(branch.building.has_python for branch in branches)
 
         def changes(kind: str, attributes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-            for attribute, of in made.items():
+            for attribute, several in made.items():
                 attributes[attribute] = _internals.renamed(
-                    attributes[attribute], [branch.function.name for branch in of]
+                    attributes[attribute], [branch.function.name for branch in several]
                 )
             return (kind.removeprefix("Stateless") if has_python else kind), attributes
 
@@ -601,7 +636,8 @@ class Replay:
         if has_python:
             _internals.run_in_order(new)
         note_loop(new, op)
-        _internals.remember_branches(new, {a: [b.graph for b in of] for a, of in made.items()})
+        graphs = {name: [branch.graph for branch in several] for name, several in made.items()}
+        _internals.remember_branches(new, graphs)
         if is_stale:
             self._derive_anew(site, op, given, new.outputs)
         self._instrument.plain(site, op, new)
@@ -610,7 +646,7 @@ class Replay:
 
     def _branch(
         self,
-        site: Site,
+        site: OpSite,
         op: Any,
         callee: Any,
         label: str,
@@ -634,7 +670,7 @@ class Replay:
     def _made(
         self,
         callee: Any,
-        inner: Site,
+        inner: OpSite,
         instrument: Instrument,
         label: str,
         attributes: Mapping[str, Any],
@@ -661,9 +697,9 @@ class Replay:
 
     def rewrite_branches(self, op: Any) -> None:
         """Instrument the bodies of a loop or branch in a gradient that was derived in the copy."""
-        for attribute, of in (self._callees(op) or {}).items():
+        for attribute, callees in (self._callees(op) or {}).items():
             made = []
-            for callee in of:
+            for callee in callees:
                 name = _internals.unique_function_name(f"{callee.graph.name}_amanda")
                 graph = _internals.FuncGraph(name)
                 graph.outer_graph = self._graph
@@ -690,7 +726,7 @@ class _BegunCall:
         size: how many operators the copy had before.
     """
 
-    site: Site
+    site: OpSite
     given: Sequence[Any] = ()
     is_separate: bool = False
     start: Any = None

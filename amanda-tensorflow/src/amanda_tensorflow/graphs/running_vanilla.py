@@ -29,7 +29,7 @@ class NotInstrumentableError(Exception):
 
 @attrs.define
 class Attempt:
-    """Whether a copy was made."""
+    """True if a copy was made."""
 
     is_made: bool = True
 

@@ -55,5 +55,5 @@ def copy_shapes(sources: Iterable[Any], tensors: Iterable[Any]) -> bool:
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    """Whether a tensor of a copy has the static shape of the vanilla one, or stands for state."""
+    """True if a tensor of a copy has the static shape of the vanilla one, or stands for state."""
     return old.dtype in UNROUTABLE or bool(old.shape == new.shape)

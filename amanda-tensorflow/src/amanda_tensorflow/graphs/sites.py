@@ -29,7 +29,7 @@ from amanda_tensorflow.operators.description import attributes_of, module_of, na
 
 
 @attrs.frozen(eq=False)
-class Segment:
+class GraphSegment:
     """The tensors before and after one differentiable routine.
 
     Attributes:
@@ -72,8 +72,8 @@ class ForwardState:
     several: Mapping[int, list[Any]] = _NOTHING
     inputs: Sequence[Any] = ()
     outputs: Sequence[Any] = ()
-    before: Sequence[Segment] = ()
-    after: Sequence[Segment] = ()
+    before: Sequence[GraphSegment] = ()
+    after: Sequence[GraphSegment] = ()
     replaced: tuple[list[Any], list[Any]] | None = None
     routines: Sequence[Any] = ()
 
@@ -86,11 +86,11 @@ class ForwardState:
             found: dict[int, dict[int, Any]] = {}
             for old, new in pairs:
                 found.setdefault(id(old), {})[id(new)] = new
-            self.several = {old: [*of.values()] for old, of in found.items() if len(of) > 1}
+            self.several = {old: [*new.values()] for old, new in found.items() if len(new) > 1}
 
 
 @attrs.define(eq=False)
-class Site:
+class OpSite:
     """A vanilla graph that is replayed at one place of a copy.
 
     A called function is replayed in its caller's graph; the body of a loop, or a branch, in a
@@ -136,10 +136,10 @@ class Site:
     ids: str
     layer_ids: LayerIds = attrs.field(factory=LayerIds)
     prefix: str = ""
-    parent: Site | None = None
-    sources: dict[int, tuple[Site, Any]] = attrs.field(factory=dict)
+    parent: OpSite | None = None
+    sources: dict[int, tuple[OpSite, Any]] = attrs.field(factory=dict)
     captured: dict[int, Any] = attrs.field(factory=dict)
-    forward: Site | None = None
+    forward: OpSite | None = None
     is_gradient: bool = False
     is_stacked: bool = False
     saved: dict[str, Mapping[int, list[Any]]] = attrs.field(factory=dict)
@@ -150,7 +150,7 @@ class Site:
     ops: dict[str, Any] = attrs.field(factory=dict)
     after: dict[str, list[Any]] = attrs.field(factory=dict)
     states: dict[str, ForwardState] = attrs.field(factory=dict)
-    children: dict[str, Site] = attrs.field(factory=dict)
+    children: dict[str, OpSite] = attrs.field(factory=dict)
     side_effects: Sequence[Any] = ()
     gradients: dict[GradientCall, Any] = attrs.field(factory=dict)
     shared_tensors: dict[tuple[int, ...], Any] = attrs.field(factory=dict)
@@ -209,7 +209,7 @@ class Site:
         return getattr(self.graph, "outputs", ()) or self.fetched
 
     @property
-    def outermost(self) -> Site:
+    def outermost(self) -> OpSite:
         """The site of the outermost graph into which it is replayed, by calls of functions."""
         return self if self.parent is None else self.parent.outermost
 
@@ -223,14 +223,14 @@ class Site:
         return self._order[call]
 
     def is_stacked_at(self, name: str) -> bool:
-        """Whether the gradient of an operator of this name reads stacks of its tensors."""
+        """True if the gradient of an operator of this name reads stacks of its tensors."""
         made = (made for call in self.calls_of(name) for made in call.ops)
         return any(self._named[other].type == "StackPushV2" for other in made)
 
     def versions(self, tensor: Any) -> list[Any]:
         """The tensors of the copy that operators use for a vanilla one."""
         found = [state.used.get(id(tensor)) for state in self.states.values()]
-        found += [new for of in self.saved.values() for new in of.get(id(tensor), ())]
+        found += [new for saved in self.saved.values() for new in saved.get(id(tensor), ())]
         return [*{id(new): new for new in found if new is not None}.values()]
 
     def calls_of(self, name: str) -> Sequence[GradientCall]:
@@ -243,7 +243,7 @@ class Site:
             self.tensors[id(old)] = new
 
     def is_recomputed(self, name: str, owner: GradientCall) -> bool:
-        """Whether a part of a gradient call is differentiated within that call."""
+        """True if a part of a gradient call is differentiated within that call."""
         differentiated = self._differentiated.get(name)
         return differentiated is not None and differentiated < self._order[owner]
 
@@ -300,9 +300,9 @@ class Site:
             forward = self.log.owners[forward.name].forward
         return forward
 
-    def site_of(self, graph: Any) -> Site | None:
+    def site_of(self, graph: Any) -> OpSite | None:
         """This site, or the one whose gradients it computes, that has this graph; else None."""
-        site: Site | None = self
+        site: OpSite | None = self
         while site is not None:
             if site.graph is graph:
                 return site

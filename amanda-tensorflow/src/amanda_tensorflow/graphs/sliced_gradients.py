@@ -23,12 +23,12 @@ from amanda.interface.action import Action
 from amanda_tensorflow.gradient_map.recording import GradientCall, Slices, TensorName
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.run_time_routines import PASSING, PythonNode
-from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.sites import OpSite
 
 Tensors = list[Any]
 
 
-def indexing_ops(site: Site, call: GradientCall) -> set[str]:
+def indexing_ops(site: OpSite, call: GradientCall) -> set[str]:
     """The operators of a gradient call that make the indices and shapes of slices it returns."""
     own = set(call.ops)
     found: set[str] = set()
@@ -52,7 +52,7 @@ class SlicedGradients:
     """
 
     def __init__(
-        self, site: Site, slices: Slices, gradients: Sequence[Any], is_dense: bool = False
+        self, site: OpSite, slices: Slices, gradients: Sequence[Any], is_dense: bool = False
     ) -> None:
         self._site = site
         self._slices = {i: parts for i, parts in slices.items() if gradients[i] is not None}

@@ -12,13 +12,13 @@ from amanda_tensorflow.gradient_map.recording import (
     TensorName,
     tensor_name,
 )
-from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.sites import OpSite
 
 _BACK_EDGES = {"Merge": "NextIteration", "RefMerge": "RefNextIteration"}
 """In loops of TensorFlow 1, the operator that reads a back edge, and the one at its source."""
 
 
-def ordered(site: Site, roots: Iterable[Any]) -> list[Any]:
+def ordered(site: OpSite, roots: Iterable[Any]) -> list[Any]:
     """The operators that `roots` need, these included, each after those that it needs.
 
     A backward operator also comes after its forward operator, and after all gradients that its
@@ -47,7 +47,7 @@ def _needs(op: Any) -> list[Any]:
     return [*sources, *op.control_inputs]
 
 
-def _wishes(site: Site, op: Any) -> Iterator[Any]:
+def _wishes(site: OpSite, op: Any) -> Iterator[Any]:
     """The further operators that should come before an operator: see :func:`ordered`."""
     log, graph = site.log, site.graph
     if not log.calls:
@@ -65,7 +65,7 @@ def _wishes(site: Site, op: Any) -> Iterator[Any]:
             yield from _call_needs(site, producer)
 
 
-def _call_needs(site: Site, call: GradientCall) -> Iterator[Any]:
+def _call_needs(site: OpSite, call: GradientCall) -> Iterator[Any]:
     """The operators after which the gradients that a call hands on are final."""
     if call.forward.graph() is site.graph:
         yield site.named(call.forward.name)
@@ -75,14 +75,14 @@ def _call_needs(site: Site, call: GradientCall) -> Iterator[Any]:
     yield from _indexing(site, call.input_slices)
 
 
-def _operators(site: Site, names: Sequence[TensorName | None]) -> Iterator[Any]:
+def _operators(site: OpSite, names: Sequence[TensorName | None]) -> Iterator[Any]:
     """The operators that make these tensors."""
     for name in names:
         if name is not None:
             yield site.named(name[0])
 
 
-def _indexing(site: Site, slices: Slices) -> Iterator[Any]:
+def _indexing(site: OpSite, slices: Slices) -> Iterator[Any]:
     """The operators that make the indices and shapes of slices."""
     for _, *parts in slices.values():
         yield from _operators(site, parts)
@@ -123,7 +123,7 @@ def _sorted(roots: Sequence[Any], before: Any, done: Mapping[str, Any]) -> list[
 
 
 def _is_valid(order: Sequence[Any], done: Mapping[str, Any]) -> bool:
-    """Whether each operator comes after those that it reads or waits for."""
+    """True if each operator comes after those that it reads or waits for."""
     seen = set(done)
     for op in order:
         if any(source.name not in seen for source in _needs(op)):

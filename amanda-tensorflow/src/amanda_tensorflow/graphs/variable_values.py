@@ -1,7 +1,7 @@
 """``context.get_value`` in graphs: the variables and constants behind tensors.
 
-A tensor of a function may stand for a tensor of its caller (:attr:`Site.sources`) or for a concrete
-one (:attr:`Site.captured`); both are followed.
+A tensor of a function may stand for a tensor of its caller (:attr:`OpSite.sources`) or for a
+concrete one (:attr:`OpSite.captured`); both are followed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.sites import Site
-from amanda_tensorflow.operators.variable_views import VIEWS, Step, step_of
+from amanda_tensorflow.graphs.sites import OpSite
+from amanda_tensorflow.operators.variable_views import VIEWS, ViewStep, step_of
 
 _LOOK_THROUGH = frozenset(
     {"Identity", "Cast", "ReadVariableOp", "Enter", "RefEnter", "EnsureShape"}
@@ -32,7 +32,7 @@ WriteVariable = Callable[[str, Callable[[Any], Any]], None]
 function of its value that gives the new one."""
 
 
-def value_of(site: Site, tensor: Any, read: ReadVariable, dtype: Any = None) -> Any:
+def value_of(site: OpSite, tensor: Any, read: ReadVariable, dtype: Any = None) -> Any:
     """The value of a tensor that a variable, a constant or a captured tensor determines, else None.
 
     Args:
@@ -50,7 +50,7 @@ def value_of(site: Site, tensor: Any, read: ReadVariable, dtype: Any = None) -> 
         return _placeholder_value(site, tensor, read, dtype)
     if kind not in _LOOK_THROUGH and kind not in VIEWS:
         return None
-    step = Step(kind, tensor.dtype) if kind == "Cast" else _view(tensor)
+    step = ViewStep(kind, tensor.dtype) if kind == "Cast" else _view(tensor)
     if step is None and kind in VIEWS:
         return None
     reads = tensor.dtype if kind == "ReadVariableOp" else dtype
@@ -61,7 +61,7 @@ def value_of(site: Site, tensor: Any, read: ReadVariable, dtype: Any = None) -> 
         return step.of(value)
 
 
-def _view(tensor: Any) -> Step | None:
+def _view(tensor: Any) -> ViewStep | None:
     """The step that an operator of :data:`VIEWS` makes; None for others, or if it is not known."""
     op = tensor.op
     if op.type not in VIEWS:
@@ -69,7 +69,7 @@ def _view(tensor: Any) -> Step | None:
     return step_of(op.type, op.inputs[0], tensor, lambda: tf.get_static_value(op.inputs[1]))
 
 
-def variable_view(site: Site, tensor: Any) -> tuple[Step, ...]:
+def variable_view(site: OpSite, tensor: Any) -> tuple[ViewStep, ...]:
     """The reshapes and transpositions from a variable to a tensor."""
     op = tensor.op
     if op.type == "Placeholder" and id(tensor) in site.sources:
@@ -81,7 +81,7 @@ def variable_view(site: Site, tensor: Any) -> tuple[Step, ...]:
     return before if step is None else (*before, step)
 
 
-def variable_key(site: Site, tensor: Any) -> Hashable | None:
+def variable_key(site: OpSite, tensor: Any) -> Hashable | None:
     """A key of the variable whose value or handle a tensor is; None for other tensors."""
     origin = variable_origin(site, tensor)
     if origin is None or isinstance(origin, _internals.EagerTensor):
@@ -89,7 +89,7 @@ def variable_key(site: Site, tensor: Any) -> Hashable | None:
     return site.root_ids, origin.name
 
 
-def variable_origin(site: Site, tensor: Any) -> Any:
+def variable_origin(site: OpSite, tensor: Any) -> Any:
     """The concrete handle of the variable whose value or handle a tensor is, or the operator of the
     graph that makes the variable; None for other tensors."""
     op = tensor.op
@@ -105,7 +105,7 @@ def variable_origin(site: Site, tensor: Any) -> Any:
     return None if concrete is None or concrete.dtype != tf.resource else concrete
 
 
-def _placeholder_value(site: Site, tensor: Any, read: ReadVariable, dtype: Any) -> Any:
+def _placeholder_value(site: OpSite, tensor: Any, read: ReadVariable, dtype: Any) -> Any:
     """The value of a placeholder: that of the tensor that it stands for."""
     if id(tensor) in site.sources:
         caller, outer = site.sources[id(tensor)]

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.sites import Segment
+from amanda_tensorflow.graphs.sites import GraphSegment
 
 Tensors = list[Any]
 
@@ -46,15 +46,12 @@ def after_routines(
     return found
 
 
-def through(segment: Segment, gradients: Tensors) -> Tensors:
-    """Take gradients back through a differentiable routine.
+def gradients_before(segment: GraphSegment, gradients: Tensors) -> Tensors:
+    """Return the gradients of the tensors before a differentiable routine.
 
     Args:
         segment: the tensors before and after the routine.
-        gradients: the gradients of all tensors after it; None where there is none.
-
-    Returns:
-        Those of the tensors before it.
+        gradients: the gradients of all tensors after the routine; None where there is none.
     """
     changed = list(gradients)
     known = [i for i in segment.positions if i < len(gradients) and gradients[i] is not None]
@@ -111,7 +108,7 @@ def zeros_like(tensor: Any) -> Any:
 
 
 def is_zeros(gradient: Any) -> bool:
-    """Whether a gradient was made by :func:`zeros_like`."""
+    """True if a gradient was made by :func:`zeros_like`."""
     return isinstance(gradient, tf.Tensor) and gradient.op in _ZEROS
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from amanda.state import Lock
 
 
-class Labels:
+class LayerLabels:
     """The names of the outermost layers that ran while a driver was attached."""
 
     def __init__(self) -> None:
@@ -62,4 +62,4 @@ class Labels:
             self._known.clear()
 
 
-LABELS = Labels()
+LABELS = LayerLabels()

@@ -73,7 +73,7 @@ def _follow(cls: type[Any]) -> None:
 
 
 def _calls(name: str, method: Any) -> bool:
-    """Whether a method is one by which a module is called."""
+    """True if a method is one by which a module is called."""
     if name == "__call__":
         return True
     # What makes a module and its variables computes nothing.

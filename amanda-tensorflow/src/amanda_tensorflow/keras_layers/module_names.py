@@ -24,12 +24,12 @@ _PATHS: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
 def is_plain_module(value: Any) -> bool:
-    """Whether it is a module of TensorFlow's own, and no layer of Keras."""
+    """True for a module of ``tf.Module`` that is no layer of Keras."""
     return is_plain_class(type(value))
 
 
 def is_plain_class(cls: type[Any]) -> bool:
-    """Whether it is a class of such modules."""
+    """True for a class of modules of ``tf.Module`` that are no layers of Keras."""
     return issubclass(cls, tf.Module) and not _is_of_keras(cls)
 
 

@@ -55,15 +55,15 @@ class EagerOptimizers:
     call: Callable[[Any, Any, Any, Any], Any] | None = None
 
 
-class _Running(threading.local):
-    """Whether an optimizer steps in one thread: some step by the method of another."""
+class _RunningSteps(threading.local):
+    """True if an optimizer steps in one thread: some step by the method of another."""
 
     def __init__(self) -> None:
         self.depth = 0
 
 
 EAGER = EagerOptimizers()
-_RUNNING = _Running()
+_RUNNING = _RunningSteps()
 _STEPS: weakref.WeakKeyDictionary[Any, list[OptimizerStep]] = weakref.WeakKeyDictionary()
 _PATCHES = PatchSet()
 _PATCHED: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -102,7 +102,7 @@ class EagerLayers:
     call: Callable[[Any, Any, Any, Any], Any] | None = None
 
 
-class _Running(threading.local):
+class _RunningLayers(threading.local):
     """The calls of layers that run in one thread, with weak references to their graphs."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class _Running(threading.local):
 
 
 EAGER = EagerLayers()
-_RUNNING = _Running()
+_RUNNING = _RunningLayers()
 _CALLS: weakref.WeakKeyDictionary[Any, list[LayerCall]] = weakref.WeakKeyDictionary()
 """The calls of layers by graph, in the order in which they ended."""
 
@@ -151,7 +151,7 @@ def patch(module: str) -> None:
 
 
 def computes_with_tensorflow(package: str) -> bool:
-    """Whether a package of Keras has TensorFlow as its backend: Keras 3 may have another one."""
+    """True if a package of Keras has TensorFlow as its backend: Keras 3 may have another one."""
     backend = getattr(sys.modules.get(f"{package}.config"), "backend", None)
     return backend is None or backend() == "tensorflow"
 
@@ -244,7 +244,7 @@ def calls_in(graph: Any) -> Sequence[LayerCall]:
 
 
 def made_by_keras(op: Any) -> bool:
-    """Whether a layer of Keras has made an operator of a graph."""
+    """True if a layer of Keras has made an operator of a graph."""
     call = layer_calls(op.graph).get(op.name)
     return call is not None and call.is_of_keras
 

@@ -14,7 +14,7 @@ from amanda_tensorflow import _internals
 
 
 @attrs.frozen
-class OpView:
+class NamedOperator:
     """An operator as ``get_op()`` and ``get_backward_op()`` give it. It keeps no graph alive.
 
     Attributes:
@@ -28,7 +28,7 @@ class OpView:
     _op: Callable[[], Any] | None = attrs.field(default=None, eq=False, repr=False)
 
     @classmethod
-    def of(cls, op: Any) -> OpView:
+    def of(cls, op: Any) -> NamedOperator:
         """The view of an operator of a graph."""
         return cls(op.type, named_with_type(op.name, op.type), weakref.ref(op))
 

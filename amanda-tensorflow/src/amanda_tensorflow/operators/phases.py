@@ -128,7 +128,7 @@ def _files(traceback: Any) -> Iterator[str]:
 
 
 def changes_variables(ops: Iterable[Any]) -> bool:
-    """Whether one of the operators changes a parameter as an optimizer does; not a counter."""
+    """True if one of the operators changes a parameter as an optimizer does; not a counter."""
     return any(
         _UPDATES.match(op.type) and _is_real(op) and phase_of_node(op, False) == "optimizer"
         for op in ops
@@ -136,7 +136,7 @@ def changes_variables(ops: Iterable[Any]) -> bool:
 
 
 def _is_real(op: Any) -> bool:
-    """Whether an operator that changes a variable changes one of real or complex numbers."""
+    """True if an operator that changes a variable changes one of real or complex numbers."""
     attributes = op.op_def.attr
     name = next((a.name for a in attributes if a.name in ("T", "dtype")), None)
     kind = None if name is None else op.get_attr(name)
@@ -157,7 +157,7 @@ def _of_file(file: str) -> Phase | None:
 
 
 def _builds(frame: FrameType) -> bool:
-    """Whether a constructor or ``build`` is that of a module or layer."""
+    """True if a constructor or ``build`` is that of a module or layer."""
     names = frame.f_code.co_varnames
     first = frame.f_locals.get(names[0]) if names else None
     return isinstance(first, tf.Module) or any(

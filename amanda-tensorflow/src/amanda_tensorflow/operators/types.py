@@ -80,24 +80,24 @@ UNROUTABLE = frozenset({tf.resource, tf.variant})
 
 
 def is_op(kind: str) -> bool:
-    """Whether an operator of this type is one to tools."""
+    """True if an operator of this type is one to tools."""
     return kind not in NOT_OPS
 
 
 def is_differentiable(tensor: Any) -> bool:
-    """Whether a tensor is one, of a type that gradients are computed for."""
+    """True if a tensor is one, of a type that gradients are computed for."""
     return tensor is not None and bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
 def has_gradient(tensor: Any) -> bool:
-    """Whether gradients are computed for a tensor: of numbers, of a list of tensors, whose gradient
+    """True if gradients are computed for a tensor: of numbers, of a list of tensors, whose gradient
     is another list, and of the handle of a variable, whose gradient is that of its value."""
     return is_differentiable(tensor) or (tensor is not None and tensor.dtype in UNROUTABLE)
 
 
 @functools.cache
 def runs_functions(kind: str) -> bool:
-    """Whether operators of this type run functions that cannot be instrumented."""
+    """True if operators of this type run functions that cannot be instrumented."""
     definition = _internals.op_def_of(kind)
     found = () if definition is None else definition.attr
     if kind in CALLS or kind in CONTROL_FLOW:
@@ -107,7 +107,7 @@ def runs_functions(kind: str) -> bool:
 
 @functools.cache
 def is_random(kind: str) -> bool:
-    """Whether operators of this type keep the state of a random generator where they run."""
+    """True if operators of this type keep the state of a random generator where they run."""
     definition = _internals.op_def_of(kind)
     if definition is None or not definition.is_stateful:
         return False
@@ -116,20 +116,20 @@ def is_random(kind: str) -> bool:
 
 
 def _is_state(arg: Any) -> bool:
-    """Whether an input or output of an operator is a resource, or a reference."""
+    """True if an input or output of an operator is a resource, or a reference."""
     return arg.is_ref or tf.as_dtype(arg.type or tf.float32) in UNROUTABLE
 
 
 @functools.cache
 def takes_reference(kind: str) -> bool:
-    """Whether operators of this type take a reference to a variable of TensorFlow 1."""
+    """True if operators of this type take a reference to a variable of TensorFlow 1."""
     definition = _internals.op_def_of(kind)
     return definition is not None and any(arg.is_ref for arg in definition.input_arg)
 
 
 @functools.cache
 def has_one_output(kind: str) -> bool:
-    """Whether operators of this type declare one output, which is not a list."""
+    """True if operators of this type declare one output, which is not a list."""
     definition = _internals.op_def_of(kind)
     if definition is None or len(definition.output_arg) != 1:
         return False

@@ -21,7 +21,7 @@ VIEWS = RESHAPES | {"Transpose"}
 
 
 @attrs.frozen
-class Step:
+class ViewStep:
     """One operator between a variable and its view.
 
     Attributes:
@@ -43,7 +43,7 @@ class Step:
 
 def step_of(
     kind: str, before: Any, after: Any, order: Callable[[], Sequence[int] | None]
-) -> Step | None:
+) -> ViewStep | None:
     """The step that an operator of :data:`VIEWS` makes; None if it is not known.
 
     Args:
@@ -53,13 +53,13 @@ def step_of(
     """
     if kind == "Transpose":
         axes = order()
-        return None if axes is None else Step(kind, tuple(int(axis) for axis in axes))
+        return None if axes is None else ViewStep(kind, tuple(int(axis) for axis in axes))
     if not (before.shape.is_fully_defined() and after.shape.is_fully_defined()):
         return None
-    return Step("Reshape", tuple(after.shape.as_list()))
+    return ViewStep("Reshape", tuple(after.shape.as_list()))
 
 
-def changed(value: Any, steps: Sequence[Step], function: Callable[[Any], Any]) -> Any:
+def changed(value: Any, steps: Sequence[ViewStep], function: Callable[[Any], Any]) -> Any:
     """A variable's value after `function` has changed it in the view that these steps make."""
     moves = view_of(steps)
     shapes = []
@@ -75,6 +75,6 @@ def changed(value: Any, steps: Sequence[Step], function: Callable[[Any], Any]) -
     return value
 
 
-def view_of(steps: Sequence[Step]) -> tuple[Step, ...]:
+def view_of(steps: Sequence[ViewStep]) -> tuple[ViewStep, ...]:
     """The steps that distinguish views: all but casts, which move no element."""
     return tuple(step for step in steps if step.kind != "Cast")

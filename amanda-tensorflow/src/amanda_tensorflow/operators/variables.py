@@ -9,7 +9,7 @@ from typing import Any
 from amanda.errors import AmandaError
 from amanda.interface.calls import Variable
 from amanda_tensorflow import _internals
-from amanda_tensorflow.operators.variable_views import Step, changed
+from amanda_tensorflow.operators.variable_views import ViewStep, changed
 
 
 class HandleVariable(Variable):
@@ -20,7 +20,7 @@ class HandleVariable(Variable):
         steps: the casts, reshapes and transpositions between the variable and the input.
     """
 
-    def __init__(self, handle: Any, steps: Sequence[Step]) -> None:
+    def __init__(self, handle: Any, steps: Sequence[ViewStep]) -> None:
         self._handle = weakref.ref(handle)
         self._steps = tuple(steps)
 

@@ -33,7 +33,7 @@ from amanda_tensorflow.graphs.passes import RunningModules
 from amanda_tensorflow.graphs.random_state import first_seeded, is_seeded
 from amanda_tensorflow.graphs.replay import Replay
 from amanda_tensorflow.graphs.running_vanilla import NotInstrumentableError, falling_back
-from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.operators.types import CALLS, CONTROL_FLOW
 from amanda_tensorflow.session.random_ops import can_be_shared, draws_from
@@ -48,11 +48,11 @@ from amanda_tensorflow.session.variables import (
 )
 
 
-class Vanilla:
+class VanillaRun:
     """Stands for a run of which no instrumented copy can be made."""
 
 
-Made = SessionRun | InlineFunction | Vanilla
+Made = SessionRun | InlineFunction | VanillaRun
 """A run in terms of the shadow, or the function for it in the user's session."""
 
 
@@ -101,7 +101,7 @@ class SessionCopies:
         self._instrument = self._making(self.graph, self.building)
         self._apart: dict[str, str] = {}
         self._replay = Replay(self.graph, self._instrument, draws_from(session, self._apart))
-        self._site = Site(session.graph, self._ids, ids.layer_ids(session.graph))
+        self._site = OpSite(session.graph, self._ids, ids.layer_ids(session.graph))
         self._session: Any = None
         self._variables: ShadowVariables | None = None
         self._here: set[str] = set()
@@ -156,11 +156,11 @@ class SessionCopies:
         """Make what runs instead of a run of the user's graph."""
         # Read first: an inline function adds a node to the graph, which is not the user's.
         version = _internals.own_version(self._user.graph)
-        operations = ordered(Site(self._user.graph, self._ids), run.roots())
+        operations = ordered(OpSite(self._user.graph, self._ids), run.roots())
         points = self._dispatcher.points
         if self.building.modules is None and points.wants_modules(self.building.scopes):
             self.building.modules = RunningModules(points)
-        made: Made = Vanilla()
+        made: Made = VanillaRun()
         executions = None
         with self._growing, falling_back(self._dispatcher, self.building, f"a run of {self._ids}"):
             inline = needs_inline(operations) or any(is_handle(value) for _, value in run.feeds)
@@ -175,15 +175,15 @@ class SessionCopies:
             if unshared and self._acts_in(copied):
                 raise NotInstrumentableError(f"{unshared}: a copy of it would draw other numbers")
             # A later run may change the shadow, on which this one would draw other numbers, too.
-            made, executions = Vanilla() if unshared else copied, counting
-        if isinstance(made, Vanilla):
+            made, executions = VanillaRun() if unshared else copied, counting
+        if isinstance(made, VanillaRun):
             self.building.take_controls()
-        modules = None if isinstance(made, Vanilla) else self.building.modules
+        modules = None if isinstance(made, VanillaRun) else self.building.modules
         prepared = self._prepared[key, version] = Prepared(made, executions, modules)
         return prepared
 
     def _acts_in(self, made: SessionRun | InlineFunction) -> bool:
-        """Whether a run is executed by a copy."""
+        """True if a run is executed by a copy."""
         return made.is_inserted if isinstance(made, InlineFunction) else self.building.is_changed
 
     def _unshared(self, operations: Sequence[Any]) -> str | None:
@@ -217,7 +217,7 @@ class SessionCopies:
         return made, Executions.of(self.building, *_extent(made))
 
     def _tells_modules(self, run: SessionRun) -> bool:
-        """Whether the modules that a run enters are reported: building them enters none."""
+        """True if the modules that a run enters are reported: building them enters none."""
         if self.building.modules is None or not calls_modules(self._user.graph):
             return False
         return kind_of(run) != "setup"
@@ -235,7 +235,7 @@ class SessionCopies:
         variables = [op for op in operations if op.type in VARIABLES]
         with instrument.building_copy():
             self._replay.body(shared, [op for op in variables if op.name not in shared.ops])
-            site = Site(self._user.graph, self._ids, self._graph_ids.layer_ids(self._user.graph))
+            site = OpSite(self._user.graph, self._ids, self._graph_ids.layer_ids(self._user.graph))
             site.refresh(run.fetches)
             for op in variables:
                 site.ops[op.name] = shared.ops[op.name]
@@ -252,7 +252,7 @@ class SessionCopies:
             made = attrs.evolve(made, targets=[*made.targets, last])
         return made, Executions.of(building, *_extent(made))
 
-    def _translated(self, run: SessionRun, site: Site, replay: Replay) -> SessionRun:
+    def _translated(self, run: SessionRun, site: OpSite, replay: Replay) -> SessionRun:
         """A run of the user's graph in terms of a site in the shadow."""
         final = replay.final
         with self.graph.as_default():
@@ -268,7 +268,7 @@ class SessionCopies:
 
     def _inlined(self, run: SessionRun) -> tuple[InlineFunction, Executions | None]:
         """The function for a run; the user's graph gets a node for it if tools act in it."""
-        site = Site(self._user.graph, self._ids, fetched=run.fetches)
+        site = OpSite(self._user.graph, self._ids, fetched=run.fetches)
         scopes, found = self.building.scopes, []
 
         def make(graph: Any) -> Instrument:
@@ -296,7 +296,7 @@ class SessionCopies:
             A function of the runtime's handles of the run's options and of its metadata.
         """
         made = prepared.made
-        if isinstance(made, Vanilla):
+        if isinstance(made, VanillaRun):
             return None
         if isinstance(made, SessionRun):
             if not self.building.is_changed:
@@ -397,7 +397,7 @@ def _extent(run: SessionRun) -> tuple[list[Any], set[int]]:
 
 
 def _read_by_gradients(
-    site: Site, run: SessionRun, feeds: Sequence[tuple[Any, Any]]
+    site: OpSite, run: SessionRun, feeds: Sequence[tuple[Any, Any]]
 ) -> list[tuple[Any, int]]:
     """The tensors that gradients read in the shadow for the fed tensors of a run, with their
     positions.

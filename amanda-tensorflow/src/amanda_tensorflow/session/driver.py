@@ -49,7 +49,6 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
     def _running(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         """The patch of ``BaseSession._call_tf_sessionrun``, which calls the runtime."""
-        points = self.dispatcher.points
 
         def run(
             session: Any, options: Any, feeds: Any, fetches: Any, targets: Any, run_metadata: Any
@@ -67,22 +66,20 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
                 ready, prepared = self.lock.hold(self._ready, session, scopes, handles)
                 count = None if prepared.executions is None else prepared.executions.add
                 if prepared.kind is not None or prepared.modules is not None:
-                    told = _told_run(points, scopes, prepared)
+                    told = _told_run(self.dispatcher.points, scopes, prepared)
             try:
-                if ready is None:
+                if ready is not None:
+                    result = ready(options, run_metadata)
+                else:
                     if not STATE.paused:
                         self._leave(session)
                     given = feeds, fetches, targets, run_metadata
                     result = _run_vanilla(vanilla, session, options, *given)
-                else:
-                    try:
-                        result = ready(options, run_metadata)
-                    except Exception as error:
-                        raise_original(error)
-                        raise
-            except BaseException:
+            except BaseException as error:
                 if told is not None:
                     told.end(False)
+                if ready is not None:
+                    raise_original(error)
                 raise
             if told is not None:
                 told.end(True, count)
@@ -93,7 +90,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
         return named_as(vanilla, run)
 
     def _stays_vanilla(self, session: Any) -> bool:
-        """Whether a session cannot be instrumented: its runs are counted as not seen."""
+        """True if a session cannot be instrumented: its runs are counted as not seen."""
         if session in self._partly:
             self.dispatcher.not_seen(PARTIAL)
             return True

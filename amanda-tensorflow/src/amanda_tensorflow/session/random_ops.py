@@ -22,12 +22,12 @@ import tensorflow as tf
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.random_state import is_seeded
 from amanda_tensorflow.graphs.run_time_routines import PythonNode, is_routable
-from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.sites import OpSite
 
 
 def draws_from(
     session: Any, apart: dict[str, str]
-) -> Callable[[Site, Any], Callable[[Sequence[Any]], Any] | None]:
+) -> Callable[[OpSite, Any], Callable[[Sequence[Any]], Any] | None]:
     """A function that adds the seeded random operators of a session's graph to a copy.
 
     Args:
@@ -41,7 +41,7 @@ def draws_from(
     # Nodes in the user's graph live as long as that does.
     graph, reference = session.graph, weakref.ref(session)
 
-    def adding(site: Site, op: Any) -> Callable[[Sequence[Any]], Any] | None:
+    def adding(site: OpSite, op: Any) -> Callable[[Sequence[Any]], Any] | None:
         if not is_seeded(op) or not _is_routable(op):
             return None
         if op.graph is graph:
@@ -64,11 +64,11 @@ def draws_from(
 
 
 def can_be_shared(op: Any) -> bool:
-    """Whether a random operator can be run by itself: what it waits for would run with it."""
+    """True if a random operator can be run by itself: what it waits for would run with it."""
     return not op.control_inputs and _is_routable(op)
 
 
-def _call_of(site: Site) -> str:
+def _call_of(site: OpSite) -> str:
     """The name of the call in the outermost graph for whose sake a function is replayed."""
     while site.parent is not None and site.parent.parent is not None:
         site = site.parent

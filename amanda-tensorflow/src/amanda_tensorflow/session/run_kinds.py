@@ -28,7 +28,7 @@ def kind_of(run: SessionRun) -> RunKind:
 
 
 def _sets(op: Any) -> bool:
-    """Whether an operator sets variables, or waits for operators that do."""
+    """True if an operator sets variables, or waits for operators that do."""
     if op.type == "NoOp":
         return all(map(_sets, op.control_inputs))
     return phase_of_node(op, False) == "setup"

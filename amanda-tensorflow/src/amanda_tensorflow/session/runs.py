@@ -15,7 +15,7 @@ handles."""
 
 
 def is_handle(value: Any) -> bool:
-    """Whether a fed value is a handle to one that the session keeps (``get_session_handle``)."""
+    """True if a fed value is a handle to one that the session keeps (``get_session_handle``)."""
     return getattr(getattr(value, "dtype", None), "names", None) is not None
 
 

@@ -17,7 +17,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.replay import Replay
 from amanda_tensorflow.graphs.running_vanilla import NotInstrumentableError
-from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.operators.types import ROUTING, is_random
 from amanda_tensorflow.session.random_ops import draws_from
@@ -67,14 +67,14 @@ _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 
 
 def keeps_state(op: Any) -> bool:
-    """Whether an operator makes state that belongs to a session and is not a variable."""
+    """True if an operator makes state that belongs to a session and is not a variable."""
     if op.inputs or op.type in VARIABLES or not op.outputs or not _internals.is_stateful(op):
         return False
     return all(t.dtype == tf.resource or _internals.is_reference(t.dtype) for t in op.outputs)
 
 
 def needs_inline(operations: Sequence[Any]) -> bool:
-    """Whether some operators of a graph have to run in the user's own session.
+    """True if some operators of a graph have to run in the user's own session.
 
     Random operators count only where variables are read as well. In other runs the nodes of the
     shadow that draw the numbers are few.
@@ -104,7 +104,7 @@ class InlineFunction:
     def __init__(
         self,
         session: Any,
-        site: Site,
+        site: OpSite,
         make: Callable[[Any], Instrument],
         apart: dict[str, str],
     ) -> None:
@@ -176,7 +176,7 @@ class InlineFunction:
         self.function.control_outputs = list(dict.fromkeys(ends))
 
     def _is_outside(self, tensor: Any) -> bool:
-        """Whether a tensor is fed, or computed by an operator that stays in the user's graph."""
+        """True if a tensor is fed, or computed by an operator that stays in the user's graph."""
         fed = id(tensor) in self._site.fed
         return fed or self._site.ops.get(tensor.op.name, True) is None
 
@@ -208,7 +208,7 @@ class InlineFunction:
 
 
 def _stays(op: Any) -> bool:
-    """Whether an operator runs in the user's graph, as it is."""
+    """True if an operator runs in the user's graph, as it is."""
     if op.type in VARIABLES or op.type.startswith("Placeholder") or keeps_state(op):
         return True
     can_stay = is_random(op.type) or op.type in _FROM_HANDLES
@@ -229,7 +229,7 @@ def _check_reach(op: Any) -> None:
 
 
 def _is_simple(tensors: Iterable[Any]) -> bool:
-    """Whether tensors are computed from constants and placeholders, and nothing else."""
+    """True if tensors are computed from constants and placeholders, and nothing else."""
     waiting, seen = [tensor.op for tensor in tensors], set()
     while waiting:
         op = waiting.pop()

@@ -1,0 +1,494 @@
+"""The fast path of eager operators, ``TFE_Py_FastPathExecute`` in C, and who leaves it.
+
+TensorFlow's generated functions first try the fast path. It takes arguments of any kind. If it
+raises ``_FallbackException``, the function converts its arguments to tensors and calls the slow
+path, ``execute.execute``::
+
+    gen_math_ops.mat_mul
+        fast path        operators without routines that look at tensors
+        slow path        all others
+
+The patch lets an operator run on the fast path, and counts it, or raises that exception. The
+reasons are those of :class:`~amanda_tensorflow.eager.plan_cache.Reason`, found in this order by
+:meth:`FastPath.decide`:
+
+=============  ==================================================================================
+reason         found by
+=============  ==================================================================================
+`REPLACEMENT`  the thread: a replacement runs, and tapes record
+`ANALYSIS`     no entry, or :data:`~amanda_tensorflow.eager.plan_cache.UNKNOWN`
+`TENSORS`      the entry
+`READINGS`     the types of the arguments, if variables are among them, and the entries of readings
+`MARK`         the entry, and whether tapes record
+=============  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from amanda.engine.dispatch import Dispatcher
+from amanda.state import STATE
+from amanda_tensorflow import _internals
+from amanda_tensorflow.eager.op_request import Vanilla
+from amanda_tensorflow.eager.plan_cache import (
+    PLAIN,
+    UNKNOWN,
+    Cell,
+    Cells,
+    OperatorEntry,
+    Reason,
+    entry_of,
+)
+from amanda_tensorflow.eager.slow_path import SlowPath
+from amanda_tensorflow.eager.tape_marks import Sum
+from amanda_tensorflow.eager.thread import LOCAL, Tracker
+from amanda_tensorflow.eager.tool_errors import call_python, retried
+from amanda_tensorflow.eager.variable_values import READING, VariableValues
+from amanda_tensorflow.operators.types import NOT_OPS, PYTHON_FUNCTIONS
+
+_BOOKKEEPING = frozenset({"AddN", "Fill", "OnesLike", "ZerosLike"})
+"""Operators that a backward pass itself runs, outside of gradient functions."""
+_FOREIGN = (
+    "backward operators whose forward ran outside of the scope, was itself a backward "
+    "operator, or is hidden in a function"
+)
+_NOT_CONVERTED = "operators whose inputs only TensorFlow's runtime can convert"
+_RESOURCE = tf.resource.as_datatype_enum
+_now = time.perf_counter_ns
+_inputs_of = _internals.INPUT_COUNTS
+_no_tape_records = _internals.no_tape_records
+
+Runner = Callable[[Any, str, Any, tuple[Any, ...]], Any]
+"""Runs an operator: it is given the arguments of the fast path."""
+
+
+class FastPath:
+    """The patch of ``TFE_Py_FastPathExecute``.
+
+    Args:
+        vanilla: TensorFlow's own functions.
+        values: is told of the tensors that are read from variables.
+        slow_path: the patch that has to be in place when an operator falls back.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, vanilla: Vanilla, values: VariableValues, slow_path: SlowPath
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._vanilla = vanilla
+        self._values = values
+        self._slow_path = slow_path
+        self._numbers: dict[tuple[type, ...], int] = {}
+        self._uncounted: Cell = [0]
+
+    # -- the patch --------------------------------------------------------
+
+    def patch(self, vanilla: Any) -> Any:
+        """Return the patch of ``TFE_Py_FastPathExecute``."""
+        decide, ended, note = self.decide, self._ended, self._values.note
+        now, counted = _now, list
+
+        def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
+            # For each operator the runtime finds the lines at which all running functions are (2.16
+            # to 2.21), which takes the longer the more code lies before: the decision is made by a
+            # function that has ended, and the usual cases come first.
+            decision = decide(ctx, op_name, args)
+            if type(decision) is counted:
+                result = vanilla(ctx, op_name, name, *args)
+                decision[0] += 1
+                return result
+            if type(decision) is not tuple:
+                return decision(ctx, op_name, name, args)
+            tracker, cell, marked, entry, read, args = decision
+            # The runtime ignores attributes that the operator does not declare.
+            if not entry.is_inlined:
+                result = vanilla(ctx, op_name, name, *args, *marked)
+                cell[0] += 1
+            else:
+                start = now()
+                result = vanilla(ctx, op_name, name, *args, *marked)
+                end = now()
+                cell[0] += 1
+                ended(tracker, entry, start, end)
+            if read is not None:
+                read[0][0] += read[1]
+            elif entry.is_noted:
+                note(op_name, args, result)
+                if marked and op_name == "Identity":
+                    tracker.note_owner(result, marked[1])
+            return result
+
+        return TFE_Py_FastPathExecute
+
+    def _ended(self, tracker: Tracker, entry: OperatorEntry, start: int, end: int) -> None:
+        """Tell counters and timers of an execution."""
+        # Without a lock: threads take turns where a function is called or a loop goes back, not
+        # within a sum (CPython 3.11 to 3.14 with its global lock, which TensorFlow needs).
+        for counter in entry.counters:
+            counter.count += 1
+        for timer, action in entry.timers:
+            log = timer.log
+            if log is not None and log.due is not None and end >= log.due:
+                # The log belongs to a tool, whose code runs when it is due.
+                self._dispatcher.call(action, (start, end), timer.add)
+                continue
+            # As `add` does it, without its frame.
+            timer.executions += 1
+            timer.nanoseconds += end - start
+            if log is not None:
+                log.numbers.extend((timer.number, start, end, tracker.native))
+
+    # -- the decision -----------------------------------------------------
+
+    def decide(
+        self, ctx: Any, op_name: str, args: tuple[Any, ...], cells: Cells | None = None
+    ) -> Any:
+        """Decide how an operator runs.
+
+        Args:
+            ctx: TensorFlow's context.
+            args: the arguments of the fast path: inputs, then names and values of attributes.
+            cells: the cells of its scope; None to look them up.
+
+        Returns:
+            One of:
+
+            * a cell: the operator runs vanilla and is counted there;
+            * a tuple: the tracker; the cell; the attribute by which the execution is marked, or an
+              empty tuple; the entry; the cell that counts readings of variables and how many the
+              operator does, or None; the arguments, in which variables may have been read;
+            * a :data:`Runner`.
+
+        Raises:
+            FallbackException: it has to take the slow path.
+        """
+        tracker = LOCAL.tracker
+        if tracker is None:
+            return self._uncounted
+        # A tool's code runs vanilla, whichever driver has called it.
+        if STATE.paused or (tracker.stale and not tracker.refresh()):
+            in_replacement = tracker.marking is not None
+            return self._replacing(tracker, op_name, args) if in_replacement else self._uncounted
+        try:
+            if cells is None:
+                cells = tracker.cells[tracker.local.scope_name]
+            cell = cells[op_name]
+            entry = cell[cell[0] + 1]
+        except LookupError:
+            return self._look_up(tracker, ctx, op_name, args)
+        if entry.reason is not None:
+            return self._by_reason(entry.reason, tracker, ctx, op_name, args)
+        # Attributes follow the inputs.
+        number = self._numbers.get(tuple(map(type, args[: _inputs_of[op_name]])))
+        if number != 0:
+            decision = self._with_variables(tracker, cells, entry, ctx, op_name, args, number)
+            if decision is not None:
+                return decision
+        if entry is PLAIN:
+            return cell
+        if entry.is_inlined and sys.exception() is not None:
+            raise_if_retried()
+        marked: Any = ()
+        if entry.plan.claims and not _no_tape_records():
+            marked = entry.marked
+            if marked is None or tracker.local.op_callbacks:
+                marked = self._shared_mark(tracker, entry)
+            if marked is None:
+                return self._fall_back(Reason.MARK, tracker, op_name, args)
+        if entry.has_routines:
+            return self._with_routines(tracker, cell, entry, marked)
+        return tracker, cell, marked, entry, None, args
+
+    def _replacing(self, tracker: Tracker, op_name: str, args: tuple[Any, ...]) -> Any:
+        """Decide on an operator of a replacement; see :meth:`decide`."""
+        if _internals.no_tape_records():
+            return self._uncounted
+        return self._fall_back(Reason.REPLACEMENT, tracker, op_name, args)
+
+    def _look_up(self, tracker: Tracker, ctx: Any, op_name: str, args: tuple[Any, ...]) -> Any:
+        """Decide on an operator that has no entry where it was looked for; see :meth:`decide`."""
+        run = tracker.run
+        if run is not None:
+            if run.is_vanilla(op_name):
+                return run.cell(op_name)
+            return self._fall_back(Reason.ANALYSIS, tracker, op_name, args)
+        if tracker.depth:
+            return self._outside
+        if op_name in PYTHON_FUNCTIONS:
+            return self._call_python
+        if op_name in NOT_OPS:
+            return self._uncounted
+        # Outside of layers ids depend on the code that runs, beside the name scope.
+        cells = tracker.ids.cells.get(tracker.ids.scope(tracker.local.scope_name), {})
+        if op_name in cells and entry_of(cells[op_name]) is not UNKNOWN:
+            return self.decide(ctx, op_name, args, cells)
+        return self._fall_back(Reason.ANALYSIS, tracker, op_name, args)
+
+    def _by_reason(
+        self, reason: Reason, tracker: Tracker, ctx: Any, op_name: str, args: tuple[Any, ...]
+    ) -> Any:
+        """Decide on an operator whose entry gives a reason for the slow path.
+
+        Raises:
+            FallbackException: makes it take the slow path.
+        """
+        if reason is Reason.ANALYSIS:
+            return self._look_up(tracker, ctx, op_name, args)
+        # As _fall_back() does it, without its calls, where tensors are all that is given.
+        given = map(type, args[: _internals.INPUT_COUNTS[op_name]])
+        if _internals.DECLARED[op_name].is_any or not _internals.TENSORS_ONLY.issuperset(given):
+            return self._fall_back(reason, tracker, op_name, args)
+        if _internals.EXECUTE.execute is not self._slow_path.patched:
+            self._slow_path.put_in_place()
+        tracker.fallen.add(op_name)
+        raise _internals.FallbackException(op_name)
+
+    def _shared_mark(self, tracker: Tracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
+        """Return the attribute that marks all executions on tapes; None if each has its own mark.
+
+        TensorFlow's callbacks are told of attributes: they are not shown this one.
+        """
+        if tracker.local.op_callbacks or not tracker.has_passed(entry.plan.driver_data):
+            return None
+        entry.marked = entry.plan.driver_data.marked
+        return entry.marked
+
+    def _mark(self, tracker: Tracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
+        """Return the attribute that marks an execution, if tapes record it, or an empty tuple.
+
+        None if its executions do not share a mark.
+        """
+        if not entry.plan.claims or _internals.no_tape_records():
+            return ()
+        return self._shared_mark(tracker, entry)
+
+    # -- the slow path ----------------------------------------------------
+
+    def _fall_back(
+        self, reason: Reason, tracker: Tracker, op_name: str, args: Sequence[Any]
+    ) -> Runner:
+        """Let an operator take the slow path.
+
+        Returns:
+            What runs the operator, if the slow path would not convert its arguments alike.
+
+        Raises:
+            FallbackException: makes it take the slow path, with our patch in place.
+        """
+        if _internals.EXECUTE.execute is not self._slow_path.patched:
+            self._slow_path.put_in_place()
+        if _internals.takes_fast_path(op_name, args):
+            tracker.fallen.add(op_name)
+            if not _internals.needs_no_conversion(op_name, args):
+                return self._converted
+        raise _internals.FallbackException(f"{op_name}: {reason.value}")
+
+    def _converted(self, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]) -> Any:
+        """Run an operator on the slow path, which may not convert arguments as the fast path does.
+
+        It refuses some that the fast path takes, as an integer beside a variable, and what neither
+        takes it refuses by another error.
+        """
+        tracker, frame = LOCAL.tracker, inspect.currentframe()
+        while frame is not None and frame.f_globals is globals():
+            frame = frame.f_back
+        call = None if frame is None else _internals.slow_path_of(frame)
+        if tracker is None or call is None:
+            raise _internals.FallbackException(op_name)
+        function, arguments = call
+        self._read_variables(op_name, args, arguments)
+        failed: list[Exception] = []
+        try:
+            return function(**arguments)
+        except Exception as error:
+            if op_name not in tracker.fallen:
+                if not _is_of_stateless(error, op_name):
+                    raise
+                failed.append(error)
+        tracker.fallen.discard(op_name)
+        # An operator without state may run twice: the error is that of the fast path, if it is one.
+        result = self._vanilla.fast_path(ctx, op_name, name, *args)
+        if failed:
+            raise failed.pop()
+        self._dispatcher.not_seen(_NOT_CONVERTED)
+        return result
+
+    def _read_variables(self, op_name: str, args: Sequence[Any], arguments: dict[str, Any]) -> None:
+        """Read the variables among the arguments of the slow path, in the order of the fast path.
+
+        With tensors in their place the slow path finds the types that the fast path finds.
+        """
+        declared, names = _internals.DECLARED[op_name], list(arguments)
+        for position, value in enumerate(args[: _internals.INPUT_COUNTS[op_name]]):
+            name = next((name for name in names if arguments[name] is value), None)
+            if name is None or declared.fixed.get(position) == _RESOURCE:
+                continue
+            names.remove(name)
+            if position not in declared.lists:
+                arguments[name] = _internals.value_of(value)
+            elif isinstance(value, (list, tuple)) or _internals.is_sequence(value):
+                arguments[name] = [_internals.value_of(item) for item in value]
+
+    # -- operators that are passed variables ------------------------------
+
+    def _with_variables(
+        self,
+        tracker: Tracker,
+        cells: Cells,
+        entry: OperatorEntry,
+        ctx: Any,
+        op_name: str,
+        args: tuple[Any, ...],
+        number: int | None,
+    ) -> Any:
+        """Decide on an operator that may be passed variables; None if it is passed none.
+
+        On the fast path the runtime reads a variable in C, and that reading, an operator like any
+        other, is not seen. Where neither the operator nor the readings have actions, the operator
+        takes the fast path, and the readings are counted. Where counters and timers are all that is
+        told, the driver reads the variables before.
+
+        Args:
+            number: how many variables it is passed; None if that has yet to be counted.
+
+        Raises:
+            FallbackException: it has to take the slow path, where readings are seen.
+        """
+        if number is None:
+            number = self._number_of_readings(args[: _inputs_of[op_name]])
+        if not number:
+            return None
+        is_inlined = entry.is_inlined
+        readings = self._readings(cells, number, may_be_inlined=is_inlined)
+        is_told = is_inlined or not (entry.has_routines or op_name in READING)
+        marked = self._mark(tracker, entry) if is_told and readings is not None else None
+        if marked is None or readings is None:
+            return self._fall_back(Reason.READINGS, tracker, op_name, args)
+        cell = cells[op_name]
+        if not is_inlined:
+            return tracker, cell, marked, entry, (readings, number), args
+        plain, values = _internals.NO_VARIABLES, list(args)
+        for position, value in enumerate(args):
+            if type(value) not in plain:
+                # Each reading is an operator that is counted, and in this order.
+                values[position] = self._value_of(tracker, readings, ctx, value)
+        return tracker, cell, marked, entry, None, values
+
+    def _number_of_readings(self, inputs: tuple[Any, ...]) -> int:
+        """Return how many variables the runtime reads in C for an operator; -1 if that is unclear.
+
+        The number is kept by the types of the inputs where these alone tell it.
+        """
+        kinds = tuple(map(type, inputs))
+        number = _internals.variables_read(inputs)
+        if _internals.tell_variables(kinds):
+            self._numbers[kinds] = number
+        return number
+
+    def _readings(self, cells: Cells, number: int, *, may_be_inlined: bool) -> Cell | None:
+        """Return the cell that counts readings, if the next ones have no actions.
+
+        Args:
+            number: how many there are; -1 if that is unclear.
+            may_be_inlined: True if counters and timers may be around them.
+
+        Returns:
+            The cell; None if anything else is done to one of them, or one is yet to be analysed.
+        """
+        cell = cells.get("ReadVariableOp")
+        if number < 0 or cell is None:
+            return None
+        first = cell[0] + 1
+        known = cell[first : first + number]
+        if len(known) < number:
+            return None
+        for entry in known:
+            is_told = entry.is_inlined and not may_be_inlined
+            if entry.reason is not None or entry.has_routines or is_told:
+                return None
+        return cell
+
+    def _value_of(self, tracker: Tracker, cell: Cell, ctx: Any, value: Any) -> Any:
+        """Return an argument of an operator, read if it is a variable.
+
+        Args:
+            cell: counts the readings.
+        """
+        entry: OperatorEntry = cell[cell[0] + 1] if type(value) is _internals.VARIABLE else PLAIN
+        marked = self._mark(tracker, entry) if entry.is_inlined else None
+        if marked is None:
+            return _internals.value_of(value)
+        vanilla, arguments = self._vanilla.fast_path, _internals.reading_of(value)
+        start = _now()
+        result = vanilla(ctx, "ReadVariableOp", None, *arguments, *marked)
+        end = _now()
+        cell[0] += 1
+        self._ended(tracker, entry, start, end)
+        if entry.is_noted:
+            self._values.note("ReadVariableOp", arguments, result)
+        return result
+
+    # -- ways to run an operator ------------------------------------------
+
+    def _with_routines(
+        self, tracker: Tracker, cell: Cell, entry: OperatorEntry, marked: tuple[Any, ...]
+    ) -> Runner:
+        """Return what runs an operator with routines that look at no tensor."""
+
+        def run(ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]) -> Any:
+            if marked:
+                return self._fall_back(Reason.MARK, tracker, op_name, args)(
+                    ctx, op_name, name, args
+                )
+            raise_if_retried()
+            self._slow_path.start(tracker, entry.plan, cell)
+            result = self._vanilla.fast_path(ctx, op_name, name, *args)
+            cell[0] += 1
+            tracker.ids.started.discard((id(cell), cell[0] - 1))
+            if entry.is_noted:
+                self._values.note(op_name, args, result)
+            for action in entry.plan.after:
+                self._dispatcher.run(action, [])
+            return result
+
+        return run
+
+    def _outside(self, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]) -> Any:
+        """Run an operator of a backward pass that no known operator's gradient function runs."""
+        tracker = LOCAL.tracker
+        assert tracker is not None  # the decision was made for it
+        result = self._vanilla.fast_path(ctx, op_name, name, *args)
+        if op_name == "AddN":
+            tracker.sums[id(result)] = Sum(weakref.ref(result), list(args[0]))
+        elif op_name not in _BOOKKEEPING:
+            self._dispatcher.not_seen(_FOREIGN)
+        return result
+
+    def _call_python(self, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]) -> Any:
+        """Run an operator that calls a Python function."""
+        tracker = LOCAL.tracker
+        assert tracker is not None  # the decision was made for it
+        call = functools.partial(self._vanilla.fast_path, ctx, op_name, name, *args)
+        return call_python(tracker, call)
+
+
+def raise_if_retried() -> None:
+    """Raise a tool's exception after which TensorFlow tries the operator reflected."""
+    failed = retried()
+    if failed is not None:
+        raise failed
+
+
+def _is_of_stateless(error: Exception, op_name: str) -> bool:
+    """True if an error is of TensorFlow's runtime, about an operator that has no state."""
+    op_def = _internals.op_def_of(op_name)
+    return isinstance(error, tf.errors.OpError) and op_def is not None and not op_def.is_stateful
