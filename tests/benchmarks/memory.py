@@ -147,7 +147,7 @@ def peaks() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the workloads of the overhead benchmark, or one peak."""
+    """Measure the cases, or one peak."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
