@@ -33,6 +33,28 @@ def test_counted_once(operand: Any) -> None:
     assert calls == [2, 2, 2]
 
 
+def test_an_inner_scope_has_the_ids_of_readings() -> None:
+    """Readings of variables have their ids in a scope that begins when they are known."""
+    weight = tf.Variable(X)
+
+    def products() -> None:
+        y = X
+        for _ in range(3):
+            y = tf.linalg.matmul(y, weight)
+        weight.read_value()
+
+    outer, inner = Seen(), Seen()
+    with apply(outer):
+        for _ in range(4):
+            products()
+            amanda.new_iteration()
+        first = outer.ids[:8]
+        with apply(inner):
+            products()
+    assert "/ReadVariableOp:3" in first
+    assert inner.ids == first
+
+
 @pytest.mark.parametrize("routine", [True, False], ids=["routine", "none"])
 def test_a_variable_is_read_in_every_iteration(routine: bool) -> None:
     """The runtime reads a variable that an operator is given; that is an operator, too."""
