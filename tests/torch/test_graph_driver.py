@@ -146,18 +146,6 @@ def test_compiled_equals_eager(net: Net) -> None:
     assert not equal(train(net, net), eager)
 
 
-def test_code_with_routines_stays_in_its_scope(net: Net) -> None:
-    """Before, between and after scopes the compiled function is vanilla."""
-    model = torch.compile(net, backend="aot_eager")
-    vanilla = train(model, net)
-    for _ in range(2):
-        with compiled(Prune()):
-            assert not equal(train(model, net), vanilla)
-            with amanda.disabled():
-                assert equal(train(model, net), vanilla)
-        assert equal(train(model, net), vanilla)
-
-
 def test_differentiable_routine(net: Net) -> None:
     """Recorded under ad_enabled(), a routine takes part in AD."""
 
