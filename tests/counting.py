@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+import attrs
 
 
 @contextmanager
@@ -50,3 +54,35 @@ def called(sources: tuple[str, ...] = ("",)) -> Iterator[list[CodeType]]:
 
 
 _END = (called.__wrapped__.__code__, type(called()).__exit__.__code__)
+
+
+def sources() -> tuple[str, ...]:
+    """The folders of Amanda's packages that are imported."""
+    packages = {name.partition(".")[0] for name in sys.modules if name.startswith("amanda")}
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in sorted(packages)]
+    return tuple(str(Path(file).parent) + "/" for file in files if file)
+
+
+@attrs.frozen
+class Run:
+    """The functions of ours that were called, in order."""
+
+    codes: list[CodeType]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def count(self, name: str) -> int:
+        """How often functions and methods of this name were called."""
+        return sum(code.co_name == name for code in self.codes)
+
+    def __str__(self) -> str:
+        calls = collections.Counter(code.co_qualname for code in self.codes)
+        return "\n".join(f"{count:5} {name}" for name, count in calls.most_common())
+
+
+def profiled(function: Callable[[], Any]) -> tuple[Any, Run]:
+    """Call a function; its result and its calls, among which resumed generators count."""
+    with called(sources()) as codes:
+        result = function()
+    return result, Run(codes)

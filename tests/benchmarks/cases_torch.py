@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import amanda
 from tests import models
-from tests.benchmarks.timing import Comparison, Program, Step
+from tests.benchmarks.timing import Step
 
 
 @attrs.frozen
@@ -76,22 +76,6 @@ WORKLOADS: Mapping[str, Workload] = {
 
 Scope = Callable[[nn.Module], AbstractContextManager[Any]]
 """Makes the scope that is compared with no scope, for a model."""
-
-
-def comparisons(
-    workload: str, scopes: Mapping[str, Scope], bounds: Mapping[str, float]
-) -> list[Comparison]:
-    """A row for each scope: the workload's step in it, to the step alone."""
-    model, step = WORKLOADS[workload].start()
-    vanilla = Program(step)
-
-    def program(scope: Scope) -> Program:
-        return Program(step, lambda: scope(model))
-
-    return [
-        Comparison(name, program(scope), vanilla, bounds.get(name))
-        for name, scope in scopes.items()
-    ]
 
 
 def tool(name: str, **options: Any) -> Scope:

@@ -23,9 +23,16 @@ from torch import nn
 
 import amanda
 from tests.benchmarks.cases_torch import WORKLOADS
-from tests.benchmarks.overhead import BOUNDS
 from tests.benchmarks.timing import Step
 from tests.benchmarks.watching import Watch
+
+CASES = (
+    "resnet50-b1-224-infer",
+    "resnet50-b1-224-train",
+    "resnet18-b1-32-infer",
+    "gpt2-4x64-infer",
+)
+"""The workloads that are measured."""
 
 STEPS = 3
 """Steps in each scope."""
@@ -140,7 +147,7 @@ def peaks() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the workloads of the overhead benchmark, or one peak."""
+    """Measure the cases, or one peak."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -152,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     torch.set_num_threads(1)
     tracemalloc.start()
-    for name in BOUNDS:
+    for name in CASES:
         print(f"{name:24} {'tensors':>8} {'tensor MiB':>12} {'Python MiB':>12} {'RSS MiB':>12}")
         for label, usage in measure(name).items():
             print(usage.row(label))

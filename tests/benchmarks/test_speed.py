@@ -43,7 +43,7 @@ def test_the_page_says_what_is_shown() -> None:
     text = speed.page(rows, ["## Growth", "none"])
     assert "| gate: count | 1.10 | 1.10-1.10 | 1.10 | 1.05 | slower |" in text
     assert "| peer: DebugMode | 5.00 | 5.00-5.00 | 5.00 |  | unsure |" in text
-    assert "median 1.30, worst 1.40 on b (goals: 1.30 and 1.60)" in text
+    assert "median 1.30, worst 1.40 on b (goals: 1.22 and 1.40)" in text
     assert text.endswith("## Growth\n\nnone\n")
     [chart] = speed.charts(text)
     assert list(chart.labels) == ["gate: count", "peer: DebugMode"]

@@ -164,23 +164,6 @@ def test_of_two_tools_of_one_name_the_full_name_tells_which(
     assert "my-tools/plain  (my-tools 1.0)  Has the name of another package's tool.\n" in listed
 
 
-def test_a_plugin_that_exits_is_a_warning(site: Path, amanda: Command, tmp_path: Path) -> None:
-    """Neither a run nor a list ends with it."""
-    install(site, "amanda-leaving", "leaving = leaving_plugin")
-    (tmp_path / "program.py").write_text(MINIGRAD)
-    for words in (["run", "-t", "count", "program.py"], ["tools"], ["drivers"]):
-        run = amanda(*words, PYTHONPATH=str(site))
-        assert run.returncode == 0
-        assert "'leaving' (amanda-leaving 1.0) is not loaded: SystemExit: leaving" in run.stderr
-        assert run.stdout
-    doctor = amanda(
-        "doctor", PYTHONPATH=str(site), AMANDA_DISABLE_PLUGINS="amanda-torch,amanda-tensorflow"
-    )
-    assert doctor.returncode == 1
-    assert "plugin leaving (amanda-leaving 1.0) is not loaded: SystemExit: leaving" in doctor.stdout
-    assert "minigrad-eager: self_test passed" in doctor.stdout
-
-
 def test_a_driver_that_cannot_be_attached_leaves_the_program_alone(
     site: Path, amanda: Command, tmp_path: Path
 ) -> None:

@@ -76,42 +76,10 @@ def test_a_file_of_a_tool_is_told_from_a_registered_tool(
         assert "'A tool for others' in writing-a-tool.md" in run.stderr
 
 
-def test_a_tool_that_cannot_be_loaded_is_listed_with_the_reason(
-    amanda: Command, site: Path
-) -> None:
-    """One broken tool does not hide the others."""
-    (site / "half_plugin.py").write_text(
-        "from amanda import hookimpl\n"
-        "@hookimpl\n"
-        "def amanda_register_tools():\n"
-        "    return {'half': 'nowhere:Tool'}\n"
-    )
-    install(site, "amanda-half", "half = half_plugin")
-    run = amanda("tools", PYTHONPATH=str(site), **ALONE)
-    assert "half  (amanda-half 1.0)  cannot be loaded: tool 'half' of amanda-half" in run.stdout
-    assert "largest" in run.stdout
-
-
 def test_drivers_are_listed_with_their_use(amanda: Command) -> None:
     """Name, framework, mode, priority, distribution, and whether the driver is used."""
     rows = [line.split() for line in amanda("drivers", **ALONE).stdout.splitlines()]
     assert ["minigrad-eager", "minigrad", "eager", "0", "amanda-minigrad", "used"] in rows
-
-
-def test_of_two_drivers_for_one_mode_the_loser_is_told_why(amanda: Command, site: Path) -> None:
-    """The list names the winner; ``--driver`` chooses the other one."""
-    reason = "@classmethod\ndef reason_unusable(cls):\n    return 'the moon is full'\n"
-    driver_package(site, "rival", "priority = 1", "namespace = Namespace('rival/0.1/eager')")
-    driver_package(site, "broken", f"mode = 'graph'\n{reason}")
-    (site / "program.py").write_text("import minigrad as mg\na = mg.Tensor(1)\nmg.add(a, a)\n")
-    listed = amanda("drivers", PYTHONPATH=str(site), **ALONE).stdout
-    assert "amanda-minigrad  rival has a higher priority (1 > 0)\n" in listed
-    assert "amanda-broken    the moon is full\n" in listed
-    for words, namespace in (([], "rival"), (["--driver", "minigrad-eager"], "minigrad")):
-        program = str(site / "program.py")
-        amanda("run", *words, "-t", "largest", "-o", "out", program, PYTHONPATH=str(site), **ALONE)
-        result = (site.parent / "out/largest.json").read_text()
-        assert f'"namespaces": [\n  "{namespace}/0.1/eager"\n ]' in result
 
 
 def test_doctor_finds_nothing_wrong(amanda: Command) -> None:

@@ -465,16 +465,6 @@ def test_a_tool_needs_no_base_class(
     assert re.search(r"^plain$[\s\S]*^  answer\s+42$", run.stdout, re.MULTILINE)
 
 
-def test_a_tool_that_fails_at_the_end_does_not_spoil_the_others(
-    other: str, amanda: Command, program: str, tmp_path: Path
-) -> None:
-    """Its loss is named, the other results are there, and the exit status is the program's."""
-    run = amanda("run", "-t", "broken,plain", "-o", "out", program, PYTHONPATH=other)
-    assert run.returncode == 0
-    assert "a result of broken is lost: RuntimeError: nothing to say" in run.stderr
-    assert (tmp_path / "out/plain.json").exists()
-
-
 def test_a_value_that_a_tool_refuses_is_wrong_usage(
     other: str, amanda: Command, program: str
 ) -> None:
@@ -482,25 +472,6 @@ def test_a_value_that_a_tool_refuses_is_wrong_usage(
     run = amanda("run", "-t", "refusing:level=0", program, PYTHONPATH=other)
     assert run.returncode == 2
     assert "error: tool refusing: level must be at least 1; see: amanda tools" in run.stderr
-
-
-def test_a_broken_plugin_is_a_warning(other: str, amanda: Command, program: str) -> None:
-    """The run goes on, with one warning that names distribution and exception."""
-    run = amanda("run", "-t", "plain", program, PYTHONPATH=other)
-    assert run.returncode == 0
-    assert run.stderr == (
-        "amanda: warning: amanda plugin 'bad' (amanda-bad 1.0) is not loaded: "
-        "ModuleNotFoundError: No module named 'no_such_module'\n"
-    )
-
-
-def test_a_tool_that_is_registered_and_not_there_is_named(
-    other: str, amanda: Command, program: str
-) -> None:
-    """A broken registration is an error that names the package."""
-    run = amanda("run", "-t", "gone", program, PYTHONPATH=other)
-    assert run.returncode == 2
-    assert "tool 'gone' of amanda-other is registered as other_tools:Gone" in run.stderr
 
 
 def test_drivers_that_cannot_be_used_are_named_with_their_reasons(

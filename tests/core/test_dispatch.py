@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.engine.backward import OpHandle, backward_needs
 from amanda.engine.dispatch import Dispatcher, create_driver
-from amanda.engine.plan import EMPTY_PLAN, ActionPlan
 from amanda.engine.records import ActionCache, OpRecord
 from amanda.errors import CapabilityError, SelectionError
 from amanda.interface import specs
-from amanda.interface.action import Action, ActionKind, InstPoint
+from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda.interface.context import OpContext
 from amanda.interface.specs import specs_of
@@ -62,45 +60,6 @@ def test_an_analysis_that_registers_another() -> None:
     with amanda.apply(tool(analyse), later):
         lb.add(lb.tensor(1.0), lb.tensor(2.0))
     assert seen == ["first", "known", "added"]
-
-
-def test_plan_outside_of_a_scope() -> None:
-    """Outside of every scope the plan of an op is the empty one."""
-    assert create_driver(lb.LoopbackDriver).dispatcher.plan("/add:0") is EMPTY_PLAN
-
-
-def test_plan_of_an_unknown_op() -> None:
-    """An op that was not analysed has no plan yet."""
-    with amanda.apply(amanda.Tool()):
-        assert dispatcher().plan("/add:0") is None
-
-
-def test_plan_of_an_analysed_op() -> None:
-    """An op that was analysed to the end has a plan, which is false if there is nothing to do."""
-    with amanda.apply(tool(lambda c: None)):
-        execution = dispatcher().begin(call())
-        assert dispatcher().plan("/add:0") is None
-        execution.finish([])
-        plan = dispatcher().plan("/add:0")
-    assert plan is not None
-    assert not plan
-
-
-def test_plan_with_backward_analyses() -> None:
-    """A plan claims backward ops if some tool analyses them, and is true then."""
-    with amanda.apply(tool(lambda c: None, backward=True)):
-        plan = dispatcher().begin(call()).finish([])
-    assert plan.claims
-    assert plan
-    assert not plan.has_actions
-
-
-def test_plan_is_paused_in_tools() -> None:
-    """While a tool's code runs, ops have the empty plan."""
-    plans: list[ActionPlan | None] = []
-    with amanda.apply(tool(lambda c: plans.append(dispatcher().plan("/mul:0")))):
-        dispatcher().begin(call())
-    assert plans == [EMPTY_PLAN]
 
 
 def test_cacheable() -> None:
@@ -158,21 +117,6 @@ def test_a_position_and_one_from_the_end_may_meet() -> None:
     assert seen == [4.0, 4.0, 1.0, 2.0]
 
 
-def test_unchanged_values_are_the_same_list() -> None:
-    """Values that no routine has changed come back as the very same list."""
-    values = [lb.tensor(1.0)]
-    action = Action(ActionKind.AFTER_OP, amanda.Tool(), lambda *t: t, None, {}, False, "/add:0")
-    with amanda.apply(amanda.Tool()):
-        assert dispatcher().run(action, values) is values
-
-
-@pytest.mark.parametrize("kind", ActionKind)
-def test_action_kinds_name_the_api(kind: ActionKind) -> None:
-    """Each action kind is named as the method that records it."""
-    assert callable(getattr(OpContext, kind.value))
-    assert kind.selects in ("inputs", "outputs", "grad_inputs", "grad_outputs")
-
-
 @pytest.mark.parametrize(
     ("func", "name"),
     [
@@ -195,60 +139,6 @@ def test_frozen_op_needs_a_capability() -> None:
 def test_value_of_a_plain_call() -> None:
     """A driver that does not know values gives None."""
     assert call(inputs=[1]).value(0) is None
-
-
-def test_cache_drops_by_tool_and_op() -> None:
-    """Dropping a tool's records marks its points, for one op or its backward op or all."""
-    cache, mine = ActionCache(), amanda.Tool()
-    for op_id in ("/add:0", "/mul:0"):
-        record = record_of(op_id)
-        record.note_analysed(InstPoint.BEFORE_FORWARD_OP)
-        child = record.child(print, f"{op_id}/grad/X:0", fresh=False)
-        child.note_analysed(InstPoint.BEFORE_BACKWARD_OP)
-        cache.put(op_id, record)
-    cache.drop(mine, "/add:0/grad/X:0")
-    add, mul = cache.get("/add:0"), cache.get("/mul:0")
-    assert add is not None
-    assert mul is not None
-    assert not add.redo
-    assert add.children["/add:0/grad/X:0"].redo == {InstPoint.BEFORE_BACKWARD_OP: {mine}}
-    cache.drop(mine, "/add:0")
-    assert add.pending(InstPoint.BEFORE_FORWARD_OP)
-    assert not mul.pending(InstPoint.BEFORE_FORWARD_OP)
-    cache.drop(mine, None)
-    assert mul.pending(InstPoint.BEFORE_FORWARD_OP)
-    assert len(cache) == 2
-    cache.clear()
-    assert list(cache) == []
-
-
-def test_cache_drops_in_all_graphs() -> None:
-    """An operator that several graphs have by one id is dropped in all of them, and only it."""
-    cache, mine = ActionCache(), amanda.Tool()
-    keys = {"/add:0": "/add:0", "first/add": "/add:0", "second/add": "/add:0", "third": "/mul:0"}
-    for key, op_id in keys.items():
-        record = OpRecord.of_call(OpCall(print, op_id, [], own_key=key), "x")
-        record.note_analysed(InstPoint.BEFORE_FORWARD_OP)
-        record.child(print, f"{op_id}'s gradient", fresh=False).note_analysed(
-            InstPoint.BEFORE_BACKWARD_OP
-        )
-        cache.put(key, record)
-
-    def dropped() -> list[tuple[str, bool, bool]]:
-        children = [next(iter(record.children.values())) for record in cache]
-        return [
-            (key, bool(record.redo), bool(child.redo))
-            for key, record, child in zip(keys, cache, children, strict=True)
-        ]
-
-    cache.drop(mine, "/mul:0's gradient")
-    assert dropped()[3] == ("third", False, True)
-    assert not any(own or child for _, own, child in dropped()[:3])
-    cache.drop(mine, "/add:0")
-    assert [(own, child) for _, own, child in dropped()] == [(True, True)] * 3 + [(False, True)]
-    cache.forget("second")
-    cache.drop(mine, "/add:0")
-    assert len(cache) == 3
 
 
 @pytest.mark.parametrize("suffix", ["", "/grad/X:0"])
@@ -278,46 +168,6 @@ def test_reanalysing_an_operator_looks_at_no_other(suffix: str) -> None:
         return lines
 
     assert steps(100) == steps(10)
-
-
-def test_cache_discards_only_the_same_record() -> None:
-    """Discarding a record that was replaced meanwhile does nothing."""
-    cache = ActionCache()
-    old, new = (record_of("/add:0") for _ in range(2))
-    cache.put("/add:0", new)
-    cache.discard("/add:0", old)
-    assert cache.get("/add:0") is new
-    cache.discard("/add:0", new)
-    assert cache.get("/add:0") is None
-
-
-def test_analysed_backward_needs_nothing() -> None:
-    """A backward op that is analysed and has no action needs nothing of its driver."""
-    ids: list[str] = []
-    x = lb.tensor(1.0, requires_grad=True)
-    with amanda.apply(tool(lambda c: ids.append(c.get_backward_op_id()), backward=True)):
-        lb.relu(x).backward()
-        handle = OpHandle("/relu:0", dispatcher().scopes())
-        assert ids
-        assert {backward_needs(handle, backward_id) for backward_id in ids} == {(False,) * 3}
-        assert backward_needs(handle, "another") == (True, True, True)
-        with amanda.cache_disabled():
-            assert backward_needs(handle, ids[0]) == (True, True, True)
-
-
-def test_backward_with_actions_needs_its_driver() -> None:
-    """A backward op with an action needs the driver at the action's point."""
-    ids: list[str] = []
-
-    def analyse(context: amanda.OpContext) -> None:
-        ids.append(str(context.get_backward_op_id()))
-        context.insert_before_backward_op(lambda *t: None)
-
-    x = lb.tensor(1.0, requires_grad=True)
-    with amanda.apply(tool(analyse, backward=True)):
-        lb.relu(x).backward()
-        handle = OpHandle("/relu:0", dispatcher().scopes())
-        assert backward_needs(handle, ids[0]) == (True, False, False)
 
 
 def test_quiet_backward() -> None:

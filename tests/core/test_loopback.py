@@ -182,24 +182,6 @@ def test_ids_outside_of_modules() -> None:
     assert ids_of(run) == ["/add:0", "/mul:0", "/add:1", "/mul:1"]
 
 
-def test_ids_inside_of_modules() -> None:
-    """Ops inside of a module are counted within its call."""
-    model = lb.Sequential(lb.Linear([[1.0]]), lb.Sequential(lb.Linear([[1.0]])))
-    x = lb.tensor([[1.0]])
-    expected = ["Sequential.0/linear:0", "Sequential.1.0/linear:0"]
-    assert ids_of(lambda: (model(x), model(x))) == expected * 2
-
-
-def test_ids_of_a_shared_module() -> None:
-    """A module that a model calls twice is numbered by call."""
-    shared = lb.Linear([[1.0]])
-    model = lb.Sequential(shared, shared)
-    assert ids_of(lambda: model(lb.tensor([[1.0]]))) == [
-        "Sequential.0/linear:0",
-        "Sequential.0#1/linear:0",
-    ]
-
-
 def test_ids_of_an_unregistered_module() -> None:
     """A module that belongs to no attribute of the model is named by its class."""
 
@@ -292,20 +274,3 @@ def test_ops_inside_of_a_user_op() -> None:
         return lb.add(input, input)
 
     assert ids_of(lambda: twice(lb.tensor(1.0))) == ["/twice:0"]
-
-
-def test_a_replacement_calls_its_operator_as_it_was_called() -> None:
-    """What get_function() gives has the attributes of the execution that is replaced."""
-
-    def analysis(context: amanda.OpContext) -> None:
-        if context.get_op().__name__ == "split":
-            context.replace_op(context.get_function())
-
-    tool = amanda.Tool()
-    tool.add_inst_for_op(analysis)
-    counts = []
-    with amanda.apply(tool, drivers=[lb.LoopbackDriver]):
-        for sections in (2, 3, 6):
-            counts.append(len(lb.split(lb.tensor([1.0] * 6), sections=sections)))
-            amanda.new_iteration()
-    assert counts == [2, 3, 6]

@@ -116,68 +116,12 @@ def test_framework_absent(install: Install) -> None:
 
 
 @pytest.mark.usefixtures("framework")
-def test_version_conflict(install: Install) -> None:
-    """A driver for another interface version is not used, and the error names both versions."""
-    install(FakeEntryPoint("one", plugin(drivers=[driver("old", interface_version=99)])))
-    with pytest.raises(NoDriverError, match=rf"old: .*interface 99.*has {INTERFACE_VERSION}"):
-        attached()
-    assert "interface 99" in drivers.drivers()[0].reason
-
-
-@pytest.mark.usefixtures("framework")
 def test_unusable_driver(install: Install) -> None:
     """A driver that says why it cannot be used is not used, and the error gives its reason."""
     unusable = driver("sad", reason_unusable=classmethod(lambda cls: "the moon is full"))
     install(FakeEntryPoint("one", plugin(drivers=[unusable])))
     with pytest.raises(NoDriverError, match="sad: the moon is full"):
         attached()
-
-
-@pytest.mark.usefixtures("framework")
-def test_driver_whose_check_fails(install: Install) -> None:
-    """A driver whose own check raises counts as unusable, with one warning."""
-
-    def check(cls: type[Driver]) -> str:
-        raise OSError("no moon")
-
-    broken = driver("broken", reason_unusable=classmethod(check))
-    install(FakeEntryPoint("one", plugin(drivers=[broken, FakeDriver])))
-    said = "driver broken of dist-one is left out: its check failed with OSError: no moon"
-    with pytest.warns(PluginWarning, match=said) as caught:
-        assert attached() == ["fake"]
-    assert len(caught) == 1
-    assert attached() == ["fake"]
-    reasons = {entry.cls.name: entry.reason for entry in drivers.drivers()}
-    assert reasons["broken"] == "its check failed with OSError: no moon"
-
-
-@pytest.mark.usefixtures("framework")
-def test_broken_plugin_warns(install: Install) -> None:
-    """A broken plugin is a warning naming distribution and exception; the others are loaded."""
-    install(
-        FakeEntryPoint("bad", ImportError("no such thing"), "dist-bad"),
-        FakeEntryPoint("good", plugin(drivers=[FakeDriver])),
-    )
-    with pytest.warns(PluginWarning, match=r"dist-bad 1\.2.*ImportError: no such thing"):
-        assert attached() == ["fake"]
-
-
-@pytest.mark.usefixtures("framework")
-def test_plugin_whose_hook_fails(install: Install) -> None:
-    """A plugin whose hook raises is left out when it is loaded, not in the middle of a run."""
-    module = plugin(drivers=[FakeDriver])
-    bad = plugin(tools={})
-    bad.amanda_register_tools = plugin_error  # type: ignore[attr-defined]
-    install(FakeEntryPoint("bad", bad), FakeEntryPoint("good", module))
-    with pytest.warns(PluginWarning, match="ZeroDivisionError"):
-        assert plugins.tools() == {}
-    assert attached() == ["fake"]
-
-
-@amanda.hookimpl(specname="amanda_register_tools")
-def plugin_error() -> Any:
-    """A hook that fails."""
-    raise ZeroDivisionError
 
 
 @pytest.mark.usefixtures("framework")

@@ -132,27 +132,6 @@ def test_abandoned_generator() -> None:
     assert not ATTACHED
 
 
-def test_contextmanager_in_a_generator() -> None:
-    """A @contextmanager around apply inside a generator pauses with that generator."""
-    tool = Counter()
-
-    @contextlib.contextmanager
-    def counted() -> Iterator[None]:
-        with amanda.apply(tool):
-            yield
-
-    def generator() -> Iterator[None]:
-        with counted():
-            work()
-            yield
-
-    running = generator()
-    next(running)
-    work()
-    assert tool.calls == 1
-    assert list(running) == []
-
-
 def test_asynccontextmanager() -> None:
     """A scope in a coroutine that waits does not instrument what runs meanwhile."""
     tool = Counter()

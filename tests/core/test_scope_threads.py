@@ -136,27 +136,6 @@ def test_one_apply_object_serves_threads_at_once() -> None:
     assert not LIVE_SCOPES
 
 
-def test_a_scope_can_be_left_in_another_thread() -> None:
-    """Nothing is left behind, in either thread, and both can open scopes again."""
-    vanilla = lb.ops.execute
-    for opens, closes in ((_here, _there), (_there, _here), (_there, _there)):
-        block = amanda.apply(Counter())
-        opens(block.__enter__)
-        closes(lambda block=block: block.__exit__(None, None, None))  # type: ignore[misc]
-        assert STATE.scopes == ()
-        assert STATE.blocks == ()
-        assert (ATTACHED, LIVE_SCOPES) == ({}, [])
-        assert lb.ops.execute is vanilla
-        tool = Counter()
-        with amanda.apply(tool):
-            work()
-        assert tool.calls == 1
-
-
-def _here(function: Callable[[], Any]) -> None:
-    function()
-
-
 def _there(function: Callable[[], Any]) -> None:
     thread = threading.Thread(target=function)
     thread.start()

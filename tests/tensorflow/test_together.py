@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,9 @@ import amanda
 from amanda.tools.mapping import MappingTool
 from amanda_tensorflow import mapping_rules
 from amanda_tools.count import CountTool
-from tests.counting import called
 from tests.tensorflow import support
-from tests.tensorflow.test_call_counts import SOURCES, by_name
 
 torch = pytest.importorskip("torch", reason="needs both frameworks")
-amanda_torch = pytest.importorskip("amanda_torch")
 
 
 class Portable(amanda.Tool):
@@ -357,49 +353,3 @@ def test_an_exception_of_a_tool_keeps_its_type(call: Any) -> None:
             with pytest.raises(LookupError, match="in a routine"):
                 call(lambda x: torch.relu(torch.tensor(np.array(x))).numpy(), [VALUES], tf.float32)
             amanda.new_iteration()
-
-
-# Not None: that takes the drivers of what other tests have imported, too.
-BOTH = ["torch-eager", "tensorflow-eager", "tensorflow-function", "tensorflow-graph"]
-
-PACKAGES = (*SOURCES, str(Path(amanda_torch.__file__).parent) + "/")
-
-
-def calls_of_torch(drivers: Any) -> tuple[int, str]:
-    """The calls of ours in an iteration in PyTorch with routines at each operator."""
-
-    class Ignoring(CallingOther):
-        def call(self, *_: Any) -> None:
-            self.called += 1
-
-    tool, module = Ignoring(lambda: None), torch.nn.Linear(2, 2)
-    with amanda.apply(tool, drivers=drivers):
-        for _ in range(5):
-            before = tool.called
-            with called(PACKAGES) as codes:
-                torch.relu(module(torch.tensor(VALUES))).sum().backward()
-            amanda.new_iteration()
-    assert tool.called - before > 20
-    listed = "\n".join(f"{n:5} {name}" for name, n in by_name(codes).most_common())
-    return len(codes), listed
-
-
-def test_another_framework_makes_routines_no_dearer() -> None:
-    """Where TensorFlow is imported, too, a routine on PyTorch runs through the same functions."""
-    alone, together = calls_of_torch(["torch-eager"]), calls_of_torch(BOTH)
-    assert together[0] == alone[0], f"{together[1]}\n\n{alone[1]}"
-
-
-def test_routines_of_tensorflow_beside_torch() -> None:
-    """Where PyTorch is imported, too, a routine on TensorFlow runs through few functions more."""
-    counts = []
-    for drivers in ["tensorflow-eager"], BOTH:
-        tool = support.Counter(["Square"])
-        with amanda.apply(tool, drivers=drivers):
-            for _ in range(5):
-                with called(PACKAGES) as codes:
-                    tf.square(VALUES)
-                amanda.new_iteration()
-        assert tool.forward["Square"] == 5
-        counts.append(len(codes))
-    assert counts[1] - counts[0] <= 10

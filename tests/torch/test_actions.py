@@ -228,15 +228,6 @@ def test_sequence_of_one() -> None:
         assert torch.relu(torch.ones(2)).tolist() == [2, 2]
 
 
-def test_wrong_shape_of_a_replaced_gradient() -> None:
-    """A gradient of the wrong shape: an error naming routine, op and input."""
-    tool = on("relu", lambda c: c.replace_backward_op(lambda g: g[:1]))
-    with applied(tool):
-        loss = torch.relu(torch.ones(2, requires_grad=True)).sum()
-        with pytest.raises(RoutineResultError, match=r"/relu:0 .* shape \(2,\) .* input 0"):
-            loss.backward()
-
-
 def test_replaced_gradient_after_the_scope() -> None:
     """After the scope the backward pass is vanilla, gradients of gradients included."""
     x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -478,17 +469,6 @@ def test_type_error_in_a_later_execution_of_a_counter() -> None:
 class Equals(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         return x == 2
-
-
-def test_a_negative_position_counts_from_the_end_at_each_execution() -> None:
-    """outputs=[-1] is the last output also where an operator has others than when it was seen."""
-    seen: list[Any] = []
-    tool = on("unbind", lambda c: c.insert_after_op(lambda t: seen.append(int(t)), outputs=[-1]))
-    with amanda.apply(tool):
-        for count in (2, 4, 1):
-            torch.unbind(torch.arange(count))
-            amanda.new_iteration()
-    assert seen == [1, 3, 0]
 
 
 def test_an_analysis_is_told_of_the_execution_that_it_sees() -> None:

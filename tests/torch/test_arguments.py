@@ -235,16 +235,6 @@ def test_embedding_by_the_leafs_own_names() -> None:
         assert _is(_seen(run).inputs[0], [index, weight])
 
 
-def test_lists_are_expanded_in_place() -> None:
-    """The tensors of a list are inputs of their own, at the list's place."""
-    a, b, c = R(2), R(3), R(1)
-    seen = _seen(lambda: torch.cat([a, b, c]))
-    assert _is(seen.inputs[0], [a, b, c])
-    with applied(On(cat=before(lambda t: t * 0, [1]))):
-        result = torch.cat((a, b, c))
-    assert torch.equal(result, torch.cat([a, b * 0, c]))
-
-
 def test_recurrent_weights_are_expanded_in_place() -> None:
     """The weights of an LSTM are inputs in the order in which the operator takes them."""
     model, x = nn.LSTM(3, 4, num_layers=2), R(5, 1, 3)

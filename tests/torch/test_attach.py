@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import nn
 
-import amanda
 from amanda.errors import CapabilityError
 from amanda.patching import PatchSet
 from amanda.state import ATTACHED, LIVE_SCOPES
@@ -54,19 +53,6 @@ def test_failing_patch_leaves_nothing(monkeypatch: pytest.MonkeyPatch, count: in
             applied(Counter()).__enter__()
     assert framework_state() == state
     assert not ATTACHED
-
-
-def test_a_scope_changes_and_restores_pytorch() -> None:
-    """What a scope replaces in PyTorch is put back exactly, inherited attributes included."""
-    state = framework_state()
-    with applied(Counter()):
-        inside = framework_state()
-        with applied(Counter()):
-            pass
-        assert framework_state() == inside
-    assert inside != state
-    assert framework_state() == state
-    assert "apply" not in vars(_internals.FUNCTION_BASE)
 
 
 def test_the_module_call_is_the_users_own_again() -> None:
@@ -125,23 +111,6 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
     )
-
-
-def test_namespace() -> None:
-    """The namespace names framework, version and mode."""
-    found = []
-    tool = amanda.Tool()
-    tool.add_inst_for_op(lambda context: found.append(str(context.namespace)))
-    with applied(tool):
-        torch.relu(torch.ones(1))
-    version = ".".join(torch.__version__.split(".")[:2])
-    assert set(found) == {f"pytorch/{version}/eager"}
-
-
-def test_self_test() -> None:
-    """The driver's own check of itself finds nothing wrong."""
-    assert plugin.TorchEagerDriver.self_test() == []
-    assert plugin.TorchEagerDriver.reason_unusable() == ""
 
 
 @pytest.mark.parametrize("version", ["1.13.1", "2.12.0"])

@@ -205,20 +205,6 @@ def _transformed(transform: str) -> Any:
 # -- one graph, several passes --------------------------------------------
 
 
-def test_retain_graph() -> None:
-    """Each backward pass through a retained graph runs the backward routines."""
-    counter = Counter()
-    x = torch.rand(3, requires_grad=True)
-    with applied(counter):
-        loss = (x * x).sum()
-        loss.backward(retain_graph=True)
-        once = collections.Counter(counter.backward_ids)
-        loss.backward()
-    assert once
-    assert all(count == 1 for count in once.values())
-    assert collections.Counter(counter.backward_ids) == once + once
-
-
 @pytest.mark.parametrize("outputs", ["h", "c", "hc"])
 def test_operator_of_many_nodes(outputs: str) -> None:
     """An operator of many nodes has those backward operators that a pass comes to, under the same
@@ -311,18 +297,6 @@ def test_gradient_routine_acts_on_every_pass() -> None:
         first = torch.autograd.grad(y, x, retain_graph=True)[0]
         second = torch.autograd.grad(y, x)[0]
     assert (first.item(), second.item()) == (2, 2)
-
-
-def test_create_graph_is_straight_through_to_second_order() -> None:
-    """The gradient of a gradient treats a substitute as the tensor that it stands for."""
-    x = torch.tensor(3.0, requires_grad=True)
-    with applied(On(mul=before(lambda x: x + 1, [0]))):
-        y = torch.mul(x, x)
-    (first,) = torch.autograd.grad(y, x, create_graph=True)
-    (second,) = torch.autograd.grad(first, x)
-    assert y.item() == 12
-    assert first.item() == 7
-    assert second.item() == 2
 
 
 def test_create_graph_under_the_scope() -> None:
@@ -547,18 +521,6 @@ def test_backward_in_another_thread() -> None:
         ready.set()
         thread.join()
     assert counter.backward_ops == {"SumBackward0": 1, "MulBackward0": 1, "AccumulateGrad": 1}
-
-
-def test_backward_after_the_scope_runs_no_routine() -> None:
-    """After the scope only straight-through is left of a tool."""
-    counter = Counter()
-    x = torch.tensor(3.0, requires_grad=True)
-    with applied(counter, On(mul=before(lambda x: x + 1, [0]))):
-        y = torch.mul(x, 2.0)
-    y.backward()
-    assert counter.backward_ops == {}
-    assert y.item() == 8
-    assert x.grad.item() == 2
 
 
 def test_gradients_of_substitutes_go_back_to_the_device() -> None:

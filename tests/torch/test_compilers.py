@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import warnings
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
-from torch._dynamo import explain, export
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import flex_attention
@@ -217,31 +215,7 @@ def test_flex_attention_runs_under_a_scope(is_compiled: bool) -> None:
     assert counter.ops["flex_attention"] == 1
 
 
-def test_dynamo_explain_and_export_capture_the_model_alone(small: Small) -> None:
-    """``torch._dynamo.explain`` and ``export`` give the graphs that they give without a scope."""
-    wanted = explain(small)(X)
-    code = export(small)(X)[0].code
-    with applied(_doubling(), Counter()):
-        found = explain(small)(X)
-        exported = export(small)(X)[0].code
-    assert (found.graph_count, found.op_count) == (wanted.graph_count, wanted.op_count) == (1, 3)
-    assert exported == code
-
-
 # -- tracers --------------------------------------------------------------
-
-
-def _targets(graph: fx.Graph) -> list[str]:
-    return [str(node.target) for node in graph.nodes]
-
-
-def test_export_records_the_model_alone(small: Small) -> None:
-    """An exported program is the same as without a scope."""
-    vanilla = torch.export.export(small, (X,))
-    with applied(_doubling(), Counter()):
-        exported = torch.export.export(small, (X,))
-    assert _targets(exported.graph) == _targets(vanilla.graph)
-    assert torch.equal(exported.module()(X), small(X))
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
@@ -267,29 +241,6 @@ def test_make_fx_with_gradients_records_the_model_alone(small: Small) -> None:
     with applied(_doubling(), Counter()):
         traced = make_fx(gradient)(X)
     assert traced.code == vanilla.code
-
-
-def test_symbolic_trace_records_the_model_alone(small: Small) -> None:
-    """A symbolically traced graph is the same as without a scope."""
-    vanilla = fx.symbolic_trace(small)
-    with applied(_doubling(), Counter()):
-        traced = fx.symbolic_trace(small)
-    assert traced.code == vanilla.code
-    assert _targets(traced.graph) == _targets(vanilla.graph)
-
-
-def _unmangled(graph: Any) -> str:
-    return re.sub(r"___torch_mangle_\d+\.", "", str(graph))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_jit_trace_records_the_model_alone(small: Small) -> None:
-    """A traced TorchScript graph is the same as without a scope."""
-    vanilla = torch.jit.trace(small, X)
-    with applied(_doubling(), Counter()):
-        traced = torch.jit.trace(small, X)
-    assert _unmangled(traced.inlined_graph) == _unmangled(vanilla.inlined_graph)
-    assert torch.equal(traced(X), small(X))
 
 
 def test_the_scope_goes_on_after_a_tracer(small: Small) -> None:

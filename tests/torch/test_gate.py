@@ -41,8 +41,8 @@ from amanda_torch.eager import gate
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of
 from amanda_torch.plugin import TorchEagerDriver
+from tests.counting import profiled
 from tests.torch.support import Counter, Cube, Identity, LiveTensors, Watcher, applied
-from tests.torch.test_call_counts import profiled
 
 VARIABLE = TorchEagerDriver.interceptor_variable
 BOTH = ("mode", "gate")

@@ -146,53 +146,6 @@ def test_compiled_equals_eager(net: Net) -> None:
     assert not equal(train(net, net), eager)
 
 
-def test_code_with_routines_stays_in_its_scope(net: Net) -> None:
-    """Before, between and after scopes the compiled function is vanilla."""
-    model = torch.compile(net, backend="aot_eager")
-    vanilla = train(model, net)
-    for _ in range(2):
-        with compiled(Prune()):
-            assert not equal(train(model, net), vanilla)
-            with amanda.disabled():
-                assert equal(train(model, net), vanilla)
-        assert equal(train(model, net), vanilla)
-
-
-def test_watching_changes_nothing(net: Net) -> None:
-    """A tool without actions leaves outputs and gradients as they are, bit for bit."""
-    model = torch.compile(net, backend="aot_eager")
-    vanilla = train(model, net)
-    with compiled(tool_of(lambda context: None)):
-        assert equal(train(model, net), vanilla)
-
-
-def test_values(net: Net) -> None:
-    """get_value gives parameters and buffers, and None for what the graph computes."""
-    values: dict[str, Any] = {}
-
-    def analysis(context: amanda.OpContext) -> None:
-        if context.get_op_id() == "Net/add:0":
-            values.update(computed=context.get_value(0), buffer=context.get_value(1))
-
-    with compiled(tool_of(analysis)):
-        train(torch.compile(net, backend="aot_eager"), net)
-    assert values["computed"] is None
-    assert torch.equal(values["buffer"], net.shift)
-
-
-def test_replace_op(net: Net) -> None:
-    """A replaced operator takes part in AD: the identity removes it."""
-
-    @amanda.traceable
-    def identity(x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    with compiled(on("relu", lambda c: c.replace_op(identity))):
-        run = train(torch.compile(net, backend="aot_eager"), net)
-    net.layers[1] = nn.Identity()
-    assert equal(run, train(net, net))
-
-
 def test_differentiable_routine(net: Net) -> None:
     """Recorded under ad_enabled(), a routine takes part in AD."""
 

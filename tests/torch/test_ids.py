@@ -80,21 +80,6 @@ def test_two_models_of_one_class() -> None:
             assert counter.ids == ["Sequential.0/linear:0", "Sequential@1.0/linear:0"]
 
 
-def test_two_resnets() -> None:
-    """Two ResNets in one scope are ``ResNet`` and ``ResNet@1``; after it they start anew."""
-    (one, inputs), (two, _) = models.build("resnet18"), models.build("resnet18", seed=1)
-    counter = ForwardCounter()
-    with applied(counter):
-        one(**inputs)
-        two(**inputs)
-    roots = {op_id.partition("/")[0].partition(".")[0] for op_id in counter.ids}
-    assert roots == {"ResNet", "ResNet@1"}
-    assert len(set(counter.ids)) == len(counter.ids)
-    with applied(again := ForwardCounter()):
-        two(**inputs)
-    assert {i.partition("/")[0].partition(".")[0] for i in again.ids} == {"ResNet"}
-
-
 def test_second_call_of_a_module() -> None:
     """The second call of a module in an iteration has a number, and again in the next one."""
 
@@ -230,32 +215,6 @@ def test_iterations_of_a_training_loop() -> None:
     assert steps[1] == steps[2] == steps[3]
     assert "Linear/linear:0" in steps[0]
     assert "/mse_loss:0" in steps[0]
-
-
-def test_functional_training_loop() -> None:
-    """Without any module the end of a backward pass begins a new iteration."""
-    w, counter = torch.rand(3, requires_grad=True), Counter()
-    with applied(counter):
-        for _ in range(3):
-            counter.ids.clear()
-            (w * X).relu().sum().backward()
-            assert counter.ids[:3] == ["/mul:0", "/relu:0", "/sum:0"]
-
-
-def test_inference_loop() -> None:
-    """Each call of the outermost module begins a new iteration."""
-    model, counter = nn.Linear(3, 3), ForwardCounter()
-    with applied(counter), torch.no_grad():
-        for _ in range(3):
-            counter.ids.clear()
-            torch.sin(model(torch.relu(X)))
-    assert set(counter.ids) == {"/relu:0", "Linear/linear:0", "/sin:0"}
-
-
-def test_new_iteration() -> None:
-    """``amanda.new_iteration()`` restarts the counters by hand."""
-    ids = _ids(lambda: X + X, amanda.new_iteration, lambda: X + X, lambda: X + X)
-    assert ids == ["/add:0", "/add:0", "/add:1"]
 
 
 def test_inner_backward_is_no_iteration() -> None:

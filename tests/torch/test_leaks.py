@@ -25,8 +25,6 @@ from tests.torch.support import (
     LiveTensors,
     On,
     applied,
-    before,
-    framework_state,
     interceptors,
 )
 
@@ -106,31 +104,6 @@ def test_activations_of_an_inference_die_on_the_way(make: Callable[[], amanda.To
 
 
 @pytest.mark.parametrize("make", TOOLS)
-def test_a_graph_without_backward_dies(make: Callable[[], amanda.Tool]) -> None:
-    """A graph whose backward pass never runs is freed by reference counting too."""
-    model = _network()
-    with no_collection(), applied(make()):
-        output = model(torch.rand(2, 3, 8, 8))
-        died = weakref.ref(output)
-        del output
-        assert died() is None
-
-
-@pytest.mark.parametrize("make", TOOLS)
-def test_a_graph_that_outlives_the_scope_dies(make: Callable[[], amanda.Tool]) -> None:
-    """A graph built in a scope and run after it is vanilla there, and dies as it should."""
-    model = _network()
-    with no_collection():
-        with applied(make()):
-            output = model(torch.rand(2, 3, 8, 8))
-        output.sum().backward()
-        died = weakref.ref(output)
-        del output
-        assert died() is None
-    assert all(p.grad is not None for p in model.parameters())
-
-
-@pytest.mark.parametrize("make", TOOLS)
 def test_no_garbage(make: Callable[[], amanda.Tool]) -> None:
     """The path of an operator makes no reference cycle: gc finds nothing to collect."""
     model = _network()
@@ -181,59 +154,6 @@ def test_memory_does_not_grow_over_iterations() -> None:
                 objects.append(len(gc.get_objects()))
         assert tensors.made_since() == []
     assert objects[-1] - objects[0] < 50
-
-
-def test_models_die_inside_a_scope() -> None:
-    """A model that is thrown away inside a scope is freed, whatever has run of it."""
-    with applied(Counter()):
-        model = _network()
-        model(torch.rand(2, 3, 8, 8)).sum().backward()
-        died = [weakref.ref(model), weakref.ref(model[0].weight)]
-        del model
-        gc.collect()
-        assert [ref() for ref in died] == [None, None]
-
-
-def test_routines_get_no_stale_context() -> None:
-    """A context keeps no tensor after its analysis, also when the tool keeps the context."""
-    kept: list[amanda.OpContext] = []
-    died: list[weakref.ref[torch.Tensor]] = []
-
-    def keep(context: amanda.OpContext) -> None:
-        kept.append(context)
-        died.extend(weakref.ref(t) for t in context.get_inputs())
-
-    with no_collection(), applied(On(relu=keep)):
-        torch.relu(torch.rand(3))
-        assert [ref() for ref in died] == [None]
-    assert kept[0].get_op().__name__ == "relu"
-
-
-def test_tools_and_routines_die() -> None:
-    """After the scope nothing in PyTorch holds the tool or its routines, graphs included."""
-
-    def routine(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    tool = On(relu=before(routine))
-    with applied(tool):
-        output = torch.relu(torch.rand(3, requires_grad=True))
-    died = [weakref.ref(tool), weakref.ref(routine)]
-    del tool, routine
-    # A tool that registers its own methods is a cycle of its own.
-    gc.collect()
-    assert [ref() for ref in died] == [None, None]
-    output.sum().backward()
-
-
-def test_entering_and_leaving_many_times_leaves_nothing() -> None:
-    """Many scopes leave PyTorch as one does: as it was."""
-    state, tensors = framework_state(), LiveTensors()
-    for _ in range(50):
-        with applied(Counter()):
-            torch.relu(torch.rand(3, requires_grad=True)).sum().backward()
-    assert framework_state() == state
-    assert tensors.made_since() == []
 
 
 @pytest.mark.filterwarnings("ignore:actions on the gradients of operators do nothing")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import warnings
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from torch import nn
 
 import amanda
 from amanda.errors import CoverageWarning
-from amanda_torch import _internals
 from tests import models
 from tests.torch.support import (
     Counter,
@@ -39,67 +36,6 @@ def _in_thread(run: Any) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-
-
-def test_threads_started_inside_are_covered() -> None:
-    """A thread started inside a scope is instrumented, with the same ids."""
-    counter = Counter()
-    with applied(counter):
-        _in_thread(lambda: torch.relu(X))
-        _in_thread(lambda: nn.Linear(3, 2)(X).sum().backward())
-    assert "/relu:0" in counter.ids
-    assert "Linear/linear:0" in counter.ids
-    assert counter.backward_ops["AccumulateGrad"] == 2
-
-
-def test_threads_that_were_there_before_are_not_touched() -> None:
-    """A pool that is older than the scope runs vanilla."""
-    counter = ForwardCounter()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(torch.relu, X).result()
-        with applied(counter):
-            pool.submit(torch.relu, X).result()
-    assert counter.ids == []
-
-
-def test_threads_that_outlive_the_scope_are_vanilla() -> None:
-    """A thread started inside that goes on afterwards runs vanilla there."""
-    counter = ForwardCounter()
-    left, seen = threading.Event(), []
-
-    def run() -> None:
-        torch.relu(X)
-        left.wait()
-        torch.relu(X)
-        torch.sin(X)
-        seen.append(_internals.mode_depth())
-
-    thread = threading.Thread(target=run)
-    with applied(counter):
-        thread.start()
-        while not counter.ids:
-            pass
-    left.set()
-    thread.join()
-    assert counter.ids == ["/relu:0"]
-
-
-def test_threads_count_apart() -> None:
-    """Each thread has counters of its own, and all executions are counted."""
-    counter = ForwardCounter()
-
-    def run() -> None:
-        for _ in range(50):
-            torch.relu(X)
-
-    with applied(counter):
-        threads = [threading.Thread(target=run) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert counter.ops == {"relu": 200}
-    assert len(set(counter.ids)) == 50
 
 
 def test_one_model_in_several_threads() -> None:
@@ -145,37 +81,6 @@ def test_suspended_generator_and_modules() -> None:
     assert counter.backward_ids == []
 
 
-def test_contextmanager_covers_its_caller() -> None:
-    """A ``@contextmanager`` around ``apply`` covers the body of the with-statement."""
-    counter = ForwardCounter()
-
-    @contextlib.contextmanager
-    def instrumented() -> Iterator[None]:
-        with applied(counter):
-            yield
-
-    with instrumented():
-        torch.relu(X)
-    torch.sin(X)
-    assert counter.ids == ["/relu:0"]
-
-
-def test_exit_stack_and_decorator() -> None:
-    """``ExitStack`` and the decorator form are ordinary scopes."""
-    counter = ForwardCounter()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(applied(counter))
-        torch.relu(X)
-
-    @applied(counter)
-    def run() -> None:
-        torch.sin(X)
-
-    run()
-    torch.cos(X)
-    assert counter.ids == ["/relu:0", "/sin:0"]
-
-
 def test_a_generator_of_the_model_inside_a_scope() -> None:
     """Generators that the user runs inside a scope are instrumented wherever they suspend."""
     counter = ForwardCounter()
@@ -188,27 +93,6 @@ def test_a_generator_of_the_model_inside_a_scope() -> None:
         for batch in batches():
             torch.cos(batch)
     assert counter.ids == ["/relu:0", "/cos:0", "/sin:0", "/cos:1"]
-
-
-def test_coroutines_of_others_run_vanilla() -> None:
-    """While a coroutine awaits inside a scope, the other tasks are vanilla."""
-    counter = ForwardCounter()
-
-    async def inside() -> None:
-        with applied(counter):
-            torch.relu(X)
-            await asyncio.sleep(0.01)
-            torch.sin(X)
-
-    async def outside() -> None:
-        await asyncio.sleep(0.005)
-        torch.cos(X)
-
-    async def both() -> None:
-        await asyncio.gather(inside(), outside())
-
-    asyncio.run(both())
-    assert counter.ids == ["/relu:0", "/sin:0"]
 
 
 # -- exceptions -----------------------------------------------------------
@@ -274,18 +158,6 @@ def test_invalid_calls_raise_what_pytorch_raises() -> None:
 
 
 # -- life cycle -----------------------------------------------------------
-
-
-def test_nested_scopes_of_one_thread() -> None:
-    """Inner and outer tools both act, and the outer goes on after the inner has ended."""
-    outer, inner = ForwardCounter(), ForwardCounter()
-    with applied(outer):
-        torch.relu(X)
-        with applied(inner):
-            torch.sin(X)
-        torch.cos(X)
-    assert outer.ids == ["/relu:0", "/sin:0", "/cos:0"]
-    assert inner.ids == ["/sin:0"]
 
 
 def test_scopes_that_end_out_of_order() -> None:

@@ -85,23 +85,6 @@ def test_attributes_and_names() -> None:
     assert seen == [(tf.float32, [1, 1, 1, 1], "SAME"), ["input", "filter"]]
 
 
-def test_a_function_of_the_operator() -> None:
-    """get_function runs the operator again with its attributes, and takes part in AD."""
-    kept: list[Any] = []
-
-    def analyse(context: amanda.OpContext) -> None:
-        function = context.get_function()
-        kept.append(function)
-        context.replace_op(lambda a, b: function(a, b) * 2.0)
-
-    with apply(Acting("MatMul", analyse)):
-        result, (dx,) = gradients(lambda x: tf.linalg.matmul(x, X, transpose_b=True), X)
-    plain, (plain_dx,) = gradients(lambda x: tf.linalg.matmul(x, X, transpose_b=True), X)
-    assert np.array_equal(result, 2.0 * plain)
-    assert np.array_equal(dx, 2.0 * plain_dx)
-    assert np.array_equal(kept[0](X, X), plain)
-
-
 def test_routines_without_tensors_stay_on_the_fast_path() -> None:
     """A routine that selects nothing runs around the operator, once per execution."""
     order: list[str] = []
@@ -268,20 +251,6 @@ def test_readings_of_variables_are_not_noted_for_ever() -> None:
         values.note("ReadVariableOp", [variable.handle], result)
     assert values.noted <= 2100
     assert values.source_of(second[-1]) is not None
-
-
-def test_a_negative_position_counts_from_the_end_at_each_execution() -> None:
-    """outputs=[-1] is the last output also where an operator has others than when it was seen."""
-    seen: list[int] = []
-
-    def act(context: amanda.OpContext) -> None:
-        context.insert_after_op(lambda t: seen.append(int(t)), outputs=[-1])
-
-    with apply(Acting("IteratorGetNext", act)):
-        for count in (2, 4, 1):
-            next(iter(tf.data.Dataset.from_tensors(tuple(range(count)))))
-            amanda.new_iteration()
-    assert seen == [1, 3, 0]
 
 
 def test_a_variable_that_cannot_be_read_raises_the_error_of_vanilla() -> None:

@@ -176,8 +176,15 @@ def test_the_order_in_memory_is_kept() -> None:
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("target", ["outputs", "weights", "gradients"])
-@pytest.mark.parametrize("name", ["resnet18", "bert", "gpt2", "lstm"])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("resnet18", "outputs"),
+        ("bert", "weights"),
+        ("gpt2", "gradients"),
+        *(("lstm", target) for target in ("outputs", "weights", "gradients")),
+    ],
+)
 def test_every_operator_of_real_models_can_be_hit(name: str, target: str) -> None:
     model, inputs = models.build(name)
     tool = InjectTool(

@@ -151,8 +151,15 @@ def test_each_sample_keeps_exactly_the_share_of_positions(sparsity: float) -> No
     assert positions.tolist() == [100 - round(100 * sparsity)] * 4
 
 
-@pytest.mark.parametrize("method", ["channel", "activation"])
-@pytest.mark.parametrize("name", ["resnet50", "vit_timm", "bert", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("resnet18", "channel"),
+        ("resnet18", "activation"),
+        ("vit_timm", "channel"),
+        ("bert", "activation"),
+    ],
+)
 def test_gates_fit_models_that_nobody_prepared(name: str, method: str) -> None:
     """Finite outputs, gradients for every gate that has an effect."""
     model, inputs = models.build(name)
