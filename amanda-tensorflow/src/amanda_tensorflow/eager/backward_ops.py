@@ -189,9 +189,9 @@ class GradientRun:
     # -- the whole function -----------------------------------------------
 
     def sum(self, gradient: Any) -> Any:
-        """A gradient that the function is given.
+        """Return a gradient that the function is given.
 
-        If the tape has made it by adding several, the sum is a backward operator, too.
+        If the tape has added several gradients, their sum is a backward operator, too.
         """
         entry = self._tracker.sums.pop(id(gradient), None)
         if entry is None or entry.result() is not gradient:
@@ -207,24 +207,24 @@ class GradientRun:
         return self.execute("AddN", terms, compute)[0]
 
     def enter(self) -> None:
-        """The function of a shared mark runs from now on, until :meth:`leave`."""
+        """Count operators as those of the function, which runs until :meth:`leave` is called."""
         tracker = self._tracker
         self._outer = tracker.cells, tracker.run
         self.is_running = True
         tracker.cells, tracker.run, tracker.stale = self.scopes, self, False
 
     def summed(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients that the function is given; it runs from now on."""
+        """Enter the function; return the gradients that it is given."""
         self.has_sums = False
         gradients = [self.sum(gradient) for gradient in gradients]
         self.enter()
         return gradients
 
     def leave(self, results: Any) -> None:
-        """The function has ended.
+        """Leave the function.
 
         Args:
-            results: what it gave; None if it has raised.
+            results: what the function returned; None if it has raised.
         """
         if self._outer is not None:
             self._tracker.go_to(*self._outer)
@@ -287,12 +287,12 @@ class MarkedGradients:
             LOCAL.tracker = None
 
     def begin(self, mark: Mark) -> GradientRun | None:
-        """The gradient function of an operator whose executions share a mark begins.
+        """Begin the gradient function of an operator whose executions share a mark.
 
         Nothing is done to such an operator as a whole.
 
         Returns:
-            What has to be left, whatever happens; None where :meth:`run` has to be called.
+            The call, which has to be left in any case; None where :meth:`run` has to be called.
         """
         tracker, state = LOCAL.tracker, STATE
         if (

@@ -41,10 +41,10 @@ class RunningLayer:
 
     Attributes:
         layer: weak reference to the layer.
-        scope: the name scope of its operators in ids, ``net@1/c1/``.
-        module: the names alone, ``net/c1``.
-        cells: the cells of its operators, under every name scope.
-        phase: that of its operators; "" where each is asked.
+        scope: the name scope of the layer's operators in ids, ``net@1/c1/``.
+        module: the path of the layer without numbers, ``net/c1``.
+        cells: the cells of the layer's operators, under every name scope.
+        phase: the phase of the layer's operators; "" if each has its own.
     """
 
     layer: weakref.ref[Any]

@@ -151,9 +151,9 @@ class EagerGradients:
     Attributes:
         run: called with the mark, a function that calls the gradient function, and the gradients
             of the outputs; returns the gradients of the inputs. None while no driver is attached.
-        begin: called with a mark that later executions may share, before its gradient function;
-            gives what is to be left after it, or None where `run` has to be called. None while no
-            driver is attached.
+        begin: called before a gradient function, with a mark that several executions may share;
+            returns the call, to be left afterwards, or None where `run` has to be called. None
+            while no driver is attached.
     """
 
     run: Callable[[Any, Callable[[Sequence[Any]], Any], Sequence[Any]], Any] | None = None
