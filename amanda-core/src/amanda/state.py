@@ -178,6 +178,34 @@ class WeakMembers(Generic[_T]):
         return iter([member for member in found if member is not None])
 
 
+Undo = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function that restores a part of a thread's state, and its arguments. It may be called again."""
+
+
+def unwind(undo: list[Undo], mark: int) -> None:
+    """Undo the changes of a thread's state down to `mark`, the last one first.
+
+    Whoever changes the state of a thread notes before how to restore it, and unwinds afterwards::
+
+        undo = vars(STATE)["undo"]
+        mark = len(undo)
+        undo.append((set_mode, (get_mode(),)))
+        try:
+            set_mode("other")
+            ...
+        finally:
+            unwind(undo, mark)
+
+    An interrupt in the last line leaves the rest to the next one that unwinds: an outer function,
+    or at the latest the end of the scope.
+    """
+    while len(undo) > mark:
+        function, args = undo[-1]
+        function(*args)
+        # Not before: an interrupt in between would lose it.
+        del undo[-1]
+
+
 class ThreadState(threading.local):
     """Scopes and switches of one thread.
 
@@ -195,6 +223,7 @@ class ThreadState(threading.local):
         paused: depth of tool code running in this thread; its framework calls
             are vanilla.
         call: the execution whose replacement runs in this thread, None if none does.
+        undo: what restores the thread as it was, the last change last (:func:`unwind`).
     """
 
     def __init__(self) -> None:
@@ -206,6 +235,7 @@ class ThreadState(threading.local):
         self.ad: bool | None = None
         self.paused: int = 0
         self.call: CurrentCall | None = None
+        self.undo: list[Undo] = []
 
 
 STATE = ThreadState()

@@ -15,6 +15,7 @@ import attrs
 
 from amanda.engine.iterations import Iterations
 from amanda.engine.records import ActionCache
+from amanda.engine.tool_code import paused
 from amanda.errors import NoDriverError
 from amanda.interface.action import Filter, InstPoint
 from amanda.interface.points import Point
@@ -445,17 +446,12 @@ def run_all(steps: Sequence[Callable[[], None]]) -> None:
 
 def _vanilla_call(tool: Tool, method: str, *args: Any) -> None:
     """Call a method of a tool: its framework calls are vanilla."""
-    thread = vars(STATE)
-    outer = thread["paused"]
     try:
-        thread["paused"] = outer + 1
-        invalidate()
-        getattr(tool, method)(*args)
-        thread["paused"] = outer
-        invalidate()
-    except BaseException as error:
-        thread["paused"] = outer
-        invalidate()
-        if isinstance(error, BROKEN):
-            error.add_note(f"amanda: raised in {type(tool).__name__}.{method}")
+        with paused():
+            invalidate()
+            getattr(tool, method)(*args)
+    except BROKEN as error:
+        error.add_note(f"amanda: raised in {type(tool).__name__}.{method}")
         raise
+    finally:
+        invalidate()
