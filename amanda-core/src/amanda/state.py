@@ -179,7 +179,7 @@ class WeakMembers(Generic[_T]):
 
 
 Undo = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function that restores a part of a thread's state, and its arguments. It may be called again."""
+"""A function that restores a part of a thread's state, and its arguments; it may be called twice."""
 
 
 def unwind(undo: list[Undo], mark: int) -> None:
@@ -256,18 +256,8 @@ class Lock:
 
     def hold(self, function: Callable[..., _T], *args: Any) -> _T:
         """Call a function while the lock is held."""
-        # Not a with-statement: an interrupt that comes as its body ends keeps it from its exit.
-        if self.is_owned():
+        with self._lock:
             return function(*args)
-        try:
-            self.acquire()
-            result = function(*args)
-            self.release()
-        except BaseException:
-            if self.is_owned():
-                self.release()
-            raise
-        return result
 
     def reset(self) -> None:
         """Release it in a forked child, where the thread that held it does not exist."""
@@ -387,7 +377,6 @@ def note_attached(cls: type[Any], driver: Any) -> None:
     """A driver has been attached."""
     if not driver.follows_pauses:
         UNPAUSED[cls] = driver
-    # Last, and first undone: an interrupt that comes between is followed by note_detached().
     ATTACHED[cls] = driver
 
 

@@ -11,6 +11,7 @@ unless it takes part in it; its time is charged to the scopes::
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -112,6 +113,16 @@ class ToolCode:
             return function(*args)
 
 
+def is_in_tool_code() -> bool:
+    """True if the current thread runs code of a tool now, as its frames tell."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code in _ENTERING:
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextmanager
 def paused() -> Iterator[None]:
     """Within it, the current thread runs code of a tool, which no lock guards."""
@@ -132,3 +143,6 @@ def vanilla_thread() -> Iterator[None]:
         for driver in tuple(ATTACHED.values()):
             stack.enter_context(driver.vanilla())
         yield
+
+
+_ENTERING = frozenset({ToolCode.enter.__code__, inspect.unwrap(paused).__code__})

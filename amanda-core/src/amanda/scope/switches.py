@@ -45,14 +45,8 @@ class _OpenSwitch:
         invalidate()
 
     def exit(self) -> None:
-        try:
-            close_block(self._block)
-            invalidate()
-        except BaseException:
-            # Also after an interrupt, which may have come before anything was done.
-            close_block(self._block)
-            invalidate()
-            raise
+        close_block(self._block)
+        invalidate()
 
 
 def disabled() -> _Switched:
