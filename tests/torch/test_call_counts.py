@@ -188,7 +188,7 @@ def test_nothing_is_asked_twice() -> None:
 
 @pytest.mark.parametrize(
     ("tool", "forward", "backward"),
-    [(ForwardCounter, 112, 0), (Counter, 146, 112)],
+    [(ForwardCounter, 112, 0), (Counter, 148, 112)],
     ids=["forward", "both"],
 )
 def test_the_first_execution(tool: type[Counter], forward: int, backward: int) -> None:
@@ -211,7 +211,7 @@ def activations(count: int) -> nn.Module:
     return nn.Sequential(*[nn.ReLU() for _ in range(2 * count)])
 
 
-@pytest.mark.parametrize(("model", "bound"), [(pairs, 200), (activations, 124)])
+@pytest.mark.parametrize(("model", "bound"), [(pairs, 207), (activations, 124)])
 def test_the_first_execution_under_flops(model: Callable[[int], nn.Module], bound: int) -> None:
     """A new operator that ``flops`` analyses and counts runs through few functions, those of the
     tool included, and through fewer where no tensor wants a gradient."""
@@ -226,10 +226,10 @@ def test_the_first_execution_under_flops(model: Callable[[int], nn.Module], boun
 
 
 @pytest.mark.parametrize(
-    # Two of each product are the tuples of routines that the gate runs. Bound methods as hooks
-    # would be two more of each operator and each parameter.
+    # Of each product there are two tuples of steps, and a step for each action. Bound methods as
+    # hooks would be two more of each operator and each parameter.
     ("model", "bound"),
-    [(pairs, 46), (activations, 15)],
+    [(pairs, 48), (activations, 15)],
 )
 def test_a_new_operator_is_few_objects(model: Callable[[int], nn.Module], bound: int) -> None:
     """What is kept of a new operator is few objects for the garbage collector to visit, whose full

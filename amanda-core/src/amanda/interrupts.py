@@ -81,8 +81,9 @@ class deferred:  # noqa: N801 - reads as a statement
         handler = self._handler
         if handler is None:
             return
+        current: Any = signal.getsignal(signal.SIGINT)
         # The code of a tool may have set another one.
-        if self._is_outermost and signal.getsignal(signal.SIGINT) is handler:
+        if self._is_outermost and current is handler:
             signal.signal(signal.SIGINT, handler.outer)
         handler.is_allowed = self._is_outermost or self._was_allowed
         handler.raise_waiting()

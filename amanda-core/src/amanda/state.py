@@ -179,7 +179,7 @@ class WeakMembers(Generic[_T]):
 
 
 Undo = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function that restores a part of a thread's state, and its arguments; it may be called twice."""
+"""A function that restores a part of a thread's state, with its arguments; it may run twice."""
 
 
 def unwind(undo: list[Undo], mark: int) -> None:

@@ -214,7 +214,9 @@ class Dispatcher:
         selected: Sequence[Any] = ()
         shown: Sequence[Any] = ()
         for done, action in enumerate(actions, 1):
-            selected = () if action.select == () else self.selected(action, values)
+            select = action.select
+            # Without a function where all are selected, or none.
+            selected = values if select is None else select and self.selected(action, values)
             isolated = self._unboxes and not action.differentiable
             shown = self.unboxed(selected) if isolated else selected
             result = self.call(action, shown)
@@ -322,7 +324,8 @@ class Dispatcher:
         """
         called, kwargs = action.func if function is None else function, action.kwargs
         takes_part = action.differentiable or action.kind in _REPLACEMENTS
-        with self.driver.routine(action, shown, not takes_part):
+        assert self._driver is not None
+        with self._driver.routine(action, shown, not takes_part):
             try:
                 return called(*shown, **kwargs) if kwargs else called(*shown)
             except BaseException as error:
@@ -339,7 +342,7 @@ class Dispatcher:
             return list(values)
         indices = action.select
         try:
-            return [values[index] for index in indices]
+            return list(map(values.__getitem__, indices))
         except IndexError:
             tensors = action.kind.selects
             raise SelectionError(

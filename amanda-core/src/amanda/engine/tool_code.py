@@ -95,7 +95,11 @@ class ToolCode:
                     scope.statistics.tool_seconds += seconds
             if not owned and owns_tool_lock():
                 _release()
-            unwind(undo, mark)
+            # unwind(), without a function: at every point of every operator.
+            while len(undo) > mark:
+                restore, given = undo[-1]
+                restore(*given)
+                del undo[-1]
 
     def _within(
         self,

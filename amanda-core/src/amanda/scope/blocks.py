@@ -112,7 +112,8 @@ class WithBlock(contextlib.ContextDecorator, abc.ABC):
             raise
 
     def __exit__(self, *raised: object) -> None:
-        self._leave(self._find(suspendable_frame(caller_frame(1))))
+        with deferred():
+            self._leave(self._find(suspendable_frame(caller_frame(1))))
 
     def _find(self, frame: FrameType | None) -> _Entry:
         """The entry that code in `frame` leaves by hand: its own one, the last of these.
