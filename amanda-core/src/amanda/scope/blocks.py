@@ -142,6 +142,8 @@ class WithBlock(contextlib.ContextDecorator, abc.ABC):
                 if opened is not None:
                     opened.exit()
             finally:
+                # The code of tools that has run at the end may have been interrupted, too.
+                restore_thread(entry)
                 with contextlib.suppress(ValueError):
                     self._entries.remove(entry)
                 entry.frame = None
