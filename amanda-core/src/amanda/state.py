@@ -244,7 +244,7 @@ STATE = ThreadState()
 class Lock:
     """A lock that the thread which holds it can take again.
 
-    An interrupt at any line does not leave it taken, nor does a fork while another thread holds it.
+    An interrupt does not leave it taken, nor does a fork while another thread holds it.
     """
 
     def __init__(self) -> None:
