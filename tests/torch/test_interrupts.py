@@ -100,7 +100,7 @@ def test_an_interrupt_as_a_capture_begins_leaves_the_compiler_vanilla() -> None:
     capture()
     before, found = _state(), interrupts.points(capture, is_ours)
     begin = [*itertools.takewhile(lambda point: "_marked+" not in point.place[2], found)]
-    assert 20 < len(begin) < len(found)
+    assert 10 < len(begin) < len(found)
     # Further executions of a line may be of its end.
     for point in [point for point in begin if not point.runs]:
         assert interrupts.run(capture, is_ours, point)

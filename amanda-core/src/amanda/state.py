@@ -3,8 +3,8 @@
 ``STATE`` holds the scopes and switches of the current thread; the drivers' hot paths read it
 directly. They follow from the thread's open blocks (:class:`Block`), each a with-block of ``apply``
 or of a switch. Where a generator or a coroutine has opened one (``STATE.held``), they are to be
-found anew by :func:`settle` before they are read: nothing tells when such code is suspended. The
-dispatcher does that. The classes that fill the state lie in higher layers and are known here by
+found anew by :func:`find_active` before they are read: nothing tells when such code is suspended.
+The dispatcher does that. The classes that fill the state lie in higher layers and are known here by
 protocol only.
 
 Do not reload this module.
@@ -214,8 +214,8 @@ class ThreadState(threading.local):
 
     Attributes:
         blocks: the open blocks, in the order of their entry. What follows is found from them.
-        held: whether one of them belongs to a generator or a coroutine, so that :func:`settle` has
-            to be called before the next four are read.
+        held: whether one of them belongs to a generator or a coroutine, so that
+            :func:`find_active` has to be called before the next four are read.
         scopes: the active scopes, outermost first.
         enabled: False within ``amanda.disabled()``.
         cache: False within ``amanda.cache_disabled()``.
@@ -305,7 +305,7 @@ def _open(block: Block) -> None:
     if block.task is not None:
         _IN_TASKS.set((*(b for b in _IN_TASKS.get() if b.is_open), block))
     if block.scope is None or block.frame is not None or thread["held"]:
-        settle(thread)
+        find_active(thread)
     else:
         thread["scopes"] = (*thread["scopes"], block.scope)
 
@@ -327,14 +327,14 @@ def _close(block: Block) -> None:
         thread["blocks"] = blocks[:-1]
         thread["scopes"] = scopes[:-1]
     else:
-        settle(thread)
+        find_active(thread)
     if block.task is not None:
         # A task that was started inside has a copy of the variable, and finds the block closed.
         _IN_TASKS.set(tuple(b for b in _IN_TASKS.get() if b.is_open))
     block.frame = block.task = block.scope = None
 
 
-def settle(thread: dict[str, Any]) -> None:
+def find_active(thread: dict[str, Any]) -> None:
     """Find a thread's active scopes and switches from its blocks.
 
     Args:

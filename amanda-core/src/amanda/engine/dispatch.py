@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 from amanda.engine.notes import note
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compile_plan
 from amanda.engine.points import Points
-from amanda.engine.records import OpRecord, Rehearsal
+from amanda.engine.records import DryRun, OpRecord
 from amanda.engine.tool_code import ToolCode
 from amanda.errors import RoutineResultError, SelectionError, described
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.driver import Driver
 from amanda.interface.tool import REGISTERED, Tool
-from amanda.state import STATE, LiveScope, settle, tool_locked, unwind
+from amanda.state import STATE, LiveScope, find_active, tool_locked, unwind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,14 +49,14 @@ class Dispatcher:
     Attributes:
         points: runs the routines at derived points.
         tool_code: enters the code of tools.
-        rehearsal: that whose backward pass runs now; None for none.
+        dry_run: that whose backward pass runs now; None for none.
         analysed: counts up at each analysis of a backward operator.
     """
 
     def __init__(self) -> None:
         self.points = Points(self)
         self.tool_code = ToolCode()
-        self.rehearsal: Rehearsal | None = None
+        self.dry_run: DryRun | None = None
         self.analysed = 0
         self._driver: Driver | None = None
         self._quiet: dict[object, None] = {}
@@ -80,7 +80,7 @@ class Dispatcher:
         """The scopes that instrument the current thread's operators right now."""
         state = STATE
         if state.held:
-            settle(vars(state))
+            find_active(vars(state))
         if state.paused or not state.enabled:
             return ()
         driver, scopes = self._driver, state.scopes
@@ -103,7 +103,7 @@ class Dispatcher:
         """
         state = STATE
         if state.held:
-            settle(vars(state))
+            find_active(vars(state))
         if state.paused or not state.enabled:
             return True
         return bool(self._quiet) and not state.scopes

@@ -48,10 +48,6 @@ class ToolCode:
         self._is_unpaused = not driver.follows_pauses
         self._switches = driver.thread_switches
 
-    def is_alone(self) -> bool:
-        """True if no other driver has to be told that a thread is paused."""
-        return len(UNPAUSED) == self._is_unpaused
-
     def enter(
         self,
         function: Callable[..., Any],

@@ -276,8 +276,8 @@ class Rehearsal:
             for kind in {x.device.type for x in self._tensors}:
                 # Autograd runs a backward pass as its operators were recorded.
                 stack.enter_context(torch.autocast(kind, enabled=False))
-            dispatcher.rehearsal = self
-            stack.callback(setattr, dispatcher, "rehearsal", None)
+            dispatcher.dry_run = self
+            stack.callback(setattr, dispatcher, "dry_run", None)
             ones = [torch.ones_like(root) for root in roots]
             torch.autograd.grad(roots, wanted, ones, retain_graph=True, allow_unused=True)
 
@@ -287,7 +287,7 @@ class Rehearsal:
         grad_outputs: Sequence[Any],
         grad_inputs: Sequence[Any] | None,
     ) -> None:
-        """See :class:`amanda.engine.records.Rehearsal`."""
+        """See :class:`amanda.engine.records.DryRun`."""
         found = self._executed.get(id(backward))
         if found is None:
             found = self._executed[id(backward)] = Executed(backward, _shaped(grad_outputs))
