@@ -387,6 +387,22 @@ class IsolatesAllThreads(LoopbackDriver):
             return super().run_operator(*args)
 
 
+# -- interrupts ---------------------------------------------------------------
+
+
+@fault("test_an_interrupt_leaves_nothing_behind")
+class LeavesAPatchAfterAnInterrupt(LoopbackDriver):
+    """An interrupt in an operator leaves a function of the framework replaced."""
+
+    def run_operator(self, *args: Any) -> Any:
+        try:
+            return super().run_operator(*args)
+        except KeyboardInterrupt:
+            vanilla = ops.rng_state
+            ops.rng_state = lambda: vanilla()
+            raise
+
+
 # -- inlined routines ---------------------------------------------------------
 
 

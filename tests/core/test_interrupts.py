@@ -1,22 +1,25 @@
-"""Interrupts at any line of Amanda's code, with the toy framework."""
+"""Interrupts in Amanda's code, with the toy framework."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from types import CodeType
+from typing import Any
 
 import pytest
 
 import amanda
-from amanda.state import ATTACHED, LIVE_SCOPES, STATE, Lock, owned_locks
+from amanda.interrupts import deferred
+from amanda.state import ATTACHED, LIVE_SCOPES, STATE, TOOL_LOCK, Lock, owned_locks
 from amanda.testing import interrupts
 from amanda.testing import loopback as lb
 
 
-def test_an_interrupt_at_the_first_line_of_an_exit_ends_the_scope() -> None:
-    """Also where the user keeps the exception and the ``apply`` object."""
+def test_an_interrupt_of_a_begin_or_an_end_leaves_no_scope_open() -> None:
+    """Also where the user keeps the ``apply`` object; the handler of interrupts is as before."""
     is_ours = interrupts.in_packages("amanda")
     blocks = []
 
@@ -24,11 +27,95 @@ def test_an_interrupt_at_the_first_line_of_an_exit_ends_the_scope() -> None:
         with amanda.apply(amanda.Tool(), drivers=["loopback"]) as block, amanda.disabled():
             blocks.append(block)
 
-    exits = [p for p in interrupts.points(program, is_ours) if "scope/blocks.py" in p.place[0]]
-    assert len(exits) > 20
-    for point in exits:
+    found = [p for p in interrupts.points(program, is_ours) if "/scope/" in p.place[0]]
+    assert len(found) > 20
+    for point in found:
         assert interrupts.run(program, is_ours, point)
         assert (ATTACHED, LIVE_SCOPES, STATE.blocks) == ({}, [], ())
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_waits_until_a_block_has_ended() -> None:
+    """What ends a scope is done when it is raised."""
+    told: list[int] = []
+
+    class Interrupting(amanda.Tool):
+        def exit_scope(self) -> None:
+            told.append(len(ATTACHED))
+
+    def program() -> None:
+        with amanda.apply(Interrupting(), drivers=["loopback"]):
+            scope = LIVE_SCOPES[-1]
+            invalidate = scope.drivers[0].invalidate
+
+            def interrupted() -> None:
+                invalidate()
+                signal.raise_signal(signal.SIGINT)
+
+            scope.drivers[0].invalidate = interrupted
+
+    with pytest.raises(KeyboardInterrupt):
+        program()
+    assert told == []
+    assert (ATTACHED, LIVE_SCOPES, STATE.blocks) == ({}, [], ())
+
+
+def test_an_interrupt_of_a_tools_end_does_not_wait() -> None:
+    """A tool that takes long to write its results can be interrupted; the other tools still end."""
+    told: list[str] = []
+
+    class Writing(amanda.Tool):
+        def exit_scope(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+            told.append("written")
+
+    class Other(amanda.Tool):
+        def exit_scope(self) -> None:
+            told.append("other")
+
+    with pytest.raises(KeyboardInterrupt), amanda.apply(Other(), Writing(), drivers=["loopback"]):
+        pass
+    assert told == ["other"]
+    assert (ATTACHED, LIVE_SCOPES, STATE.blocks) == ({}, [], ())
+
+
+def test_deferred_in_another_thread_does_nothing() -> None:
+    """Only the main thread takes interrupts."""
+    handlers: list[Any] = []
+
+    def work() -> None:
+        with deferred():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.default_int_handler]
+
+
+def test_the_end_of_a_scope_restores_what_an_interrupt_has_left() -> None:
+    """Of the thread's state, the last change first; the tools' lock is free."""
+    undone: list[int] = []
+    with amanda.apply(amanda.Tool(), drivers=["loopback"]):
+        STATE.undo.append((undone.append, (1,)))
+        STATE.undo.append((undone.append, (2,)))
+        TOOL_LOCK.acquire()
+    assert (undone, STATE.undo, owned_locks()) == ([2, 1], [], 0)
+
+
+def test_a_scope_that_a_routine_ends_leaves_its_code_entered() -> None:
+    """What a routine that is running will restore is not restored before."""
+    depths: list[int] = []
+    scope = amanda.apply(amanda.Tool(), drivers=["loopback"])
+
+    def end() -> None:
+        depths.append(STATE.paused)
+        scope.__exit__(None, None, None)
+        depths.append(STATE.paused)
+
+    scope.__enter__()
+    next(iter(ATTACHED.values())).dispatcher.tool_code.enter(end)
+    assert (depths, STATE.paused) == ([1, 1], 0)
 
 
 class Telling(amanda.Tool):

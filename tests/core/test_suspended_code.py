@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.state import LIVE_SCOPES, STATE, settle
+from amanda.state import LIVE_SCOPES, STATE, find_active
 from amanda.testing import loopback as lb
 
 SWITCHES: list[tuple[Callable[[], AbstractContextManager[Any]], str]] = [
@@ -48,7 +48,7 @@ def work(who: str) -> None:
 
 def current(name: str) -> Any:
     """A switch as the code that runs now sees it."""
-    settle(vars(STATE))
+    find_active(vars(STATE))
     return getattr(STATE, name)
 
 

@@ -521,10 +521,10 @@ def state() -> list[Any]:
     return [dict(ATTACHED), list(LIVE_SCOPES), blocks, owned_locks(), torch.is_grad_enabled()]
 
 
-def test_an_interrupt_at_any_line_leaves_the_compiler_vanilla() -> None:
-    """An interrupt at any line of ours leaves nothing behind, in compiled code either.
+def test_an_interrupt_leaves_the_compiler_vanilla() -> None:
+    """An interrupt in code of ours leaves nothing behind, in compiled code either.
 
-    A sample of the lines is tried; AMANDA_INTERRUPTS=all tries them all.
+    A sample of the points is tried; AMANDA_INTERRUPTS=all tries them all.
     """
     assert one_scope() == [1.5, 2.0]
     before, is_ours = state(), interrupts.in_packages("amanda_torch")
@@ -535,7 +535,7 @@ def test_an_interrupt_at_any_line_leaves_the_compiler_vanilla() -> None:
 
 
 def test_an_interrupt_as_a_routine_is_traced_leaves_gradients_on() -> None:
-    """At each line of the function by which a compiler calls a routine, as its body ends, too."""
+    """Wherever Python takes one in the function by which a compiler calls a routine."""
 
     def is_call(code: Any) -> bool:
         return code.co_name == "amanda_routine"

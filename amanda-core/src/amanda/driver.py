@@ -2,7 +2,8 @@
 
 ``EagerDriver`` is the base class for a framework that runs operators at once; ``Driver`` the
 interface for all others, on a ``Dispatcher``, or on a ``StaticGraphDispatcher`` where a graph is
-rewritten before it runs. The state of the current thread is ``amanda.state.STATE``.
+rewritten before it runs. The state of the current thread is ``STATE``, and ``unwind`` restores what
+a context of the driver's has changed in it.
 """
 
 from amanda.engine.backward import (
@@ -21,13 +22,15 @@ from amanda.extensions import Extension
 from amanda.interface.action import Action, ActionKind, InstPoint
 from amanda.interface.binding import Arguments, Signature
 from amanda.interface.calls import BackwardCall, BoundCall, NamedOp, OpCall
-from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
+from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver, ThreadSwitches
 from amanda.interface.proofs import Proof
 from amanda.namespace import Namespace
 from amanda.patching import PatchSet
+from amanda.state import STATE, unwind
 
 __all__ = [
     "INTERFACE_VERSION",
+    "STATE",
     "Action",
     "ActionKind",
     "ActionPlan",
@@ -53,5 +56,7 @@ __all__ = [
     "Proof",
     "Signature",
     "StaticGraphDispatcher",
+    "ThreadSwitches",
     "run_backward",
+    "unwind",
 ]

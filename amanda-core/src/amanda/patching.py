@@ -71,7 +71,7 @@ class PatchSet:
 
     def _set(self, noted: list[_Replaced], value: Any) -> None:
         replaced = noted[-1]
-        # Noted first: an interrupt may come at any line.
+        # Noted first: an interrupt may come next.
         self._replaced += noted
         try:
             setattr(replaced.target, replaced.name, value)

@@ -3,8 +3,8 @@
 ``STATE`` holds the scopes and switches of the current thread; the drivers' hot paths read it
 directly. They follow from the thread's open blocks (:class:`Block`), each a with-block of ``apply``
 or of a switch. Where a generator or a coroutine has opened one (``STATE.held``), they are to be
-found anew by :func:`settle` before they are read: nothing tells when such code is suspended. The
-dispatcher does that. The classes that fill the state lie in higher layers and are known here by
+found anew by :func:`find_active` before they are read: nothing tells when such code is suspended.
+The dispatcher does that. The classes that fill the state lie in higher layers and are known here by
 protocol only.
 
 Do not reload this module.
@@ -178,6 +178,34 @@ class WeakMembers(Generic[_T]):
         return iter([member for member in found if member is not None])
 
 
+Undo = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function that restores a part of a thread's state, with its arguments; it may run twice."""
+
+
+def unwind(undo: list[Undo], mark: int) -> None:
+    """Undo the changes of a thread's state down to `mark`, the last one first.
+
+    Whoever changes the state of a thread notes before how to restore it, and unwinds afterwards::
+
+        undo = vars(STATE)["undo"]
+        mark = len(undo)
+        undo.append((set_mode, (get_mode(),)))
+        try:
+            set_mode("other")
+            ...
+        finally:
+            unwind(undo, mark)
+
+    An interrupt in the last line leaves the rest to the next one that unwinds: an outer function,
+    or at the latest the end of the scope.
+    """
+    while len(undo) > mark:
+        function, args = undo[-1]
+        function(*args)
+        # Not before: an interrupt in between would lose it.
+        del undo[-1]
+
+
 class ThreadState(threading.local):
     """Scopes and switches of one thread.
 
@@ -186,8 +214,8 @@ class ThreadState(threading.local):
 
     Attributes:
         blocks: the open blocks, in the order of their entry. What follows is found from them.
-        held: whether one of them belongs to a generator or a coroutine, so that :func:`settle` has
-            to be called before the next four are read.
+        held: whether one of them belongs to a generator or a coroutine, so that
+            :func:`find_active` has to be called before the next four are read.
         scopes: the active scopes, outermost first.
         enabled: False within ``amanda.disabled()``.
         cache: False within ``amanda.cache_disabled()``.
@@ -195,6 +223,7 @@ class ThreadState(threading.local):
         paused: depth of tool code running in this thread; its framework calls
             are vanilla.
         call: the execution whose replacement runs in this thread, None if none does.
+        undo: what restores the thread as it was, the last change last (:func:`unwind`).
     """
 
     def __init__(self) -> None:
@@ -206,6 +235,7 @@ class ThreadState(threading.local):
         self.ad: bool | None = None
         self.paused: int = 0
         self.call: CurrentCall | None = None
+        self.undo: list[Undo] = []
 
 
 STATE = ThreadState()
@@ -214,7 +244,7 @@ STATE = ThreadState()
 class Lock:
     """A lock that the thread which holds it can take again.
 
-    An interrupt at any line does not leave it taken, nor does a fork while another thread holds it.
+    An interrupt does not leave it taken, nor does a fork while another thread holds it.
     """
 
     def __init__(self) -> None:
@@ -226,18 +256,8 @@ class Lock:
 
     def hold(self, function: Callable[..., _T], *args: Any) -> _T:
         """Call a function while the lock is held."""
-        # Not a with-statement: an interrupt that comes as its body ends keeps it from its exit.
-        if self.is_owned():
+        with self._lock:
             return function(*args)
-        try:
-            self.acquire()
-            result = function(*args)
-            self.release()
-        except BaseException:
-            if self.is_owned():
-                self.release()
-            raise
-        return result
 
     def reset(self) -> None:
         """Release it in a forked child, where the thread that held it does not exist."""
@@ -285,7 +305,7 @@ def _open(block: Block) -> None:
     if block.task is not None:
         _IN_TASKS.set((*(b for b in _IN_TASKS.get() if b.is_open), block))
     if block.scope is None or block.frame is not None or thread["held"]:
-        settle(thread)
+        find_active(thread)
     else:
         thread["scopes"] = (*thread["scopes"], block.scope)
 
@@ -307,14 +327,14 @@ def _close(block: Block) -> None:
         thread["blocks"] = blocks[:-1]
         thread["scopes"] = scopes[:-1]
     else:
-        settle(thread)
+        find_active(thread)
     if block.task is not None:
         # A task that was started inside has a copy of the variable, and finds the block closed.
         _IN_TASKS.set(tuple(b for b in _IN_TASKS.get() if b.is_open))
     block.frame = block.task = block.scope = None
 
 
-def settle(thread: dict[str, Any]) -> None:
+def find_active(thread: dict[str, Any]) -> None:
     """Find a thread's active scopes and switches from its blocks.
 
     Args:
@@ -357,7 +377,6 @@ def note_attached(cls: type[Any], driver: Any) -> None:
     """A driver has been attached."""
     if not driver.follows_pauses:
         UNPAUSED[cls] = driver
-    # Last, and first undone: an interrupt that comes between is followed by note_detached().
     ATTACHED[cls] = driver
 
 

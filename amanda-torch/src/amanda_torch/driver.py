@@ -13,8 +13,10 @@ import torch
 
 import amanda
 from amanda.errors import CapabilityError
+from amanda.interface.driver import ThreadSwitches
 from amanda.namespace import Namespace
 from amanda.registry.proofs import proving
+from amanda.state import STATE, unwind
 from amanda_torch import _internals
 from amanda_torch.plugin import TorchDriver
 
@@ -30,19 +32,16 @@ class _NoGradients:
     """``torch.no_grad()`` with a quarter of its Python frames: analyses of each new operator run
     in it."""
 
-    __slots__ = ("_outer",)
+    __slots__ = ("_mark",)
 
     def __enter__(self) -> None:
-        self._outer = torch.is_grad_enabled()
-        try:
-            _internals.set_grad_enabled(False)
-        except BaseException:
-            # An interrupt as that has returned: core leaves only what it has entered.
-            _internals.set_grad_enabled(self._outer)
-            raise
+        undo = STATE.undo
+        self._mark = len(undo)
+        undo.append((_internals.set_grad_enabled, (torch.is_grad_enabled(),)))
+        _internals.set_grad_enabled(False)
 
     def __exit__(self, *_: object) -> None:
-        _internals.set_grad_enabled(self._outer)
+        unwind(STATE.undo, self._mark)
 
 
 @functools.cache
@@ -53,6 +52,15 @@ def namespace_of(version: str, mode: str) -> Namespace:
 
 class LoadedDriver(TorchDriver):
     """A driver for PyTorch that can be attached."""
+
+    thread_switches = ThreadSwitches(
+        is_recording=torch.is_grad_enabled,
+        set_recording=_internals.set_grad_enabled,
+        mode_depth=_internals.mode_depth,
+        mode_at=_internals.mode_at,
+        pop_mode=_internals.pop_mode,
+        set_modes=_internals.set_modes,
+    )
 
     @property
     def namespace(self) -> Namespace:

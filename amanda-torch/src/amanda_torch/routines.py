@@ -1,67 +1,47 @@
-"""Runs instrumentation routines: isolated from AD, alone, and watched for in-place changes.
+"""Runs instrumentation routines: isolated from AD, and watched for in-place changes.
 
-Core's dispatcher enters and leaves a tool's code once for each routine, through
-:class:`RoutineCall` on this driver's side. :class:`RoutineDispatcher` runs the routines of
-one point together where nothing could notice the difference::
+Core's :class:`~amanda.engine.tool_code.ToolCode` enters a tool's code. :class:`RoutineDispatcher`
+enters it once for all routines of a point where nothing could notice the difference::
 
     values = dispatcher.run_all(plan.before, values)
 
-Everything around them is then done once for the point, and in one function: it is the
-largest part of what an operator of a small model costs. What is rare (results, wrong
-selections) is left to core.
+Elsewhere each routine has a context of its own, :class:`RoutineCall`.
 """
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from types import MethodType
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-from amanda.engine.dispatch import Dispatcher, charge
+from amanda.engine.dispatch import Dispatcher
 from amanda.engine.notes import note
-from amanda.engine.plan import ActionPlan
+from amanda.engine.tool_code import ToolCode
 from amanda.errors import InPlaceWarning
-from amanda.inline import (
-    Check,
-    Counter,
-    Log,
-    MemoryChange,
-    ShapeSum,
-    Timer,
-    begun_by,
-    checked_by,
-    ended_by,
-    is_counter,
-    summed_by,
-)
+from amanda.inline import Check, Counter, Log, ShapeSum
+from amanda.inline.steps import Step, StepKind, are_all, are_inline, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
-from amanda.state import STATE, TOOL_LOCK, UNPAUSED, LiveScope
+from amanda.state import STATE, TOOL_LOCK, LiveScope, unwind
 from amanda_torch import _internals
 
-# Half of what a with-statement costs.
 _acquire = TOOL_LOCK.acquire
 _release = TOOL_LOCK.release
-_is_owned = TOOL_LOCK.is_owned
-_PENDING: Any = object()
 _REPLACEMENTS = frozenset({ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP})
-_unpaused = UNPAUSED
-_clock = time.perf_counter
-_is_grad_enabled = torch.is_grad_enabled
-_set_grad_enabled = _internals.set_grad_enabled
 _dispatch_depth = _internals.dispatch_depth
-_mode_depth = _internals.mode_depth
-_mode_at = _internals.mode_at
-_pop_mode = _internals.pop_mode
-_push_mode = _internals.push_mode
 _reading = _internals.READING
 _no_overrides = _internals.no_overrides
 _version_of = _internals.version_of
 _versions_of = _internals.versions_of
+
+TOOL_CODE = ToolCode()
+"""Enters the code of tools at operators of PyTorch."""
+
+LOOKING = frozenset({StepKind.CHECK, StepKind.SHAPE_SUM})
+"""The kinds of steps with two routines that take tensors."""
 
 
 class BackwardRoutines:
@@ -69,8 +49,9 @@ class BackwardRoutines:
 
     Attributes:
         before, after: those before and after it.
-        blind_before, blind_after: whether none of these takes a tensor, or takes part in AD.
-        counters_before, counters_after: see :func:`counters_of`.
+        steps_before, steps_after: the steps that they come down to.
+        blind_before, blind_after: True if none of these takes a tensor, or takes part in AD.
+        counters_before, counters_after: see :func:`counters_in`.
         inlined_before, inlined_after: see :func:`inlined_around`. Read by the gate.
         checks: those, and sums, whose routine before the operator the gate may have done without.
     """
@@ -85,27 +66,25 @@ class BackwardRoutines:
         "counters_before",
         "inlined_after",
         "inlined_before",
+        "steps_after",
+        "steps_before",
     )
 
     def __init__(self, before: Sequence[Action], after: Sequence[Action]) -> None:
         self.before = before
         self.after = after
-        self.counters_before = counters_of(before)
-        self.counters_after = counters_of(after)
-        self.inlined_before, self.inlined_after, self.checks = inlined_around(before, after)
+        self.steps_before, self.steps_after = lowered_all(before), lowered_all(after)
+        self.counters_before = counters_in(self.steps_before)
+        self.counters_after = counters_in(self.steps_after)
+        found = inlined_around(self.steps_before, self.steps_after)
+        self.inlined_before, self.inlined_after, self.checks = found
         self.blind_before = _are_blind(before)
         self.blind_after = _are_blind(after)
 
 
-def counters_of(actions: Sequence[Action]) -> Sequence[Counter] | None:
-    """The counters that are all that these actions run; None if some runs something else."""
-    found: list[Counter] = []
-    # For each operator that is new, as what follows: a generator would cost frames.
-    for action in actions:
-        if not (is_counter(action.func) and action.select == () and not action.kwargs):
-            return None
-        found.append(action.func)  # type: ignore[arg-type]
-    return found
+def counters_in(steps: Sequence[Step]) -> Sequence[Counter] | None:
+    """The counters that are all that these steps are about; None if there are other steps."""
+    return [step.routine for step in steps] if are_all(StepKind.COUNT, steps) else None
 
 
 def _are_blind(actions: Sequence[Action]) -> bool:
@@ -125,7 +104,7 @@ Inlined = tuple[Callable[..., Any], ...]
 
 
 def inlined_around(
-    before: Sequence[Action], after: Sequence[Action]
+    before: Sequence[Step], after: Sequence[Step]
 ) -> tuple[Inlined | None, Inlined | None, Sequence[Check | ShapeSum]]:
     """Find the routines around an operator that C can run without Python.
 
@@ -133,63 +112,19 @@ def inlined_around(
         The routines of each point, None for one with a routine that C cannot run: the two routines
         of a check or a sum run both in C, or both in Python. These, among what C runs.
     """
-    points: list[Inlined | None] = []
-    checks: dict[Check | ShapeSum, None] = {}
-    for actions in (before, after):
-        # For each operator that is new: what costs no function comes first.
-        for action in actions:
-            func = action.func
-            if action.kwargs or action.differentiable:
-                break
-            if type(func) is not MethodType:
-                if type(func) is not Counter or action.select != ():
-                    break
-            elif action.select is None or func.__func__ is ShapeSum.after:
-                if (check := checked_by(func) or summed_by(func)) is None:
-                    break
-                checks[check] = None
-            elif action.select != () or not is_measuring(func):
-                break
-        else:
-            points.append(tuple([action.func for action in actions]))
-            continue
-        points.append(None)
+    points = [
+        tuple([step.action.func for step in steps]) if are_inline(steps, ()) else None
+        for steps in (before, after)
+    ]
+    checks = dict.fromkeys(s.routine for s in (*before, *after) if s.kind in LOOKING)
     if checks and None in points:
         return None, None, ()
     return points[0], points[1], tuple(checks)
 
 
-def is_measuring(routine: object) -> bool:
-    """Whether a routine is one of the two of a timer, or of a change of memory."""
-    # Most are neither: those are told at once, as it is asked for each action of a new operator.
-    if type(routine) is not MethodType:
-        return False
-    cls, function = type(routine.__self__), routine.__func__
-    if cls is Timer:
-        return function is Timer.start or function is Timer.stop
-    return cls is MemoryChange and (begun_by(routine) or ended_by(routine)) is not None
-
-
 def as_routine(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of a tool that takes no tensor as a routine would be called."""
-    thread = vars(STATE)
-    gradients, outer, start = _is_grad_enabled(), thread["paused"], 0.0
-    try:
-        thread["paused"] = outer + 1
-        if gradients:
-            _set_grad_enabled(False)
-        _acquire()
-        start = _clock()
-        result = _internals.without_modes(function, *args)
-        charge(thread["scopes"], _clock() - start)
-        _release()
-        if gradients:
-            _set_grad_enabled(True)
-        thread["paused"] = outer
-    except BaseException:
-        _undo(thread, outer, gradients, start)
-        raise
-    return result
+    return TOOL_CODE.enter(function, *args, isolated=True)
 
 
 def look(log: Log, now: int) -> None:
@@ -200,17 +135,14 @@ def look(log: Log, now: int) -> None:
 def count(counters: Sequence[Counter]) -> None:
     """Count one execution in each counter.
 
-    Code of Amanda's that calls no framework: neither modes nor gradients matter to it.
+    Calls no framework code, so function modes and the gradient mode need not be saved.
     """
+    _acquire()
     try:
-        _acquire()
         for counter in counters:
             counter.count += 1
+    finally:
         _release()
-    except BaseException:
-        if _is_owned():
-            _release()
-        raise
 
 
 class Deferred(Protocol):
@@ -243,6 +175,7 @@ class RoutineDispatcher(Dispatcher):
 
     def __init__(self) -> None:
         super().__init__()
+        self.tool_code = TOOL_CODE
         self.settled: dict[object, BackwardRoutines] = {}
         self._has_told = False
 
@@ -254,57 +187,17 @@ class RoutineDispatcher(Dispatcher):
     def call_alone(
         self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]
     ) -> None:
-        """Call code of a tool as :meth:`Dispatcher.call_alone` does, in one function.
+        """Call code of a tool as :meth:`Dispatcher.call_alone` does.
 
         Modes of the program, and classes of its tensors, see nothing of it.
         """
-        depth = _mode_depth()
-        if depth > 1 or len(_unpaused) != 1 or _reading.is_on or _dispatch_depth():
-            # A function mode of the program's sees what switches the recording of gradients.
-            _internals.without_modes(
-                _internals.without_dispatch_modes, self._call_alone, scope, function, args
-            )
-            return
-        thread = vars(STATE)
-        mode = _mode_at(0) if depth else None
-        gradients, outer, owned = _is_grad_enabled(), thread["paused"], _is_owned()
-        start = 0.0
-        try:
-            thread["paused"] = outer + 1
-            if depth:
-                _pop_mode()
-            if gradients:
-                _set_grad_enabled(False)
-            if not owned:
-                _acquire()
-            start = _clock()
-            with _no_overrides():
-                function(*args)
-            scope.statistics.tool_seconds += _clock() - start
-            if not owned:
-                _release()
-            if gradients:
-                _set_grad_enabled(True)
-            if depth:
-                _push_mode(mode)
-            thread["paused"] = outer
-        except BaseException:
-            if depth:
-                _internals.set_modes((mode,))
-            if gradients:
-                _set_grad_enabled(True)
-            if start:
-                scope.statistics.tool_seconds += _clock() - start
-            if not owned and _is_owned():
-                _release()
-            thread["paused"] = outer
-            raise
-
-    def _call_alone(
-        self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]
-    ) -> None:
+        scopes = (scope,)
         with _no_overrides():
-            super().call_alone(scope, function, args)
+            if not _dispatch_depth():
+                TOOL_CODE.enter(function, *args, isolated=True, scopes=scopes)
+                return
+            enter = partial(TOOL_CODE.enter, function, *args, isolated=True, scopes=scopes)
+            _internals.without_dispatch_modes(enter)
 
     def invalidate(self) -> None:
         """Scopes, switches or recorded actions have changed, or the driver is detached."""
@@ -345,24 +238,28 @@ class RoutineDispatcher(Dispatcher):
         return super().replace(action, values, call)
 
     def run_all(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
-        """Run the routines of one point, in order; function modes are hidden.
+        """Run the routines of one point, in order; function modes see nothing of it.
 
         Returns and raises what :meth:`Dispatcher.run` does.
         """
         if not actions:
             return values
-        # runs_together(), inlined: this runs at every point with routines.
-        together = len(_unpaused) == 1 and _internals.is_plain() and not _reading.is_on
+        # runs_together(), without a function: at every point of backward operators.
+        together = _internals.is_untransformed() and not _reading.is_on
         if together:
             for action in actions:
                 together = together and not action.differentiable
-        if together:
-            return self.run_together(actions, values, vars(STATE))
-        return super().run_all(actions, values)
+        if not together:
+            changed: list[Any] = _internals.without_modes(super().run_all, actions, values)
+            return changed
+        done = TOOL_CODE.enter(until_result, actions, values, isolated=True)
+        if done is not None:
+            values = _internals.without_modes(self.go_on, actions, values, *done)
+        return values
 
     def runs_together(self) -> bool:
-        """Whether nothing would notice the framework calls of routines that run now."""
-        return len(_unpaused) == 1 and _internals.is_plain() and not _reading.is_on
+        """True if nothing but function modes notices the framework calls of routines."""
+        return _internals.is_untransformed() and not _reading.is_on
 
     def run_deferred(self, calls: Sequence[Deferred]) -> tuple[int, Any] | None:
         """Call routines of several points, in order, for which the code of tools is entered once.
@@ -373,89 +270,22 @@ class RoutineDispatcher(Dispatcher):
             The number of one that has returned something, which it should not, and what that is: no
             further one is called; None if all have been called.
         """
-        thread, call, found = vars(STATE), calls[0] if calls else None, None
-        gradients, outer, start = _is_grad_enabled(), thread["paused"], 0.0
-        try:
-            thread["paused"] = outer + 1
-            if gradients:
-                _set_grad_enabled(False)
-            _acquire()
-            start = _clock()
-            with _no_overrides():
-                for number, call in enumerate(calls):
-                    result = call.function()
-                    if result is not None:
-                        found = number, result
-                        break
-            charge(thread["scopes"], _clock() - start)
-            _release()
-            if gradients:
-                _set_grad_enabled(True)
-            thread["paused"] = outer
-        except BaseException as error:
-            _undo(thread, outer, gradients, start)
-            action = None if call is None else call.action
-            if action is not None:
-                note(error, action.routine, action.op_id)
-            raise
+        found: tuple[int, Any] | None = TOOL_CODE.enter(_call_deferred, calls, isolated=True)
         return found
-
-    def run_together(
-        self, actions: Sequence[Action], values: list[Any], thread: dict[str, Any]
-    ) -> list[Any]:
-        """Run isolated routines on `values`; the list with their results put in.
-
-        To be used where no other driver has to be told and ``_internals.is_plain()`` holds, so
-        that nothing notices the framework calls of a routine.
-
-        Args:
-            actions: at least one; none is differentiable.
-            values: the tensors that they select from.
-            thread: ``vars(STATE)`` of the current thread.
-
-        Returns:
-            `values` itself when nothing is changed.
-
-        Raises:
-            SelectionError, RoutineResultError: as :meth:`Dispatcher.run` raises them.
-        """
-        gradients, outer, start = _is_grad_enabled(), thread["paused"], 0.0
-        # An interrupt may come at any line: all is undone in the block, or else after it.
-        try:
-            thread["paused"] = outer + 1
-            if gradients:
-                _set_grad_enabled(False)
-            _acquire()
-            start = _clock()
-            done, selected, result = _until_result(actions, values)
-            seconds = _clock() - start
-            # charge(), inlined.
-            for scope in thread["scopes"]:
-                scope.statistics.tool_seconds += seconds
-            _release()
-            if gradients:
-                _set_grad_enabled(True)
-            thread["paused"] = outer
-        except BaseException:
-            _undo(thread, outer, gradients, start)
-            raise
-        if result is None and done == len(actions):
-            return values
-        return self.go_on(actions, done, values, result, selected)
 
     def go_on(
         self,
         actions: Sequence[Action],
-        done: int,
         values: list[Any],
+        done: int,
         result: Any,
         selected: Sequence[Any] | None = None,
     ) -> list[Any]:
         """Put in what a routine has returned, and run the routines that follow it.
 
         Args:
-            done: how many have run.
             values: the tensors that they select from.
+            done: how many have run.
             result: of the last of them.
             selected: what that was given; None where nobody has noted it.
 
@@ -468,121 +298,58 @@ class RoutineDispatcher(Dispatcher):
                 select = action.select
                 selected = values if select is None else [values[index] for index in select]
             values = self.put(action, values, selected, result)
-        for action in actions[done:]:
-            values = self.run(action, values)
-        return values
+        return super().run_all(actions[done:], values)
 
-    def run_blind(self, actions: Sequence[Action], thread: dict[str, Any]) -> None:
-        """Run isolated routines that take no tensor, at one end of a backward operator.
-
-        This is all that a counter or a clock needs there: function modes are hidden as by
-        ``_internals.without_modes``, and the rest is as in :meth:`run_together`.
-
-        Args:
-            thread: ``vars(STATE)`` of the current thread.
-        """
-        depth = _mode_depth()
-        is_alone = len(_unpaused) == 1 and not _dispatch_depth()
-        if depth > 1 or not is_alone or _internals.in_forward_ad():
-            _internals.without_modes(self.run_all, actions, [])
+    def run_blind(self, actions: Sequence[Action]) -> None:
+        """Run isolated routines that take no tensor, such as counters and clocks."""
+        if _dispatch_depth() or _internals.in_forward_ad():
+            _internals.without_modes(super().run_all, actions, [])
             return
-        returned, action = None, actions[0]
-        mode = _mode_at(0) if depth else None
-        gradients, outer, start = _is_grad_enabled(), thread["paused"], 0.0
-        try:
-            thread["paused"] = outer + 1
-            if depth:
-                _pop_mode()
-            if gradients:
-                _set_grad_enabled(False)
-            _acquire()
-            start = _clock()
-            for action in actions:
-                value = action.func(**action.kwargs) if action.kwargs else action.func()
-                if value is not None:
-                    returned = action, value
-            seconds = _clock() - start
-            # charge(), inlined: it is a tenth of all that is done here.
-            for scope in thread["scopes"]:
-                scope.statistics.tool_seconds += seconds
-            _release()
-            if gradients:
-                _set_grad_enabled(True)
-            if depth:
-                _push_mode(mode)
-            thread["paused"] = outer
-        except BaseException as error:
-            if depth:
-                _internals.set_modes((mode,))
-            _undo(thread, outer, gradients, start)
-            note(error, action.routine, action.op_id)
-            raise
+        returned = TOOL_CODE.enter(_call_blind, actions, isolated=True)
         if returned is not None:
             # An empty sequence is as good as nothing; anything else is an error.
             self.put(returned[0], [], [], returned[1])
 
-    def run_between(
-        self,
-        plan: ActionPlan,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        thread: dict[str, Any],
-    ) -> Any:
-        """Run an operator between isolated routines that take no tensor.
 
-        Where, and with what `thread`: as :meth:`run_together`, of which this is the shorter
-        form for both points of an operator at once.
-        """
-        result, actions = _PENDING, plan.before
-        while True:
-            if actions:
-                returned, action = None, actions[0]
-                gradients, outer, start = _is_grad_enabled(), thread["paused"], 0.0
-                try:
-                    thread["paused"] = outer + 1
-                    if gradients:
-                        _set_grad_enabled(False)
-                    _acquire()
-                    start = _clock()
-                    for action in actions:
-                        value = action.func(**action.kwargs) if action.kwargs else action.func()
-                        if value is not None:
-                            returned = action, value
-                    charge(thread["scopes"], _clock() - start)
-                    _release()
-                    if gradients:
-                        _set_grad_enabled(True)
-                    thread["paused"] = outer
-                except BaseException as error:
-                    _undo(thread, outer, gradients, start)
-                    note(error, action.routine, action.op_id)
-                    raise
-                if returned is not None:
-                    # An empty sequence is as good as nothing; anything else is an error.
-                    self.put(returned[0], [], [], returned[1])
-            if result is not _PENDING:
-                return result
-            result = func(*args, **kwargs) if kwargs else func(*args)
-            actions = plan.after
+# -- in tools' code -------------------------------------------------------
 
 
-def _undo(thread: dict[str, Any], outer: int, gradients: bool, start: float) -> None:
-    """Undo what goes with a tool's code, as far as it was done: no routine runs within another."""
-    thread["paused"] = outer
-    if gradients:
-        _set_grad_enabled(True)
-    if _is_owned():
-        if start:
-            charge(thread["scopes"], _clock() - start)
-        _release()
+def _call_deferred(calls: Sequence[Deferred]) -> tuple[int, Any] | None:
+    with _no_overrides():
+        for number, call in enumerate(calls):
+            try:
+                result = call.function()
+            except BaseException as error:
+                if call.action is not None:
+                    note(error, call.action.routine, call.action.op_id)
+                raise
+            if result is not None:
+                return number, result
+    return None
 
 
-def _until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Sequence[Any], Any]:
+def _call_blind(actions: Sequence[Action]) -> tuple[Action, Any] | None:
+    """Call routines; the last one that has returned something, and what that is."""
+    returned = None
+    for action in actions:
+        try:
+            value = action.func(**action.kwargs) if action.kwargs else action.func()
+        except BaseException as error:
+            note(error, action.routine, action.op_id)
+            raise
+        if value is not None:
+            returned = action, value
+    return returned
+
+
+def until_result(
+    actions: Sequence[Action], values: list[Any]
+) -> tuple[int, Any, Sequence[Any]] | None:
     """Call routines until one returns something, or cannot be given what it selects.
 
     Returns:
-        How many have run, what the last of them was given, and what it returned.
+        How many have run, what the last of them has returned, and what it was given; None if all
+        have run and returned nothing.
     """
     done = 0
     selected: Sequence[Any] = ()
@@ -612,8 +379,8 @@ def _until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Se
             versions = now
             warn_of_change(action)
         if result is not None:
-            return done, selected, result
-    return done, selected, None
+            return done, result, selected
+    return None if done == len(actions) else (done, None, selected)
 
 
 # -- one routine ----------------------------------------------------------
@@ -629,12 +396,9 @@ class RoutineCall:
 
     __slots__ = (
         "_action",
-        "_forward",
         "_given",
-        "_grad",
-        "_hidden",
         "_isolated",
-        "_running",
+        "_mark",
         "_selected",
         "_versions",
     )
@@ -642,7 +406,6 @@ class RoutineCall:
     def __init__(self, action: Action, selected: Sequence[Any], isolated: bool) -> None:
         self._action = action
         self._isolated = isolated
-        self._hidden: list[Any] = []
         # Under a functorch transform tensors are wrappers, whose versions say nothing.
         is_watched = isolated and not _internals.in_functorch()
         self._given = selected
@@ -650,34 +413,27 @@ class RoutineCall:
         self._versions = _internals.versions_of(self._selected)
 
     def __enter__(self) -> None:
-        action = self._action
+        action, undo = self._action, STATE.undo
+        self._mark = len(undo)
         looks = action.tool.only_watches or _internals.READING.is_refused
         is_reading = looks and action.kind not in _REPLACEMENTS
-        self._running: _internals.reading | _internals.running
-        self._running = _internals.reading(self._given) if is_reading else _internals.running()
-        self._grad = torch.is_grad_enabled()
-        self._forward = _internals.in_forward_ad()
-        try:
-            self._running.__enter__()
-            if not self._isolated:
-                return
-            _internals.set_grad_enabled(False)
-            if self._forward:
-                _internals.set_forward_grad_enabled(False)
-            if self._action.kind not in _REPLACEMENTS:
-                _internals.hide_dispatch_modes(self._hidden)
-        except BaseException:
-            self.__exit__(None)
-            raise
+        running: _internals.reading | _internals.running
+        running = _internals.reading(self._given) if is_reading else _internals.running()
+        running.__enter__()
+        if not self._isolated:
+            return
+        undo.append((_internals.set_grad_enabled, (torch.is_grad_enabled(),)))
+        _internals.set_grad_enabled(False)
+        if _internals.in_forward_ad():
+            undo.append((_internals.set_forward_grad_enabled, (True,)))
+            _internals.set_forward_grad_enabled(False)
+        if action.kind not in _REPLACEMENTS:
+            hidden: list[Any] = []
+            undo.append((_internals.show_dispatch_modes, (hidden,)))
+            _internals.hide_dispatch_modes(hidden)
 
     def __exit__(self, *raised: object) -> None:
-        # After an interrupt it is called again.
-        _internals.show_dispatch_modes(self._hidden)
-        self._running.__exit__()
-        if self._isolated:
-            _internals.set_grad_enabled(self._grad)
-            if self._forward:
-                _internals.set_forward_grad_enabled(True)
+        unwind(STATE.undo, self._mark)
         selected, self._selected = self._selected, ()
         if raised[0] is None and _internals.versions_of(selected) != self._versions:
             warn_of_change(self._action)

@@ -17,12 +17,12 @@ import attrs
 
 from amanda.cli import last_line, pages
 from amanda.cli.messages import complain
+from amanda.engine.tool_code import paused
 from amanda.errors import AmandaWarning, described
 from amanda.files import write_json
 from amanda.interface.tool import Tool
 from amanda.results import RunReport, Table
 from amanda.scope.scope import Statistics
-from amanda.state import STATE
 from amanda.text import printable
 from amanda.tools.op_filter import OpFilter
 from amanda.tools.reporting import plain_text
@@ -117,8 +117,7 @@ class Report:
         # The program may have left it lower than results need.
         sys.setrecursionlimit(max(sys.getrecursionlimit(), _RECURSION_LIMIT))
         # Framework calls of a tool that computes its result are not operators of the program.
-        STATE.paused += 1
-        try:
+        with paused():
             self._make_folders()
             for named in self.tools:
                 self._write(named)
@@ -131,8 +130,6 @@ class Report:
                 if self.tools and statistics.ops_seen:
                     for option in self.op_filter.unmatched():
                         self.complain(f"warning: {option}")
-        finally:
-            STATE.paused -= 1
 
     def _make_folders(self) -> None:
         """Make the folders that the program has removed, as one does that clears its own output."""

@@ -154,7 +154,7 @@ class BackwardExecution:
     def before(self, grad_outputs: Gradients) -> Gradients:
         """Analyses and routines before the backward op; the gradients it consumes."""
         if self._dispatcher.is_paused():
-            self._rehearse(InstPoint.BEFORE_BACKWARD_OP, grad_outputs, None)
+            self._note_dry_run(InstPoint.BEFORE_BACKWARD_OP, grad_outputs, None)
             return grad_outputs
         children = self._children(InstPoint.BEFORE_BACKWARD_OP, grad_outputs, None)
         return self._routines(children, ActionKind.BEFORE_BACKWARD_OP, grad_outputs)
@@ -165,7 +165,7 @@ class BackwardExecution:
         A replacement of the backward operator supplies them instead of `grad_inputs`.
         """
         if self._dispatcher.is_paused():
-            self._rehearse(InstPoint.AFTER_BACKWARD_OP, grad_outputs, grad_inputs)
+            self._note_dry_run(InstPoint.AFTER_BACKWARD_OP, grad_outputs, grad_inputs)
             return grad_inputs
         children = self._children(InstPoint.AFTER_BACKWARD_OP, grad_outputs, grad_inputs)
         replacement = find_replacement(children, ActionKind.REPLACE_BACKWARD_OP)
@@ -175,14 +175,14 @@ class BackwardExecution:
             )
         return self._routines(children, ActionKind.AFTER_BACKWARD_OP, grad_inputs)
 
-    def _rehearse(
+    def _note_dry_run(
         self, point: InstPoint, grad_outputs: Gradients, grad_inputs: Gradients | None
     ) -> None:
-        """Run the analyses at a point, if the pass is a :class:`Rehearsal`."""
-        rehearsal = self._dispatcher.rehearsal
-        if rehearsal is not None:
+        """Run the analyses at a point, if the pass is a :class:`DryRun`."""
+        dry_run = self._dispatcher.dry_run
+        if dry_run is not None:
             for child in self._children(point, grad_outputs, grad_inputs):
-                rehearsal.note(child, grad_outputs, grad_inputs)
+                dry_run.note(child, grad_outputs, grad_inputs)
 
     def _routines(
         self, children: Sequence[OpRecord], kind: ActionKind, gradients: Gradients

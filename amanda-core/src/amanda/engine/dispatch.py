@@ -19,28 +19,20 @@ with :meth:`Dispatcher.run`. Backward operators go through
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence, Set
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from amanda.engine.notes import note
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compile_plan
 from amanda.engine.points import Points
-from amanda.engine.records import OpRecord, Rehearsal
+from amanda.engine.records import DryRun, OpRecord
+from amanda.engine.tool_code import ToolCode
 from amanda.errors import RoutineResultError, SelectionError, described
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
-from amanda.interface.driver import Driver, Together
+from amanda.interface.driver import Driver
 from amanda.interface.tool import REGISTERED, Tool
-from amanda.state import (
-    STATE,
-    TOOL_LOCK,
-    UNPAUSED,
-    LiveScope,
-    owns_tool_lock,
-    settle,
-    tool_locked,
-)
+from amanda.state import STATE, LiveScope, find_active, tool_locked, unwind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +40,7 @@ if TYPE_CHECKING:
     from amanda.interface.calls import OpCall
 
 _BACKWARD = frozenset(point for point in InstPoint if point.is_backward)
+_REPLACEMENTS = frozenset({ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP})
 
 
 class Dispatcher:
@@ -55,24 +48,25 @@ class Dispatcher:
 
     Attributes:
         points: runs the routines at derived points.
-        rehearsal: that whose backward pass runs now; None for none.
+        tool_code: enters the code of tools.
+        dry_run: that whose backward pass runs now; None for none.
         analysed: counts up at each analysis of a backward operator.
     """
 
     def __init__(self) -> None:
         self.points = Points(self)
-        self.rehearsal: Rehearsal | None = None
+        self.tool_code = ToolCode()
+        self.dry_run: DryRun | None = None
         self.analysed = 0
         self._driver: Driver | None = None
         self._quiet: dict[object, None] = {}
         self._unboxes = False
-        self._is_unpaused = False
 
     def bind(self, driver: Driver) -> None:
         """Tell which driver this dispatcher serves."""
         self._driver = driver
         self._unboxes = type(driver).unbox is not Driver.unbox
-        self._is_unpaused = not driver.follows_pauses
+        self.tool_code.bind(driver)
 
     @property
     def driver(self) -> Driver:
@@ -86,7 +80,7 @@ class Dispatcher:
         """The scopes that instrument the current thread's operators right now."""
         state = STATE
         if state.held:
-            settle(vars(state))
+            find_active(vars(state))
         if state.paused or not state.enabled:
             return ()
         driver, scopes = self._driver, state.scopes
@@ -109,7 +103,7 @@ class Dispatcher:
         """
         state = STATE
         if state.held:
-            settle(vars(state))
+            find_active(vars(state))
         if state.paused or not state.enabled:
             return True
         return bool(self._quiet) and not state.scopes
@@ -189,21 +183,46 @@ class Dispatcher:
             SelectionError: a selected position does not exist.
             RoutineResultError: the routine returned something unusable (contract rule 5).
         """
-        selected = () if action.select == () else self.selected(action, values)
-        isolated = self._unboxes and not action.differentiable
-        shown = self.unboxed(selected) if isolated else selected
-        result = self.call(action, shown)
-        return values if result is None else self.put(action, values, selected, result, shown)
+        return self.run_all((action,), values)
 
     def run_all(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
         """Run the routines of one point in order, each on the values that the one before left.
 
-        A driver may have a faster way for all of them together (`Driver.dispatcher_class`).
+        The code of tools is entered once for those up to one that returns something.
         Returns and raises what :meth:`run` does.
         """
-        for action in actions:
-            values = self.run(action, values)
+        enter = self.tool_code.enter
+        while actions:
+            done, selected, shown, result = enter(self._until_result, actions, values)
+            if result is not None:
+                values = self.put(actions[done - 1], values, selected, result, shown)
+            actions = actions[done:]
         return values
+
+    def _until_result(
+        self, actions: Sequence[Action], values: list[Any]
+    ) -> tuple[int, Sequence[Any], Sequence[Any], Any]:
+        """Call routines up to one that returns something.
+
+        Returns:
+            The number of those called; the values that the last of them selects, in the form in
+            which it got them, too; its result.
+
+        Raises:
+            SelectionError: a selected position does not exist.
+        """
+        selected: Sequence[Any] = ()
+        shown: Sequence[Any] = ()
+        for done, action in enumerate(actions, 1):
+            select = action.select
+            # Without a function where all are selected, or none.
+            selected = values if select is None else select and self.selected(action, values)
+            isolated = self._unboxes and not action.differentiable
+            shown = self.unboxed(selected) if isolated else selected
+            result = self.call(action, shown)
+            if result is not None:
+                return done, selected, shown, result
+        return len(actions), selected, shown, None
 
     def put(
         self,
@@ -268,16 +287,14 @@ class Dispatcher:
         """
         selected = self.selected(action, values)
         thread = vars(STATE)
-        outer = thread["call"]
+        undo = thread["undo"]
+        mark = len(undo)
+        undo.append((thread.__setitem__, ("call", thread["call"])))
         try:
             thread["call"] = call
-            context = self.driver.routine(action, selected, False)
-            result = self._in_tool_code(context, action.func, selected, action.kwargs, action)
-            thread["call"] = outer
-        except BaseException:
-            thread["call"] = outer
-            raise
-        return result
+            return self.tool_code.enter(self.call, action, selected)
+        finally:
+            unwind(undo, mark)
 
     def replaced_outputs(
         self, action: Action, values: list[Any], call: OpCall | None = None
@@ -297,78 +314,23 @@ class Dispatcher:
         return outputs
 
     def call(
-        self, action: Action, selected: Sequence[Any], function: Callable[..., Any] | None = None
+        self, action: Action, shown: Sequence[Any], function: Callable[..., Any] | None = None
     ) -> Any:
-        """Call a routine, isolated from AD unless it is differentiable.
+        """Call a routine in tools' code, isolated from AD unless it takes part in it.
 
         Args:
-            function: what is called in its place, with its keywords.
+            shown: its tensors.
+            function: what is called in its place.
         """
-        context = self.driver.routine(action, selected, not action.differentiable)
-        called = action.func if function is None else function
-        return self._in_tool_code(context, called, selected, action.kwargs, action)
-
-    def _in_tool_code(
-        self,
-        own: AbstractContextManager[Any],
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        action: Action | None = None,
-        scopes: Sequence[LiveScope] | None = None,
-    ) -> Any:
-        """Call code of a tool: alone, and vanilla in all drivers.
-
-        An interrupt at any line leaves nothing behind. Hence no with-statement: an interrupt at the
-        end of its body would skip its exit.
-
-        Args:
-            own: the context in this driver. Leaving it twice does no harm.
-            action: the action whose routine is called, if one is.
-            scopes: whose tools' code it is, if not that of all scopes of the thread.
-        """
-        thread = vars(STATE)
-        start, outer, owned = 0.0, thread["paused"], owns_tool_lock()
-        scopes = thread["scopes"] if scopes is None else scopes
-        contexts = (own,) if len(UNPAUSED) == self._is_unpaused else (*self._elsewhere(), own)
-        entered: list[AbstractContextManager[Any]] = []
-        try:
-            thread["paused"] = outer + 1
-            if not owned:
-                TOOL_LOCK.acquire()
-            # The lock makes the sum exact, and waiting for it is not the tool's time.
-            start = time.perf_counter()
-            for context in contexts:
-                # In one line, between whose parts no interrupt is tried.
-                entered.append((context, context.__enter__())[0])  # noqa: PERF401
-            result = function(*args, **kwargs) if kwargs else function(*args)
-            while entered:
-                entered[-1].__exit__(None, None, None)
-                entered.pop()
-            charge(scopes, time.perf_counter() - start)
-            if not owned:
-                TOOL_LOCK.release()
-            thread["paused"] = outer
-        except BaseException as error:
-            if start:
-                charge(scopes, time.perf_counter() - start)
-            _leave_tool_code(thread, outer, owned, entered, error)
-            if action is not None:
+        called, kwargs = action.func if function is None else function, action.kwargs
+        takes_part = action.differentiable or action.kind in _REPLACEMENTS
+        assert self._driver is not None
+        with self._driver.routine(action, shown, not takes_part):
+            try:
+                return called(*shown, **kwargs) if kwargs else called(*shown)
+            except BaseException as error:
                 note(error, action.routine, action.op_id)
-            raise
-        return result
-
-    def _elsewhere(self) -> Sequence[AbstractContextManager[Any]]:
-        """Contexts in which the drivers of other frameworks do not instrument a tool's calls.
-
-        That the thread is paused is enough for most.
-        """
-        own, contexts = self.driver.framework, []
-        # A frame for each routine: a comprehension would be another one.
-        for driver in tuple(UNPAUSED.values()):
-            if driver.framework != own:
-                contexts.append(driver.vanilla())  # noqa: PERF401
-        return contexts
+                raise
 
     def selected(self, action: Action, values: list[Any]) -> Sequence[Any]:
         """The values that an action selects.
@@ -380,7 +342,7 @@ class Dispatcher:
             return list(values)
         indices = action.select
         try:
-            return [values[index] for index in indices]
+            return list(map(values.__getitem__, indices))
         except IndexError:
             tensors = action.kind.selects
             raise SelectionError(
@@ -441,8 +403,8 @@ class Dispatcher:
 
         A driver may have a faster way to do it (`Driver.dispatcher_class`).
         """
-        context = Together(self.driver.vanilla(), self.driver.ad_isolated())
-        self._in_tool_code(context, function, args, {}, scopes=(scope,))
+        contexts = self.driver.vanilla(), self.driver.ad_isolated()
+        self.tool_code.enter(function, *args, contexts=contexts, scopes=(scope,))
 
 
 class OpExecution:
@@ -595,26 +557,3 @@ def create_driver(cls: type[Driver]) -> Driver:
     driver = loaded(dispatcher)
     dispatcher.bind(driver)
     return driver
-
-
-def _leave_tool_code(
-    thread: dict[str, Any],
-    outer: int,
-    owned: bool,
-    entered: list[AbstractContextManager[Any]],
-    error: BaseException,
-) -> None:
-    """Leave a tool's code that an exception has ended, wherever that has come from."""
-    try:
-        while entered:
-            entered.pop().__exit__(type(error), error, error.__traceback__)
-    finally:
-        if not owned and owns_tool_lock():
-            TOOL_LOCK.release()
-        thread["paused"] = outer
-
-
-def charge(scopes: Sequence[LiveScope], seconds: float) -> None:
-    """Add to the time that the tools of these scopes have taken; under ``TOOL_LOCK``."""
-    for scope in scopes:
-        scope.statistics.tool_seconds += seconds

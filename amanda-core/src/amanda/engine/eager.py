@@ -49,6 +49,7 @@ from amanda.interface.driver import Driver
 from amanda.interface.points import Point
 from amanda.interface.specs import Phase
 from amanda.references import Reference, nothing
+from amanda.state import STATE, unwind
 
 Tensors = list[Any]
 """Flat tensors of an operator; None for an absent optional one."""
@@ -401,15 +402,14 @@ class EagerDriver(Driver):
     @contextmanager
     def vanilla(self) -> Iterator[None]:
         """Within it, this thread's operators are not instrumented."""
-        thread = self.thread
-        outer = thread.vanilla
+        thread, undo = self.thread, STATE.undo
+        mark = len(undo)
+        undo.append((setattr, (thread, "vanilla", thread.vanilla)))
         try:
-            thread.vanilla = outer + 1
+            thread.vanilla += 1
             yield
-            thread.vanilla = outer
-        except BaseException:
-            thread.vanilla = outer
-            raise
+        finally:
+            unwind(undo, mark)
 
     # -- for patches ------------------------------------------------------
 

@@ -65,8 +65,9 @@ class ActionPlan:
             self.before_backward or self.after_backward or self.replace_backward
         )
         around = (*self.before, *self.after)
-        if around:
+        if self.before:
             self.steps_before = lowered_all(self.before)
+        if self.after:
             self.steps_after = lowered_all(self.after)
         self.has_actions = bool(around or self.replace or self.acts_on_gradients)
         self.is_claim = self.claims and not self.has_actions

@@ -206,7 +206,7 @@ def _counts(records: Sequence[OpRecord]) -> tuple[int, int, int]:
     return len(records), len(children), sum(r.has_actions for r in (*records, *children))
 
 
-class Rehearsal(Protocol):
+class DryRun(Protocol):
     """A backward pass of the driver itself, invisible to the program.
 
     Analyses of backward operators run in it, routines do not: the dispatcher is paused.

@@ -33,8 +33,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from types import MethodType
-from typing import Any, TypeGuard
+from typing import Any
 
 from amanda.inline.steps import Inline, Step, StepKind
 
@@ -601,70 +600,3 @@ class MemoryChange(Inline):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.bytes} bytes)"
-
-
-# -- what drivers ask ---------------------------------------------------------
-
-
-def is_counter(routine: object) -> bool:
-    """Whether a routine is a :class:`Counter`, which a driver may run in its own way.
-
-    An instance of a subclass is not: it may do something else.
-    """
-    return type(routine) is Counter
-
-
-# One function each, as each is called for every action of a new operator.
-
-
-def started_by(routine: object) -> Timer | None:
-    """The timer of which a routine is ``start``; a driver may run it in its own way."""
-    if type(routine) is not MethodType or routine.__func__ is not Timer.start:
-        return None
-    timer = routine.__self__
-    return timer if type(timer) is Timer else None
-
-
-def stopped_by(routine: object) -> Timer | None:
-    """The timer of which a routine is ``stop``; a driver may run it in its own way."""
-    if type(routine) is not MethodType or routine.__func__ is not Timer.stop:
-        return None
-    timer = routine.__self__
-    return timer if type(timer) is Timer else None
-
-
-def checked_by(routine: object) -> Check | None:
-    """The check of which a routine is a method; a driver may run it in its own way."""
-    if type(routine) is not MethodType:
-        return None
-    check = routine.__self__
-    is_one = routine.__func__ is Check.before or routine.__func__ is Check.after
-    return check if is_one and type(check) is Check else None
-
-
-def summed_by(routine: object) -> ShapeSum | None:
-    """The sum of which a routine is a method; a driver may run it in its own way."""
-    if type(routine) is not MethodType:
-        return None
-    total = routine.__self__
-    is_one = routine.__func__ is ShapeSum.before or routine.__func__ is ShapeSum.after
-    return total if is_one and type(total) is ShapeSum else None
-
-
-def begun_by(routine: object) -> MemoryChange | None:
-    """The change of memory of which a routine is ``before``; a driver may run it in its own way."""
-    if type(routine) is not MethodType or routine.__func__ is not MemoryChange.before:
-        return None
-    return routine.__self__ if _reads_plainly(routine.__self__) else None
-
-
-def ended_by(routine: object) -> MemoryChange | None:
-    """The change of memory of which a routine is ``after``; a driver may run it in its own way."""
-    if type(routine) is not MethodType or routine.__func__ is not MemoryChange.after:
-        return None
-    return routine.__self__ if _reads_plainly(routine.__self__) else None
-
-
-def _reads_plainly(change: object) -> TypeGuard[MemoryChange]:
-    """Whether neither a change of memory nor what it reads is of a subclass."""
-    return type(change) is MemoryChange and type(change.use) is MemoryUse

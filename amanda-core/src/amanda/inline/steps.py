@@ -103,7 +103,7 @@ def lowered(action: Any) -> Step:
 
 def lowered_all(actions: Sequence[Any]) -> tuple[Step, ...]:
     """The steps of the actions of one point, in order."""
-    return tuple([lowered(action) for action in actions])
+    return tuple(map(lowered, actions))
 
 
 def are_all(kind: StepKind, steps: Sequence[Step]) -> bool:

@@ -10,9 +10,11 @@ import abc
 import enum
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Self
+
+import attrs
 
 from amanda.errors import described
 from amanda.extensions import mistake
@@ -42,31 +44,29 @@ class Capability(enum.Enum):
     COMPILED = "traceable routines are compiled with the model"
 
 
-class Together(AbstractContextManager[None]):
-    """Several contexts as one, which is left completely also after an interrupt at any line.
+@attrs.frozen
+class ThreadSwitches:
+    """Functions of a framework that change the current thread, for code of tools.
 
-    Code of generators is ended by their first exit; others are left twice where the interrupt has
-    come between.
+    Each is called at every point with a routine, and those given here as examples are functions in
+    C. The defaults are for frameworks in which nothing is to be switched.
+
+    Attributes:
+        is_recording: True if operators take part in automatic differentiation
+            (``torch.is_grad_enabled``).
+        set_recording: switches that on or off.
+        mode_depth: the number of modes that see the calls of operators.
+        mode_at: the mode of an index, outermost first.
+        pop_mode: takes the innermost mode off.
+        set_modes: makes these the modes, whatever they are; gets a tuple, outermost first.
     """
 
-    __slots__ = ("_contexts", "_entered")
-
-    def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
-        self._contexts = contexts
-        self._entered: list[AbstractContextManager[Any]] = []
-
-    def __enter__(self) -> None:
-        try:
-            for context in self._contexts:
-                self._entered.append((context, context.__enter__())[0])
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-
-    def __exit__(self, *raised: Any) -> None:
-        while self._entered:
-            self._entered[-1].__exit__(*raised)
-            self._entered.pop()
+    is_recording: Callable[[], bool] = bool
+    set_recording: Callable[[bool], object] = bool
+    mode_depth: Callable[[], int] = int
+    mode_at: Callable[[int], Any] = int
+    pop_mode: Callable[[], object] = int
+    set_modes: Callable[[tuple[Any, ...]], object] = bool
 
 
 class Driver(abc.ABC):
@@ -100,6 +100,8 @@ class Driver(abc.ABC):
         follows_pauses: whether it instruments nothing in a thread that core has paused for a tool's
             code (``Dispatcher.is_paused()``, ``STATE.paused``), as its dispatcher has no scopes
             then: :meth:`vanilla` need not be entered at each routine of another framework's.
+        thread_switches: what the thread is switched by for a tool's code that takes no part in
+            automatic differentiation, beside :meth:`routine`.
         dispatcher_class: a subclass of :class:`amanda.engine.dispatch.Dispatcher`, for drivers
             that insert routines into graphs, or have a faster way to run those of one point;
             None for the ordinary one.
@@ -122,6 +124,7 @@ class Driver(abc.ABC):
     interceptors: ClassVar[tuple[str, ...]] = ()
     interceptor_variable: ClassVar[str] = ""
     follows_pauses: ClassVar[bool] = False
+    thread_switches: ClassVar[ThreadSwitches] = ThreadSwitches()
     dispatcher_class: ClassVar[type | None] = None
 
     def __init__(self, dispatcher: Any) -> None:
@@ -255,15 +258,19 @@ class Driver(abc.ABC):
     def new_iteration(self) -> None:
         """Restart the operator ids' counters of the current thread."""
 
+    @contextmanager
+    def _routine(self, isolated: bool) -> Iterator[None]:
+        with self.vanilla(), self.ad_isolated() if isolated else nullcontext():
+            yield
+
     def routine(
         self, action: Action, selected: Sequence[Any], isolated: bool
     ) -> AbstractContextManager[Any]:
         """The context of a routine: vanilla, and isolated from AD if it asks for that.
 
-        A driver overrides it to be faster, or to look at `selected` afterwards. After an
-        interrupt the context may be left twice.
+        A driver overrides it to be faster, or to look at `selected` afterwards.
         """
-        return Together(self.vanilla(), *([self.ad_isolated()] if isolated else []))
+        return self._routine(isolated)
 
     def unbox(self, value: Any) -> Any:
         """The form in which analyses and isolated routines see a tensor.

@@ -8,26 +8,23 @@
 
 One object may be entered again, recursively, and in several threads and coroutines at once.
 
-An interrupt may come at any line, also at the first one of ``__exit__``, where nothing has been
-undone yet. Python does not call ``__exit__`` again. So a with-statement does not hold a method, but
-an object of its own, a :class:`_Exit`, which ends the entry at the latest when the statement lets
-go of it.
+An interrupt waits while a block begins or ends. An interrupt that Python takes as it calls
+``__exit__``, before its first line, keeps it from ending the block, as in any with-statement.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
-import functools
 import inspect
 import threading
-import weakref
-from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
+from amanda.engine.tool_code import is_in_tool_code
 from amanda.errors import described
-from amanda.state import current_task
+from amanda.interrupts import deferred
+from amanda.state import STATE, TOOL_LOCK, current_task, owns_tool_lock, unwind
 
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _CONTEXTLIB = ("contextlib", "contextlib2", "async_exit_stack")
@@ -45,64 +42,19 @@ class _Entry:
     """One entry into a block.
 
     Attributes:
-        block: the block that is entered; None before that.
         opened: what it has opened; None before, and after its end.
         frame: the generator or coroutine that has entered; None for other code.
         thread: the thread that has entered.
-        guard: ends the entry at the latest when the with-statement has ended.
+        mark: how many changes of the thread's state were to be undone then.
     """
 
-    __slots__ = ("block", "frame", "guard", "opened", "thread")
+    __slots__ = ("frame", "mark", "opened", "thread")
 
-    def __init__(self) -> None:
-        self.block: WithBlock | None = None
+    def __init__(self, frame: FrameType | None) -> None:
         self.opened: Opened | None = None
-        self.frame: FrameType | None = None
-        self.thread = 0
-        self.guard: weakref.ref[_Exit] | None = None
-
-
-class _Last(threading.local):
-    """The last :class:`_Exit` that was made in a thread, weakly."""
-
-    exit: weakref.ref[_Exit] | None = None
-
-
-_LAST = _Last()
-
-
-class _Exit(functools.partial[None]):
-    """``__exit__`` of one with-statement, which takes it before it calls ``__enter__``.
-
-    Called in C, so that no traceback holds it: it dies as the statement ends. An entry that is
-    still open then is ended, as its exit was kept from running.
-    """
-
-
-def _end_by(made: _Exit, entry: _Entry) -> None:
-    """End an entry as soon as `made` has died, unless it has ended before."""
-
-    def died(_: weakref.ref[_Exit]) -> None:
-        if entry.block is not None:
-            entry.block.leave(entry)
-
-    entry.guard = weakref.ref(made, died)
-
-
-class _ExitDescriptor:
-    """Gives each with-statement, and each :class:`contextlib.ExitStack`, a :class:`_Exit`."""
-
-    def __get__(self, block: WithBlock | None, owner: type | None = None) -> Callable[..., None]:
-        # A method that is only looked at, or called by hand, has an entry that is never opened.
-        made = _Exit(_leave, _Entry(), *([] if block is None else [block]))
-        _LAST.exit = weakref.ref(made)
-        return made
-
-
-def _leave(entry: _Entry, block: WithBlock, *raised: Any) -> None:
-    if entry.block is None:
-        entry = block.find(suspendable_frame(caller_frame(1)))
-    block.leave(entry)
+        self.frame = frame
+        self.thread = threading.get_ident()
+        self.mark = len(STATE.undo)
 
 
 class WithBlock(contextlib.ContextDecorator, abc.ABC):
@@ -148,26 +100,22 @@ class WithBlock(contextlib.ContextDecorator, abc.ABC):
         return super().__call__(func)
 
     def __enter__(self) -> Self:
-        entry = self._new_entry()
-        entry.frame = suspendable_frame(caller_frame(1))
-        entry.thread = threading.get_ident()
+        entry = _Entry(suspendable_frame(caller_frame(1)))
         try:
-            self._entries.append(entry)
-            entry.opened = self.open(entry.frame, task_of(entry.frame))
-            self.start(entry.opened)
+            with deferred():
+                self._entries.append(entry)
+                entry.opened = self.open(entry.frame, task_of(entry.frame))
+                self.start(entry.opened)
             return self
         except BaseException:
-            self.leave(entry)
+            self._leave(entry)
             raise
 
-    if TYPE_CHECKING:
+    def __exit__(self, *raised: object) -> None:
+        with deferred():
+            self._leave(self._find(suspendable_frame(caller_frame(1))))
 
-        def __exit__(self, *raised: object) -> None: ...
-
-    else:
-        __exit__ = _ExitDescriptor()
-
-    def find(self, frame: FrameType | None) -> _Entry:
+    def _find(self, frame: FrameType | None) -> _Entry:
         """The entry that code in `frame` leaves by hand: its own one, the last of these.
 
         Raises:
@@ -185,40 +133,32 @@ class WithBlock(contextlib.ContextDecorator, abc.ABC):
             raise IndexError(f"{self} is left without having been entered")
         return entries[-1]
 
-    def leave(self, entry: _Entry) -> None:
+    def _leave(self, entry: _Entry) -> None:
         """End an entry; harmless when called twice."""
-        opened = entry.opened
-        if opened is None:
-            self._forget(entry)
-            return
-        try:
-            opened.exit()
-            self._forget(entry)
-        except BaseException:
-            # Nothing is done twice; an interrupt may have come before anything was.
-            opened.exit()
-            self._forget(entry)
-            raise
-        finally:
-            self.finished(opened)
+        with deferred():
+            opened, entry.opened = entry.opened, None
+            try:
+                restore_thread(entry)
+                if opened is not None:
+                    opened.exit()
+            finally:
+                # The code of tools that has run at the end may have been interrupted, too.
+                restore_thread(entry)
+                with contextlib.suppress(ValueError):
+                    self._entries.remove(entry)
+                entry.frame = None
+                if opened is not None:
+                    self.finished(opened)
 
-    def _new_entry(self) -> _Entry:
-        """The entry of the with-statement that is about to enter, or a new one without it."""
-        last = _LAST.exit
-        made = None if last is None else last()
-        # It has no second argument where it was read from the class.
-        if made is not None and made.args[0].block is None and made.args[1:] in ((), (self,)):
-            entry: _Entry = made.args[0]
-            _end_by(made, entry)
-        else:
-            entry = _Entry()
-        entry.block = self
-        return entry
 
-    def _forget(self, entry: _Entry) -> None:
-        with contextlib.suppress(ValueError):
-            self._entries.remove(entry)
-        entry.opened = entry.frame = entry.guard = None
+def restore_thread(entry: _Entry) -> None:
+    """Undo what an interrupt has kept code that has run since an entry from undoing."""
+    undo = STATE.undo
+    is_left = len(undo) > entry.mark or (not STATE.paused and owns_tool_lock())
+    if is_left and entry.thread == threading.get_ident() and not is_in_tool_code():
+        unwind(undo, entry.mark)
+        if not STATE.paused and owns_tool_lock():
+            TOOL_LOCK.release()
 
 
 # -- where a block was entered -----------------------------------------------

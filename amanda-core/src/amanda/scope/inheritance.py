@@ -17,11 +17,11 @@ from amanda.state import (
     Block,
     LiveScope,
     close_block,
+    find_active,
     locked,
     note_detached,
     owns_tool_lock,
     reset_locks,
-    settle,
 )
 
 _PATCHES = PatchSet()
@@ -42,7 +42,7 @@ def cover_new_threads(wanted: bool) -> None:
 def _inheriting(vanilla: Any) -> Any:
     def start(self: threading.Thread) -> None:
         if STATE.held:
-            settle(vars(STATE))
+            find_active(vars(STATE))
         # A thread that was started before is an error, which is vanilla's to raise.
         if STATE.scopes and not STATE.paused and self.ident is None:
             _inherit(self)
@@ -88,7 +88,7 @@ def _cover(scopes: tuple[LiveScope, ...], switches: dict[str, Any]) -> list[Any]
     _INHERITED.extend(blocks)
     blocks += [Block(None, switch, value) for switch, value in switches.items()]
     STATE.blocks = tuple(blocks)
-    settle(vars(STATE))
+    find_active(vars(STATE))
     attached = list(dict.fromkeys(driver for scope in live for driver in scope.drivers))
     for driver in attached:
         drivers.attempt(driver, "enter_thread")
@@ -100,7 +100,7 @@ def _uncover() -> None:
         if block in _INHERITED:
             _INHERITED.remove(block)
     STATE.blocks = ()
-    settle(vars(STATE))
+    find_active(vars(STATE))
 
 
 def release(scope: LiveScope) -> None:
@@ -143,7 +143,7 @@ def _vanilla_child() -> None:
     reset_locks()
     for block in STATE.blocks:
         block.is_open = block.scope is None
-    settle(vars(STATE))
+    find_active(vars(STATE))
     for scope in LIVE_SCOPES:
         scope.abandon()
     LIVE_SCOPES.clear()

@@ -15,10 +15,12 @@ import attrs
 
 from amanda.engine.iterations import Iterations
 from amanda.engine.records import ActionCache
+from amanda.engine.tool_code import paused
 from amanda.errors import NoDriverError
 from amanda.interface.action import Filter, InstPoint
 from amanda.interface.points import Point
 from amanda.interface.tool import REGISTERED, Tool, Turn, turn_of
+from amanda.interrupts import interruptible
 from amanda.registry import drivers, import_hook, proofs
 from amanda.registry.plugins import BROKEN
 from amanda.scope import inheritance
@@ -197,8 +199,8 @@ class Scope:
             NoDriverError: no imported framework has a usable driver.
         """
         choice = drivers.select(self.requested)
-        drivers.load(choice.ready)
-        proofs.prove(choice.ready)
+        interruptible(drivers.load, choice.ready)
+        interruptible(proofs.prove, choice.ready)
         self._proven = choice.ready
         try:
             self._is_open = True
@@ -224,7 +226,7 @@ class Scope:
     def _begin_tools(self, attached: Sequence[Driver]) -> None:
         self._told = list(self.tools)
         for tool in self.tools:
-            _vanilla_call(tool, "enter_scope", tuple(attached))
+            interruptible(_vanilla_call, tool, "enter_scope", tuple(attached))
 
     def _attach(self, classes: Sequence[type[Driver]]) -> list[Driver]:
         """Attach these drivers where they are not attached; returns the ones newly in use."""
@@ -302,28 +304,22 @@ class Scope:
         if not self._is_open:
             return
         try:
-            self._end(again=False)
-            self._set_ended()
-        except BaseException:
-            # After an interrupt, which may have come before any step, the rest is still to be
-            # done. Each step does nothing where it has been done.
-            try:
-                self._end(again=True)
-            finally:
-                self._set_ended()
-            raise
-
-    def _end(self, again: bool) -> None:
-        steps: list[Callable[[], None]] = [
-            self._finish_steps,
-            lambda: locked(self._close),
-            invalidate,
-            lambda: locked(self._undo, again),
-            lambda: self._end_tools(again),
-            self._summarise,
-            lambda: proofs.prove_late(self._proven, self.statistics.count_not_seen),
-        ]
-        run_all(steps)
+            run_all(
+                [
+                    lambda: interruptible(self._finish_steps),
+                    lambda: locked(self._close),
+                    invalidate,
+                    lambda: locked(self._undo),
+                    self._end_tools,
+                    self._summarise,
+                    lambda: interruptible(
+                        proofs.prove_late, self._proven, self.statistics.count_not_seen
+                    ),
+                ]
+            )
+        finally:
+            self.drivers = []
+            self._is_open = False
 
     def _finish_steps(self) -> None:
         """End the iteration that runs, if it is complete."""
@@ -339,12 +335,12 @@ class Scope:
         close_block(self._block)
         inheritance.release(self)
 
-    def _undo(self, again: bool) -> None:
+    def _undo(self) -> None:
         """Leave the framework, this thread and the import system as they would be without it."""
         run_all(
             [
                 *(partial(self._exit_thread, driver) for driver in self.drivers),
-                *(partial(self._detach, cls, again) for cls in reversed(ATTACHED.copy())),
+                *(partial(self._detach, cls) for cls in reversed(ATTACHED.copy())),
                 lambda: inheritance.cover_new_threads(bool(LIVE_SCOPES)),
                 self._stop_waiting,
             ]
@@ -371,37 +367,20 @@ class Scope:
         blocks: tuple[Block, ...] = self._block.thread["blocks"]
         return blocks
 
-    def _detach(self, cls: type[Driver], again: bool) -> None:
+    def _detach(self, cls: type[Driver]) -> None:
         """Detach a driver that no scope uses; also one whose attaching was interrupted."""
         driver = ATTACHED.get(cls)
         if driver is None or any(driver in scope.drivers for scope in LIVE_SCOPES):
             return
-        if again:
-            # It will not do: this was the second time.
-            note_detached(cls)
         try:
             drivers.attempt(driver, "detach", self.requested)
-        except Exception:
+        finally:
             note_detached(cls)
-            raise
-        note_detached(cls)
 
-    def _end_tools(self, again: bool) -> None:
+    def _end_tools(self) -> None:
         """Tell every tool, the later ones first."""
-        run_all([lambda: self._end_tool(again) for _ in self._told])
-
-    def _end_tool(self, again: bool) -> None:
-        if not self._told:
-            return
-        tool = self._told.pop() if again else self._told[-1]
-        try:
-            _vanilla_call(tool, "exit_scope")
-        except BROKEN:
-            if not again:
-                self._told.pop()
-            raise
-        if not again:
-            self._told.pop()
+        told, self._told = self._told, []
+        run_all([partial(interruptible, _vanilla_call, tool, "exit_scope") for tool in told[::-1]])
 
     def _summarise(self) -> None:
         counts = self.cache.counts()
@@ -410,10 +389,6 @@ class Scope:
             statistics.ops_seen, statistics.backward_ops_seen = counts[:2]
             statistics.ops_instrumented = counts[2]
         self.cache.clear()
-
-    def _set_ended(self) -> None:
-        self.drivers = []
-        self._is_open = False
 
 
 def _framework_imported(framework: str) -> None:
@@ -445,17 +420,12 @@ def run_all(steps: Sequence[Callable[[], None]]) -> None:
 
 def _vanilla_call(tool: Tool, method: str, *args: Any) -> None:
     """Call a method of a tool: its framework calls are vanilla."""
-    thread = vars(STATE)
-    outer = thread["paused"]
     try:
-        thread["paused"] = outer + 1
-        invalidate()
-        getattr(tool, method)(*args)
-        thread["paused"] = outer
-        invalidate()
-    except BaseException as error:
-        thread["paused"] = outer
-        invalidate()
-        if isinstance(error, BROKEN):
-            error.add_note(f"amanda: raised in {type(tool).__name__}.{method}")
+        with paused():
+            invalidate()
+            getattr(tool, method)(*args)
+    except BROKEN as error:
+        error.add_note(f"amanda: raised in {type(tool).__name__}.{method}")
         raise
+    finally:
+        invalidate()

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from amanda.engine.tool_code import vanilla_thread
 from amanda.registry import drivers
 from amanda.scope.blocks import WithBlock, caller_frame, suspendable_frame
-from amanda.state import ATTACHED, STATE, Block, close_block, invalidate, open_block
+from amanda.state import ATTACHED, Block, close_block, invalidate, open_block
 
 
 class _Switched(WithBlock):
@@ -44,14 +45,8 @@ class _OpenSwitch:
         invalidate()
 
     def exit(self) -> None:
-        try:
-            close_block(self._block)
-            invalidate()
-        except BaseException:
-            # Also after an interrupt, which may have come before anything was done.
-            close_block(self._block)
-            invalidate()
-            raise
+        close_block(self._block)
+        invalidate()
 
 
 def disabled() -> _Switched:
@@ -112,16 +107,5 @@ def vanilla() -> Iterator[None]:
         with disabled():
             yield
         return
-    thread = vars(STATE)
-    outer = thread["paused"]
-    try:
-        thread["paused"] = outer + 1
-        with contextlib.ExitStack() as stack:
-            for driver in tuple(ATTACHED.values()):
-                stack.enter_context(driver.vanilla())
-            yield
-        thread["paused"] = outer
-    except BaseException:
-        # Not in a finally clause, at whose line an interrupt would leave it undone.
-        thread["paused"] = outer
-        raise
+    with vanilla_thread():
+        yield

@@ -1,4 +1,4 @@
-"""Interrupts a program at any line of Amanda's own code, as a key press may do.
+"""Interrupts a program wherever Python takes an interrupt in Amanda's own code, as a key press may.
 
 For tests that nothing is left behind then::
 
@@ -7,21 +7,27 @@ For tests that nothing is left behind then::
         interrupts.run(program, is_ours, point)
         assert nothing_is_left()
 
-A point is a place in the code together with how often it has run before: the begin of a line, or,
-within one, the return of a call of C code, where Python handles a key press, too. Programs have to
-run the same lines each time.
+A point is a place in the code together with how often it has run before. Python takes an interrupt
+where a function begins, a loop goes round, or a call of C code returns. The exit of a with-block of
+Amanda's is left out: if Python takes one as it calls ``__exit__``, the block is not left, as in any
+with-statement. Programs have to run the same places each time.
 """
 
 from __future__ import annotations
 
 import collections
 import dis
+import functools
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
+
+from amanda import interrupts
+from amanda.scope.blocks import WithBlock
 
 _CORE = Path(__file__).parents[1]
 _FIRST = 2
@@ -35,13 +41,22 @@ _USUAL = 3
 IsOurs = Callable[[CodeType], bool]
 
 Place = tuple[str, int, str]
-"""File, line, and "" for its begin, or the function and the instruction before which a call has
-returned."""
+"""File, line, and "" for the begin of a function, or the function and the instruction before which
+a call has returned or a loop goes round."""
 
 _CALLS = frozenset(
     dis.opmap[name] for name in ("CALL", "CALL_KW", "CALL_FUNCTION_EX") if name in dis.opmap
 )
 """The instructions after which Python looks for an interrupt, unless they call Python code."""
+
+_LOOPS = frozenset(
+    number
+    for name, number in dis.opmap.items()
+    if "BACKWARD" in name and not name.endswith("NO_INTERRUPT")
+)
+"""The instructions at which Python looks for an interrupt as a loop goes round."""
+
+_EXIT = WithBlock.__exit__.__code__
 
 
 class Point(NamedTuple):
@@ -76,6 +91,8 @@ def in_packages(*modules: str) -> IsOurs:
 
     def is_ours(code: CodeType) -> bool:
         name = code.co_filename
+        if code is _EXIT or name == interrupts.__file__:
+            return False
         if name.startswith(testing):
             return name == loopback
         return name.startswith(tuple(folders))
@@ -99,15 +116,18 @@ def points(program: Callable[[], Any], is_ours: IsOurs) -> list[Point]:
 
 
 def run(program: Callable[[], Any], is_ours: IsOurs, point: Point) -> bool:
-    """Run a program with an interrupt at one point; whether that was reached."""
+    """Run a program with an interrupt at one point; True if that was reached.
+
+    The interrupt is a signal, which may wait (:mod:`amanda.interrupts`).
+    """
     left = [point.runs]
 
     def passed(place: Place) -> None:
         if place == point.place:
             left[0] -= 1
-            if left[0] < 0:
-                # Python ends the tracing when the tracer raises.
-                raise KeyboardInterrupt(str(point))
+            if left[0] == -1:
+                # Python ends the tracing where this raises.
+                signal.raise_signal(signal.SIGINT)
 
     try:
         _trace(program, is_ours, passed)
@@ -145,21 +165,35 @@ class _Places:
 
     def __init__(self, code: CodeType, passed: Callable[[Place], None]) -> None:
         self._file, self._name, self._code = code.co_filename, code.co_name, code.co_code
+        self._handlers = _handlers(code)
         self._passed = passed
         self._last: int | None = None
         self.has_called = False
 
     def notice(self, frame: FrameType, event: str) -> None:
         """Take an event of Python's tracing."""
-        if event == "line":
-            # The return of a call at the end of the line before is the same moment.
-            self._last = None
-            self._passed((self._file, frame.f_lineno, ""))
-        elif event == "opcode":
+        if event == "opcode":
             last, self._last = self._last, frame.f_lasti
             has_called, self.has_called = self.has_called, False
-            if last is not None and self._code[last] in _CALLS and not has_called:
+            if last is None:
+                return
+            goes_round = self._code[last] in _LOOPS and frame.f_lasti < last
+            has_returned = self._code[last] in _CALLS and not has_called
+            # At the end of a try or a with, what Python raises there is still within it.
+            is_same = self._handlers(last) == self._handlers(frame.f_lasti)
+            if is_same and (goes_round or has_returned):
                 self._passed((self._file, frame.f_lineno, f"{self._name}+{frame.f_lasti} "))
+
+
+@functools.cache
+def _handlers(code: CodeType) -> Callable[[int], int]:
+    """A function that gives the place of the handler for an exception at an instruction."""
+    entries = getattr(dis.Bytecode(code), "exception_entries", ())
+
+    def handler(offset: int) -> int:
+        return next((e.target for e in entries if e.start <= offset < e.end), -1)
+
+    return handler
 
 
 def _trace(program: Callable[[], Any], is_ours: IsOurs, passed: Callable[[Place], None]) -> None:
@@ -185,6 +219,9 @@ def _trace(program: Callable[[], Any], is_ours: IsOurs, passed: Callable[[Place]
             return None
         frame.f_trace_opcodes = True
         running[id(frame)] = _Places(code, passed)
+        # The argument of RESUME: a generator that goes on is called, too.
+        if code.co_code[frame.f_lasti + 1] == 0:
+            passed((code.co_filename, code.co_firstlineno, ""))
         return local
 
     def steps() -> Iterator[None]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from amanda.errors import RoutineResultError
 from amanda.interface.action import Action, ActionKind
+from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.thread import LOCAL, unwatched
 from amanda_tensorflow.operators.types import UNROUTABLE, is_differentiable
@@ -36,16 +37,13 @@ class EagerRoutine:
     def __enter__(self) -> None:
         self._restarts = self._isolated and not _internals.recording_is_stopped()
         if self._restarts:
-            try:
-                _internals.stop_recording_here()
-            except BaseException:
-                # An interrupt as that has returned: core leaves only what it has entered.
-                _internals.restart_recording_here()
-                raise
+            STATE.undo.append((_internals.restart_recording_here, ()))
+            _internals.stop_recording_here()
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._restarts:
             _internals.restart_recording_here()
+            del STATE.undo[-1]
         if error is not None:
             tracker = LOCAL.tracker
             if tracker is not None and tracker.failures:

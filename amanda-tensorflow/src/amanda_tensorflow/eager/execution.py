@@ -51,10 +51,8 @@ class Executor:
         self, tracker: Tracker, plan: ActionPlan, request: OpRequest, inputs: list[Any]
     ) -> list[Any]:
         """Run an operator whose plan is known, with its actions."""
-        run = self._dispatcher.run
-        values = inputs
-        for action in plan.before:
-            values = run(action, values)
+        run_all = self._dispatcher.run_all
+        values = run_all(plan.before, inputs) if plan.before else inputs
         tape = not _internals.no_tape_records()
         if plan.replace is None and not (tape and _is_marked(plan)):
             outputs = request.execute(values)
@@ -70,9 +68,7 @@ class Executor:
                 outputs = self._recorded(
                     tracker, plan, request, (values, outputs, replacement, mark)
                 )
-        for action in plan.after:
-            outputs = run(action, outputs)
-        return outputs
+        return run_all(plan.after, outputs) if plan.after else outputs
 
     def run_analysed(
         self, tracker: Tracker, op_id: str, request: OpRequest, inputs: list[Any], scope: str
@@ -82,7 +78,6 @@ class Executor:
         Args:
             scope: the name scope that it has in ids.
         """
-        run = self._dispatcher.run
         call = request.call(op_id, inputs, tracker.ids.module(scope), self._values)
         places = tracker.ids.places
         told = places[-1].phase if places else ""
@@ -91,9 +86,7 @@ class Executor:
         call.phase = told or phase_of_eager(request.kind, in_layer, in_module)
         analyses = self._dispatcher.begin(call)
         plan = analyses.plan
-        values = inputs
-        for action in plan.before:
-            values = run(action, values)
+        values = self._dispatcher.run_all(plan.before, inputs)
         mark = None
         if not _internals.no_tape_records():
             mark = self._mark(tracker, plan, request, inputs, call.names)
@@ -102,9 +95,7 @@ class Executor:
         if mark is not None:
             execution = values, outputs, replacement, mark
             outputs = self._recorded(tracker, plan, request, execution)
-        for action in plan.after:
-            outputs = run(action, outputs)
-        return outputs, plan
+        return self._dispatcher.run_all(plan.after, outputs), plan
 
     def _computed(
         self,

@@ -139,7 +139,8 @@ class FastPath:
             log = timer.log
             if log is not None and log.due is not None and end >= log.due:
                 # The log belongs to a tool, whose code runs when it is due.
-                self._dispatcher.call(action, (start, end), timer.add)
+                enter = self._dispatcher.tool_code.enter
+                enter(self._dispatcher.call, action, (start, end), timer.add)
                 continue
             # As `add` does it, without its frame.
             timer.executions += 1

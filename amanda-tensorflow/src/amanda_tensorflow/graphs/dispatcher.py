@@ -77,7 +77,7 @@ class GraphDispatcher(StaticGraphDispatcher):
         """Trace a routine into the copy. Returns the tensors in place of the selected ones."""
         before = _internals.count_operations(building.graph)
         with tf.control_dependencies(building.earlier()):
-            result = self.call(action, selected)
+            result = self.tool_code.enter(self.call, action, selected)
         made = _internals.operations_since(building.graph, before)
         building.enter_loop(made, selected)
         # A print or an assertion has no output by which it would be run.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from amanda.nested import leaves
+from amanda.state import STATE, unwind
 from amanda_torch._internals.symbols import symbol
 
 # The public way to push a mode is a with-statement around all that it is to see, and a scope
@@ -64,38 +65,26 @@ def show_modes(hidden: Sequence[Any]) -> None:
 
 
 def set_modes(wanted: Sequence[Any]) -> None:
-    """Make these the function modes of the current thread, also if an interrupt comes between."""
-    try:
-        hide_modes()
-        show_modes(wanted)
-    except BaseException:
-        hide_modes()
-        show_modes(wanted)
-        raise
+    """Make these the function modes of the current thread, whatever they are."""
+    while mode_depth():
+        pop_mode()
+    for mode in wanted:
+        push_mode(mode)
 
 
 def without_modes(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function with no function mode on."""
-    # Not a with-statement: an interrupt that comes as its body ends keeps it from its exit.
     depth = mode_depth()
     if not depth:
         return function(*args)
-    # For each backward operator with a routine: calls of Python functions would show.
-    outer = (mode_at(0),) if depth == 1 else modes()
+    undo = STATE.undo
+    mark = len(undo)
+    undo.append((set_modes, (tuple(map(mode_at, range(depth))),)))
     try:
-        if depth == 1:
-            pop_mode()
-        else:
-            hide_modes()
-        result = function(*args)
-        if depth == 1:
-            push_mode(outer[0])
-        else:
-            show_modes(outer)
-    except BaseException:
-        set_modes(outer)
-        raise
-    return result
+        hide_modes()
+        return function(*args)
+    finally:
+        unwind(undo, mark)
 
 
 _without_overrides = symbol("torch._C.DisableTorchFunctionSubclass")
@@ -177,7 +166,7 @@ class reading:  # noqa: N801 - reads as a statement
         values: the tensors; without an overriding one among them nothing is done.
     """
 
-    __slots__ = ("_guard", "_is_refused")
+    __slots__ = ("_guard", "_is_refused", "_mark")
 
     def __init__(self, values: Sequence[Any]) -> None:
         overriding: list[Any] = []
@@ -189,42 +178,42 @@ class reading:  # noqa: N801 - reads as a statement
 
     def __enter__(self) -> None:
         if self._guard is not None:
-            try:
-                self._guard.__enter__()
-                READING.is_on = True
-                READING.is_refused = self._is_refused
-            except BaseException:
-                # An interrupt: core leaves only what it has entered.
-                self.__exit__(None, None, None)
-                raise
+            undo = STATE.undo
+            self._mark = len(undo)
+            undo.append((self._leave, (self._guard,)))
+            self._guard.__enter__()
+            READING.is_on = True
+            READING.is_refused = self._is_refused
 
-    def __exit__(self, *raised: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._guard is not None:
-            READING.is_on = READING.is_refused = False
-            self._guard.__exit__(*raised)
+            unwind(STATE.undo, self._mark)
+
+    @staticmethod
+    def _leave(guard: AbstractContextManager[Any]) -> None:
+        READING.is_on = READING.is_refused = False
+        guard.__exit__(None, None, None)
 
 
 class running:  # noqa: N801 - reads as a statement
     """Within it, code of the program, or of a tool that acts, runs; it undoes :class:`reading`."""
 
-    __slots__ = ("_guard",)
-
-    def __init__(self) -> None:
-        self._guard: Any = None
+    __slots__ = ("_guard", "_mark")
 
     def __enter__(self) -> None:
         self._guard = _with_overrides() if READING.is_on else None
         if self._guard is not None:
-            try:
-                self._guard.__enter__()
-                READING.is_on = False
-            except BaseException:
-                # An interrupt: core leaves only what it has entered.
-                self.__exit__()
-                raise
+            undo = STATE.undo
+            self._mark = len(undo)
+            undo.append((self._leave, (self._guard,)))
+            self._guard.__enter__()
+            READING.is_on = False
 
     def __exit__(self, *_: object) -> None:
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            guard.__exit__(None, None, None)
-            READING.is_on = True
+        if self._guard is not None:
+            unwind(STATE.undo, self._mark)
+
+    @staticmethod
+    def _leave(guard: AbstractContextManager[Any]) -> None:
+        guard.__exit__(None, None, None)
+        READING.is_on = True

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from amanda.state import STATE, unwind
 from amanda_torch._internals.function_modes import mode_depth
 from amanda_torch._internals.symbols import require, symbol
 
@@ -42,16 +43,14 @@ set_grad_enabled: Callable[[bool], None] = symbol("torch._C._set_grad_enabled")
 
 def without_gradients(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function as within ``torch.no_grad()``."""
-    # Not a with-statement: an interrupt that comes as its body ends keeps it from its exit.
-    outer = torch.is_grad_enabled()
+    outer, undo = torch.is_grad_enabled(), STATE.undo
+    mark = len(undo)
+    undo.append((set_grad_enabled, (outer,)))
     try:
         set_grad_enabled(False)
-        result = function(*args, **kwargs)
-        set_grad_enabled(outer)
-    except BaseException:
-        set_grad_enabled(outer)
-        raise
-    return result
+        return function(*args, **kwargs)
+    finally:
+        unwind(undo, mark)
 
 
 set_forward_grad_enabled: Callable[[bool], None] = symbol("torch._C._set_fwd_grad_enabled")
@@ -85,28 +84,27 @@ def hide_dispatch_modes(hidden: list[Any]) -> None:
         return
     own = sum([_dispatch_mode(key) is not None for key in _OWN_MODES])
     while dispatch_depth() > own:
-        # In one line, between whose parts no interrupt is tried.
         hidden.append(_pop_dispatch_mode(None))
 
 
 def show_dispatch_modes(hidden: list[Any]) -> None:
-    """Undo :func:`hide_dispatch_modes`. After an interrupt it may be called again."""
+    """Undo :func:`hide_dispatch_modes`. What is shown again is removed from the list."""
     while hidden:
-        _ = _push_dispatch_mode(hidden[-1]), hidden.pop()
+        _push_dispatch_mode(hidden[-1])
+        del hidden[-1]
 
 
 def without_dispatch_modes(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function with no dispatch mode of the program's on."""
-    # Not a with-statement, as for without_modes().
     hidden: list[Any] = []
+    undo = STATE.undo
+    mark = len(undo)
+    undo.append((show_dispatch_modes, (hidden,)))
     try:
         hide_dispatch_modes(hidden)
-        result = function(*args)
-        show_dispatch_modes(hidden)
-    except BaseException:
-        show_dispatch_modes(hidden)
-        raise
-    return result
+        return function(*args)
+    finally:
+        unwind(undo, mark)
 
 
 graph_task: Callable[[], int] = symbol("torch._C._current_graph_task_id")
@@ -163,6 +161,17 @@ def is_plain() -> bool:
     mode is on, and no transform, forward-mode AD or tracer is active."""
     return (
         not (mode_depth() or dispatch_depth())
+        and forward_ad._current_level < 0
+        and not _is_transformed()
+        and _tracing_state() is None
+        and not (torch.compiler.is_compiling() and is_compiling())
+    )
+
+
+def is_untransformed() -> bool:
+    """True if :func:`is_plain` holds but for function modes, which may be on."""
+    return (
+        not dispatch_depth()
         and forward_ad._current_level < 0
         and not _is_transformed()
         and _tracing_state() is None

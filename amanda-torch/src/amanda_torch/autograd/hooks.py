@@ -116,7 +116,7 @@ class NodeHooks:
             return None
         dispatcher = self._dispatcher
         settled = dispatcher.settled.get(self._key) or self._settle()
-        if settled is None or not dispatcher.is_plain_thread(thread := vars(STATE)):
+        if settled is None or not dispatcher.is_plain_thread(vars(STATE)):
             values = list(grad_outputs)
             changed = _without_modes(self._execution.before, values)
         elif settled.counters_before is not None:
@@ -124,11 +124,11 @@ class NodeHooks:
             return None
         elif settled.blind_before:
             if settled.before:
-                dispatcher.run_blind(settled.before, thread)
+                dispatcher.run_blind(settled.before)
             return None
         else:
             values = list(grad_outputs)
-            changed = _without_modes(dispatcher.run_all, settled.before, values)
+            changed = dispatcher.run_all(settled.before, values)
         return None if changed is values else tuple(changed)
 
     def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
@@ -138,7 +138,7 @@ class NodeHooks:
             return None
         dispatcher = self._dispatcher
         settled = dispatcher.settled.get(self._key) or self._settle()
-        if settled is None or not dispatcher.is_plain_thread(thread := vars(STATE)):
+        if settled is None or not dispatcher.is_plain_thread(vars(STATE)):
             values = list(grad_inputs)
             changed = _without_modes(self._execution.after, values, list(grad_outputs))
         elif settled.counters_after is not None:
@@ -146,14 +146,14 @@ class NodeHooks:
             return None
         elif settled.blind_after:
             if settled.after:
-                dispatcher.run_blind(settled.after, thread)
+                dispatcher.run_blind(settled.after)
             return None
         else:
             if dispatcher.native is not None:
                 for check in settled.checks:
                     check.supply(grad_outputs, is_new=False)
             values = list(grad_inputs)
-            changed = _without_modes(dispatcher.run_all, settled.after, values)
+            changed = dispatcher.run_all(settled.after, values)
         if changed is values:
             return None
         for index, (old, new) in enumerate(zip(values, changed, strict=True)):

@@ -24,7 +24,8 @@ import torch
 from amanda.engine.backward import OpHandle
 from amanda.engine.plan import ActionPlan
 from amanda.errors import RoutineResultError, described
-from amanda.inline import Counter, is_counter
+from amanda.inline import Counter
+from amanda.inline.steps import StepKind, lowered
 from amanda.interface.action import Action
 from amanda.state import TOOL_LOCK
 from amanda_torch import _internals
@@ -63,7 +64,7 @@ def other_nodes_said(error: BaseException) -> str:
 
 def is_deferred(action: Action) -> bool:
     """Whether a routine is counted when the compiled code has run: it is in no code."""
-    return is_counter(action.func) and action.select == () and not action.kwargs
+    return lowered(action).kind is StepKind.COUNT
 
 
 # -- what the eager driver has learned ----------------------------------------

@@ -22,7 +22,7 @@ from torch import fx
 
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
-from amanda.inline import is_counter, summed_by
+from amanda.inline.steps import StepKind, lowered
 from amanda.interface.action import Action, ActionKind
 from amanda.text import printable
 from amanda_torch import _internals
@@ -86,8 +86,9 @@ def _refused(plan: ActionPlan, can_observe: bool) -> list[Action]:
 
 def _can_follow(action: Action) -> bool:
     """Whether a routine may run after the whole graph, provided that all others do."""
-    func = action.func
-    return is_counter(func) or summed_by(func) is not None or is_marked_deferrable(func)
+    kind = lowered(action).kind
+    is_added_up = kind is StepKind.COUNT or kind is StepKind.SHAPE_SUM
+    return is_added_up or is_marked_deferrable(action.func)
 
 
 def is_traceable(action: Action) -> bool:

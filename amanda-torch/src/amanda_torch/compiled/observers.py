@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 
 from amanda.engine.dispatch import Dispatcher
-from amanda.inline import is_counter
+from amanda.inline.steps import StepKind, lowered
 from amanda.interface.action import Action, ActionKind
 from amanda_torch import _internals
 from amanda_torch.eager.reachable_code import returns_something
@@ -40,7 +40,7 @@ def only_observes(action: Action) -> bool:
     if action.differentiable or action.kind not in (ActionKind.BEFORE_OP, ActionKind.AFTER_OP):
         return False
     if action.select == ():
-        return is_counter(action.func) and not action.kwargs
+        return lowered(action).kind is StepKind.COUNT
     return not returns_something(action.func)
 
 

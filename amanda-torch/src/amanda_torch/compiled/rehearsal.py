@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import attrs
@@ -25,10 +25,12 @@ import torch
 from amanda.engine.backward import OpHandle
 from amanda.engine.plan import ActionPlan
 from amanda.engine.records import OpRecord
-from amanda.inline import ShapeSum, summed_by
+from amanda.engine.tool_code import paused
+from amanda.inline import ShapeSum
+from amanda.inline.steps import StepKind, lowered
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.points import Point
-from amanda.state import STATE, Lock
+from amanda.state import Lock
 from amanda_torch import _internals
 from amanda_torch.autograd.executions import Past
 from amanda_torch.autograd.nodes import is_accumulation, new_nodes
@@ -207,14 +209,16 @@ class Rehearsal:
         """
         begun: dict[ShapeSum, Sequence[Any]] = {}
         for action in before:
-            if (to := summed_by(action.func)) is not None:
-                begun[to] = selected(action, inputs)
+            step = lowered(action)
+            if step.kind is StepKind.SHAPE_SUM:
+                begun[step.routine] = selected(action, inputs)
             else:
                 self._note_routine(action, inputs, added)
         for action in after:
-            if (to := summed_by(action.func)) is not None and to in begun:
-                make = functools.partial(StaticSum.of, to)
-                made = self._made(make, begun[to], selected(action, outputs))
+            step = lowered(action)
+            if step.kind is StepKind.SHAPE_SUM and step.routine in begun:
+                make = functools.partial(StaticSum.of, step.routine)
+                made = self._made(make, begun[step.routine], selected(action, outputs))
                 self._note_made(made, added)
             else:
                 self._note_routine(action, outputs, added)
@@ -266,14 +270,14 @@ class Rehearsal:
         return bool(_internals.node_sequence(output.grad_fn) >= self._start)
 
     def _run_backward(self, roots: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
-        dispatcher, thread = self._dispatcher, vars(STATE)
+        dispatcher = self._dispatcher
         with ExitStack() as stack:
-            stack.enter_context(_paused(thread))
+            stack.enter_context(paused())
             for kind in {x.device.type for x in self._tensors}:
                 # Autograd runs a backward pass as its operators were recorded.
                 stack.enter_context(torch.autocast(kind, enabled=False))
-            dispatcher.rehearsal = self
-            stack.callback(setattr, dispatcher, "rehearsal", None)
+            dispatcher.dry_run = self
+            stack.callback(setattr, dispatcher, "dry_run", None)
             ones = [torch.ones_like(root) for root in roots]
             torch.autograd.grad(roots, wanted, ones, retain_graph=True, allow_unused=True)
 
@@ -283,7 +287,7 @@ class Rehearsal:
         grad_outputs: Sequence[Any],
         grad_inputs: Sequence[Any] | None,
     ) -> None:
-        """See :class:`amanda.engine.records.Rehearsal`."""
+        """See :class:`amanda.engine.records.DryRun`."""
         found = self._executed.get(id(backward))
         if found is None:
             found = self._executed[id(backward)] = Executed(backward, _shaped(grad_outputs))
@@ -354,17 +358,3 @@ _PYTHONS = frozenset({"", "builtins", "math", operator.add.__module__})
 
 def _shaped(tensors: Sequence[Any]) -> Sequence[Any]:
     return [None if tensor is None else stand_in(tensor) for tensor in tensors]
-
-
-@contextmanager
-def _paused(thread: dict[str, Any]) -> Iterator[None]:
-    """Within it no routine runs, as in a tool's code."""
-    outer = thread["paused"]
-    try:
-        thread["paused"] = outer + 1
-        yield
-        thread["paused"] = outer
-    except BaseException:
-        # Not in a finally clause, at whose line an interrupt would leave it undone.
-        thread["paused"] = outer
-        raise

@@ -18,8 +18,9 @@ from amanda.engine.backward import OpHandle
 from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import ActionPlan
 from amanda.errors import ToolTypeError
+from amanda.inline.steps import StepKind, are_all
 from amanda.interface.action import Action
-from amanda.state import STATE, UNPAUSED
+from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.claims import Claimer
 from amanda_torch.autograd.executions import Execution
@@ -33,11 +34,14 @@ from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
 from amanda_torch.operators.layouts import Layout
 from amanda_torch.operators.names import is_in_place
 from amanda_torch.routines import (
+    LOOKING,
+    TOOL_CODE,
     Inlined,
     RoutineDispatcher,
     count,
-    counters_of,
+    counters_in,
     inlined_around,
+    until_result,
 )
 
 if TYPE_CHECKING:
@@ -67,7 +71,6 @@ def unswallowed(error: BaseException, name: str) -> BaseException:
     return raised
 
 
-_unpaused = UNPAUSED
 _PLAIN = _internals.PLAIN
 _is_grad_enabled = torch.is_grad_enabled
 _mode_depth = _internals.mode_depth
@@ -143,7 +146,8 @@ class KnownOp(_ReadByGate):
         if plan.is_claim:
             self.inlined_before = self.inlined_after = ()
         elif plan.is_blind or plan.is_around:
-            self.inlined_before, self.inlined_after, _ = inlined_around(plan.before, plan.after)
+            found = inlined_around(plan.steps_before, plan.steps_after)
+            self.inlined_before, self.inlined_after, _ = found
         self.around_before = self.around_after = None
         if plan.is_isolated and (plan.is_blind or plan.is_around):
             self.around_before, self.around_after = plan.before, plan.after
@@ -163,7 +167,7 @@ class KnownOp(_ReadByGate):
         self.forms = 0
         self.counters = _NO_COUNTERS
         if plan.is_blind:
-            before, after = counters_of(plan.before), counters_of(plan.after)
+            before, after = counters_in(plan.steps_before), counters_in(plan.steps_after)
             self.counters = before or (), after or ()
 
 
@@ -349,7 +353,7 @@ class Executor:
         if plan.is_claim:
             return "run_claimed"
         if plan.is_blind:
-            is_counted = counters_of((*plan.before, *plan.after)) is not None
+            is_counted = are_all(StepKind.COUNT, (*plan.steps_before, *plan.steps_after))
             return "run_counted" if is_counted else "run_blind"
         return "run_around" if plan.is_around else "run"
 
@@ -446,9 +450,9 @@ class Executor:
         try:
             with _internals.reading((*args, *kwargs.values(), result)):
                 call = self._call(func, known.name, plan.op_id, args, kwargs)
-                for action in plan.after:
-                    if one := inline.checked_by(action.func) or inline.summed_by(action.func):
-                        one.supply(call.inputs, is_new=True)
+                for step in plan.steps_after:
+                    if step.kind in LOOKING:
+                        step.routine.supply(call.inputs, is_new=True)
                 # They return nothing, so that the outputs stay as they are.
                 self._dispatcher.run_all(plan.after, tensors_of(result))
         except TypeError as error:
@@ -488,17 +492,18 @@ class Executor:
             operator = functools.partial(self.run_claimed, known, func, args, kwargs, key)
             args, kwargs = (), {}
         try:
-            if plan.is_isolated and len(_unpaused) == 1 and _internals.is_bare():
-                return self._dispatcher.run_between(plan, operator, args, kwargs, self._thread)
-            self._run_blind(plan.before)
-            result = operator(*args, **kwargs)
-            self._run_blind(plan.after)
+            run = self._dispatcher.run_blind if plan.is_isolated else self._run_differentiable
+            if plan.before:
+                run(plan.before)
+            result = operator(*args, **kwargs) if kwargs else operator(*args)
+            if plan.after:
+                run(plan.after)
             return result
         except TypeError as error:
             raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
 
-    def _run_blind(self, actions: Sequence[Action]) -> None:
-        _internals.without_modes(self._dispatcher.run_all, actions, [])
+    def _run_differentiable(self, actions: Sequence[Action]) -> None:
+        self._dispatcher.run_all(actions, [])
 
     def run_around(
         self,
@@ -517,7 +522,6 @@ class Executor:
         if (
             layout is not None
             and plan.is_isolated
-            and len(_unpaused) == 1
             and _internals.is_plain()
             and not (layout.is_in_place and _is_grad_enabled())
         ):
@@ -525,8 +529,10 @@ class Executor:
         if layout is None or values is None:
             return self.run(known, func, args, kwargs, key)
         try:
-            run_together, thread = self._dispatcher.run_together, self._thread
-            changed = run_together(plan.before, values, thread) if plan.before else values
+            dispatcher, changed = self._dispatcher, values
+            if plan.before:
+                done = TOOL_CODE.enter(until_result, plan.before, values, isolated=True)
+                changed = values if done is None else dispatcher.go_on(plan.before, values, *done)
             if changed is not values:
                 return self.run(known, func, args, kwargs, key, changed)
             if plan.claims and _is_grad_enabled():
@@ -537,7 +543,8 @@ class Executor:
                 result = func(*args, **kwargs) if kwargs else func(*args)
             if plan.after:
                 outputs = tensors_of(result)
-                changed = run_together(plan.after, outputs, thread)
+                done = TOOL_CODE.enter(until_result, plan.after, outputs, isolated=True)
+                changed = outputs if done is None else dispatcher.go_on(plan.after, outputs, *done)
                 if changed is not outputs:
                     written = written_outputs(
                         layout.is_in_place, isinstance(key, type), values, outputs
@@ -567,7 +574,7 @@ class Executor:
         """
         plan = known.plan
         try:
-            changed = self._dispatcher.go_on(plan.before, done, inputs, returned)
+            changed = self._dispatcher.go_on(plan.before, inputs, done, returned)
             if changed is not inputs:
                 return self.run(known, func, args, kwargs, values=changed)
             if plan.claims and _is_grad_enabled():
@@ -590,7 +597,7 @@ class Executor:
         """
         outputs = [] if known.is_blind else tensors_of(result)
         try:
-            changed = self._dispatcher.go_on(known.plan.after, done, outputs, returned)
+            changed = self._dispatcher.go_on(known.plan.after, outputs, done, returned)
         except TypeError as error:
             raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
         if changed is outputs:

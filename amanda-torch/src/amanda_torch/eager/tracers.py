@@ -26,7 +26,7 @@ from amanda.patching import PatchSet, named_as
 from amanda.registry import import_hook
 from amanda.registry.proofs import is_proving
 from amanda.signatures import signature_of
-from amanda.state import STATE, settle
+from amanda.state import STATE, find_active
 from amanda_torch import _internals
 from amanda_torch.eager.fused_modules import ASKING
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
@@ -231,7 +231,7 @@ class Tracers:
             if interceptor is None or interceptor.is_quiet():
                 return vanilla(callback)
             if STATE.held:
-                settle(vars(STATE))
+                find_active(vars(STATE))
             for scope in STATE.scopes:
                 if scope.alive:
                     break

@@ -1,4 +1,4 @@
-"""Contract rule 12: interrupts at any line of Amanda's own code."""
+"""Contract rule 12: interrupts wherever Python takes one in Amanda's own code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from amanda.tool import disabled
 
 
 class InterruptTests(ContractTests):
-    """The state that is left after an interrupt at any line."""
+    """The state that is left when a scope with an interrupt has been left."""
 
     def acting(self) -> Probe:
         """A tool with a routine at every point that the driver has."""
@@ -50,10 +50,11 @@ class InterruptTests(ContractTests):
             return program.train()
         return program.run()
 
-    def test_an_interrupt_at_any_line_leaves_the_framework_vanilla(self) -> None:
-        """An interrupt at any line of entry, exit and bookkeeping leaves nothing behind.
+    def test_an_interrupt_leaves_nothing_behind(self) -> None:
+        """An interrupt leaves no patch, hook, mode or thread state behind once the scope is left,
+        and later runs are right.
 
-        A sample of the lines is tried; AMANDA_INTERRUPTS=all tries them all.
+        A sample of the points is tried; AMANDA_INTERRUPTS=all tries them all.
         """
 
         def scopes() -> None:

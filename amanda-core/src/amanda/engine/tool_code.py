@@ -1,0 +1,148 @@
+"""Entering the code of tools: the only place in Python where that is done.
+
+Code of a tool runs alone, vanilla in all drivers, and isolated from automatic differentiation
+unless it takes part in it; its time is charged to the scopes::
+
+    code = ToolCode()
+    code.bind(driver)
+    result = code.enter(function, tensor)
+    result = code.enter(run_analyses, record, contexts=(driver.vanilla(), driver.ad_isolated()))
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from amanda.interface.driver import Driver, ThreadSwitches
+from amanda.state import (
+    ATTACHED,
+    STATE,
+    TOOL_LOCK,
+    UNPAUSED,
+    LiveScope,
+    owns_tool_lock,
+    unwind,
+)
+
+_clock = time.perf_counter
+_acquire = TOOL_LOCK.acquire
+_release = TOOL_LOCK.release
+_NO_SWITCHES = ThreadSwitches()
+
+
+class ToolCode:
+    """Enters the code of tools at operators of one driver."""
+
+    def __init__(self) -> None:
+        self._framework = ""
+        self._is_unpaused = False
+        self._switches = _NO_SWITCHES
+
+    def bind(self, driver: Driver) -> None:
+        """Tell which driver's operators the code is about."""
+        self._framework = driver.framework
+        self._is_unpaused = not driver.follows_pauses
+        self._switches = driver.thread_switches
+
+    def enter(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        contexts: Sequence[AbstractContextManager[Any]] = (),
+        isolated: bool = False,
+        scopes: Sequence[LiveScope] | None = None,
+    ) -> Any:
+        """Call a function in which code of tools runs.
+
+        Args:
+            contexts: what has to hold meanwhile beside :attr:`Driver.thread_switches`.
+            isolated: True to switch automatic differentiation off by the driver's switches.
+            scopes: whose tools' code it is, if not that of all scopes of the thread.
+        """
+        thread = vars(STATE)
+        undo, owned, switches, start = thread["undo"], owns_tool_lock(), self._switches, 0.0
+        mark, depth = len(undo), switches.mode_depth()
+        undo.append((thread.__setitem__, ("paused", thread["paused"])))
+        try:
+            thread["paused"] += 1
+            if depth:
+                modes = tuple(map(switches.mode_at, range(depth)))
+                undo.append((switches.set_modes, (modes,)))
+                for _ in modes:
+                    switches.pop_mode()
+            if isolated and switches.is_recording():
+                undo.append((switches.set_recording, (True,)))
+                switches.set_recording(False)
+            if not owned:
+                _acquire()
+            # The lock makes the sum exact, and waiting for it is not the tool's time.
+            start = _clock()
+            if contexts or len(UNPAUSED) != self._is_unpaused:
+                return self._within(contexts, function, args)
+            return function(*args)
+        finally:
+            if start:
+                seconds = _clock() - start
+                for scope in thread["scopes"] if scopes is None else scopes:
+                    scope.statistics.tool_seconds += seconds
+            if not owned and owns_tool_lock():
+                _release()
+            # unwind(), without a function: at every point of every operator.
+            while len(undo) > mark:
+                restore, given = undo[-1]
+                restore(*given)
+                del undo[-1]
+
+    def _within(
+        self,
+        contexts: Sequence[AbstractContextManager[Any]],
+        function: Callable[..., Any],
+        args: Sequence[Any],
+    ) -> Any:
+        """Call a function within contexts, and vanilla in the drivers of other frameworks."""
+        with ExitStack() as stack:
+            for driver in tuple(UNPAUSED.values()):
+                if driver.framework != self._framework:
+                    stack.enter_context(driver.vanilla())
+            for context in contexts:
+                stack.enter_context(context)
+            return function(*args)
+
+
+def is_in_tool_code() -> bool:
+    """True if the current thread runs code of a tool now, as its frames tell."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code in _ENTERING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Within it, the current thread runs code of a tool, which no lock guards."""
+    thread = vars(STATE)
+    undo, mark = thread["undo"], len(thread["undo"])
+    undo.append((thread.__setitem__, ("paused", thread["paused"])))
+    try:
+        thread["paused"] += 1
+        yield
+    finally:
+        unwind(undo, mark)
+
+
+@contextmanager
+def vanilla_thread() -> Iterator[None]:
+    """As :func:`paused`, told to the drivers, for code that runs outside of an operator."""
+    with paused(), ExitStack() as stack:
+        for driver in tuple(ATTACHED.values()):
+            stack.enter_context(driver.vanilla())
+        yield
+
+
+_ENTERING = frozenset({ToolCode.enter.__code__, inspect.unwrap(paused).__code__})
