@@ -101,7 +101,7 @@ def test_an_interrupt_as_a_watch_begins_leaves_none() -> None:
     is_ours = interrupts.in_packages("amanda")
     found = interrupts.points(program, is_ours)
     kept.pop().close()
-    assert len(found) > 5
+    assert len(found) >= 5
     for point in found:
         assert interrupts.run(program, is_ours, point)
         while kept:
