@@ -454,7 +454,8 @@ def test_tables_fit_the_page_and_begin_with_figures(page: Page) -> None:
         lines = page.lines(grid)
         assert lines
         assert all(re.match(r"….+:\d", line) for line in lines)
-        assert page.browser.execute_script(fits)
+        # Charts are drawn anew some time after the window has got its size.
+        WebDriverWait(page.browser, 30).until(lambda browser: browser.execute_script(fits))
     finally:
         page.browser.set_window_size(1300, 1000)
     below = [line.text for line in page.all(".equal") if line.text]

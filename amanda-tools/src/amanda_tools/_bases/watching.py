@@ -32,7 +32,7 @@ def check_kinds(_: Any, attribute: Any, value: Sequence[str]) -> None:
     """Validate an option that lists kinds of tensors.
 
     Raises:
-        ValueError: it is empty, or has an entry that is not in :data:`KINDS`.
+        ValueError: the option is empty, or has an entry that is not in :data:`KINDS`.
     """
     wrong = [kind for kind in value if kind not in KINDS]
     if wrong or not value:
@@ -41,7 +41,7 @@ def check_kinds(_: Any, attribute: Any, value: Sequence[str]) -> None:
 
 @attrs.frozen(kw_only=True)
 class WatchingOptions(PhaseOptions):
-    """Which tensors are watched.
+    """The options of tools that watch tensors.
 
     Attributes:
         tensors: some of activations, weights and gradients.

@@ -65,7 +65,7 @@ class ProfilerUses:
         return start_server
 
     def _running(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
-        """A run of a session with options of its own."""
+        """Wrap the method that runs a session with options of that run."""
 
         def run(session: Any, options: Any, *args: Any) -> Any:
             if options is None or not _profiles(options):
@@ -75,7 +75,7 @@ class ProfilerUses:
         return run
 
     def _making(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
-        """A session makes callable what the options of all its runs are given for."""
+        """Wrap the method that prepares runs of a session with fixed options."""
 
         def make(session: Any, options: Any) -> Any:
             handle = vanilla(session, options)
@@ -86,7 +86,7 @@ class ProfilerUses:
         return make
 
     def _calling(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
-        """A run of what a session has made callable."""
+        """Wrap the method that runs what :meth:`_making` has prepared."""
 
         def call(session: Any, handle: Any, values: Any, run_metadata: Any) -> Any:
             profiles = self._callables.get((id(session), handle))

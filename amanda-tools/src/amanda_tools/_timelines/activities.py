@@ -96,7 +96,7 @@ class ProfilerRecording:
 
     Attributes:
         activities: in no particular order.
-        executions: of annotated operators; empty where kernels name their operators.
+        executions: executions of annotated operators; empty if kernels carry names of operators.
         ambiguous: number of activities whose name belongs to several operators; the first one gets
             them.
     """

@@ -66,7 +66,7 @@ class ProfilerUse:
     """One tool's use of the profiler.
 
     Attributes:
-        problem: what went wrong; "" if nothing did.
+        problem: reason why a part of the run was not recorded; "" if all of it was.
     """
 
     def __init__(self) -> None:

@@ -79,8 +79,8 @@ def read_arrays(path: str | os.PathLike[str], tool: str) -> dict[str, Array]:
         tool: the tool that reads it, for messages.
 
     Raises:
-        FileError: it is missing or damaged, holds something other than arrays of numbers, or would
-            unpack to far more than its size.
+        FileError: the file is missing or damaged, holds something other than arrays of numbers, or
+            would unpack to far more than its size.
     """
     try:
         with opened(path) as file, zipfile.ZipFile(file) as archive:

@@ -27,7 +27,7 @@ _KNOWN = 1 << 12
 
 
 class _Float:
-    """How a type of floating-point numbers stores its exponent, for the histogram.
+    """The place of the exponent in a type of floating-point numbers, for the histogram.
 
     Sign and exponent are the first bits of a number: they give its bin without a logarithm. Field
     0 stands for zeros and subnormal numbers, the last one for NaN and infinities.

@@ -70,7 +70,7 @@ def check_tensors(path: Path, keys: Iterable[str], recording: str = "") -> None:
         recording: the id of the recording that it has to belong to; "" for any.
 
     Raises:
-        FileError: it is missing or damaged, lacks a tensor, or is of another recording.
+        FileError: the file is missing or damaged, lacks a tensor, or is of another recording.
     """
     # The library would wait for ever at a pipe.
     with opened(path):

@@ -152,7 +152,7 @@ def find_border_nodes(
 
     Args:
         op_id: id of the forward operator.
-        outputs: its outputs.
+        outputs: outputs of the forward operator.
         edges: node and tensor of each input that takes a gradient.
     """
     nodes = {id(node): node for node in map(node_of, outputs) if node is not None}

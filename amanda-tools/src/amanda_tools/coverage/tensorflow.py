@@ -42,16 +42,18 @@ class KerasLayers(Peer):
             consumers[edge.producer].append(edge.consumer)
         static = _without_data(ops)
         last = {op.module: op.id for op in ops.values()}
+
+        def is_at_borders(op: TracedOp) -> bool:
+            before = [p for p in _producers(op) if p not in static]
+            after = consumers[op.id]
+            is_alone = not any(_is_in(ops[i], op.module) for i in (*before, *after))
+            return is_alone and (bool(after) or last[op.module] == op.id)
+
+        candidates = [ops[i] for i in self._ids if i in ops and i not in static]
         return frozenset(
             op.id
-            for op in ops.values()
-            if op.id in self._ids
-            and op.module
-            and op.id not in static
-            and any(tensor is not None for tensor in op.outputs)
-            and all(p in static or not _is_in(ops[p], op.module) for p in _producers(op))
-            and all(not _is_in(ops[c], op.module) for c in consumers[op.id])
-            and (consumers[op.id] or last[op.module] == op.id)
+            for op in candidates
+            if op.module and any(tensor is not None for tensor in op.outputs) and is_at_borders(op)
         )
 
 

@@ -73,14 +73,13 @@ def align_ops(
         mine = [record for record in ours.values() if record.direction == direction]
         other = [record for record in theirs.values() if record.direction == direction]
         if align == "order":
-            equal, found = {}, _by_order(mine, other)
+            found = _by_order(mine, other)
+            pairs |= {mine[i].id: Counterpart(other[j].id, "order") for i, j in found.items()}
         else:
-            values = [*map(_OpValue.of, mine)], [*map(_OpValue.of, other)]
-            equal = _pair_equal_values(*values, tolerance)
-            found = _pair_rest(*values, equal, {i: c.id for i, c in pairs.items()})
-        pairs |= {mine[i].id: Counterpart(other[j].id, "value") for i, j in equal.items()}
-        pairs |= {mine[i].id: Counterpart(other[j].id, "order") for i, j in found.items()}
-    unsure = repeated(run, reference, pairs) if align != "order" else ()
+            pairs |= _by_value(mine, other, pairs, tolerance)
+    if align == "order":
+        return pairs
+    unsure = repeated(run, reference, pairs)
     return {
         i: counterpart
         for i, counterpart in pairs.items()
@@ -89,6 +88,20 @@ def align_ops(
         or i not in unsure
         or compare_tensors(ours[i], theirs[counterpart.id], tolerance).agrees
     }
+
+
+def _by_value(
+    mine: Sequence[TensorRecord],
+    other: Sequence[TensorRecord],
+    forward: Mapping[str, Counterpart],
+    tolerance: float,
+) -> dict[str, Counterpart]:
+    """Pair operators of equal values, and the rest by order; `forward` are pairs so far."""
+    values = [*map(_OpValue.of, mine)], [*map(_OpValue.of, other)]
+    equal = _pair_equal_values(*values, tolerance)
+    rest = _pair_rest(*values, equal, {i: c.id for i, c in forward.items()})
+    pairs = {mine[i].id: Counterpart(other[j].id, "value") for i, j in equal.items()}
+    return pairs | {mine[i].id: Counterpart(other[j].id, "order") for i, j in rest.items()}
 
 
 def _by_order(mine: Sequence[TensorRecord], other: Sequence[TensorRecord]) -> dict[int, int]:
@@ -276,7 +289,7 @@ def _score(
 
     Args:
         ours, theirs: classes of the operators.
-        types: how often pairs of types are equal in value.
+        types: pairs of types to the number of pairs of operators equal in value.
         known: types that occur in both runs.
     """
     pair = (ours.type, theirs.type)

@@ -64,7 +64,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
     Example: ``amanda run -t kernels:by=type,timeline=true -o out -- train.py``
 
     Attributes:
-        recording: what the profilers recorded; complete when the scope has ended.
+        recording: activities and executions that the profilers recorded; complete after the scope.
     """
 
     name = "kernels"
@@ -194,8 +194,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         return {**found, "ambiguous": self.recording.ambiguous, "problems": problems}
 
     def summary_of_steps(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """As of all tools, with the times of the last step, which are known after the run, in
-        ``per_step``."""
+        """Return the summary of steps, with the times of the last step in ``per_step``."""
         found = super().summary_of_steps(rows)
         step = self._of_step()
         if step is None:

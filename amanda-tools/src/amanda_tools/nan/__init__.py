@@ -169,15 +169,12 @@ class NanTool(PrintingTool[NanOptions]):
         Raises:
             NonFiniteError: the operator produced it, and the option ``action`` is ``abort``.
         """
-        # Overwritten inputs are no longer what the operator read; `was_clean` stands for them.
+        # The values that the operator read from overwritten inputs are lost: `was_clean` replaces
+        # them.
         written = [i for i, t in enumerate(inputs) if any(t is o for o in outputs)]
         others = [None if i in written else t for i, t in enumerate(inputs)]
-        kind = find_new_kind(others, outputs, infinities=self.options.inf) if was_clean else ""
-        # Values taken out of a list, an iterator or a variable were put there before.
-        if any(t is not None and reader_of(t).is_opaque(t) for t in others):
-            kind = ""
-        # A backward operator that reads a saved NaN which the program itself has read is not at
-        # fault.
+        kind = self._new_kind(others, outputs) if was_clean else ""
+        # A backward operator may read a saved NaN that came with the program's data.
         if kind and not (watch.op.forward and self._received):
             self._found(watch, kind, inputs, outputs, written)
             return
@@ -185,6 +182,13 @@ class NanTool(PrintingTool[NanOptions]):
             self._passed_on = True
         if not self.events and self._received is None and was_clean:
             self._note_received(watch, others)
+
+    def _new_kind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> str:
+        """Return the kind that the operator itself produced, else ""."""
+        # Values in a list, an iterator or a variable were produced earlier.
+        if any(t is not None and reader_of(t).is_opaque(t) for t in inputs):
+            return ""
+        return find_new_kind(inputs, outputs, infinities=self.options.inf)
 
     def _note_received(self, watch: OpWatch, inputs: Sequence[Any]) -> None:
         """Record the first operator that reads a NaN which no operator has produced."""

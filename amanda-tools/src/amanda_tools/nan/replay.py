@@ -51,7 +51,7 @@ class OpReplay:
         """Run the operator again, uninstrumented, on copies of the inputs.
 
         Raises:
-            CapabilityError: it is a backward operator, or the driver cannot run it alone.
+            CapabilityError: the operator is a backward one, or the driver cannot run it alone.
         """
         if self.function is None:
             raise CapabilityError(

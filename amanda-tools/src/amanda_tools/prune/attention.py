@@ -50,7 +50,7 @@ class AttentionPruning:
         """Make an attention leave out blocks of keys.
 
         Raises:
-            Untreatable: it is not attention, or a causal one.
+            Untreatable: the operator is not attention, or causal attention.
         """
         if op.type == "softmax":
             check_softmax(context)
@@ -177,7 +177,7 @@ def check_softmax(context: OpContext) -> None:
     """Check that a softmax makes the weights of an attention.
 
     Raises:
-        Untreatable: it does not.
+        Untreatable: the softmax does not normalize attention.
     """
     scores = treatable(context.get_inputs()[0])
     attributes = context.get_attrs()

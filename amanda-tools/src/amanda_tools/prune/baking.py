@@ -22,7 +22,7 @@ def check_is_same(weight: PrunedWeight, found: FoundWeight) -> None:
     """Refuse a weight that a run has read instead of a pruned one.
 
     Raises:
-        AmandaError: its shape or its name is another one.
+        AmandaError: the shape or the name differs.
     """
     shape, name = shape_of(found.value), variable_name(found.variable)
     own = variable_name(weight.weight.variable)
@@ -40,7 +40,7 @@ def write_zeros(weight: PrunedWeight, value: Any, variable: Variable | None) -> 
 
     Args:
         weight: the weight, with a mask.
-        value: its value; the parameter itself if there is no `variable`.
+        value: value of the weight; the parameter itself if there is no `variable`.
         variable: the variable that the value was read from.
 
     Raises:

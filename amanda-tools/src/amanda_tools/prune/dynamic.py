@@ -131,7 +131,7 @@ def check_groups(weight: Weight) -> None:
     """Refuse transposed convolutions with groups, whose weights are ordered differently.
 
     Raises:
-        Untreatable: it is one.
+        Untreatable: the weight is of a transposed convolution with groups.
     """
     if weight.groups > 1 and weight.axis("I") < weight.axis("O"):
         raise Untreatable(f"it is a transposed convolution with {weight.groups} groups")

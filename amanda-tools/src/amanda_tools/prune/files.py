@@ -42,7 +42,7 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Array], dic
     """Read the arrays and the header of a file.
 
     Raises:
-        FileError: it cannot be read, was not written by ``prune``, or holds another kind.
+        FileError: the file cannot be read, was not written by ``prune``, or holds another kind.
     """
     arrays = read_arrays(path, "prune")
     text = arrays.pop(_HEADER, None)

@@ -59,7 +59,7 @@ class GivenMasks:
 
     Args:
         masks: the masks by op id.
-        source: where they come from, for error messages.
+        source: origin of the masks, for error messages.
         names: the names of their weights by op id, as far as they are known.
     """
 

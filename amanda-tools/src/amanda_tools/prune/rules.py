@@ -18,7 +18,7 @@ from amanda_tools.prune.options import PruneOptions
 
 
 class Rule(Protocol):
-    """How a static method chooses."""
+    """The selection rule of a static method."""
 
     def check(self, weight: Weight) -> None:
         """Raise :class:`Untreatable` if the method has no mask for such a weight."""

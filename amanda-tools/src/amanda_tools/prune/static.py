@@ -33,7 +33,7 @@ class PrunedWeight:
 
     Attributes:
         weight: the weight as its first reader has it, without the value.
-        shape: its shape.
+        shape: sizes of its axes.
         source: returns the value while it is alive, where it is an object of its own.
         readers: ids of the operators that read it under the mask.
         mask: True where the weight stays; None before there is one.
@@ -124,7 +124,7 @@ class StaticPruning:
 
         Args:
             masks: the masks.
-            source: where they come from, for error messages.
+            source: origin of the masks, for error messages.
             names: the names of their weights by op id, as far as they are known.
         """
         self._given = GivenMasks(masks, source, names)

@@ -337,7 +337,7 @@ class PruneTool(PrintingTool[PruneOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """Pruned operators, and those that are not."""
+        """Pruned operators, and operators that cannot be pruned, with reasons."""
         found, method = self.summary(), self.options.method
         rows = self.op_rows()
         if self._weights():

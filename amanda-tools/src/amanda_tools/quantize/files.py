@@ -28,7 +28,7 @@ def ready(quantizers: Quantizers) -> Quantizers:
     as the step by which Keras finds the shape of a recurrent layer's output.
 
     Raises:
-        AmandaError: it names the first one.
+        AmandaError: an operator is not calibrated; the message names the first one.
     """
     run = {op_id: found for op_id, found in quantizers.items() if any(q.has_run for q in found)}
     if not run:

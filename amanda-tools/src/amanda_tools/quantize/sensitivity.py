@@ -23,9 +23,9 @@ class OpSensitivity:
     """The cost of quantizing one operator.
 
     Attributes:
-        id, type, module: of the operator.
+        id, type, module: description of the operator.
         sqnr: signal-to-quantization-noise ratio of its output, in decibels; infinite without noise.
-        metric: of a run with this operator alone quantized; None without a metric.
+        metric: metric of a run in which only this operator is quantized; None without a metric.
     """
 
     id: str
@@ -58,8 +58,8 @@ class Sensitivity:
 
         Args:
             worst: the first so many.
-            sqnr_below: those with an SQNR below this, in decibels.
-            metric_below: those with a metric below this.
+            sqnr_below: exclude operators with an SQNR below this, in decibels.
+            metric_below: exclude operators with a metric below this.
         """
         return [
             op.id

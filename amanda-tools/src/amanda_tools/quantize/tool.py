@@ -343,7 +343,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Number of quantized operators; those that are not, with reasons."""
+        """Number of quantized operators; the others, with reasons."""
         return {
             "options": attrs.asdict(self.options),
             "ops": len(self._ops),
@@ -358,7 +358,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """Quantized operators, and those that are not."""
+        """Quantized operators, and operators that cannot be quantized, with reasons."""
         rows = []
         for op_id, quantizers in self.quantizers.items():
             for quantizer in quantizers:

@@ -22,7 +22,7 @@ class GraphOp:
     Attributes:
         module: path of the module, or name scope, that the operator belongs to.
         executions: number of executions.
-        flops, bytes: of its last execution.
+        flops, bytes: figures of its last execution.
     """
 
     module: str

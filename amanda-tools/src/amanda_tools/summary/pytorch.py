@@ -97,7 +97,7 @@ class TorchCalls:
         self.passed_now(point)
 
     def passed_now(self, point: PointContext) -> None:
-        """The same at once, for calls that are timed."""
+        """Instrumentation routine as :meth:`passed`, not deferred, for calls that are timed."""
         module = point.target
         if not isinstance(module, nn.Module):
             return

@@ -160,6 +160,14 @@ class ModelRecord:
         for path, module in self.source.modules(root):
             self._paths.setdefault(id(module), []).append(path)
 
+    def locate(self, source: ModuleSource, module: Any, parent: str, place: str) -> str:
+        """Return the path of a module that runs within the module at `parent`.
+
+        Args:
+            place: its path within the outermost module, if the driver knows it, else "".
+        """
+        return self.place(place, module) if place else self.path_of(source, module, parent)
+
     def path_of(self, source: ModuleSource, module: Any, parent: str) -> str:
         """Return the path of a module that runs within the module at `parent`."""
         places = self._paths.get(id(module))
@@ -289,23 +297,17 @@ class Recorder:
             is_hidden: True to record neither this call nor the calls in it.
             place: its path within the outermost module, if known.
         """
-        frames, is_joined = self._frames(), False
-        within, path = (frames[-1].within, frames[-1].path) if frames else (None, "")
+        frames = self._frames()
+        # A graph may be called by a module that runs eagerly.
+        is_joined = not frames and bool(place) and bool(self._running)
         if is_hidden or self._is_building() or source.is_symbolic(inputs):
-            within = None
-        elif not frames and place and self._running:
-            # In a graph that a module which runs eagerly has called.
-            within, is_joined = self._running[-1], True
-            path = within.model.place(place, module)
-        elif not frames:
-            model = self._model(source, module)
-            if model is not None:
-                within, path = ForwardPass(model), source.root_path(module)
-                self._running.append(within)
-        elif within is not None and place:
-            path = within.model.place(place, module)
-        elif within is not None:
-            path = within.model.path_of(source, module, path)
+            within, path, is_joined = None, frames[-1].path if frames else "", False
+        elif frames or is_joined:
+            within = frames[-1].within if frames else self._running[-1]
+            parent = frames[-1].path if frames else ""
+            path = parent if within is None else within.model.locate(source, module, parent, place)
+        else:
+            within, path = self._begin_pass(source, module)
         number = -1
         is_part = bool(frames) and frames[-1].path == path and frames[-1].module != id(module)
         if within is not None and not is_part:
@@ -316,6 +318,15 @@ class Recorder:
         handled = sys.exception()
         frames.append(_Frame(id(module), path, within, begin, number, handled, is_joined))
 
+    def _begin_pass(self, source: ModuleSource, module: Any) -> tuple[ForwardPass | None, str]:
+        """Return a pass of an outermost module, or None, and the path of the module."""
+        model = self._model(source, module)
+        if model is None:
+            return None, ""
+        within = ForwardPass(model)
+        self._running.append(within)
+        return within, source.root_path(module)
+
     def leave(self, module: Any, outputs: list[dict[str, Any]], has_computed: bool = True) -> None:
         """Register that a module has returned, or raised if another exception is handled than at
         its call.
@@ -324,13 +335,8 @@ class Recorder:
             has_computed: True if the call ran the module, instead of building a model of it.
         """
         frames = self._frames()
-        frame = None
-        # Discard calls whose end was not reported, as when a hook of the user fails.
-        while frames and (frame is None or frame.module != id(module)):
-            frame = frames.pop()
-        if frame is not None and not frames and not frame.is_joined:
-            self._running[:] = [one for one in self._running if one is not frame.within]
-        if frame is None or frame.within is None or frame.module != id(module):
+        frame = self._pop(frames, module)
+        if frame is None or frame.within is None:
             return
         has_returned = sys.exception() is frame.handled
         figures = frame.within.at(frame.path)
@@ -342,6 +348,16 @@ class Recorder:
             figures.seconds += time.perf_counter() - frame.begin
         if not frames and has_returned and has_computed and not frame.is_joined:
             frame.within.model.complete(frame.within)
+
+    def _pop(self, frames: list[_Frame], module: Any) -> _Frame | None:
+        """Remove the innermost call of a module, and calls in it; None without a call of it."""
+        frame = None
+        # The end of a call is not reported if a hook of the user fails.
+        while frames and (frame is None or frame.module != id(module)):
+            frame = frames.pop()
+        if frame is not None and not frames and not frame.is_joined:
+            self._running[:] = [one for one in self._running if one is not frame.within]
+        return frame if frame is not None and frame.module == id(module) else None
 
     def add(self, flops: int, size: int) -> None:
         """Add the figures of an operator that has run in this thread."""

@@ -216,30 +216,25 @@ def make_column(
     if there and all(not isinstance(c, str) or c in _SPECIAL for c in there):
         return {"name": name, "numeric": True, "values": cells, **({"unit": unit} if unit else {})}
     texts = ["" if cell is None else str(cell) for cell in cells]
-    keys = [_amount(text) for text in texts]
     # Names such as "0" and "4", of modules in a list, are not amounts.
-    is_named = name in _NAMES or (
-        names and all(text.isdecimal() for text in there if isinstance(text, str))
-    )
-    is_amount = (
-        bool(there)
-        and not is_named
-        and all(
-            key is not None or text in _NOTHING or text in _SPECIAL
-            for key, text in zip(keys, texts, strict=True)
-        )
-    )
-    found: dict[str, Any] = {"name": name, "numeric": is_amount}
-    if is_amount:
-        found["keys"] = [
-            text if text in _SPECIAL else key for key, text in zip(keys, texts, strict=True)
-        ]
+    is_named = name in _NAMES or (names and all(c.isdecimal() for c in there if isinstance(c, str)))
+    keys = _sort_keys(texts) if there and not is_named else None
+    found = {"name": name, "numeric": keys is not None, **({"keys": keys} if keys else {})}
     distinct = list(dict.fromkeys(texts))
     # Texts such as types repeat often: stored once, they make a page several times smaller.
     if len(distinct) * 2 < len(texts):
         numbers = {text: number for number, text in enumerate(distinct)}
         return {**found, "texts": distinct, "index": [numbers[text] for text in texts]}
     return {**found, "values": texts}
+
+
+def _sort_keys(texts: Sequence[str]) -> list[Any] | None:
+    """Return the amounts by which texts sort; None if one of them has no amount."""
+    keys = [text if text in _SPECIAL else _amount(text) for text in texts]
+    has_all = all(
+        key is not None or text in _NOTHING for key, text in zip(keys, texts, strict=True)
+    )
+    return keys if has_all else None
 
 
 def plain_cell(value: Any) -> Any:
@@ -264,7 +259,7 @@ def plain_cell(value: Any) -> Any:
 
 
 def _tensors(value: Any) -> Any:
-    """The value as a list if it is one tensor; attributes such as those of a reshape are none."""
+    """Return a list with a tensor's description, and [] for other mappings such as attributes."""
     if isinstance(value, Mapping):
         return [value] if "dtype" in value else []
     return value

@@ -45,7 +45,7 @@ class Document:
     Attributes:
         title: title of the window, and heading if there is no other.
         heading: heading.
-        lead: what ran, by name.
+        lead: facts about what ran, by name: model, input, device.
         figures: the main figures, by name.
         facts: further facts about the whole, by name.
         model: the model, with figures of all tools.

@@ -169,13 +169,9 @@ def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
     _note_modules(root, tools)
     _divide(root)
     nodes = list(_numbered(root))
-    numbers = {id(node): number for number, node in enumerate(nodes)}
     aside = around | {op.id for op in ops.values() if not op.is_model}
-    edges = [
-        (numbers[id(at[a])], numbers[id(at[b])])
-        for a, b in pairs
-        if a in at and b in at and {a, b}.isdisjoint(aside)
-    ]
+    numbers = {id(node): number for number, node in enumerate(nodes)}
+    shown = {op_id: numbers[id(node)] for op_id, node in at.items() if op_id not in aside}
     first = [op for op in ops.values() if op.is_model]
     names = _names(root)
     return ModelView(
@@ -186,7 +182,7 @@ def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
         inputs=_inputs(first, names),
         figures=[f for f in FIGURES if _is_told(f, ops)],
         nodes=nodes,
-        edges=edges,
+        edges=[(shown[a], shown[b]) for a, b in pairs if a in shown and b in shown],
         is_traced=any(isinstance(t.result, Mapping) and "edges" in t.result for t in tools),
     )
 
@@ -315,14 +311,19 @@ def _note(node: TreeNode, known: Mapping[str, Mapping[str, Any]]) -> None:
     path = node.details["path"]
     row = known.get(path) or known.get(path.partition(".")[2]) or {}
     node.type = str(row.get("type") or _types(node))
-    output = row.get("outputs") or row.get("output")
-    if isinstance(output, Mapping):
-        node.shape = tensor_text(output)
-    elif isinstance(output, (list, tuple)) and output and all(isinstance(n, int) for n in output):
-        node.shape = tensor_text({"shape": output})
-    elif isinstance(output, (list, tuple)) and output and isinstance(output[0], Mapping):
-        node.shape = tensor_text(output[0])
+    node.shape = _output_text(row.get("outputs") or row.get("output"))
     node.shape = node.shape or next((c.shape for c in reversed(node.children) if c.shape), "")
+
+
+def _output_text(output: Any) -> str:
+    """Format the output of a module: a tensor, a shape, or the first of several tensors."""
+    if isinstance(output, Mapping):
+        return tensor_text(output)
+    if not isinstance(output, (list, tuple)) or not output:
+        return ""
+    if all(isinstance(n, int) for n in output):
+        return tensor_text({"shape": output})
+    return tensor_text(output[0]) if isinstance(output[0], Mapping) else ""
 
 
 def _types(node: TreeNode) -> str:

@@ -60,7 +60,7 @@ class TensorReader(abc.ABC):
         return False
 
     def refusal(self, tensor: Any) -> str:
-        """Why tools cannot compute with a tensor, as the end of "its weight ..."; "" if they can.
+        """Return a reason why tools cannot compute with a tensor, to follow "its weight", or "".
 
         Nested tensors, and classes that compute on their own, such as a quantized weight.
         """
