@@ -38,6 +38,7 @@ from amanda.inline import (
     is_counter,
     summed_by,
 )
+from amanda.inline.steps import StepKind, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED, LiveScope
@@ -71,8 +72,8 @@ class BackwardRoutines:
         before, after: those before and after it.
         blind_before, blind_after: whether none of these takes a tensor, or takes part in AD.
         counters_before, counters_after: see :func:`counters_of`.
-        inlined_before, inlined_after: see :func:`inlined_around`. Read by the gate.
-        checks: those, and sums, whose routine before the operator the gate may have done without.
+        inlined_before, inlined_after: see :func:`inlined_around`.
+        steps_before, steps_after: their steps, which the extension reads.
     """
 
     __slots__ = (
@@ -80,11 +81,12 @@ class BackwardRoutines:
         "before",
         "blind_after",
         "blind_before",
-        "checks",
         "counters_after",
         "counters_before",
         "inlined_after",
         "inlined_before",
+        "steps_after",
+        "steps_before",
     )
 
     def __init__(self, before: Sequence[Action], after: Sequence[Action]) -> None:
@@ -92,9 +94,14 @@ class BackwardRoutines:
         self.after = after
         self.counters_before = counters_of(before)
         self.counters_after = counters_of(after)
-        self.inlined_before, self.inlined_after, self.checks = inlined_around(before, after)
+        self.inlined_before, self.inlined_after, _ = inlined_around(before, after)
+        self.steps_before, self.steps_after = lowered_all(before), lowered_all(after)
         self.blind_before = _are_blind(before)
         self.blind_after = _are_blind(after)
+
+
+LOOKING = frozenset({StepKind.CHECK, StepKind.SHAPE_SUM})
+"""The kinds of steps that look at tensors."""
 
 
 def counters_of(actions: Sequence[Action]) -> Sequence[Counter] | None:
