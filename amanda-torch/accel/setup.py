@@ -4,6 +4,7 @@ PyTorch has to be installed before, and to be visible: pip install --no-build-is
 """
 
 import os
+import subprocess
 import warnings
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def extensions():
             BUILT_FOR.unlink(missing_ok=True)
             try:
                 super().run()
-            except (BaseError, OSError, RuntimeError) as error:
+            except (BaseError, OSError, RuntimeError, subprocess.SubprocessError) as error:
                 if mode == "require":
                     raise
                 warnings.warn(f"the extension was not built: {error}", stacklevel=1)

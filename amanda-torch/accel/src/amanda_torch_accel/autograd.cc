@@ -11,7 +11,6 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/python_anomaly_mode.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
@@ -303,6 +302,7 @@ class Before : public FunctionPreHook {
   }
 
   void compiled_args(CompiledNodeArgs& args) const override;
+  const std::shared_ptr<Leaf>& leaf() const { return node_->leaf; }
 
  private:
   // Whether checks need not look at what the node consumes, or find it finite.
@@ -351,6 +351,7 @@ class After : public FunctionPostHook {
   }
 
   void compiled_args(CompiledNodeArgs& args) const override;
+  const std::shared_ptr<Leaf>& leaf() const { return node_->leaf; }
 
  private:
   static void look(Hooks& hooks, const Lowered& steps, const variable_list& produced, const variable_list& consumed) {
@@ -769,9 +770,24 @@ PyTypeObject make_claims_type() {
 
 PyTypeObject Claims_Type = make_claims_type();
 
-// The marks of operators in the metadata of a leaf's accumulation.
-PyObject* metadata_of(Node& node) {
-  return static_cast<torch::autograd::PyAnomalyMetadata*>(node.metadata())->dict();
+// Find the leaf whose hooks an accumulation has; false if there are several.
+bool hooked_leaf(Node& node, std::shared_ptr<Leaf>& found) {
+  auto note = [&found](const std::shared_ptr<Leaf>& leaf) {
+    bool is_first = found == nullptr;
+    found = is_first ? leaf : found;
+    return is_first || leaf == nullptr || leaf == found;
+  };
+  for (const auto& hook : node.pre_hooks()) {
+    if (auto* before = dynamic_cast<Before*>(hook.get()); before != nullptr && !note(before->leaf())) {
+      return false;
+    }
+  }
+  for (const auto& hook : node.post_hooks()) {
+    if (auto* after = dynamic_cast<After*>(hook.get()); after != nullptr && !note(after->leaf())) {
+      return false;
+    }
+  }
+  return true;
 }
 
 // What is to be done for one leaf of an execution.
@@ -792,20 +808,14 @@ bool is_idle(PyObject* owner, PyObject* iterations, PyObject* iteration) {
 // Find out what is to be done for a leaf; false where Python is to do it.
 bool find_leaf(const Graph& graph, const KnownLeaf& known, const NodePointer& node, const Known* op, PyObject* iteration,
                LeafClaim& found) {
-  PyObject* metadata = metadata_of(*node);
-  PyObject* mark = PyDict_GetItemWithError(metadata, names.mark);
-  if (mark != nullptr) {
+  if (!hooked_leaf(*node, found.leaf)) {
+    return false;
+  }
+  if (found.leaf != nullptr) {
     // Of an operator that ran before, as of all but the first calls in a loop.
-    auto* accumulation = reinterpret_cast<Accumulation*>(mark);
-    int is_same = Py_IS_TYPE(mark, &Accumulation_Type)
-                      ? PyObject_RichCompareBool(accumulation->leaf->held.objects[Leaf::SCOPES], graph.scopes.get(), Py_EQ)
-                      : 0;
-    if (is_same <= 0) {
-      PyErr_Clear();
-      return false;
-    }
-    found.leaf = accumulation->leaf;
-    return true;
+    int is_same = PyObject_RichCompareBool(found.leaf->held.objects[Leaf::SCOPES], graph.scopes.get(), Py_EQ);
+    PyErr_Clear();
+    return is_same > 0;
   }
   const at::Tensor& variable = static_cast<AccumulateGrad*>(node.get())->variable;
   Ref leaf(THPVariable_Wrap(variable));
@@ -830,21 +840,7 @@ bool find_leaf(const Graph& graph, const KnownLeaf& known, const NodePointer& no
   return true;
 }
 
-// Mark a leaf's accumulation as the operator's, and hook it; -1 with an error.
-int hook_leaf(const NodePointer& node, const LeafClaim& found, const Hooks& hooks) {
-  Ref mark(Accumulation_Type.tp_alloc(&Accumulation_Type, 0));
-  if (!mark) {
-    return -1;
-  }
-  new (&reinterpret_cast<Accumulation*>(mark.get())->leaf) std::shared_ptr<Leaf>(found.leaf);
-  if (PyDict_SetItem(metadata_of(*node), names.mark, mark.get()) < 0) {
-    return -1;
-  }
-  hook(*node, found.leaf, hooks.has_before, hooks.has_after);
-  return 0;
-}
-
-// Hook the nodes of an execution that has the form of a graph: 1, 0 where Python is to do it, -1 with an error.
+// Hook the nodes of an execution that has the form of a graph: 1, or 0 where Python is to do it.
 int claim_graph(const Graph& graph, const Trace& found, const Known* op, PyObject* iteration) {
   std::vector<LeafClaim> leaves(found.leaves.size());
   for (size_t i = 0; i < leaves.size(); i++) {
@@ -854,8 +850,9 @@ int claim_graph(const Graph& graph, const Trace& found, const Known* op, PyObjec
   }
   std::vector<std::shared_ptr<Leaf>> reached;
   for (size_t i = 0; i < leaves.size(); i++) {
-    if (leaves[i].is_fresh && hook_leaf(*found.leaves[i], leaves[i], *graph.leaves[i].hooks) < 0) {
-      return -1;
+    if (leaves[i].is_fresh) {
+      const Hooks& hooks = *graph.leaves[i].hooks;
+      hook(**found.leaves[i], leaves[i].leaf, hooks.has_before, hooks.has_after);
     }
     if (leaves[i].leaf && std::find(reached.begin(), reached.end(), leaves[i].leaf) == reached.end()) {
       reached.push_back(leaves[i].leaf);
@@ -943,6 +940,23 @@ PyObject* gate_register(PyObject*, PyObject* args) {
           hook(*found, made);
         }
         return PyErr_Occurred() ? nullptr : PyBool_FromLong(made != nullptr);
+      },
+      nullptr);
+}
+
+PyObject* gate_mark(PyObject*, PyObject* node) {
+  return guarded(
+      [&]() -> PyObject* {
+        NodePointer found = node_of(node);
+        std::shared_ptr<Leaf> leaf;
+        if (!found || !hooked_leaf(*found, leaf) || leaf == nullptr) {
+          Py_RETURN_NONE;
+        }
+        PyObject* mark = Accumulation_Type.tp_alloc(&Accumulation_Type, 0);
+        if (mark != nullptr) {
+          new (&reinterpret_cast<Accumulation*>(mark)->leaf) std::shared_ptr<Leaf>(leaf);
+        }
+        return mark;
       },
       nullptr);
 }
@@ -1058,6 +1072,7 @@ PyMethodDef functions[] = {
      "to do it."},
     {"forget", gate_forget, METH_NOARGS, "forget()\n\nThe routines of all backward operators are out of date."},
     {"learn", gate_learn, METH_VARARGS, learn_doc},
+    {"mark", gate_mark, METH_O, "mark(node)\n\nThe Accumulation that has hooked a leaf's accumulation; None without one."},
     {"register", gate_register, METH_VARARGS, "register(hooks, node)\n\nHook a node, as NodeHooks.register() does; False for that of a function of the "
      "program's own."},
     {"register_leaf", gate_register_leaf, METH_VARARGS,

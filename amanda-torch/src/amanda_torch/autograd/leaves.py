@@ -117,8 +117,11 @@ class LeafClaimer:
             Whether nothing is to be done at any of them.
         """
         handle, count, is_idle = known.handle, first, True
+        native = self.dispatcher.native
         for node in leaves:
             mark = node.metadata.get(_MARK)
+            if mark is None and native is not None and (mark := native.mark(node)) is not None:
+                node.metadata[_MARK] = mark
             if mark is not None and type(mark) is not dict and mark.scopes == handle.scopes:
                 # Of an operator that ran before, as of all but the first calls in a loop.
                 if not mark.is_idle and mark not in reached:
