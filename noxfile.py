@@ -132,6 +132,23 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session
+def sanitizers(session: nox.Session) -> None:
+    """The extension of amanda-torch with ASan and UBSan, under tests/accel and test_gate.py."""
+    folder, flags = session.create_tmp(), "-g -fno-omit-frame-pointer -fsanitize=address,undefined"
+    options = ("-q", "--no-build-isolation", "--no-deps", "--no-cache-dir", "--target", folder)
+    build = {"CFLAGS": flags, "LDFLAGS": flags, "AMANDA_TORCH_ACCEL_BUILD": "require"}
+    _run(session, "-m", "pip", "install", *options, "./amanda-torch/accel", **build)
+    find = ("g++", "-print-file-name=libasan.so", "-print-file-name=libstdc++.so")
+    found = [session.run(find[0], name, external=True, silent=True) for name in find[1:]]
+    # Leaks are those of PyTorch and CPython, which free little at their end.
+    checked = {"PYTHONMALLOC": "malloc", "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": folder}
+    checked["LD_PRELOAD"] = " ".join(str(path).strip() for path in found)
+    checked["UBSAN_OPTIONS"] = "halt_on_error=1:print_stacktrace=1"
+    tests = session.posargs or ["tests/accel", "tests/torch/test_gate.py"]
+    _run(session, "-m", "pytest", "-q", *tests, AMANDA_TORCH_INTERCEPTOR="gate", **checked)
+
+
+@nox.session
 def soak(session: nox.Session) -> None:
     """Open 20,000 scopes on each driver, and as many in threads: nothing may grow. Hours.
 

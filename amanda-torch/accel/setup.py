@@ -1,24 +1,72 @@
-"""Builds the C extension, or does without it: AMANDA_TORCH_ACCEL_BUILD=attempt|skip|require."""
+"""Builds the extension for the installed PyTorch: AMANDA_TORCH_ACCEL_BUILD=attempt|skip|require.
+
+PyTorch has to be installed before, and to be visible: pip install --no-build-isolation
+"""
 
 import os
+import subprocess
+import warnings
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import setup
+from setuptools.errors import BaseError
 
 mode = os.environ.get("AMANDA_TORCH_ACCEL_BUILD", "attempt")
 if mode not in ("attempt", "skip", "require"):
     raise SystemExit(f"AMANDA_TORCH_ACCEL_BUILD is {mode!r}, not attempt, skip or require")
 
 SOURCES = Path("src/amanda_torch_accel")
+BUILT_FOR = SOURCES / "built_for.py"
+OPTIONS = ["-O2", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADERS", "-Wall", "-Wextra"]
 
-gate = Extension(
-    "amanda_torch_accel.gate",
-    [str(SOURCES / "gate.c")],
-    depends=sorted(map(str, SOURCES.glob("*.h"))),
-    # Exceptions of hooks pass through functions of the gate that call PyTorch's. Its code is read
-    # anew at each operator: shorter is faster.
-    extra_compile_args=["-fexceptions", "-O2"],
-    # Without a C compiler the package is installed nevertheless, and says why it cannot be used.
-    optional=mode == "attempt",
-)
-setup(ext_modules=[] if mode == "skip" else [gate])
+
+def extensions():
+    """The extension and how to build it, as arguments of setup()."""
+    import torch
+    from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+    class Build(BuildExtension):
+        """Without a compiler the package is installed nevertheless, and says why it is not used."""
+
+        def run(self):
+            BUILT_FOR.unlink(missing_ok=True)
+            try:
+                super().run()
+            except (BaseError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+                if mode == "require":
+                    raise
+                warnings.warn(f"the extension was not built: {error}", stacklevel=1)
+                return
+            minor = ".".join(torch.__version__.split(".")[:2])
+            for folder in (SOURCES, Path(self.build_lib, "amanda_torch_accel")):
+                folder.mkdir(parents=True, exist_ok=True)
+                text = f'"""The PyTorch that the extension was built for."""\n\nTORCH = "{minor}"\n'
+                (folder / BUILT_FOR.name).write_text(text)
+
+    gate = CppExtension(
+        "amanda_torch_accel.gate",
+        sorted(map(str, SOURCES.glob("*.cc"))),
+        depends=sorted(map(str, SOURCES.glob("*.h"))),
+        extra_compile_args={"cxx": OPTIONS},
+    )
+    return {
+        "ext_modules": [gate],
+        "cmdclass": {"build_ext": Build.with_options(use_ninja=False)},
+    }
+
+
+def found():
+    """What there is to build; nothing where PyTorch is not visible."""
+    if mode == "skip":
+        return {}
+    try:
+        return extensions()
+    except ImportError as error:
+        if mode == "require":
+            raise SystemExit(
+                f"{error}: install PyTorch first, and this with --no-build-isolation"
+            ) from error
+        return {}
+
+
+setup(**found())

@@ -35,8 +35,7 @@ from amanda import inline
 from amanda.cli.run import choose_interceptor
 from amanda.errors import CoverageWarning, InPlaceWarning, ToolTypeError
 from amanda.state import STATE
-from amanda_torch import _internals
-from amanda_torch.autograd import nodes
+from amanda_torch import _internals, extension
 from amanda_torch.eager import gate
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of
@@ -354,7 +353,7 @@ def test_interceptors_can_be_switched_among_threads(monkeypatch: pytest.MonkeyPa
         for name in BOTH:
             monkeypatch.setenv(VARIABLE, name)
     assert not wrong
-    assert not gate.extension().is_installed()
+    assert not extension.load().is_installed()
 
 
 # -- nothing is asked -------------------------------------------------------------
@@ -395,78 +394,6 @@ def test_functions_that_report_nothing_stay() -> None:
     with applied(Watcher()):
         assert vars(torch.Tensor)["__hash__"] is hashed
         assert vars(torch.Tensor)["__repr__"] is not shown
-
-
-@needs_gate
-def test_what_is_read_without_python_is_found() -> None:
-    """With a tested PyTorch the functions in C++ and the places in memory are there; a node of a
-    program's own function, which lies elsewhere, gives no place, and one that is found stays."""
-
-    class Own(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-    assert _internals.native_functions() is not None
-    extension, samples = gate.extension(), _internals.sample_nodes()
-    assert extension.configure_nodes(samples) is True
-    own = Own.apply(torch.ones(2, requires_grad=True) * 2.0).grad_fn
-    assert extension.configure_nodes([*samples, own]) is False
-    with pytest.raises(TypeError):
-        extension.configure_nodes(samples[:1])
-    assert extension.configure_nodes(samples) is True
-
-
-class TwiceByFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0] * 2
-
-
-@needs_gate
-def test_nodes_of_the_programs_functions_are_followed() -> None:
-    """Their classes stand in no table, which would keep them, and are as plain as others."""
-
-    def run() -> tuple[int, torch.Tensor]:
-        start = _internals.sequence_number()
-        return start, TwiceByFunction.apply(torch.ones(2, requires_grad=True)).relu()
-
-    start, y = run()
-    traced = nodes.trace_graph([y], start)
-    assert traced is not None
-    again, z = run()
-    for kinds, is_known in ((nodes.KINDS, True), ({}, False)):
-        leaves = gate.extension().follow([z.grad_fn], again, traced.form, kinds)
-        assert (leaves is not None) == is_known
-    function, _ = y.grad_fn.next_functions[0]
-    assert type(function) not in nodes.KINDS
-    assert nodes.is_accumulation(function.next_functions[0][0])
-    function.variable = z
-    assert not nodes.is_accumulation(function)
-
-
-@needs_gate
-def test_sizes_that_are_not_found_are_asked_for() -> None:
-    """With a tested PyTorch tensors have their sizes in one place in memory; samples of which one
-    has other keys, sizes or another address give none, and those that were found stay."""
-    shapes = _internals.native_shapes()
-    assert shapes is not None
-    configure, (tensors, addresses, keys, plain) = gate.extension().configure_shapes, shapes
-    assert configure(*shapes) is True
-    try:
-        assert configure(tensors, addresses, [*keys[:-1], 1 << 60], plain) is False
-        assert configure(tensors, [*addresses[:-1], addresses[0]], keys, plain) is False
-        assert configure(tensors, addresses[1:], keys, plain) is False
-        assert configure(tensors[:1], addresses[:1], keys[:1], plain) is False
-        large = torch.ones(1, 1, 1, 1, 1, 2)
-        arguments = [*tensors, large], [*addresses, large._cdata], [*keys, keys[0]]  # noqa: SLF001
-        assert configure(*arguments, plain) is False
-    finally:
-        assert configure(*shapes) is True
 
 
 class SumsOfSizes(amanda.Tool):
@@ -513,89 +440,21 @@ class Elsewhere(Products):
         self.elsewhere(b)
 
 
-@pytest.mark.parametrize("is_found", [True, False])
 @needs_gate
+@pytest.mark.parametrize("cls", [Products, Elsewhere])
 def test_sums_by_sizes_are_those_of_the_mode(
-    monkeypatch: pytest.MonkeyPatch, is_found: bool
+    cls: type[Products], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sum by the gate is that of the mode, whether sizes are read in memory or asked for; they
-    are read of plain tensors with up to five, and not of others."""
-    configure, shapes = gate.extension().configure_shapes, _internals.native_shapes()
-    assert shapes is not None
-    kinds = {Products: bytes if is_found else tuple, Elsewhere: tuple}
-    try:
-        assert configure(*shapes) is True
-        assert is_found or configure([], [], [], 0) is False
-        for cls, kind in kinds.items():
-            found = []
-            for name in BOTH:
-                module = cls()
-                with intercepted(monkeypatch, name, tool := SumsOfSizes()), torch.no_grad():
-                    for rows in (2, 2, 2, 5, 2, 5):
-                        module(torch.ones(rows, 3), torch.ones(3, 4))
-                found.append([(s.executions, s.amount, s.last) for s in tool.sums.values()])
-            assert found[0] == found[1]
-            known = [key for total in tool.sums.values() for key in total._weights]  # noqa: SLF001
-            assert {type(key) for key in known} == {kind}
-    finally:
-        assert configure(*shapes) is True
-
-
-@needs_gate
-def test_hooks_are_called_without_objects() -> None:
-    """With a tested PyTorch autograd calls a hook of the gate directly before and after a node;
-    with others in the same node, of the program, all are called in their order, and what the
-    program's return and raise counts."""
-    natives = _internals.native_hooks()
-    assert natives is not None
-    extension = gate.extension()
-    assert extension.configure_hooks(_internals.sample_nodes(), *natives) is True
-    x = torch.ones(2, requires_grad=True)
-
-    def product() -> tuple[Any, torch.Tensor]:
-        y = x * 3.0 * x
-        return extension.probe(y.grad_fn), y
-
-    def gradient(y: torch.Tensor) -> list[float]:
-        return list(torch.autograd.grad(y.sum(), x)[0].tolist())
-
-    probe, y = product()
-    assert gradient(y) == [6.0, 6.0]
-    assert (probe.before, probe.after, probe.by_method) == (1, 1, 0)
-    probe, y = product()
-    y.grad_fn.register_prehook(lambda gradients: tuple(2 * g for g in gradients))
-    assert gradient(y) == [12.0, 12.0]
-    assert (probe.before, probe.after, probe.by_method) == (0, 1, 1)
-    probe, y = product()
-    handle = y.grad_fn.register_hook(lambda inputs, outputs: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        gradient(y)
-    assert (probe.before, probe.after, probe.by_method) == (1, 0, 1)
-    probe, y = product()
-    handle = y.grad_fn.register_hook(lambda inputs, outputs: 1 / 0)
-    handle.remove()
-    assert gradient(y) == [6.0, 6.0]
-    assert (probe.before, probe.after, probe.by_method) == (1, 1, 0)
-
-
-@needs_gate
-def test_hooks_go_through_python_where_their_place_is_not_found() -> None:
-    """Where a class of hooks is not the one that is known, or no node is given, hooks are called by
-    PyTorch's own way."""
-    extension, natives = gate.extension(), _internals.native_hooks()
-    assert natives is not None
-    (before, after), *others = natives
-    try:
-        for types_ in ((after, before), (before, before)):
-            samples = _internals.sample_nodes()
-            assert extension.configure_hooks(samples, types_, *others) is False
-            y = torch.ones(2, requires_grad=True) * 2.0
-            probe = extension.probe(y.grad_fn)
-            y.sum().backward()
-            assert (probe.before, probe.after, probe.by_method) == (0, 0, 2)
-        assert extension.configure_hooks([], *natives) is False
-    finally:
-        assert extension.configure_hooks(_internals.sample_nodes(), *natives) is True
+    """A sum by the gate is that of the mode, whatever layout and number of sizes tensors have."""
+    found = []
+    for name in BOTH:
+        module = cls()
+        with intercepted(monkeypatch, name, tool := SumsOfSizes()), torch.no_grad():
+            for rows in (2, 2, 2, 5, 2, 5):
+                module(torch.ones(rows, 3), torch.ones(3, 4))
+        found.append([(s.executions, s.amount, s.last) for s in tool.sums.values()])
+    assert found[0] == found[1]
+    assert any(executions > 1 for executions, _, _ in found[0])
 
 
 class TensorsAlive(amanda.inline.Log):
@@ -925,33 +784,6 @@ def test_a_warning_of_a_change_names_the_line() -> None:
 
 @needs_gate
 @pytest.mark.usefixtures("gated")
-def test_changes_are_noticed_wherever_tensors_count_them() -> None:
-    """With a tested PyTorch tensors count in one place in memory how often they were changed in
-    place; samples that do not tell it from others, or lie elsewhere, give none: Python is asked."""
-    versions = _internals.native_versions()
-    assert versions is not None
-    configure, (tensors, addresses, function) = gate.extension().configure_versions, versions
-    once = torch.ones(()).add_(1)
-    samples = [
-        ([once], [once._cdata], function),  # noqa: SLF001
-        (tensors, [*addresses[:-1], addresses[0]], function),
-        (tensors, addresses[1:], function),
-        versions,
-    ]
-    try:
-        for sample in samples:
-            assert configure(*sample) is (sample is versions)
-            with applied(Returning(_writes, "before 0")):
-                for _ in range(4):
-                    with pytest.warns(InPlaceWarning, match="changed a tensor of op /mul:0"):
-                        _ = torch.ones(2) * 2.0
-                    amanda.new_iteration()
-    finally:
-        configure(*versions)
-
-
-@needs_gate
-@pytest.mark.usefixtures("gated")
 def test_routines_of_threads_take_turns() -> None:
     """No two threads run routines at once, though the gate calls them."""
     inside, most, tool = [0], [0], Returning(lambda *_: None, "before 0")
@@ -997,36 +829,44 @@ class Inlined(amanda.Tool):
     """A counter, a timer and a change of memory around every forward and backward operator."""
 
     def __init__(
-        self, log: amanda.inline.Log | None = None, used: Callable[[], int] | None = None
+        self,
+        log: amanda.inline.Log | None = None,
+        used: Callable[[], int] | None = None,
+        reads_memory: bool = True,
     ) -> None:
         super().__init__()
+        self.reads_memory = reads_memory
         self.counter, self.timer = amanda.inline.Counter(), amanda.inline.Timer(log)
         self.change = amanda.inline.MemoryChange(amanda.inline.MemoryUse(used))
         self.add_inst_for_op(self.forward)
         self.add_inst_for_op(self.backward, backward=True)
 
     def forward(self, context: amanda.OpContext) -> None:
-        context.insert_before_op(self.change.before, inputs=[])
+        if self.reads_memory:
+            context.insert_before_op(self.change.before, inputs=[])
         context.insert_before_op(self.timer.start, inputs=[])
         context.insert_after_op(self.timer.stop, outputs=[])
-        context.insert_after_op(self.change.after, outputs=[])
+        if self.reads_memory:
+            context.insert_after_op(self.change.after, outputs=[])
         context.insert_after_op(self.counter, outputs=[])
 
     def backward(self, context: amanda.OpContext) -> None:
-        context.insert_before_backward_op(self.change.before, grad_outputs=[])
+        if self.reads_memory:
+            context.insert_before_backward_op(self.change.before, grad_outputs=[])
         context.insert_before_backward_op(self.timer.start, grad_outputs=[])
         context.insert_after_backward_op(self.timer.stop, grad_inputs=[])
-        context.insert_after_backward_op(self.change.after, grad_inputs=[])
+        if self.reads_memory:
+            context.insert_after_backward_op(self.change.after, grad_inputs=[])
         context.insert_after_backward_op(self.counter, grad_inputs=[])
 
 
 @needs_gate
 @pytest.mark.usefixtures("gated")
 def test_inlined_routines_run_no_python_of_ours() -> None:
-    """Counters, timers and changes of memory run in C, forward and backward, also of operators that
-    use leaves, that have several nodes, and that have several outputs."""
+    """Counters and timers run in C++, forward and backward, also of operators that use leaves, that
+    have several nodes, and that have several outputs."""
     x, w = torch.ones(2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
-    tool = Inlined()
+    tool = Inlined(reads_memory=False)
 
     def forward_pass() -> torch.Tensor:
         one, two = nn.functional.linear((x * 2.0).expand(2, 2), w, x).chunk(2)
@@ -1046,10 +886,8 @@ def test_inlined_routines_run_no_python_of_ours() -> None:
     forward, backward, without = runs
     assert (len(forward), len(without)) == (0, 0), f"\n{forward}\n{without}"
     ours = ("before", "after", "note_reached", "_before", "_after", "count", "start", "stop")
-    ours = (*ours, "read", "resident_bytes")
     assert not any(backward.count(name) for name in ours), f"\n{backward}"
     assert tool.timer.executions == tool.counter.count
-    assert tool.change.use.peak > 0
 
 
 @needs_gate
@@ -1659,7 +1497,7 @@ def test_hooks_of_the_program_stay_its_own() -> None:
 @needs_gate
 def test_every_builtin_operator_is_noticed() -> None:
     """Each builtin that PyTorch lets be overridden, and that is an operator, is noticed."""
-    owned = {id(builtin) for _, builtin, _, _, _ in gate.extension().sites()}
+    owned = {id(builtin) for _, builtin, _, _, _ in extension.load().sites()}
     missing = set()
     for functions in get_overridable_functions().values():
         for func in functions:
@@ -1680,9 +1518,9 @@ def test_nothing_is_left() -> None:
     """After a scope all that was replaced is as it was, also after an exception, and no function
     has another identity or hash within it."""
     functions = [torch.add, torch.nn.functional.linear, *_internals.MODE_BUILTINS]
-    functions += [builtin for _, builtin, _, _, _ in gate.extension().sites() if callable(builtin)]
+    functions += [builtin for _, builtin, _, _, _ in extension.load().sites() if callable(builtin)]
     table, hashes = dict.fromkeys(functions), list(map(hash, functions))
-    before = [row[:4] for row in gate.extension().sites()]
+    before = [row[:4] for row in extension.load().sites()]
     attributes = {name: vars(torch.Tensor)[name] for name in vars(torch.Tensor)}
     counts = [sys.getrefcount(f) for f in (torch.add, torch.Tensor.add, nn.Module.__call__)]
     add = torch.add
@@ -1695,7 +1533,7 @@ def test_nothing_is_left() -> None:
             made = type("Made", (torch.Tensor,), {})
             if fails:
                 raise ZeroDivisionError
-        assert [row[:4] for row in gate.extension().sites()] == before
+        assert [row[:4] for row in extension.load().sites()] == before
         assert {name: vars(torch.Tensor)[name] for name in vars(torch.Tensor)} == attributes
         assert torch.ones(2).as_subclass(made)[0] == 1.0
         gc.collect()
@@ -1777,7 +1615,7 @@ def test_untested_versions_of_pytorch_are_refused(monkeypatch: pytest.MonkeyPatc
     """The gate is not used with a PyTorch that it was not tested with, and the reason is given."""
     with monkeypatch.context() as patched:
         patched.setattr("torch.__version__", "2.99.0")
-        found = gate.refusal()
+        found = extension.refusal()
     assert found == "amanda-torch-accel was not tested with PyTorch 2.99.0"
 
 
@@ -1819,7 +1657,7 @@ def test_the_gate_is_used_without_being_asked_for(monkeypatch: pytest.MonkeyPatc
         if name:
             monkeypatch.setenv(VARIABLE, name)
         with applied(Counter()):
-            assert gate.extension().is_installed() == is_used
+            assert extension.load().is_installed() == is_used
 
 
 def test_the_package_needs_no_extension() -> None:

@@ -49,11 +49,10 @@ class BackwardRoutines:
 
     Attributes:
         before, after: those before and after it.
-        steps_before, steps_after: the steps that they come down to.
+        steps_before, steps_after: the steps that they come down to, which the extension reads, too.
         blind_before, blind_after: True if none of these takes a tensor, or takes part in AD.
         counters_before, counters_after: see :func:`counters_in`.
-        inlined_before, inlined_after: see :func:`inlined_around`. Read by the gate.
-        checks: those, and sums, whose routine before the operator the gate may have done without.
+        inlined_before, inlined_after: see :func:`inlined_around`.
     """
 
     __slots__ = (
@@ -61,7 +60,6 @@ class BackwardRoutines:
         "before",
         "blind_after",
         "blind_before",
-        "checks",
         "counters_after",
         "counters_before",
         "inlined_after",
@@ -77,7 +75,7 @@ class BackwardRoutines:
         self.counters_before = counters_in(self.steps_before)
         self.counters_after = counters_in(self.steps_after)
         found = inlined_around(self.steps_before, self.steps_after)
-        self.inlined_before, self.inlined_after, self.checks = found
+        self.inlined_before, self.inlined_after, _ = found
         self.blind_before = _are_blind(before)
         self.blind_after = _are_blind(after)
 

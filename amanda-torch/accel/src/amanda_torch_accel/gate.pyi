@@ -1,69 +1,80 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+class Tracker:
+    cells: Any
+    frame: Any
+    root: Any
+    generation: Any
+    iteration: Any
+    stale: Any
+    thread: Any
+
+class Frame:
+    cells: Any
+    names: Any
+    children: Any
+    generation: Any
+    caller: Any
+
+class Child:
+    ref: Any
+    transparent: Any
+    is_fused: Any
+    calls: Any
+    frames: Any
+
+class Known:
+    run: Any
+    executor: Any
+    is_claim: Any
+    claims: Any
+    is_blind: Any
+    steps_before: Any
+    steps_after: Any
+    gradients: Any
+    form: Any
+    iterations: Any
+    op_id: Any
+    name: Any
+
+class Accumulation:
+    is_idle: bool
+    scopes: Sequence[Any]
+    backward_id: str
+    def __init__(
+        self, maker: Any, known: Any, backward_id: str, scopes: Sequence[Any], past: Any, /
+    ) -> None: ...
+    def note_pass(self, task: int, makes_graph: bool, /) -> None: ...
+    def marks(self) -> dict[Any, Any]: ...
 
 def add(builtin: Any, reports_first: bool, /) -> None: ...
 def add_mapping(type: type, /) -> None: ...
-def attach(node: Any, hook: Callable[..., Any], is_after: bool, /) -> Any: ...
-def claim(mode: Any, known: Any, result: Any, start: int, /) -> bool: ...
-def claim_pending(
-    mode: Any,
-    known: Any,
-    operator: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    result: Any,
-    start: int,
-    /,
-) -> bool: ...
+def claim(mode: Tracker, known: Known, result: Any, start: int, /) -> bool: ...
 def configure(
-    mode: type,
-    frame: type,
-    child: type,
-    known: type,
-    no_operator: Any,
-    is_report_of: Callable[[str, Any], bool],
-    builtins: tuple[Any, ...],
-    /,
+    mode: type, is_report_of: Callable[[str, Any], bool], builtins: tuple[Any, ...], /
 ) -> None: ...
-def configure_hooks(
-    nodes: list[Any] = ...,
-    types: tuple[int, int] = ...,
-    undefined: int = ...,
-    allocator: int = ...,
-    /,
-) -> bool: ...
-def configure_inlined(objects: dict[str, Any], /) -> bool: ...
-def configure_native(
-    addresses: tuple[int, int, int, int, int],
-    keys: tuple[int, ...],
-    depth: Callable[[], int],
-    checks: tuple[Any, ...],
-    plain: tuple[Any, ...],
-    function: type,
-    /,
-) -> None: ...
-def configure_nodes(nodes: list[Any], /) -> bool: ...
-def configure_shapes(
-    tensors: list[Any], addresses: list[int], keys: list[int], plain: int, /
-) -> bool: ...
-def configure_tensors(
-    tensors: list[Any], addresses: list[int], functions: tuple[int, int], /
-) -> bool: ...
-def configure_versions(tensors: list[Any], addresses: list[int], function: int, /) -> bool: ...
+def configure_objects(objects: dict[str, Any], /) -> None: ...
 def event(handler: Callable[..., Any], /) -> Any: ...
-def exchange(node: Any, accumulation: Any, hook: Any, /) -> Any | None: ...
-def follow(
-    entries: list[Any], start: int, form: list[Any], kinds: dict[Any, int], /
-) -> list[Any] | None: ...
 def forget() -> None: ...
-def hook(hooks: Any, /) -> Any: ...
-def hook_registrar(vanilla: Any, /) -> Any: ...
 def install() -> None: ...
 def is_installed() -> bool: ...
+def learn(
+    result: Any,
+    start: int,
+    nodes: dict[Any, Any],
+    leaves: dict[Any, tuple[Any, Any, str]],
+    claimer: Any,
+    owners: dict[int, Any],
+    gradients: Any,
+    scopes: Sequence[Any],
+    /,
+) -> Any: ...
+def mark(node: Any, /) -> Accumulation | None: ...
 def module_call(vanilla: Callable[..., Any], function: Callable[..., Any], /) -> Any: ...
 def operator_call(vanilla: Callable[..., Any], /) -> Any: ...
-def probe(node: Any, /) -> Any: ...
-def register(hooks: Any, node: Any, /) -> None: ...
+def register(hooks: Any, node: Any, /) -> bool: ...
+def register_leaf(accumulation: Accumulation, node: Any, before: bool, after: bool, /) -> None: ...
 def reported(vanilla: Callable[..., Any], /) -> Any: ...
 def restore() -> None: ...
 def sites() -> list[tuple[str, Any, int, int, Any]]: ...

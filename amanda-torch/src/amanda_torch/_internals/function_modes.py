@@ -37,7 +37,6 @@ MODE_BUILTINS = (
     pop_mode,
     mode_depth,
     mode_at,
-    symbol("torch._C._is_torch_function_all_disabled"),
     symbol("torch._C.DisableTorchFunction.__enter__"),
     symbol("torch._C.DisableTorchFunction.__exit__"),
     torch.device.__enter__,

@@ -26,10 +26,6 @@ BUILTIN_FUNCTIONS = tuple(
 )
 """Where PyTorch keeps the operators that are written in C++, of its own namespaces."""
 
-require("torch._C.TensorBase._version")
-VERSION = vars(TENSOR_BASE).get("_version")
-"""The property behind :func:`version_of`, which the gate reads without an attribute lookup."""
-
 OPERATOR_CLASSES = (
     OpOverload,
     symbol("torch._ops.TorchBindOpOverload"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -198,23 +198,8 @@ compiling_asked: Question = (
     else torch.compiler.is_compiling
 )
 
-RECORDERS: Sequence[Question] = (
-    _is_transformed,
-    _tracing_state,
-    functools.partial(_dispatch_mode, _PROXY),
-    compiling_asked,
-)
-"""The questions of :func:`is_only_run`: all are None or False where operators run as they are."""
-
-TRANSFORMERS: Sequence[Question] = (
-    _is_transformed,
-    _tracing_state,
-    compiling_asked,
-    dispatch_depth,
-    (vars(forward_ad), "_current_level"),
-)
-"""The questions of :func:`is_plain` beside the depth of function modes: all are None, False, 0 or
--1 where it holds."""
+FORWARD_LEVEL: Question = (vars(forward_ad), "_current_level")
+"""Not negative in forward-mode AD."""
 
 
 def is_only_run() -> bool:

@@ -50,6 +50,9 @@ from amanda_torch.autograd.nodes import (
 )
 from amanda_torch.operators.calls import TorchCall, tensors_of
 
+_FORMS = 4
+"""Forms of an operator's gradient graph that the extension knows at once."""
+
 _COMPILED_PASSES = "backward operators behind others, in passes of compiled autograd"
 
 _current_node = _internals.current_node
@@ -95,14 +98,11 @@ class Claim:
             entry: its number.
         """
         hooks: Any = self._hooks[entry] if self._hooks else None
-        native = self._claimer.dispatcher.native
         # Nearly all operators have one entry. Bound methods would be two objects more for each.
         hook = functools.partial(self, entry=entry) if entry else self
-        native.attach(node, hook, False) if native else node.register_prehook(hook)
-        if native and self._is_settled and not hooks.has_before:
-            native.register(hooks, node)
-        elif hooks is None or hooks.has_after:
-            native.attach(node, hook, True) if native else node.register_hook(hook)
+        node.register_prehook(hook)
+        if hooks is None or hooks.has_after:
+            node.register_hook(hook)
 
     def __call__(
         self,
@@ -190,9 +190,7 @@ class Claimer(LeafClaimer):
             leaves = dict.fromkeys(node.next_functions[edge][0] for edge in graph.leaves)
             self._locked(self._claim_leaves, list(leaves), known, None, iteration, reached)
         if reached:
-            note = functools.partial(note_reached, reached)
-            native = self.dispatcher.native
-            native.attach(node, note, False) if native else node.register_prehook(note)
+            node.register_prehook(functools.partial(note_reached, reached))
         if not graph.is_idle and graph.hooks is not None:
             graph.hooks[0].register(node)
         return True
@@ -222,15 +220,12 @@ class Claimer(LeafClaimer):
         outputs = tensors_of(result)
         traced = None
         if STATE.cache and not plan.acts_on_gradients:
-            # Of a graph that has another form, the names of the inputs are yet to be found.
-            is_described = graph is not None and (graph.hooks or graph.inputs)
-            form = graph.form if graph is not None and is_described else None
-            traced = trace_graph(outputs, start, form, self.dispatcher.native)
+            traced = trace_graph(outputs, start)
         if traced is None:
             self._claim_all(plan, known, execution, result, start, iteration)
             return
         if graph is None or (graph.form is not traced.form and graph.form != traced.form):
-            # KnownGradients.take_turns(), without a function.
+            # In a loop the first state may need no gradient, and the last one does.
             graph = known.other
             known.graph, known.other = graph, known.graph
             if graph is None or graph.form != traced.form:
@@ -248,9 +243,8 @@ class Claimer(LeafClaimer):
             self._claim_leaves, leaves, known, described, iteration, reached
         )
         self._hook_entries(known, graph, traced, execution, outputs, reached)
-        graph.pending = self if graph.hooks is None and traced.entries == 1 else None
         if graph.hooks is not None and self.dispatcher.native is not None:
-            self._give_to_gate(known, graph)
+            self._learn(known, graph.hooks, traced, result, start)
         if graph.types and graph.hooks is not None:
             # A second operator on a leaf owns none, and has no hooks for it.
             ids = [f"{plan.op_id}/grad/AccumulateGrad:{i}" for i in range(len(traced.leaves))]
@@ -265,26 +259,34 @@ class Claimer(LeafClaimer):
             # more.
             known.form = None
 
-    def resume(
-        self, known: KnownGradients, graph: KnownGraph, past: Any, reached: Sequence[Accumulation]
-    ) -> Claim:
-        """The claim of an execution that the gate has noted, made when a pass comes to it.
-
-        Args:
-            past: its tensors, as the gate has them.
-            reached: is told of the pass.
-        """
-        return Claim(self, known, graph, Past.of(past), reached)
-
-    def _give_to_gate(self, known: KnownGradients, graph: KnownGraph) -> None:
-        """Hand over to the gate: nothing has to be found out about later executions."""
-        make = self.dispatcher.native.hook
-        if graph.natives is None:
-            graph.natives = [make(hooks) for hooks in graph.hooks or ()]
-        leaves, op_id = known.natives or [], known.handle.op_id
-        while hooks := known.hooks.get(f"{op_id}/grad/AccumulateGrad:{len(leaves)}"):
-            leaves.append(make(hooks))
-        known.natives = leaves or None
+    def _learn(
+        self,
+        known: KnownGradients,
+        hooks: Sequence[NodeHooks],
+        traced: Traced,
+        result: Any,
+        start: int,
+    ) -> None:
+        """Tell the extension of a graph of which nothing is left to be found out."""
+        leaves, op_id = {}, known.handle.op_id
+        for node in traced.leaves:
+            owner = self.leaf_owners.get(id(node.variable))
+            if owner is None or owner() is not node.variable:
+                return
+            backward_id = f"{op_id}/grad/AccumulateGrad:{owner.number}"
+            own = None
+            if owner.op_id == op_id:
+                own = known.hooks.get(backward_id) or known.shared_hooks(
+                    self.dispatcher, "AccumulateGrad", backward_id
+                )
+                if own is None:
+                    return
+            leaves[node] = owner, own, backward_id
+        nodes = dict(zip(traced.nodes, hooks, strict=True))
+        native, scopes = self.dispatcher.native, known.handle.scopes
+        learned = native.learn(result, start, nodes, leaves, self, self.leaf_owners, known, scopes)
+        if learned is not None:
+            known.natives = (learned, *known.natives[: _FORMS - 1])
 
     def _ask(self, known: KnownGradients, graph: KnownGraph) -> None:
         """Find the hooks of all nodes of a graph, if no analysis of any of them is pending."""

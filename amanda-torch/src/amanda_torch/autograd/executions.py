@@ -102,16 +102,6 @@ class Past(list[Any]):
         self._outputs = len(outputs)
         self._handle: OpHandle | None = None
 
-    @classmethod
-    def of(cls, found: Any) -> Past:
-        """Convert the gate's note of an execution; a `Past` is returned unchanged."""
-        if isinstance(found, cls):
-            return found
-        references, inputs, outputs = found.parts()
-        past = cls((), (), references)
-        past._inputs, past._outputs = inputs, outputs
-        return past
-
     def handle(self, bare: OpHandle) -> OpHandle:
         """A handle like `bare`, which also leads to the tensors."""
         if self._handle is None:

@@ -34,8 +34,7 @@ class KnownGradients:
         graph: its gradient graph as it last was.
         other: as it was before, in another form: in a loop, where the first state needs no
             gradient, and the last one does, two forms take turns.
-        natives: the hooks of its leaves' accumulations, as far as the gate has made them; None for
-            none.
+        natives: what the extension knows of its gradient graphs, one for each form.
         asked: :attr:`RoutineDispatcher.analysed` when the hooks of leaves were last looked for.
         is_new: whether the operator has just been analysed for the first time, so that no analysis
             of its backward operators has run.
@@ -52,12 +51,8 @@ class KnownGradients:
         self.form: Any = None
         self.graph: KnownGraph | None = None
         self.other: KnownGraph | None = None
-        self.natives: list[Any] | None = None
+        self.natives: tuple[Any, ...] = ()
         self.asked = -1
-
-    def take_turns(self) -> None:
-        """Make the other graph the present one."""
-        self.graph, self.other = self.other, self.graph
 
     def shared_hooks(
         self,
@@ -98,7 +93,7 @@ class KnownGradients:
             needs = backward_needs(self.handle, backward_id)
             hooks = self.shared_hooks(dispatcher, name, backward_id, needs)
             if hooks is None:
-                handle = self.handle if past is None else Past.of(past).handle(self.handle)
+                handle = self.handle if past is None else past.handle(self.handle)
                 hooks = pending_hooks(dispatcher, needs, name, backward_id, handle, inputs)
         return hooks
 
@@ -213,9 +208,6 @@ class KnownGraph:
             something is to be done there.
         types: of the nodes that the edges of a single node lead to.
         leaves: which of these edges lead to accumulations.
-        natives: what the gate has made of `hooks`; None if it has not.
-        pending: what has claimed it, where the gate may note further executions with analyses
-            pending, see :meth:`~amanda_torch.autograd.claims.Claimer.resume`; otherwise None.
     """
 
     __slots__ = (
@@ -230,8 +222,6 @@ class KnownGraph:
         "is_quick",
         "layout",
         "leaves",
-        "natives",
-        "pending",
         "shape",
         "types",
     )
@@ -244,8 +234,6 @@ class KnownGraph:
         self.layout: Layout | None = None
         self.has_layout = False
         self.hooks: list[NodeHooks] | None = None
-        self.natives: list[Any] | None = None
-        self.pending: object = None
         self.asked = -1
         self.is_idle = False
         self.is_quick = False
@@ -283,7 +271,6 @@ def _numbered(names: Sequence[str]) -> list[str]:
 def _no_nodes() -> KnownGraph:
     graph = KnownGraph("", GraphShape(Traced([], 0, [], [], [])))
     graph.settle([])
-    graph.natives = []
     return graph
 
 

@@ -18,6 +18,7 @@ from amanda.interface.calls import BackwardCall
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.routines import (
+    LOOKING,
     BackwardRoutines,
     RoutineDispatcher,
     count,
@@ -84,8 +85,7 @@ class NodeHooks:
     def register(self, node: Any) -> None:
         """Hook a node at one or both of its ends."""
         native = self._dispatcher.native
-        if native is not None:
-            native.register(self, node)
+        if native is not None and native.register(self, node):
             return
         if self.has_before:
             node.register_prehook(self.before)
@@ -149,9 +149,6 @@ class NodeHooks:
                 dispatcher.run_blind(settled.after)
             return None
         else:
-            if dispatcher.native is not None:
-                for check in settled.checks:
-                    check.supply(grad_outputs, is_new=False)
             values = list(grad_inputs)
             changed = dispatcher.run_all(settled.after, values)
         if changed is values:
@@ -163,6 +160,15 @@ class NodeHooks:
                     "so that PyTorch takes none in its place; return None there"
                 )
         return tuple(changed)
+
+    def checked(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> None:
+        """Run the checks and sums after the operator, whose other steps the extension has run."""
+        settled = self.routines()
+        left = [] if settled is None else [s for s in settled.steps_after if s.kind in LOOKING]
+        for step in left:
+            step.routine.supply(grad_outputs, is_new=True)
+        actions = [step.action for step in left]
+        _without_modes(self._dispatcher.run_all, actions, list(grad_inputs))
 
     def _settle(self) -> BackwardRoutines | None:
         """Keep the routines for the next executions; None if an analysis has yet to run, and where
@@ -218,7 +224,7 @@ class Accumulation:
     Attributes:
         scopes: weak references to the scopes in which the leaf is the operator's.
         backward_id: the accumulation's id.
-        is_idle: False; of the gate's accumulations, whether they have nothing to do.
+        is_idle: False.
 
     Args:
         maker: gives what they run, and is asked once, where a pass comes to them.
@@ -228,7 +234,7 @@ class Accumulation:
     """
 
     __slots__ = (
-        *("_always", "_hooks", "_known", "_maker", "_other", "_passes", "_past"),
+        *("_always", "_hooks", "_known", "_maker", "_passes", "_past"),
         *("backward_id", "scopes"),
     )
 
@@ -247,13 +253,9 @@ class Accumulation:
         # By the numbers of _internals.graph_task.
         self._passes: list[int] = []
         self._always = False
-        self._other: Any = None
 
     def note_pass(self, task: int, makes_graph: bool) -> None:
         """A backward pass has come to an operator of the scopes that uses the leaf."""
-        if self._other is not None:
-            self._other.note_pass(task, makes_graph)
-            return
         passes = self._passes
         if task not in passes:
             passes.append(task)
@@ -279,12 +281,6 @@ class Accumulation:
         if grad_outputs is None:
             return hooks.before(gradients)
         return hooks.after(gradients, grad_outputs)
-
-    def hand_over(self, other: Any) -> None:
-        """Let a hook of the gate act instead, also in passes through earlier graphs."""
-        self._other = other
-        for task in self._passes:
-            other.note_pass(task, self._always)
 
     def _made(self) -> NodeHooks:
         # Another thread may be about to do the same: what it drops is read before its result.

@@ -10,7 +10,6 @@ import torch
 
 from amanda.references import Reference
 from amanda.state import Lock
-from amanda_torch import _internals
 from amanda_torch.autograd.executions import Execution, Past
 from amanda_torch.autograd.gradient_graphs import KnownGradients
 from amanda_torch.autograd.hooks import Accumulation, NodeHooks, add_reached
@@ -32,7 +31,7 @@ class _Owner(Reference):
         known: a reference to what is known of its gradients: the leaf may outlive its model.
         number: of the leaf among those that it owns.
         past: its tensors, as long as an analysis of the accumulation is pending.
-        is_idle: whether it is known that nothing is to be done there. Read by the gate.
+        is_idle: True if it is known that nothing is to be done there. The extension reads it.
     """
 
     __slots__ = ("is_idle", "key", "known", "number", "op_id", "owners", "past")
@@ -118,13 +117,13 @@ class LeafClaimer:
             Whether nothing is to be done at any of them.
         """
         handle, count, is_idle = known.handle, first, True
+        native = self.dispatcher.native
         for node in leaves:
             mark = node.metadata.get(_MARK)
-            # Python's or the gate's.
+            if mark is None and native is not None and (mark := native.mark(node)) is not None:
+                node.metadata[_MARK] = mark
             if mark is not None and type(mark) is not dict and mark.scopes == handle.scopes:
                 # Of an operator that ran before, as of all but the first calls in a loop.
-                if type(mark) is Accumulation and self.dispatcher.native is not None:
-                    mark = self._handed_over(node, mark, known)
                 if not mark.is_idle and mark not in reached:
                     reached.append(mark)
                 continue
@@ -179,38 +178,22 @@ class LeafClaimer:
         native = self.dispatcher.native
         # One for each: a pass of another thread may come through some of them only.
         for scopes in (fresh,) if len(fresh) == 1 else [(scope,) for scope in fresh]:
-            one = Accumulation(self, known, backward_id, scopes, past)
+            # The extension's is hooked without objects of gradients.
+            make = Accumulation if native is None else native.Accumulation
+            one = make(self, known, backward_id, scopes, past)
             if len(marks) > 1:
                 marks[scopes[0]] = one
             else:
                 node.metadata[_MARK] = one
-            if hooks is None or hooks.has_before:
-                native.attach(node, one, False) if native else node.register_prehook(one)
-            if hooks is None or hooks.has_after:
-                native.attach(node, one, True) if native else node.register_hook(one)
+            before, after = hooks is None or hooks.has_before, hooks is None or hooks.has_after
+            if native is not None:
+                native.register_leaf(one, node, before, after)
+                continue
+            if before:
+                node.register_prehook(one)
+            if after:
+                node.register_hook(one)
         return None if len(marks) > 1 else one
-
-    def _handed_over(self, node: Any, mark: Accumulation, known: KnownGradients) -> Any:
-        """Exchange Python's hooks of an accumulation for the gate's, if that is possible now.
-
-        Where the graph of one step is alive until that of the next one has been made, as a loop's
-        ``loss = ...`` keeps it, all steps have the accumulations of the first one, in which
-        analyses were pending.
-        """
-        native, backward_id = self.dispatcher.native, mark.backward_id
-        is_own = backward_id.startswith(f"{known.handle.op_id}/grad/")
-        # Not where a pass may be about to call what is to be exchanged.
-        if not is_own or not self.is_alone() or _internals.graph_task() >= 0:
-            return mark
-        hooks = known.hooks.get(backward_id)
-        if hooks is None and known.asked != self.dispatcher.analysed:
-            hooks = known.shared_hooks(self.dispatcher, "AccumulateGrad", backward_id)
-        made = None if hooks is None else native.exchange(node, mark, native.hook(hooks))
-        if made is None:
-            return mark
-        mark.hand_over(made)
-        node.metadata[_MARK] = made
-        return made
 
     def claim_leaves(
         self,
@@ -287,7 +270,7 @@ class LeafClaimer:
         if known is not None and not owner.is_idle:
             hooks = known.hooks.get(f"{owner.op_id}/grad/AccumulateGrad:{owner.number}")
             if hooks is None or not hooks.is_idle:
-                past = None if owner.past is None else Past.of(owner.past)
+                past = owner.past
                 self._claim_leaves([node], known, past, iteration, [], owner.number)
             else:
                 owner.is_idle = True

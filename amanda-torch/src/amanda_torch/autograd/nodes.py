@@ -15,7 +15,7 @@ import torch
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import OWN_FUNCTIONS
 
-_OWN_NODES = frozenset(map(_internals.node_class, OWN_FUNCTIONS))
+OWN_NODES = frozenset(map(_internals.node_class, OWN_FUNCTIONS))
 
 BACKWARD = "amanda_backward"
 """Key in a node's metadata: what runs in place of its backward, or around it; see
@@ -93,7 +93,7 @@ def set_alias(node: Any) -> None:
 def is_own(node: Any) -> bool:
     """Whether a node belongs to a function or an alias that this package inserts."""
     cls = type(node)
-    return cls in _OWN_NODES or (cls.__name__ == "AliasBackward0" and _ALIAS in node.metadata)
+    return cls in OWN_NODES or (cls.__name__ == "AliasBackward0" and _ALIAS in node.metadata)
 
 
 NOWHERE, OUTSIDE, LEAF = -1, -2, -3
@@ -102,10 +102,10 @@ accumulation of a leaf."""
 
 _PLAIN_NODE, _ACCUMULATION, UNCERTAIN = range(3)
 
-KINDS: dict[Any, int] = dict.fromkeys(_OWN_NODES, UNCERTAIN)
+KINDS: dict[Any, int] = dict.fromkeys(OWN_NODES, UNCERTAIN)
 """Classes of nodes: :func:`_kind` is a frame more for each node. Those that are ``UNCERTAIN`` may
 be of this package. Without the classes of the program's own functions, which it may drop, with
-all that they lead to; these are plain. Read by the gate."""
+all that they lead to; these are plain."""
 
 
 def _kind(cls: Any) -> int:
@@ -143,15 +143,8 @@ class Traced:
     leaves: list[Any]
 
 
-def trace_graph(
-    outputs: Sequence[Any], start: int, form: list[Any] | None = None, native: Any = None
-) -> Traced | None:
+def trace_graph(outputs: Sequence[Any], start: int) -> Traced | None:
     """As :func:`new_nodes`, with the edges between the nodes.
-
-    Args:
-        form: that of the last execution.
-        native: the extension of the gate, which tells whether it is still that: then no edges are
-            noted, and no nodes but those of the outputs.
 
     Returns:
         None where an output's base has a new node, too, and where a node of this package's is near.
@@ -172,10 +165,6 @@ def trace_graph(
             return None
         if _sequence(node) >= start:
             nodes.append(node)
-    if nodes and form is not None and native is not None:
-        leaves = native.follow(nodes, start, form, KINDS)
-        if leaves is not None:
-            return Traced(nodes, len(nodes), [], form, leaves)
     found = Traced(nodes, len(nodes), [], [], [])
     return found if not nodes or _follow_edges(found, start) else None
 

@@ -27,6 +27,7 @@ from amanda_torch.autograd.executions import Execution
 from amanda_torch.autograd.gradient_graphs import NO_GRADIENTS, KnownGradients
 from amanda_torch.autograd.nodes import form_of
 from amanda_torch.autograd.substitution import write_back
+from amanda_torch.eager import records
 from amanda_torch.eager.keras_layers import with_values
 from amanda_torch.eager.operation import Operation, made_leaf
 from amanda_torch.eager.phases import phase_of
@@ -36,11 +37,9 @@ from amanda_torch.operators.names import is_in_place
 from amanda_torch.routines import (
     LOOKING,
     TOOL_CODE,
-    Inlined,
     RoutineDispatcher,
     count,
     counters_in,
-    inlined_around,
     until_result,
 )
 
@@ -82,88 +81,36 @@ _FORMS = 16
 _NO_COUNTERS: tuple[Sequence[inline.Counter], Sequence[inline.Counter]] = ((), ())
 
 
-class _ReadByGate:
-    """The attributes that the gate reads at each operator: those of a base come first, and lie
-    together in memory."""
-
-    __slots__ = ("claims", "gradients", "inlined_after", "inlined_before", "is_claim", "run")
-
-
-class KnownOp(_ReadByGate):
+class KnownOp(records.Known):
     """Facts that a thread has learned about one operator, under one plan.
 
     Attributes:
         plan: its actions.
-        name: its name.
-        run: the way to run it, a method of :class:`Executor`.
-        gradients: what is known of its backward operators.
         layout: of its inputs, in the form of its last call; None if it is not known.
         forms: how many layouts have been made.
         counters: those before and after it, where its actions run nothing else.
-        is_claim: whether some tool looks at its backward operators alone.
-        claims: whether some tool looks at them.
-        inlined_before, inlined_after: the routines that C can run, where its actions run nothing
-            else; otherwise None.
-        around_before, around_after: the routines before and after it that C can call, where its
-            actions are nothing else; otherwise None.
-        is_blind: whether none of these takes a tensor.
-        resumed_before, resumed_after: what goes on in Python once one of these has returned
-            something.
-        checked: runs the routines after it, where C has not found all of its outputs finite.
-        claimed: what is done in Python for the backward operators once it has run.
-        iterations: see :attr:`Claimer.iterations`.
-        owners: see :attr:`Claimer.leaf_owners`.
-        op_id: its id.
     """
 
-    __slots__ = (
-        "around_after",
-        "around_before",
-        "checked",
-        "claimed",
-        "counters",
-        "forms",
-        "is_blind",
-        "iterations",
-        "layout",
-        "name",
-        "op_id",
-        "owners",
-        "plan",
-        "resumed_after",
-        "resumed_before",
-    )
+    __slots__ = ("counters", "forms", "layout", "plan")
 
     def __init__(
         self, plan: ActionPlan, name: str, executor: Executor, gradients: KnownGradients
     ) -> None:
         self.plan = plan
-        # Read by the gate, as are those that follow.
         self.is_claim = plan.is_claim
         self.claims = plan.claims
-        self.inlined_before: Inlined | None = None
-        self.inlined_after: Inlined | None = None
-        if plan.is_claim:
-            self.inlined_before = self.inlined_after = ()
-        elif plan.is_blind or plan.is_around:
-            found = inlined_around(plan.steps_before, plan.steps_after)
-            self.inlined_before, self.inlined_after, _ = found
-        self.around_before = self.around_after = None
-        if plan.is_isolated and (plan.is_blind or plan.is_around):
-            self.around_before, self.around_after = plan.before, plan.after
         self.is_blind = plan.is_blind
-        # There are none where a routine has ended the last scope of the thread.
-        methods = executor.methods or executor.bind()
-        self.claimed, self.checked = methods["claimed"], methods["checked"]
-        self.resumed_before = methods["resumed_before"]
-        self.resumed_after = methods["resumed_after"]
+        is_simple = plan.is_isolated and (plan.is_blind or plan.is_around)
+        self.steps_before = plan.steps_before if is_simple or plan.is_claim else None
+        self.steps_after = plan.steps_after if is_simple or plan.is_claim else None
+        self.executor = executor
         self.iterations = executor.claimer.iterations
-        self.owners = executor.claimer.leaf_owners
         self.op_id = plan.op_id
         self.name = name
-        self.run = methods["run_claimed" if plan.is_claim else executor.way(plan)]
+        self.run = executor.choose_runner(plan)
         self.gradients = gradients
         self.layout: Layout | None = None
+        self.form = None
         self.forms = 0
         self.counters = _NO_COUNTERS
         if plan.is_blind:
@@ -176,8 +123,8 @@ class Executor:
 
     Attributes:
         claimer: finds their backward operators.
-        methods: those that a :class:`KnownOp` holds, by name: bound once for all operators, and
-            not before the thread's first one, since they are cycles.
+        runners: its methods that run an operator, by name: bound once for all operators, and not
+            before the thread's first one, since they are cycles.
     """
 
     def __init__(self, dispatcher: RoutineDispatcher, tracker: Tracker) -> None:
@@ -186,20 +133,13 @@ class Executor:
         self.claimer = Claimer(dispatcher)
         # Faster than by STATE, which looks up the thread at each access.
         self._thread = vars(STATE)
-        self.methods: Mapping[str, Callable[..., Any]] = {}
+        self.runners: dict[str, Callable[..., Any]] = {}
 
     def clear(self) -> None:
         """Forget everything, at the end of the thread's scopes."""
         self.claimer.clear()
         # Not in place: the thread itself may be reading them while another one ends its scopes.
-        self.methods = {}
-
-    def bind(self) -> Mapping[str, Callable[..., Any]]:
-        """Bind :attr:`methods`, and return them."""
-        ways = self.run_claimed, self.run_counted, self.run_blind, self.run_around, self.run
-        others = self.claimed, self.checked, self.resumed_before, self.resumed_after
-        self.methods = bound = {method.__name__: method for method in (*others, *ways)}
-        return bound
+        self.runners = {}
 
     # -- an operator that is not known ------------------------------------
 
@@ -348,14 +288,19 @@ class Executor:
             _internals.set_modes(outer)
         return result
 
-    def way(self, plan: ActionPlan) -> str:
-        """The shortest way to run an operator with this plan, by the name of its method."""
+    def choose_runner(self, plan: ActionPlan) -> Callable[..., Any]:
+        """The cheapest of the run methods that can carry out a plan."""
         if plan.is_claim:
-            return "run_claimed"
-        if plan.is_blind:
+            name = "run_claimed"
+        elif plan.is_blind:
             is_counted = are_all(StepKind.COUNT, (*plan.steps_before, *plan.steps_after))
-            return "run_counted" if is_counted else "run_blind"
-        return "run_around" if plan.is_around else "run"
+            name = "run_counted" if is_counted else "run_blind"
+        else:
+            name = "run_around" if plan.is_around else "run"
+        runner = self.runners.get(name)
+        if runner is None:
+            runner = self.runners[name] = getattr(self, name)
+        return runner
 
     # -- an operator that is known ----------------------------------------
 
@@ -382,10 +327,7 @@ class Executor:
             # No mode is off where an autograd.Function has run, nor is one beneath ours.
             given = known, func, args, kwargs, result, start, key
             _internals.without_modes(self.claimed, *given)
-        elif native is None or not (
-            native.claim(tracker := self._tracker, known, result, start)
-            or native.claim_pending(tracker, known, key or func, args, kwargs, result, start)
-        ):
+        elif native is None or not native.claim(self._tracker, known, result, start):
             self.claimed(known, func, args, kwargs, result, start, key)
         return result
 
@@ -408,13 +350,6 @@ class Executor:
         iteration = self._tracker.iteration
         if claimer.claim_again(known.plan, gradients, result, start, iteration):
             return
-        native = self._dispatcher.native
-        if native is not None and gradients.other is not None:
-            # The gate knows of the present form only.
-            gradients.take_turns()
-            if native.claim(self._tracker, known, result, start):
-                return
-            gradients.take_turns()
         form = gradients.form
         is_known = False
         if form is None:
@@ -441,20 +376,21 @@ class Executor:
     def checked(
         self, known: KnownOp, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Run the routines after an operator of which the gate has run those before.
+        """Run the checks and sums after an operator whose other steps the extension has run.
 
-        Checks or sums of :mod:`amanda.inline` are among them, and an output is not finite, or of
-        a kind that the gate does not know, or tensors have other shapes than before.
+        An output is not finite, or of a kind that the extension does not know, or tensors have
+        other shapes than before.
         """
         plan = known.plan
         try:
             with _internals.reading((*args, *kwargs.values(), result)):
                 call = self._call(func, known.name, plan.op_id, args, kwargs)
-                for step in plan.steps_after:
-                    if step.kind in LOOKING:
-                        step.routine.supply(call.inputs, is_new=True)
+                left = [step for step in plan.steps_after if step.kind in LOOKING]
+                for step in left:
+                    step.routine.supply(call.inputs, is_new=True)
                 # They return nothing, so that the outputs stay as they are.
-                self._dispatcher.run_all(plan.after, tensors_of(result))
+                actions = [step.action for step in left]
+                self._dispatcher.run_all(actions, tensors_of(result))
         except TypeError as error:
             raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
 
@@ -631,7 +567,8 @@ class Executor:
                 call = self._call(func, known.name, plan.op_id, args, kwargs, key)
                 if plan.is_around and known.forms < _FORMS:
                     known.forms += 1
-                    known.layout = Layout.of(call, known.name, key or func)
+                    layout = known.layout = Layout.of(call, known.name, key or func)
+                    known.form = None if layout is None else layout.form
                 gradients = self.gradients_of(known)
                 result = self._carry_out(plan, call, gradients, outer, values)[0]
             if outer:
@@ -643,10 +580,11 @@ class Executor:
 
     def gradients_of(self, known: KnownOp) -> KnownGradients:
         """The facts about an operator's backward operators, in a form that can be added to."""
-        if known.gradients is NO_GRADIENTS:
-            known.gradients = self._new_gradients(known.op_id, self._tracker.active)
-            known.gradients.form, known.gradients.graph = NO_GRADIENTS.form, NO_GRADIENTS.graph
-        return known.gradients
+        found: KnownGradients = known.gradients
+        if found is NO_GRADIENTS:
+            found = known.gradients = self._new_gradients(known.op_id, self._tracker.active)
+            found.form, found.graph = NO_GRADIENTS.form, NO_GRADIENTS.graph
+        return found
 
     def _new_gradients(self, op_id: str, scopes: Sequence[Any]) -> KnownGradients:
         return KnownGradients(OpHandle(op_id, scopes, model=self._tracker.frame.model))

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from torch import nn
 
 from amanda.interface.specs import Phase
+from amanda_torch.eager import records
 
 Cell = list[Any]
 """``[count, known, known, ...]`` of one op name within one frame; see :class:`Frame`."""
@@ -20,7 +21,7 @@ class Model:
     __slots__ = ("__weakref__",)
 
 
-class Child:
+class Child(records.Child):
     """One module called within a frame, and the frames of its calls.
 
     A transparent one has no frames: the operators that it calls count as its caller's, or
@@ -31,7 +32,7 @@ class Child:
             tools are told of its calls. The gate leaves these calls to Python.
     """
 
-    __slots__ = ("calls", "frames", "inner", "is_fused", "model", "name", "ref", "transparent")
+    __slots__ = ("inner", "model", "name")
 
     def __init__(
         self,
@@ -98,14 +99,7 @@ def _forget(called: Any) -> None:
     called.forget()
 
 
-class _ReadOfFrame:
-    """The attributes that the gate reads at each call of a module: those of a base come first, and
-    lie together in memory."""
-
-    __slots__ = ("caller", "cells", "children", "generation", "names")
-
-
-class Frame(_ReadOfFrame):
+class Frame(records.Frame):
     """One module call, at its place in the calling modules; reused in every iteration.
 
     Attributes:

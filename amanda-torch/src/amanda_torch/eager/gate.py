@@ -1,8 +1,8 @@
 """The gate: operators that no tool wants run past the driver without Python.
 
-It is the same :class:`~amanda_torch.eager.interceptors.Interceptor`, asked by C only where there is
-something to ask; the C extension, of the distribution amanda-torch-accel, describes how. A driver
-takes it where :func:`choose` says so::
+It is the same :class:`~amanda_torch.eager.interceptors.Interceptor`, asked by the extension only
+where there is something to ask; trampolines.cc of amanda-torch-accel describes how. A driver takes
+it where :func:`choose` says so::
 
     if choose():
         switch_on(patches)
@@ -11,11 +11,8 @@ takes it where :func:`choose` says so::
 
 from __future__ import annotations
 
-import array
 import functools
 import inspect
-import threading
-import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,44 +21,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from amanda import inline
-from amanda.engine.backward import OpHandle
 from amanda.engine.notes import note
 from amanda.errors import CoverageWarning
-from amanda.extensions import Extension, chosen
+from amanda.extensions import chosen
 from amanda.interface.action import Action
 from amanda.patching import PatchSet
-from amanda.references import Reference, nothing
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED
-from amanda_torch import _internals
-from amanda_torch.autograd.claims import Claimer
-from amanda_torch.autograd.gradient_graphs import KnownGradients, KnownGraph
-from amanda_torch.autograd.hooks import Accumulation, NodeHooks
-from amanda_torch.autograd.nodes import KINDS
-from amanda_torch.driver import LoadedDriver
-from amanda_torch.eager.execution import KnownOp, unswallowed
-from amanda_torch.eager.frames import Child, Frame
-from amanda_torch.eager.interceptors import NO_OPERATOR, Interceptor, NoTools
+from amanda_torch import _internals, extension
+from amanda_torch.autograd.nodes import OWN_NODES
+from amanda_torch.eager.execution import unswallowed
+from amanda_torch.eager.interceptors import Interceptor, NoTools
 from amanda_torch.eager.module_names import Labels
 from amanda_torch.operators.calls import tensors_of
-from amanda_torch.operators.dtypes import SUMMED
-from amanda_torch.operators.layouts import Layout
-from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of, name_of
+from amanda_torch.operators.names import IGNORED, VIEW_PROPERTIES, Kind, kind_of, name_of
 from amanda_torch.plugin import TorchEagerDriver
-from amanda_torch.routines import (
-    BackwardRoutines,
-    RoutineDispatcher,
-    as_routine,
-    look,
-    warn_of_change,
-)
+from amanda_torch.routines import RoutineDispatcher, as_routine, warn_of_change
 
 WITH_GATE = frozenset({"auto", "gate"})
 """The names of interceptors for which the gate is used, if it can be."""
 
-EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=17, newest_python=(3, 14))
-
-_UNREPORTED = frozenset({"from_numpy"})
+_UNREPORTED = frozenset({"__new__", "__init_subclass__", "from_numpy"})
 """Builtins that look like operators, and report nothing to a mode."""
 
 _REPORTED_FIRST = frozenset({"__eq__", "apply_", "new", "new_tensor", "type"})
@@ -95,51 +74,19 @@ def choose() -> bool:
 @functools.cache
 def reason_unusable() -> str:
     """Why the gate cannot be used in this process; "" if it can. Made once."""
-    for check in (refusal, _configure, _unwritable, _self_test):
+    for check in (extension.refusal, _configure, _unwritable, _self_test):
         reason = check()
         if reason:
             return reason
     return ""
 
 
-def refusal() -> str:
-    """The reason not to load the gate, as far as it is known without a try; "" for none."""
-    return EXTENSION.refusal(LoadedDriver.untested_version())
-
-
-def extension() -> Any:
-    """The C extension."""
-    return EXTENSION.load()
-
-
 def _configure() -> str:
     """Tell the extension of our classes and of PyTorch's builtins."""
-    gate = extension()
+    gate = extension.load()
     try:
-        gate.configure(
-            Interceptor,
-            Frame,
-            Child,
-            KnownOp,
-            NO_OPERATOR,
-            _is_report_of,
-            (*_internals.MODE_BUILTINS, torch.is_grad_enabled),
-        )
-        gate.configure_inlined(_inlined())
-        natives = _internals.native_functions()
-        if natives is not None:
-            gate.configure_native(*natives)
-        gate.configure_nodes(_internals.sample_nodes())
-        tensors = _internals.native_tensors()
-        if tensors is not None:
-            gate.configure_tensors(*tensors)
-        versions = _internals.native_versions()
-        if versions is not None:
-            gate.configure_versions(*versions)
-        shapes = _internals.native_shapes()
-        if shapes is not None:
-            gate.configure_shapes(*shapes)
-        _configure_hooks(gate)
+        gate.configure(Interceptor, _is_report_of, _internals.MODE_BUILTINS)
+        gate.configure_objects(_objects())
         for builtin in operators():
             gate.add(builtin, builtin.__name__ in _REPORTED_FIRST)
         gate.add_mapping(_internals.TENSOR_BASE)
@@ -148,73 +95,23 @@ def _configure() -> str:
     return ""
 
 
-def _configure_hooks(gate: Any) -> None:
-    """Have autograd call hooks without objects of gradients, if that is found out and works."""
-    natives = _internals.native_hooks()
-    if natives is None or not gate.configure_hooks(_internals.sample_nodes(), *natives):
-        return
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        leaf = torch.ones(3, requires_grad=True)
-        square = leaf * 3.0 * leaf
-        probe = gate.probe(square.grad_fn)
-        square.sum().backward()
-    called = probe.before, probe.after, probe.by_method
-    if called != (1, 1, 0) or leaf.grad is None or leaf.grad.tolist() != [6.0, 6.0, 6.0]:
-        gate.configure_hooks()
-
-
-def _inlined() -> dict[str, Any]:
-    """The classes and functions by which C recognizes and runs routines."""
+def _objects() -> dict[str, Any]:
+    """What the extension needs of amanda and of this package."""
     return {
-        "counter": inline.Counter,
-        "timer": inline.Timer,
-        "log": inline.Log,
-        "start": inline.Timer.start,
-        "clock": time.perf_counter_ns,
-        "native": threading.get_native_id,
-        "look": look,
-        "memory": inline.MemoryUse,
-        "change": inline.MemoryChange,
-        "ended": inline.MemoryChange.after,
-        "as_routine": as_routine,
-        "check": inline.Check,
-        "before": inline.Check.before,
-        "sums": inline.ShapeSum,
-        "add_after": inline.ShapeSum.after,
-        "tensors": (torch.Tensor, nn.Parameter),
-        "sum": _internals.TENSOR_BASE.sum,
-        "item": _internals.TENSOR_BASE.item,
-        "dtype": _internals.TENSOR_BASE.dtype.__get__,
-        "summed": SUMMED,
-        "set_recording": _internals.set_grad_enabled,
-        "plain": _internals.TRANSFORMERS,
-        "graph": KnownGraph,
-        "gradients": KnownGradients,
-        "hooks": NodeHooks,
-        "routines": BackwardRoutines,
-        "tensor": torch.Tensor,
         "state": STATE,
-        "sequence": _internals.sequence_number,
-        "checks": _internals.RECORDERS,
-        "handle": OpHandle,
-        "kinds": KINDS,
-        "function": _internals.FUNCTION_NODE,
-        "node": _internals.current_node,
-        "task": _internals.graph_task,
-        "accumulation": Accumulation,
-        "reference": Reference,
-        "nothing": nothing,
-        "resume": Claimer.resume,
-        "layout": Layout,
-        "action": Action,
-        "version": _internals.VERSION,
-        "tensors_of": tensors_of,
         "acquire": TOOL_LOCK.acquire,
         "release": TOOL_LOCK.release,
         "unpaused": UNPAUSED,
+        "as_routine": as_routine,
         "raised": _raised,
         "changed": _changed,
-        "numbers": array.array("q", (1, 2, 3)),
+        "tensors_of": tensors_of,
+        "compiling": _internals.compiling_asked,
+        "forward_level": _internals.FORWARD_LEVEL,
+        "function": _internals.FUNCTION_OBJECT,
+        "own_nodes": OWN_NODES,
+        "tensor": torch.Tensor,
+        "parameter": nn.Parameter,
     }
 
 
@@ -231,24 +128,22 @@ def _changed(action: Action) -> None:
 
 def operators() -> Iterator[Any]:
     """PyTorch's builtins that are operators: methods, functions, and properties that are views."""
-    for owner in _internals.BUILTIN_METHODS:
-        # Not dir(): what is inherited belongs to others, to object for instance.
-        for name, found in vars(owner).items():
-            if isinstance(found, types.MethodDescriptorType) and _is_operator(name, found):
-                yield found
-    for owner in _internals.BUILTIN_FUNCTIONS:
-        for name in vars(owner):
-            found = getattr(owner, name)
-            if isinstance(found, types.BuiltinFunctionType) and _is_operator(name, found):
-                yield found
+    # Not dir(): what is inherited belongs to others, to object for instance.
+    methods = [one for owner in _internals.BUILTIN_METHODS for one in vars(owner).values()]
+    functions = [getattr(o, name) for o in _internals.BUILTIN_FUNCTIONS for name in vars(o)]
+    left_out, prefixes = IGNORED | _UNREPORTED, ("_record_function", "sym_")
+    for builtins, cls in (
+        (methods, types.MethodDescriptorType),
+        (functions, types.BuiltinFunctionType),
+    ):
+        for builtin in builtins:
+            # kind_of(), without a function: there are some thousands.
+            if isinstance(builtin, cls):
+                name = builtin.__name__
+                if name not in left_out and not name.startswith(prefixes):
+                    yield builtin
     for name in VIEW_PROPERTIES:
         yield vars(_internals.TENSOR_BASE)[name]
-
-
-def _is_operator(name: str, builtin: Any) -> bool:
-    if name in ("__new__", "__init_subclass__") or name in _UNREPORTED:
-        return False
-    return kind_of(builtin) is Kind.LEAF
 
 
 def _is_report_of(name: str, func: Any) -> bool:
@@ -272,7 +167,7 @@ def _unwritable() -> str:
     ranges = [
         tuple(int(end, 16) for end in span.split("-")) for span, rights, _ in lines if "w" in rights
     ]
-    places = sorted(address for _, _, address, _, _ in extension().sites())
+    places = sorted(address for _, _, address, _, _ in extension.load().sites())
     for start, end in sorted(ranges):
         places = [place for place in places if not start <= place < end]
     return "PyTorch's tables of functions cannot be written to" if places else ""
@@ -287,14 +182,14 @@ class _Switch:
     @property
     def is_on(self) -> bool:
         """Whether calls are noticed."""
-        return bool(extension().is_installed())
+        return bool(extension.load().is_installed())
 
     @is_on.setter
     def is_on(self, value: bool) -> None:
         if value:
-            extension().install()
+            extension.load().install()
         else:
-            extension().restore()
+            extension.load().restore()
 
 
 SWITCH = _Switch()
@@ -304,11 +199,10 @@ def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) ->
     """Notice the calls of PyTorch's builtins, of ``torch.ops``, and of what is muted.
 
     Args:
-        dispatcher: the hooks that it has registered are run by the gate, too.
+        dispatcher: its backward operators are claimed by the extension, too.
     """
-    gate = extension()
+    gate = extension.load()
     if dispatcher is not None:
-        patches.wrap(torch.autograd.Function, _internals.REGISTER_HOOK, gate.hook_registrar)
         patches.set(dispatcher, "native", gate, create=True)
     for cls in _internals.OPERATOR_CLASSES:
         patches.wrap(cls, "__call__", gate.operator_call)
@@ -337,7 +231,7 @@ def module_call(vanilla: Callable[..., Any], wrapped: Callable[..., Any]) -> Any
         vanilla: PyTorch's own.
         wrapped: the driver's, for all other calls.
     """
-    return extension().module_call(vanilla, wrapped)
+    return extension.load().module_call(vanilla, wrapped)
 
 
 @functools.cache
@@ -350,7 +244,7 @@ def gated_class() -> type[Interceptor]:
             "__doc__": "An interceptor that is asked by the gate.",
             "__module__": __name__,
             "is_gated": True,
-            "__torch_function__": extension().event(Interceptor.__torch_function__),
+            "__torch_function__": extension.load().event(Interceptor.__torch_function__),
         },
     )
 
@@ -405,7 +299,7 @@ def _notices(cls: type[Interceptor]) -> list[list[str]]:
 
 def _self_test() -> str:
     """Whether the gate notices what a mode does, and leaves no trace."""
-    gate = extension()
+    gate = extension.load()
     expected = _notices(Interceptor)
     before = [row[:4] for row in gate.sites()]
     patches = PatchSet()

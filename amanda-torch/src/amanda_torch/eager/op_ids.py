@@ -28,6 +28,7 @@ from torch import nn
 from amanda.interface.specs import Phase
 from amanda.references import Reference, nothing
 from amanda_torch import _internals
+from amanda_torch.eager import records
 from amanda_torch.eager.frames import Called, Child, Frame, Model
 from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.keras_layers import layer_name
@@ -80,13 +81,7 @@ class Noted:
         self._references = {}
 
 
-class _ReadOfTracker:
-    """The attributes that the gate reads at each operator, as of :class:`Frame`."""
-
-    __slots__ = ("cells", "frame", "generation", "iteration", "root", "stale")
-
-
-class Tracker(_ReadOfTracker):
+class Tracker(records.Tracker):
     """The module frames of one thread.
 
     Attributes:
@@ -117,7 +112,6 @@ class Tracker(_ReadOfTracker):
         not_seen: called with a reason where operators run that cannot be seen.
     """
 
-    # The gate reads some of them (amanda_torch.eager.gate).
     __slots__ = (
         "_labels",
         "_last",
@@ -138,11 +132,7 @@ class Tracker(_ReadOfTracker):
         "results",
         "tells",
         "tells_modules",
-        "thread",
     )
-
-    stale: bool
-    thread: dict[str, Any]
 
     def __init__(self, labels: Labels, not_seen: Callable[[str], None]) -> None:
         self._not_seen = not_seen

@@ -29,6 +29,8 @@ class Layout:
 
     Attributes:
         is_in_place: whether the operator writes into its first input or an ``out=`` tensor.
+        form: what the extension reads: the function, the keywords, the types, the lists, the
+            places, and `is_in_place`.
     """
 
     __slots__ = (
@@ -39,6 +41,7 @@ class Layout:
         "_pick",
         "_places",
         "_types",
+        "form",
         "is_in_place",
     )
 
@@ -61,6 +64,7 @@ class Layout:
         self._only = places[0] if is_simple and len(places) == 1 else None
         self._pick = operator.itemgetter(*places) if is_simple and len(places) > 1 else None
         self.is_in_place = is_in_place
+        self.form = func, keywords, self._types, self._lists, list(places), is_in_place
 
     @classmethod
     def of(cls, call: TorchCall, name: str, key: Any) -> Self | None:

@@ -35,7 +35,7 @@ class Kind(enum.Enum):
 VIEW_PROPERTIES = ("T", "mT", "H", "mH", "real", "imag")
 """Properties that make a view, and are operators for that reason."""
 
-_IGNORED = frozenset(
+IGNORED = frozenset(
     # properties, sizes and other metadata
     """__get__ __set__ __delete__ size dim ndimension numel nelement stride storage_offset
     element_size is_contiguous is_floating_point is_complex is_signed is_same_size is_set_to
@@ -64,6 +64,7 @@ _IGNORED = frozenset(
     _has_compatible_shallow_copy_type
     """.split()
 )
+"""Functions that are no operators, by name without the overload."""
 
 _BACKWARD_ENTRIES = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
@@ -97,7 +98,7 @@ def kind_of(func: Any) -> Kind:
         return Kind.COMPOSITE
     name = name_of(func)
     base = name.partition(".")[0]
-    if base in _IGNORED or base.startswith(("_record_function", "sym_")):
+    if base in IGNORED or base.startswith(("_record_function", "sym_")):
         return Kind.IGNORED
     return Kind.COMPOSITE if isinstance(func, types.FunctionType) else Kind.LEAF
 

@@ -1,0 +1,222 @@
+// Declarations of amanda_torch_accel, the part of amanda-torch that is written in C++.
+//
+// What is here needs Python.h alone; torch_api.h declares what the other units ask of PyTorch. Functions return
+// nullptr, or -1, with a Python error, as CPython's do, unless they say otherwise. The GIL is held everywhere.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#ifdef Py_GIL_DISABLED
+#error "the extension writes into functions that all threads call: it needs a Python with the GIL"
+#endif
+
+namespace accel {
+
+// ---- references ----------------------------------------------------------------------------------------------
+
+// A strong reference to an object, or nullptr.
+class Ref {
+ public:
+  Ref() = default;
+  explicit Ref(PyObject* stolen) : object_(stolen) {}
+  Ref(Ref&& other) noexcept : object_(other.release()) {}
+  Ref& operator=(Ref&& other) noexcept {
+    PyObject* old = std::exchange(object_, other.release());
+    Py_XDECREF(old);
+    return *this;
+  }
+  Ref(const Ref&) = delete;
+  Ref& operator=(const Ref&) = delete;
+  ~Ref() { Py_XDECREF(object_); }
+
+  static Ref to(PyObject* borrowed) { return Ref(Py_XNewRef(borrowed)); }
+  PyObject* get() const { return object_; }
+  PyObject* release() { return std::exchange(object_, nullptr); }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  PyObject* object_ = nullptr;
+};
+
+// Keeps the current error, and puts it back at the end: for code that runs on the way back to Python.
+class KeepError {
+ public:
+  KeepError();
+  ~KeepError();
+  KeepError(const KeepError&) = delete;
+  KeepError& operator=(const KeepError&) = delete;
+
+ private:
+#if PY_VERSION_HEX >= 0x030C0000
+  PyObject* error_;
+#else
+  PyObject *type_, *value_, *traceback_;
+#endif
+};
+
+// Take the current error, as an exception with its traceback.
+Ref take_error();
+
+// The object that a weak reference leads to; nullptr without an error where that is gone.
+Ref referent(PyObject* reference);
+
+// Add to a number that is an attribute of an object; 0, or -1 with an error.
+int add_to(PyObject* object, PyObject* name, int64_t amount);
+
+// Names of attributes, and objects of Python's, made once by prepare_names().
+struct Names {
+  PyObject *acquire, *release, *count, *executions, *nanoseconds, *log, *number, *numbers, *due, *extend, *amount,
+      *total, *last, *of, *weights, *expect, *overwrites, *trail, *name, *append, *add, *scopes, *statistics,
+      *tool_seconds, *paused, *cache, *enabled, *held, *quiet, *dict, *before, *after, *checked, *claimed,
+      *resumed_before, *resumed_after, *routines, *steps_before, *steps_after, *kind, *ends, *routine, *action, *func,
+      *select, *kwargs, *has_before, *has_after, *is_idle, *op_id, *natives, *leaf_hooks, *dispatcher, *mark;
+};
+extern Names names;
+int prepare_names();
+
+// ---- records -------------------------------------------------------------------------------------------------
+
+// What Python and C++ both read of the program's place. Each has a twin in Python, of the same name and fields, in
+// amanda_torch.eager.records, which says what they mean.
+
+struct Tracker {
+  PyObject_HEAD
+  PyObject *cells, *frame, *root, *generation, *iteration, *stale, *thread;
+};
+
+struct Frame {
+  PyObject_HEAD
+  PyObject *cells, *names, *children, *generation, *caller;
+};
+
+struct Child {
+  PyObject_HEAD
+  PyObject *ref, *transparent, *is_fused, *calls, *frames;
+};
+
+struct Lowered;
+
+struct Known {
+  PyObject_HEAD
+  PyObject *run, *executor, *is_claim, *claims, *is_blind, *steps_before, *steps_after, *gradients, *form, *iterations,
+      *op_id, *name;
+  Lowered* lowered;  // of steps_before and steps_after; nullptr until it is asked for
+};
+
+extern PyTypeObject Tracker_Type, Frame_Type, Child_Type, Known_Type;
+int prepare_records(PyObject* module);
+
+inline bool is_a(PyObject* object, PyTypeObject* type) {
+  return object != nullptr && PyObject_TypeCheck(object, type);
+}
+
+// Put a new value (borrowed) into a field of a record.
+inline void set(PyObject*& field, PyObject* value) {
+  PyObject* old = field;
+  field = Py_NewRef(value);
+  Py_XDECREF(old);
+}
+
+// ---- steps ---------------------------------------------------------------------------------------------------
+
+// The kinds of amanda.inline.steps.StepKind.
+enum Kind : int { CALL, COUNT, CLOCK, MEMORY, CHECK, SHAPE_SUM, RECORD };
+
+struct Step {
+  Kind kind;
+  bool ends;
+  int begun;          // of a step that ends: the number of the one that begins; -1 without one
+  PyObject* routine;  // owned, as what follows
+  PyObject *action, *func, *select, *kwargs;
+};
+
+// How the steps of an operator are run.
+enum class Way {
+  PYTHON,    // not here
+  MEASURED,  // counts, clocks and memory: nothing is known of the tensors
+  LOOKED,    // checks and sums of shapes, too
+  CALLED,    // functions of tools
+};
+
+constexpr int MOST_STEPS = 32;
+
+struct Lowered {
+  Step before[MOST_STEPS], after[MOST_STEPS];
+  int before_count = 0, after_count = 0;
+  Way way = Way::PYTHON;
+  bool acts_before = false;  // something happens before the operator that cannot be taken back
+  bool checks = false, sums = false;
+};
+
+// Lower two tuples of steps, anything else to Way::PYTHON; nullptr with an error.
+Lowered* lower(PyObject* before, PyObject* after);
+void release(Lowered* lowered);
+
+// What the measures of one execution have found as they began.
+struct Measures {
+  int64_t begun[MOST_STEPS];
+};
+
+// Run the counts, clocks and memory before or after an operator; 0, or -1 with an error.
+int begin_measures(const Lowered& lowered, Measures& measures);
+int end_measures(const Lowered& lowered, const Measures& measures);
+
+// Note the end of an execution in checks whose tensors are finite, and in sums that know the key. Before it
+// know_key() says whether all of them do: 1, 0, or -1 with an error; those that do not are told of the key.
+int know_key(const Lowered& lowered, PyObject* key);
+int end_looks(const Lowered& lowered, PyObject* key);
+
+// Whether the checks want the inputs looked at: 1; 2 if that is yet to be found out in Python; -1 with an error.
+int wants_inputs(const Lowered& lowered);
+
+// Tensors that functions of tools are given; of more, Python takes care.
+constexpr int MOST_VALUES = 64;
+
+struct Values {
+  PyObject* items[MOST_VALUES];
+  int count = 0;
+  bool append(PyObject* value) {
+    if (count == MOST_VALUES) {
+      return false;
+    }
+    items[count++] = value;
+    return true;
+  }
+  Ref list() const;
+};
+
+// Enter the code of tools, call the functions of a point in order, and leave it again. It ends early where one
+// returns something (`returned`), or selects what is not there. Returns how many were called, -1 with an error.
+int call_steps(const Known* known, const Step* steps, int count, const Values& values, PyObject* state, Ref& returned);
+
+// vars(STATE) of the current thread, and whether no driver but one is told where code of tools runs.
+Ref thread_state();
+bool is_only_driver();
+
+// The objects of amanda and amanda_torch that steps need; see configure() in module.cc.
+struct Objects {
+  PyObject *state, *acquire, *release, *unpaused, *as_routine, *raised, *changed, *tensors_of, *compiling,
+      *forward_level, *function, *own_nodes, *tensor,
+      *parameter;
+};
+extern Objects objects;
+
+// Called at the boundaries to C: an exception of C++ becomes a Python error.
+void set_error_from_exception() noexcept;
+
+// ---- operators -----------------------------------------------------------------------------------------------
+
+// Hook the backward operators of an operator that has run: 1; 0 where Python is to do it; -1 with an error.
+//   start: the number that autograd's next node had before it ran.
+int claim(Tracker* mode, Known* known, PyObject* result, int64_t start);
+
+int prepare_trampolines(PyObject* module);
+int prepare_autograd(PyObject* module);
+
+}  // namespace accel

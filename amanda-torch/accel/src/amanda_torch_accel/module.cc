@@ -1,0 +1,87 @@
+// The extension module.
+
+#include "accel.h"
+#include "torch_api.h"
+
+namespace accel {
+
+namespace {
+
+PyDoc_STRVAR(configure_objects_doc,
+             "configure_objects(objects)\n\nName what steps and claims need of amanda and amanda-torch.\n\n"
+             "Args:\n    objects: a dict, see amanda_torch.eager.gate.");
+
+PyObject* gate_configure_objects(PyObject*, PyObject* given) {
+  struct {
+    const char* name;
+    PyObject** place;
+    PyTypeObject* type;
+  } all[] = {
+      {"state", &objects.state, nullptr},
+      {"acquire", &objects.acquire, nullptr},
+      {"release", &objects.release, nullptr},
+      {"unpaused", &objects.unpaused, &PyDict_Type},
+      {"as_routine", &objects.as_routine, nullptr},
+      {"raised", &objects.raised, nullptr},
+      {"changed", &objects.changed, nullptr},
+      {"tensors_of", &objects.tensors_of, nullptr},
+      {"compiling", &objects.compiling, nullptr},
+      {"forward_level", &objects.forward_level, nullptr},
+      {"function", &objects.function, &PyType_Type},
+      {"own_nodes", &objects.own_nodes, &PyFrozenSet_Type},
+      {"tensor", &objects.tensor, &PyType_Type},
+      {"parameter", &objects.parameter, nullptr},
+  };
+  for (auto& one : all) {
+    PyObject* found = PyDict_Check(given) ? PyDict_GetItemString(given, one.name) : nullptr;
+    if (found == nullptr || (one.type != nullptr && !PyObject_TypeCheck(found, one.type))) {
+      PyErr_Format(PyExc_TypeError, "there is no %s of its type", one.name);
+      return nullptr;
+    }
+    Py_XDECREF(std::exchange(*one.place, Py_NewRef(found)));
+  }
+  Py_RETURN_NONE;
+}
+
+PyMethodDef functions[] = {
+    {"configure_objects", gate_configure_objects, METH_O, configure_objects_doc},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+int execute(PyObject* module) {
+  // Python 3.12 refuses it by itself. What is here, and what is written to, belongs to the process.
+  if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+    PyErr_SetString(PyExc_ImportError, "the extension works in the main interpreter only");
+    return -1;
+  }
+  return prepare_names() < 0 || prepare_records(module) < 0 || prepare_trampolines(module) < 0 ||
+                 prepare_autograd(module) < 0 || PyModule_AddFunctions(module, functions) < 0
+             ? -1
+             : 0;
+}
+
+PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, reinterpret_cast<void*>(execute)},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, nullptr},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    "amanda_torch_accel.gate",
+    "The part of amanda-torch that is written in C++.",
+    0,
+    nullptr,
+    slots,
+    nullptr,
+    nullptr,
+    nullptr,
+};
+
+}  // namespace
+
+}  // namespace accel
+
+PyMODINIT_FUNC PyInit_gate() { return PyModuleDef_Init(&accel::definition); }

@@ -1,0 +1,615 @@
+// What happens at an operator: what is known of it is looked up, and its steps are run.
+//
+// This is Interceptor.__torch_function__() of amanda_torch.eager.interceptors, Tracker.enter_module(), and
+// Executor.run_around(), as far as they need no call of Python; all else is theirs.
+
+#include "invocation.h"
+#include "torch_api.h"
+
+#include <algorithm>
+
+namespace accel {
+
+namespace {
+
+// ---- which arguments PyTorch takes ---------------------------------------------------------------------------
+
+bool has_signature(const Invocation& call) { return call.site->form <= Form::FUNCTION && !call.site->reports_first; }
+
+// A number for the types of a call's arguments, and the names of those that have names.
+uint64_t signature_of(const Invocation& call) {
+  uint64_t found = 1469598103934665603u;
+  auto add = [&found](const void* word) { found = (found ^ reinterpret_cast<uintptr_t>(word)) * 1099511628211u; };
+  if (call.self != nullptr && call.site->form != Form::FUNCTION) {
+    add(Py_TYPE(call.self));
+  }
+  if (call.site->form == Form::PLAIN && call.site->flags != METH_VARARGS) {
+    if (call.args != nullptr) {
+      add(Py_TYPE(call.args));
+    }
+    return found;
+  }
+  Py_ssize_t count = PyTuple_GET_SIZE(call.args), position = 0;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    add(Py_TYPE(PyTuple_GET_ITEM(call.args, i)));
+  }
+  PyObject *key, *value;
+  while (call.kwargs != nullptr && PyDict_Next(call.kwargs, &position, &key, &value)) {
+    add(key);
+    add(Py_TYPE(value));
+  }
+  return found ^ static_cast<uint64_t>(count);
+}
+
+// Whether routines may run before PyTorch has looked at the arguments: where it may refuse them, and report nothing,
+// none is to run.
+bool may_act(const Invocation& call) {
+  if (!has_signature(call)) {
+    return call.site->form == Form::SUBSCRIPT || call.site->form == Form::CALLABLE;
+  }
+  uint64_t signature = signature_of(call);
+  for (uint64_t fitting : call.site->fitting) {
+    if (fitting == signature) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Whether a call was none of an operator: its arguments fit no form of it.
+bool is_refused(const Invocation& call, PyObject* result) {
+  return has_signature(call) &&
+         (result == Py_NotImplemented || (result == nullptr && PyErr_ExceptionMatches(PyExc_TypeError)));
+}
+
+// ---- what is known -------------------------------------------------------------------------------------------
+
+// Whether an operator outside of modules is surely a forward one: is_plainly_recorded() of amanda_torch.eager.phases,
+// but for the names that are asked more.
+bool is_surely_forward(const Invocation& call) {
+  Values values;
+  // Modes would see what is read of tensors.
+  if (!is_recording() || mode_count() != 0 || call.site->form == Form::ASSIGNMENT ||
+      call.site->form == Form::GETTER || !append_positional(call, values)) {
+    return false;
+  }
+  auto is_recorded = [](PyObject* value) {
+    return reinterpret_cast<PyObject*>(Py_TYPE(value)) == objects.tensor && requires_grad(value);
+  };
+  for (int i = 0; i < values.count; i++) {
+    PyObject* value = values.items[i];
+    if (is_recorded(value)) {
+      return true;
+    }
+    for (Py_ssize_t k = 0; PyList_CheckExact(value) && k < PyList_GET_SIZE(value); k++) {
+      if (is_recorded(PyList_GET_ITEM(value, k))) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+const Lowered* lowered_of(Known* known) {
+  if (known->lowered == nullptr) {
+    known->lowered = lower(known->steps_before, known->steps_after);
+  }
+  return known->lowered;
+}
+
+enum class Answer { ASK, EMPTY, KNOWN };
+
+// What an operator is known as, and whether it may run by that.
+Answer answer_of(PyObject* next, const Invocation& call) {
+  if (next == Py_None) {
+    return Answer::EMPTY;
+  }
+  if (!is_a(next, &Known_Type)) {
+    return Answer::ASK;
+  }
+  auto* known = reinterpret_cast<Known*>(next);
+  if (known->is_claim == Py_True && !is_recording()) {
+    return Answer::EMPTY;
+  }
+  const Lowered* lowered = lowered_of(known);
+  if (lowered == nullptr) {
+    PyErr_Clear();
+    return Answer::ASK;
+  }
+  bool tells_refusal =
+      has_signature(call) || call.site->form == Form::SUBSCRIPT || call.site->form == Form::CALLABLE;
+  bool acts = lowered->acts_before || lowered->way != Way::MEASURED;
+  return (acts ? may_act(call) : tells_refusal) ? Answer::KNOWN : Answer::ASK;
+}
+
+// Count the next execution of an operator, unless there is to ask. `cell` is the one in which it was counted, for what
+// is an operator; `known` what is known of it, where something is to be done.
+Answer look_up(const Tracker* mode, PyObject* reported, const Invocation& call, Ref& cell, Ref& known) {
+  if (mode->stale != Py_False || mode->cells == nullptr || !PyDict_CheckExact(mode->cells)) {
+    return Answer::ASK;
+  }
+  PyObject* found = PyDict_GetItemWithError(mode->cells, reported);
+  if (found == nullptr) {
+    PyErr_Clear();
+    return Answer::ASK;
+  }
+  if (PyTuple_CheckExact(found) && PyTuple_GET_SIZE(found) == 1) {
+    // Outside of modules.
+    found = is_surely_forward(call) ? PyTuple_GET_ITEM(found, 0) : nullptr;
+  }
+  if (found == nullptr || !PyList_CheckExact(found)) {
+    return Answer::ASK;
+  }
+  Py_ssize_t size = PyList_GET_SIZE(found);
+  if (size == 0) {
+    // No operator.
+    return Answer::EMPTY;
+  }
+  Py_ssize_t count = PyLong_AsSsize_t(PyList_GET_ITEM(found, 0)) + 1;
+  if (count < 1 || count >= size) {
+    PyErr_Clear();
+    return Answer::ASK;
+  }
+  cell = Ref::to(found);
+  Ref next = Ref::to(PyList_GET_ITEM(found, count));
+  Answer answer = answer_of(next.get(), call);
+  if (answer != Answer::ASK) {
+    PyObject* number = PyLong_FromSsize_t(count);
+    if (number == nullptr || PyList_SetItem(found, 0, number) < 0) {
+      PyErr_Clear();
+      return Answer::ASK;
+    }
+  }
+  if (answer == Answer::KNOWN) {
+    known = std::move(next);
+  }
+  return answer;
+}
+
+// Take back an execution: the arguments did not fit, and PyTorch would have reported nothing.
+void take_back(PyObject* cell) {
+  KeepError keep;
+  if (cell == nullptr || PyList_GET_SIZE(cell) == 0) {
+    return;
+  }
+  Py_ssize_t count = PyLong_AsSsize_t(PyList_GET_ITEM(cell, 0));
+  PyObject* number = count > 0 ? PyLong_FromSsize_t(count - 1) : nullptr;
+  if (number != nullptr) {
+    PyList_SetItem(cell, 0, number);
+  }
+  PyErr_Clear();
+}
+
+// ---- running it ----------------------------------------------------------------------------------------------
+
+// One execution of an operator of which something is known.
+struct Execution {
+  const Invocation& call;
+  Tracker* mode;
+  PyObject* reported;
+  Known* known;
+  const Lowered& lowered;
+  PyObject* cell;
+};
+
+// known.run(known, operator, args, kwargs)
+PyObject* run_in_python(const Execution& one) {
+  Ref args = reported_args(one.call), kwargs(args ? reported_kwargs(one.call) : Ref());
+  if (!kwargs) {
+    return nullptr;
+  }
+  if (one.known->run == nullptr) {
+    PyErr_SetString(PyExc_AttributeError, "run");
+    return nullptr;
+  }
+  Ref run = Ref::to(one.known->run);
+  PyObject* arguments[] = {reinterpret_cast<PyObject*>(one.known), one.reported, args.get(), kwargs.get()};
+  return PyObject_Vectorcall(run.get(), arguments, 4, nullptr);
+}
+
+// executor.<name>(known, operator, args, kwargs, first, second, third)
+Ref call_executor(const Execution& one, PyObject* name, PyObject* first, PyObject* second = nullptr,
+                  PyObject* third = nullptr) {
+  Ref args = reported_args(one.call), kwargs(args ? reported_kwargs(one.call) : Ref());
+  Ref executor = Ref::to(one.known->executor);
+  if (!kwargs || !executor || first == nullptr) {
+    if (!PyErr_Occurred()) {
+      PyErr_SetString(PyExc_AttributeError, "executor");
+    }
+    return Ref();
+  }
+  return Ref(PyObject_CallMethodObjArgs(executor.get(), name, one.known, one.reported, args.get(), kwargs.get(), first,
+                                        second, third, nullptr));
+}
+
+// Claim the backward operators of an operator that has run.
+int claim_gradients(const Execution& one, PyObject* result, int64_t start) {
+  int done = claim(one.mode, one.known, result, start);
+  if (done != 0) {
+    return done < 0 ? -1 : 0;
+  }
+  Ref number(PyLong_FromLongLong(start));
+  return number && call_executor(one, names.claimed, result, number.get()) ? 0 : -1;
+}
+
+bool is_result(PyObject* result) { return result != nullptr && result != Py_NotImplemented; }
+
+// Run the original, and claim what it has recorded.
+PyObject* run_claimed(const Execution& one) {
+  bool is_claimed = one.known->claims == Py_True && is_recording();
+  int64_t start = is_claimed ? next_sequence() : 0;
+  Ref result(run_original(one.call));
+  if (is_claimed && is_result(result.get()) && claim_gradients(one, result.get(), start) < 0) {
+    return nullptr;
+  }
+  return result.release();
+}
+
+PyObject* run_measured(const Execution& one) {
+  Measures measures;
+  if (begin_measures(one.lowered, measures) < 0) {
+    return nullptr;
+  }
+  bool is_claimed = one.known->claims == Py_True && is_recording();
+  int64_t start = is_claimed ? next_sequence() : 0;
+  Ref result(run_original(one.call));
+  if (!is_result(result.get())) {
+    if (!one.lowered.acts_before && is_refused(one.call, result.get())) {
+      take_back(one.cell);
+    }
+    return result.release();
+  }
+  // What is done for gradients is no part of the time.
+  if (end_measures(one.lowered, measures) < 0 ||
+      (is_claimed && claim_gradients(one, result.get(), start) < 0)) {
+    return nullptr;
+  }
+  return result.release();
+}
+
+// Whether checks and sums can be done here: 1, 0 where Python is to run all, -1 with an error.
+int may_look(const Execution& one) {
+  int wanted = wants_inputs(one.lowered);
+  int may = wanted < 0 ? -1 : wanted > 1 ? 0 : is_plain_here(true);
+  if (may > 0 && one.lowered.sums && current_task() != -1) {
+    may = 0;
+  }
+  if (may > 0 && wanted) {
+    Ref args = reported_args(one.call), kwargs(args ? reported_kwargs(one.call) : Ref());
+    Ref named(kwargs ? PyDict_Values(kwargs.get()) : nullptr);
+    PyObject* values[] = {args.get(), named.get()};
+    may = named ? are_finite(values, 2) : -1;
+  }
+  return may;
+}
+
+// The key of an execution for its sums; nullptr without an error where there is none.
+Ref key_of(const Execution& one, PyObject* result) {
+  Key key;
+  Values values;
+  bool fits = append_positional(one.call, values);
+  for (int i = 0; fits && i < values.count; i++) {
+    fits = key.add(values.items[i]);
+  }
+  const Invocation& call = one.call;
+  if (call.site->form == Form::CALLABLE) {
+    Py_ssize_t count = PyVectorcall_NARGS(call.nargsf);
+    for (Py_ssize_t i = 0; fits && call.names != nullptr && i < PyTuple_GET_SIZE(call.names); i++) {
+      fits = key.add_name(PyTuple_GET_ITEM(call.names, i)) && key.add(call.stack[count + i]);
+    }
+  } else if (call.site->form != Form::SUBSCRIPT && call.kwargs != nullptr) {
+    PyObject *name, *value;
+    Py_ssize_t position = 0;
+    while (fits && PyDict_Next(call.kwargs, &position, &name, &value)) {
+      fits = key.add_name(name) && key.add(value);
+    }
+  }
+  return fits && key.add_word(0) && key.add(result) ? key.bytes() : Ref();
+}
+
+PyObject* run_looked(const Execution& one) {
+  int may = may_look(one);
+  if (may <= 0) {
+    return may < 0 ? nullptr : run_in_python(one);
+  }
+  Measures measures;
+  if (begin_measures(one.lowered, measures) < 0) {
+    return nullptr;
+  }
+  Ref result(run_claimed(one));
+  if (!is_result(result.get())) {
+    return result.release();
+  }
+  if (end_measures(one.lowered, measures) < 0) {
+    return nullptr;
+  }
+  PyObject* values[] = {result.get()};
+  int passed = one.lowered.checks ? are_finite(values, 1) : 1;
+  Ref key;
+  if (passed > 0 && one.lowered.sums) {
+    key = key_of(one, result.get());
+    passed = key ? know_key(one.lowered, key.get()) : PyErr_Occurred() ? -1 : 0;
+  }
+  if (passed == 0) {
+    passed = call_executor(one, names.checked, result.get()) ? 0 : -1;
+  } else if (passed > 0) {
+    passed = end_looks(one.lowered, key.get());
+  }
+  return passed < 0 ? nullptr : result.release();
+}
+
+// ---- functions of tools --------------------------------------------------------------------------------------
+
+bool have_types(PyObject* const* items, Py_ssize_t count, PyObject* types) {
+  if (!PyTuple_CheckExact(types) || PyTuple_GET_SIZE(types) != count) {
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < count; i++) {
+    if (reinterpret_cast<PyObject*>(Py_TYPE(items[i])) != PyTuple_GET_ITEM(types, i)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The number in a sequence of Python's; -1 with an error.
+Py_ssize_t place_in(PyObject* places, Py_ssize_t i) { return PyLong_AsSsize_t(PySequence_Fast_GET_ITEM(places, i)); }
+
+// Layout.values() of amanda_torch.operators.layouts: the inputs of a call (borrowed): 1, 0 if it has another form, -1
+// with an error. A layout's `form` is what is read of it: (func, keywords, types, lists, places, is_in_place).
+int find_inputs(const Execution& one, Values& inputs) {
+  PyObject* form = one.known->form;
+  if (form == nullptr || !PyTuple_CheckExact(form) || PyTuple_GET_SIZE(form) != 6) {
+    return 0;
+  }
+  PyObject *lists = PyTuple_GET_ITEM(form, 3), *places = PyTuple_GET_ITEM(form, 4);
+  Values flat;
+  if (one.reported != PyTuple_GET_ITEM(form, 0) || (is_recording() && PyTuple_GET_ITEM(form, 5) != Py_False) ||
+      !append_positional(one.call, flat) || !append_keywords(one.call, PyTuple_GET_ITEM(form, 1), flat) ||
+      !have_types(flat.items, flat.count, PyTuple_GET_ITEM(form, 2)) || !PyList_CheckExact(lists) ||
+      !PyList_CheckExact(places) || !flat.append(Py_None)) {
+    return 0;
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(lists); i++) {
+    PyObject* pair = PyList_GET_ITEM(lists, i);
+    Py_ssize_t place = place_in(pair, 0);
+    PyObject* list = place >= 0 && place < flat.count ? flat.items[place] : nullptr;
+    if (list == nullptr || !(PyList_Check(list) || PyTuple_Check(list))) {
+      return PyErr_Occurred() ? -1 : 0;
+    }
+    PyObject** items = PySequence_Fast_ITEMS(list);
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(list);
+    if (!have_types(items, count, PySequence_Fast_GET_ITEM(pair, 1))) {
+      return 0;
+    }
+    for (Py_ssize_t k = 0; k < count; k++) {
+      if (!flat.append(items[k])) {
+        return 0;
+      }
+    }
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(places); i++) {
+    Py_ssize_t place = place_in(places, i);
+    if (place < 0 || place >= flat.count || !inputs.append(flat.items[place])) {
+      return PyErr_Occurred() ? -1 : 0;
+    }
+  }
+  return 1;
+}
+
+// The tensors of a result (borrowed from it or from `list`): 1; 0 if there are too many; -1 with an error.
+int find_outputs(PyObject* result, Values& outputs, Ref& list) {
+  if (is_tensor(result)) {
+    return outputs.append(result);
+  }
+  if (PyTuple_Check(result)) {
+    PyObject** items = PySequence_Fast_ITEMS(result);
+    int fits = std::all_of(items, items + PyTuple_GET_SIZE(result), is_tensor);
+    for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(result); i++) {
+      fits = outputs.append(items[i]);
+    }
+    if (fits) {
+      return 1;
+    }
+    outputs.count = 0;
+  }
+  list = Ref(PyObject_CallOneArg(objects.tensors_of, result));
+  if (!list) {
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list.get()); i++) {
+    if (!outputs.append(PyList_GET_ITEM(list.get(), i))) {
+      return 0;
+    }
+  }
+  return 1;
+}
+
+// Call the functions after an operator; its result, or what Python makes of what one returns.
+Ref call_after(const Execution& one, Ref result, const Values& inputs, PyObject* state) {
+  if (one.lowered.after_count == 0) {
+    return result;
+  }
+  Values outputs;
+  Ref list, returned;
+  int done = one.known->is_blind == Py_True ? 1 : find_outputs(result.get(), outputs, list);
+  if (done > 0) {
+    done = call_steps(one.known, one.lowered.after, one.lowered.after_count, outputs, state, returned);
+  }
+  if (done < 0 || (!returned && done == one.lowered.after_count)) {
+    return done < 0 ? Ref() : std::move(result);
+  }
+  Ref given = inputs.list(), number(given ? PyLong_FromLong(done) : nullptr), executor = Ref::to(one.known->executor);
+  if (!number || !executor) {
+    return Ref();
+  }
+  return Ref(PyObject_CallMethodObjArgs(executor.get(), names.resumed_after, one.known, result.get(), number.get(),
+                                        given.get(), returned ? returned.get() : Py_None, nullptr));
+}
+
+PyObject* run_called(const Execution& one) {
+  Values inputs;
+  Ref state = Ref::to(one.mode->thread), returned, kept;
+  bool is_blind = one.known->is_blind == Py_True;
+  int may = !is_only_driver() || !state || !PyDict_CheckExact(state.get()) ? 0 : is_plain_here(true);
+  may = may <= 0 || is_blind ? may : find_inputs(one, inputs);
+  if (may <= 0) {
+    return may < 0 ? nullptr : run_in_python(one);
+  }
+  if (!(kept = inputs.list())) {  // a function may change a list of the program's
+    return nullptr;
+  }
+  const Lowered& lowered = one.lowered;
+  int done = call_steps(one.known, lowered.before, lowered.before_count, inputs, state.get(), returned);
+  if (done < 0) {
+    return nullptr;
+  }
+  if (returned || done < lowered.before_count) {
+    Ref number(PyLong_FromLong(done));
+    return number ? call_executor(one, names.resumed_before, number.get(), kept.get(),
+                                  returned ? returned.get() : Py_None)
+                        .release()
+                  : nullptr;
+  }
+  Ref result(run_claimed(one));
+  return is_result(result.get()) ? call_after(one, std::move(result), inputs, state.get()).release()
+                                 : result.release();
+}
+
+PyObject* run_known(const Execution& one) {
+  switch (one.lowered.way) {
+    case Way::MEASURED:
+      return run_measured(one);
+    case Way::LOOKED:
+      return run_looked(one);
+    case Way::CALLED:
+      return run_called(one);
+    case Way::PYTHON:
+      break;
+  }
+  return run_in_python(one);
+}
+
+}  // namespace
+
+void note_signature(const Invocation& call) {
+  if (has_signature(call)) {
+    call.site->fitting[call.site->fitting_count++ % FITTING] = signature_of(call);
+  }
+}
+
+PyObject* intercept(const Invocation& call) {
+  Thread& thread = this_thread();
+  auto* mode = reinterpret_cast<Tracker*>(virtual_mode(thread));
+  Site* site = call.site;
+  Ref reported = Ref::to(call.known_as != nullptr ? call.known_as : site->reported), cell, known;
+  if (mode == nullptr || (site->unreported >= SILENT && site->reported == nullptr)) {
+    return run_original(call);
+  }
+  Answer answer = reported ? look_up(mode, reported.get(), call, cell, known) : Answer::ASK;
+  if (answer == Answer::ASK) {
+    return ask_python(call, reinterpret_cast<PyObject*>(mode), thread);
+  }
+  // As PyTorch does with a mode that it reports to: nothing inside of the call is noticed.
+  thread.mode = nullptr;
+  PyObject* result;
+  if (answer == Answer::EMPTY) {
+    result = run_original(call);
+    if (is_refused(call, result)) {
+      take_back(cell.get());
+    }
+  } else {
+    auto* record = reinterpret_cast<Known*>(known.get());
+    result = run_known({call, mode, reported.get(), record, *record->lowered, cell.get()});
+  }
+  put_back(thread, reinterpret_cast<PyObject*>(mode));
+  return result;
+}
+
+// ---- modules -------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Set every counter in the values of a dict to zero: of lists the first item, of children `calls`.
+int restart(PyObject* dict) {
+  PyObject *key, *value;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(dict, &position, &key, &value)) {
+    Ref zero(PyLong_FromLong(0));
+    if (!zero) {
+      return -1;
+    }
+    if (is_a(value, &Child_Type)) {
+      set(reinterpret_cast<Child*>(value)->calls, zero.get());
+    } else if (PyList_CheckExact(value) && PyList_GET_SIZE(value) > 0 &&
+               PyList_SetItem(value, 0, zero.release()) < 0) {
+      return -1;
+    }
+  }
+  return 0;
+}
+
+bool is_unpaused(PyObject* state) {
+  PyObject* paused = state != nullptr && PyDict_CheckExact(state) ? PyDict_GetItemWithError(state, names.paused) : nullptr;
+  return paused != nullptr && PyLong_CheckExact(paused) && PyLong_AsLong(paused) == 0;
+}
+
+// The frame of the next call of a module within a frame (borrowed); nullptr, with or without an error.
+Frame* next_frame(Tracker* mode, Frame* parent, PyObject* module, Child*& child, Py_ssize_t& call) {
+  Ref key(PyLong_FromVoidPtr(module));
+  PyObject* found = key ? PyDict_GetItemWithError(parent->children, key.get()) : nullptr;
+  if (!is_a(found, &Child_Type)) {
+    return nullptr;
+  }
+  child = reinterpret_cast<Child*>(found);
+  if (referent(child->ref).get() != module || child->transparent != Py_False || child->is_fused != Py_False ||
+      child->frames == nullptr || !PyList_CheckExact(child->frames) || child->calls == nullptr) {
+    return nullptr;
+  }
+  call = PyLong_AsSsize_t(child->calls);
+  if (call < 0 || call >= PyList_GET_SIZE(child->frames)) {
+    return nullptr;
+  }
+  auto* frame = reinterpret_cast<Frame*>(PyList_GET_ITEM(child->frames, call));
+  bool fits = is_a(reinterpret_cast<PyObject*>(frame), &Frame_Type) && frame->generation == mode->generation &&
+              frame->cells != nullptr && frame->names != nullptr && PyDict_CheckExact(frame->names) &&
+              frame->children != nullptr && PyDict_CheckExact(frame->children);
+  return fits ? frame : nullptr;
+}
+
+}  // namespace
+
+Ref enter_module(Tracker* mode, PyObject* module) {
+  auto* parent = reinterpret_cast<Frame*>(mode->frame);
+  if (mode->frame == mode->root || !is_a(mode->frame, &Frame_Type) || parent->children == nullptr ||
+      !PyDict_CheckExact(parent->children) || !is_unpaused(mode->thread)) {
+    return Ref();
+  }
+  Child* child = nullptr;
+  Py_ssize_t call = 0;
+  Frame* frame = next_frame(mode, parent, module, child, call);
+  Ref number(frame != nullptr ? PyLong_FromSsize_t(call + 1) : nullptr);
+  if (!number || restart(frame->names) < 0 || restart(frame->children) < 0) {
+    return Ref();
+  }
+  Ref back = Ref::to(mode->frame);
+  set(child->calls, number.get());
+  set(frame->caller, back.get());
+  set(mode->frame, reinterpret_cast<PyObject*>(frame));
+  set(mode->cells, frame->cells);
+  return back;
+}
+
+void leave_module(Tracker* mode, PyObject* parent) {
+  auto* to = reinterpret_cast<Frame*>(parent);
+  if (mode->frame == parent || mode->frame == nullptr || to->cells == nullptr) {
+    return;
+  }
+  if (is_a(mode->frame, &Frame_Type)) {
+    set(reinterpret_cast<Frame*>(mode->frame)->caller, Py_None);
+  }
+  set(mode->frame, parent);
+  set(mode->cells, to->cells);
+}
+
+}  // namespace accel

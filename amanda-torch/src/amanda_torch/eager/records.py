@@ -1,0 +1,92 @@
+"""Records of the program's place, and of what is known of its operators.
+
+The extension reads them at each operator. If it is installed, they are types of its own; otherwise
+they are the classes here, of the same names and fields.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from amanda_torch import extension
+
+if TYPE_CHECKING or extension.refusal():
+
+    class Tracker:
+        """Where a thread is, see :class:`amanda_torch.eager.op_ids.Tracker`.
+
+        Attributes:
+            cells: ``frame.cells``.
+            frame: the frame of the module call that is running.
+            root: the frame outside of all modules.
+            generation: counts up whenever plans become out of date.
+            iteration: counts up whenever the root counters restart.
+            stale: True if the plans have to be asked for before the next operator.
+            thread: ``vars()`` of the thread's :class:`amanda.state.ThreadState`.
+        """
+
+        __slots__ = ("cells", "frame", "generation", "iteration", "root", "stale", "thread")
+
+        stale: bool
+        thread: dict[str, Any]
+
+    class Frame:
+        """One module call, see :class:`amanda_torch.eager.frames.Frame`.
+
+        Attributes:
+            cells: func to cell.
+            names: op name to cell.
+            children: id of a module to its child.
+            generation: of the plans in the cells.
+            caller: the frame that this one returns to, while it is active.
+        """
+
+        __slots__ = ("caller", "cells", "children", "generation", "names")
+
+    class Child:
+        """One module called within a frame, see :class:`amanda_torch.eager.frames.Child`.
+
+        Attributes:
+            ref: a weak reference to the module.
+            transparent: True if it has no frames.
+            is_fused: True if Python runs all of its calls.
+            calls: the number of calls in this iteration.
+            frames: of these calls.
+        """
+
+        __slots__ = ("calls", "frames", "is_fused", "ref", "transparent")
+
+        frames: list[Any]
+
+    class Known:
+        """What is known of an operator, see :class:`amanda_torch.eager.execution.KnownOp`.
+
+        Attributes:
+            run: ``run(known, func, args, kwargs)`` runs it.
+            executor: continues where the extension cannot.
+            is_claim: True if some tool looks at its backward operators alone.
+            claims: True if some tool looks at them.
+            is_blind: True if no routine takes a tensor.
+            steps_before, steps_after: the steps of its plan that the extension may run; None if
+                Python runs them.
+            gradients: what is known of its backward operators.
+            form: of its layout, see :attr:`amanda_torch.operators.layouts.Layout.form`; None
+                without one.
+            iterations: by operator the iteration in which it last ran with gradients.
+            op_id: its id.
+            name: its name.
+        """
+
+        __slots__ = (
+            *("claims", "executor", "form", "gradients", "is_blind", "is_claim", "iterations"),
+            *("name", "op_id", "run", "steps_after", "steps_before"),
+        )
+
+        gradients: Any
+        form: Any
+
+else:
+    Tracker = extension.load().Tracker
+    Frame = extension.load().Frame
+    Child = extension.load().Child
+    Known = extension.load().Known

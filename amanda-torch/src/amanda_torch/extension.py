@@ -1,0 +1,32 @@
+"""The optional extension in C++, of the distribution amanda-torch-accel.
+
+Everything that it does there is Python code for, too, which runs where it is missing or refused::
+
+    if not refusal():
+        native = load()
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from amanda.extensions import Extension
+from amanda_torch.driver import LoadedDriver
+
+EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=18, newest_python=(3, 14))
+
+
+def refusal() -> str:
+    """The reason not to load the extension, in one line; "" for none."""
+    return EXTENSION.refusal(LoadedDriver.untested_version())
+
+
+@functools.cache
+def load() -> Any:
+    """The extension.
+
+    Raises:
+        ImportError: it is not installed, or was built for another Python or PyTorch.
+    """
+    return EXTENSION.load()
