@@ -35,7 +35,7 @@ from amanda_tensorflow.eager.plan_cache import (
     keep,
 )
 from amanda_tensorflow.eager.tape_marks import Mark, OpGradients
-from amanda_tensorflow.eager.thread import LOCAL, Tracker, unwatched
+from amanda_tensorflow.eager.thread import LOCAL, EagerTracker, unwatched
 from amanda_tensorflow.operators.description import NamedOperator
 from amanda_tensorflow.operators.gradient_shapes import checked
 from amanda_tensorflow.operators.types import is_op
@@ -66,7 +66,7 @@ class GradientRun:
         *("has_sums", "is_running", "mark", "produced", "scopes"),
     )
 
-    def __init__(self, dispatcher: Dispatcher, tracker: Tracker, mark: Mark) -> None:
+    def __init__(self, dispatcher: Dispatcher, tracker: EagerTracker, mark: Mark) -> None:
         self._dispatcher = dispatcher
         self._tracker = tracker
         self.mark = mark
@@ -278,7 +278,7 @@ class MarkedGradients:
         if tracker is not None:
             return call(out_grads) if tracker.muted else self._run(tracker, mark, call, out_grads)
         # A thread that no scope covers runs the backward pass: the scopes of the forward apply.
-        LOCAL.tracker = tracker = Tracker(self._dispatcher)
+        LOCAL.tracker = tracker = EagerTracker(self._dispatcher)
         tracker.outdated = False
         tracker.generation = -1
         try:
@@ -321,7 +321,7 @@ class MarkedGradients:
             run.enter()
         return run
 
-    def _run(self, tracker: Tracker, mark: Mark, call: Call, out_grads: Sequence[Any]) -> Any:
+    def _run(self, tracker: EagerTracker, mark: Mark, call: Call, out_grads: Sequence[Any]) -> Any:
         run = GradientRun(self._dispatcher, tracker, mark)
         if not mark.whole or not any(record.has_actions for _, record in mark.records()):
             return self._called(tracker, run, call, out_grads)
@@ -345,7 +345,7 @@ class MarkedGradients:
         return results
 
     def _called(
-        self, tracker: Tracker, run: GradientRun, call: Call, out_grads: Sequence[Any]
+        self, tracker: EagerTracker, run: GradientRun, call: Call, out_grads: Sequence[Any]
     ) -> Any:
         """The results of the function, whose operators are counted as those of `run`."""
         if tracker.sums:

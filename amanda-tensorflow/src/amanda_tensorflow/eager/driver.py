@@ -34,7 +34,7 @@ from amanda_tensorflow.eager.recomputation import (
 )
 from amanda_tensorflow.eager.slow_path import SlowPath
 from amanda_tensorflow.eager.tape_marks import Mark
-from amanda_tensorflow.eager.thread import LOCAL, Tracker, unwatched
+from amanda_tensorflow.eager.thread import LOCAL, EagerTracker, unwatched
 from amanda_tensorflow.eager.variable_values import VariableValues
 from amanda_tensorflow.gradient_map import recording
 from amanda_tensorflow.keras_layers import optimizers
@@ -53,7 +53,7 @@ class EagerModeDriver(TensorFlowEagerDriver):
         super().__init__(dispatcher)
         self._values = VariableValues()
         self._gradients = MarkedGradients(dispatcher)
-        self._trackers: WeakMembers[Tracker] = WeakMembers()
+        self._trackers: WeakMembers[EagerTracker] = WeakMembers()
         self._watch: Watch | None = None
         self._slow_path: SlowPath | None = None
 
@@ -112,7 +112,7 @@ class EagerModeDriver(TensorFlowEagerDriver):
         tracker = LOCAL.tracker
         # A scope that another thread has ended leaves the one of its driver here.
         if tracker is None or tracker not in self._trackers:
-            tracker = LOCAL.tracker = Tracker(self.dispatcher)
+            tracker = LOCAL.tracker = EagerTracker(self.dispatcher)
             self._trackers.add(tracker)
         tracker.replan()
 

@@ -11,14 +11,14 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.op_request import OpRequest
 from amanda_tensorflow.eager.replacement import OpReplacement
 from amanda_tensorflow.eager.tape_marks import Mark, SharedMark
-from amanda_tensorflow.eager.thread import Tracker
+from amanda_tensorflow.eager.thread import EagerTracker
 from amanda_tensorflow.eager.variable_values import VariableValues
 from amanda_tensorflow.keras_layers.module_names import is_plain_module
 from amanda_tensorflow.operators.gradient_shapes import gradient_shapes
 from amanda_tensorflow.operators.phases import phase_of_eager
 
 
-class Executor:
+class EagerExecutor:
     """Runs operators that are not plainly vanilla, and has the tapes record them.
 
     All methods return the operator's outputs, which the tapes know already.
@@ -32,7 +32,7 @@ class Executor:
         self._values = values
 
     def run_claimed(
-        self, tracker: Tracker, plan: ActionPlan, request: OpRequest, inputs: list[Any]
+        self, tracker: EagerTracker, plan: ActionPlan, request: OpRequest, inputs: list[Any]
     ) -> list[Any]:
         """Run an operator without actions whose backward operators some tool analyses."""
         outputs = request.execute(inputs)
@@ -48,7 +48,7 @@ class Executor:
         return outputs
 
     def run_planned(
-        self, tracker: Tracker, plan: ActionPlan, request: OpRequest, inputs: list[Any]
+        self, tracker: EagerTracker, plan: ActionPlan, request: OpRequest, inputs: list[Any]
     ) -> list[Any]:
         """Run an operator whose plan is known, with its actions."""
         run_all = self._dispatcher.run_all
@@ -71,7 +71,7 @@ class Executor:
         return run_all(plan.after, outputs) if plan.after else outputs
 
     def run_analysed(
-        self, tracker: Tracker, op_id: str, request: OpRequest, inputs: list[Any], scope: str
+        self, tracker: EagerTracker, op_id: str, request: OpRequest, inputs: list[Any], scope: str
     ) -> tuple[list[Any], ActionPlan]:
         """Run an operator that some tool has yet to analyse; returns its outputs and its plan.
 
@@ -99,7 +99,7 @@ class Executor:
 
     def _computed(
         self,
-        tracker: Tracker,
+        tracker: EagerTracker,
         plan: ActionPlan,
         request: OpRequest,
         values: list[Any],
@@ -118,7 +118,7 @@ class Executor:
 
     def _recorded(
         self,
-        tracker: Tracker,
+        tracker: EagerTracker,
         plan: ActionPlan,
         request: OpRequest,
         execution: tuple[list[Any], list[Any], OpReplacement | None, Mark],
@@ -136,7 +136,7 @@ class Executor:
 
     def _mark(
         self,
-        tracker: Tracker,
+        tracker: EagerTracker,
         plan: ActionPlan,
         request: OpRequest,
         inputs: Sequence[Any],
@@ -146,13 +146,13 @@ class Executor:
         weak = self._values.weak(inputs)
         return Mark(plan.op_id, request.kind, names, tracker.active, weak, tracker.generation)
 
-    def _share(self, tracker: Tracker, plan: ActionPlan, mark: Mark) -> None:
+    def _share(self, tracker: EagerTracker, plan: ActionPlan, mark: Mark) -> None:
         """Let later executions of an operator share a mark, if no action looks at a tensor."""
         if (plan.is_claim or plan.is_blind) and plan.driver_data is None:
             plan.driver_data = SharedMark(mark, tracker.passes)
 
     def _note_owner(
-        self, tracker: Tracker, request: OpRequest, outputs: Sequence[Any], mark: Mark
+        self, tracker: EagerTracker, request: OpRequest, outputs: Sequence[Any], mark: Mark
     ) -> None:
         """Remember the mark of an Identity.
 

@@ -50,7 +50,7 @@ from amanda_tensorflow.eager.plan_cache import (
 )
 from amanda_tensorflow.eager.slow_path import SlowPath
 from amanda_tensorflow.eager.tape_marks import Sum
-from amanda_tensorflow.eager.thread import LOCAL, Tracker
+from amanda_tensorflow.eager.thread import LOCAL, EagerTracker
 from amanda_tensorflow.eager.tool_errors import call_python, retried
 from amanda_tensorflow.eager.variable_values import READING, VariableValues
 from amanda_tensorflow.operators.types import NOT_OPS, PYTHON_FUNCTIONS
@@ -129,7 +129,7 @@ class FastPath:
 
         return TFE_Py_FastPathExecute
 
-    def _ended(self, tracker: Tracker, entry: OperatorEntry, start: int, end: int) -> None:
+    def _ended(self, tracker: EagerTracker, entry: OperatorEntry, start: int, end: int) -> None:
         """Tell counters and timers of an execution."""
         # Without a lock: threads take turns where a function is called or a loop goes back, not
         # within a sum (CPython 3.11 to 3.14 with its global lock, which TensorFlow needs).
@@ -209,13 +209,13 @@ class FastPath:
             return self._with_routines(tracker, cell, entry, marked)
         return tracker, cell, marked, entry, None, args
 
-    def _replacing(self, tracker: Tracker, op_name: str, args: tuple[Any, ...]) -> Any:
+    def _replacing(self, tracker: EagerTracker, op_name: str, args: tuple[Any, ...]) -> Any:
         """Decide on an operator of a replacement; see :meth:`decide`."""
         if _internals.no_tape_records():
             return self._uncounted
         return self._fall_back(Reason.REPLACEMENT, tracker, op_name, args)
 
-    def _look_up(self, tracker: Tracker, ctx: Any, op_name: str, args: tuple[Any, ...]) -> Any:
+    def _look_up(self, tracker: EagerTracker, ctx: Any, op_name: str, args: tuple[Any, ...]) -> Any:
         """Decide on an operator that has no entry where it was looked for; see :meth:`decide`."""
         run = tracker.run
         if run is not None:
@@ -235,7 +235,7 @@ class FastPath:
         return self._fall_back(Reason.ANALYSIS, tracker, op_name, args)
 
     def _by_reason(
-        self, reason: Reason, tracker: Tracker, ctx: Any, op_name: str, args: tuple[Any, ...]
+        self, reason: Reason, tracker: EagerTracker, ctx: Any, op_name: str, args: tuple[Any, ...]
     ) -> Any:
         """Decide on an operator whose entry gives a reason for the slow path.
 
@@ -253,7 +253,7 @@ class FastPath:
         tracker.fallen.add(op_name)
         raise _internals.FallbackException(op_name)
 
-    def _shared_mark(self, tracker: Tracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
+    def _shared_mark(self, tracker: EagerTracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
         """Return the attribute that marks all executions on tapes; None if each has its own mark.
 
         TensorFlow's callbacks are told of attributes: they are not shown this one.
@@ -263,7 +263,7 @@ class FastPath:
         entry.marked = entry.plan.driver_data.marked
         return entry.marked
 
-    def _mark(self, tracker: Tracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
+    def _mark(self, tracker: EagerTracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
         """Return the attribute that marks an execution, if tapes record it, or an empty tuple.
 
         None if its executions do not share a mark.
@@ -275,7 +275,7 @@ class FastPath:
     # -- the slow path ----------------------------------------------------
 
     def _fall_back(
-        self, reason: Reason, tracker: Tracker, op_name: str, args: Sequence[Any]
+        self, reason: Reason, tracker: EagerTracker, op_name: str, args: Sequence[Any]
     ) -> Runner:
         """Let an operator take the slow path.
 
@@ -343,7 +343,7 @@ class FastPath:
 
     def _with_variables(
         self,
-        tracker: Tracker,
+        tracker: EagerTracker,
         cells: Cells,
         entry: OperatorEntry,
         ctx: Any,
@@ -418,7 +418,7 @@ class FastPath:
                 return None
         return cell
 
-    def _value_of(self, tracker: Tracker, cell: Cell, ctx: Any, value: Any) -> Any:
+    def _value_of(self, tracker: EagerTracker, cell: Cell, ctx: Any, value: Any) -> Any:
         """Return an argument of an operator, read if it is a variable.
 
         Args:
@@ -441,7 +441,7 @@ class FastPath:
     # -- ways to run an operator ------------------------------------------
 
     def _with_routines(
-        self, tracker: Tracker, cell: Cell, entry: OperatorEntry, marked: tuple[Any, ...]
+        self, tracker: EagerTracker, cell: Cell, entry: OperatorEntry, marked: tuple[Any, ...]
     ) -> Runner:
         """Return what runs an operator with routines that look at no tensor."""
 

@@ -12,7 +12,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.interface.points import Point
 from amanda.state import STATE
 from amanda_tensorflow.eager.autodiff import is_tensor
-from amanda_tensorflow.eager.thread import LOCAL, Tracker, unwatched
+from amanda_tensorflow.eager.thread import LOCAL, EagerTracker, unwatched
 from amanda_tensorflow.keras_layers.optimizers import accumulates
 
 
@@ -27,7 +27,7 @@ class ToldCall:
     __slots__ = ("_dispatcher", "_inputs", "_layer", "_outputs", "_pass", "_scopes", "_tracker")
 
     def __init__(
-        self, dispatcher: Dispatcher, tracker: Tracker, layer: Any, inputs: Sequence[Any]
+        self, dispatcher: Dispatcher, tracker: EagerTracker, layer: Any, inputs: Sequence[Any]
     ) -> None:
         self._dispatcher = dispatcher
         self._tracker = tracker
@@ -88,7 +88,7 @@ def _tensors(value: Any) -> Sequence[Any]:
     return [item for item in tf.nest.flatten(value) if item is not None and is_tensor(item)]
 
 
-def apart(vanilla: Callable[..., Any], tracker: Tracker) -> Callable[..., Any]:
+def apart(vanilla: Callable[..., Any], tracker: EagerTracker) -> Callable[..., Any]:
     """The call of a layer that is not built yet, and that it may build first.
 
     Operators that draw its weights have ids of their own, so that those of its first call have the

@@ -17,7 +17,7 @@ from amanda.patching import named_as
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.tape_marks import RecomputedPlace
-from amanda_tensorflow.eager.thread import LOCAL, Tracker
+from amanda_tensorflow.eager.thread import LOCAL, EagerTracker
 
 
 class Recomputation:
@@ -27,7 +27,7 @@ class Recomputation:
         place: where the first run began.
     """
 
-    def __init__(self, tracker: Tracker, place: RecomputedPlace) -> None:
+    def __init__(self, tracker: EagerTracker, place: RecomputedPlace) -> None:
         self._tracker = tracker
         self._place = place
         self._tape: Any = None

@@ -28,7 +28,7 @@ from amanda_tensorflow.eager.autodiff import (
 )
 from amanda_tensorflow.eager.op_request import EagerCall, OpRequest
 from amanda_tensorflow.eager.tape_marks import Mark, live_actions
-from amanda_tensorflow.eager.thread import Tracker
+from amanda_tensorflow.eager.thread import EagerTracker
 from amanda_tensorflow.operators.gradient_shapes import checked
 from amanda_tensorflow.operators.types import is_differentiable
 
@@ -43,7 +43,7 @@ class OpReplacement:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        tracker: Tracker,
+        tracker: EagerTracker,
         request: OpRequest,
         plan: ActionPlan,
         mark: Mark | None,

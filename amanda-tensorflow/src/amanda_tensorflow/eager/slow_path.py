@@ -15,7 +15,7 @@ from amanda.engine.plan import ActionPlan
 from amanda.patching import named_as
 from amanda.state import STATE
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.execution import Executor
+from amanda_tensorflow.eager.execution import EagerExecutor
 from amanda_tensorflow.eager.op_request import OpRequest, Vanilla
 from amanda_tensorflow.eager.plan_cache import (
     PLAIN,
@@ -28,12 +28,12 @@ from amanda_tensorflow.eager.plan_cache import (
     keep,
     slow_path_reason,
 )
-from amanda_tensorflow.eager.thread import LOCAL, Tracker
+from amanda_tensorflow.eager.thread import LOCAL, EagerTracker
 from amanda_tensorflow.eager.tool_errors import retried
 from amanda_tensorflow.eager.variable_values import READING, VariableValues
 from amanda_tensorflow.operators.types import NOT_OPS
 
-Runner = Callable[[Tracker, ActionPlan, OpRequest, list[Any]], list[Any]]
+Runner = Callable[[EagerTracker, ActionPlan, OpRequest, list[Any]], list[Any]]
 """Runs an operator of which the plan is known; returns its outputs."""
 
 _NO_TENSORS = "operators called with inputs that are not tensors"
@@ -54,7 +54,7 @@ class SlowPath:
         self._dispatcher = dispatcher
         self._vanilla = vanilla
         self._values = values
-        self._executor = Executor(dispatcher, values)
+        self._executor = EagerExecutor(dispatcher, values)
         self._runners: dict[Reason | None, Runner] = {
             Reason.TENSORS: self._executor.run_planned,
             Reason.MARK: self._executor.run_claimed,
@@ -133,7 +133,7 @@ class SlowPath:
         cell[0] += 1
         return outputs
 
-    def _in_replacement(self, tracker: Tracker, request: OpRequest, inputs: list[Any]) -> Any:
+    def _in_replacement(self, tracker: EagerTracker, request: OpRequest, inputs: list[Any]) -> Any:
         """Run an operator of a replacement: its record carries the replaced operator's mark."""
         outputs = request.execute(inputs)
         if not _internals.no_tape_records():
@@ -142,7 +142,7 @@ class SlowPath:
         return outputs
 
     def _backward(
-        self, tracker: Tracker, entry: OperatorEntry, request: OpRequest, inputs: list[Any]
+        self, tracker: EagerTracker, entry: OperatorEntry, request: OpRequest, inputs: list[Any]
     ) -> Any:
         """Run an operator of a backward pass."""
         run = tracker.run
@@ -158,7 +158,7 @@ class SlowPath:
 
     def _forward(
         self,
-        tracker: Tracker,
+        tracker: EagerTracker,
         cell: Cell,
         entry: OperatorEntry,
         request: OpRequest,
@@ -200,7 +200,7 @@ class SlowPath:
 
     def _first(
         self,
-        tracker: Tracker,
+        tracker: EagerTracker,
         cell: Cell,
         scope: str,
         op_id: str,
@@ -223,7 +223,7 @@ class SlowPath:
             tracker.note_recorded(outputs)
         return outputs
 
-    def start(self, tracker: Tracker, plan: ActionPlan, cell: Cell) -> None:
+    def start(self, tracker: EagerTracker, plan: ActionPlan, cell: Cell) -> None:
         """Run the routines before an operator, which look at no tensor; once, on either path."""
         this = id(cell), cell[0]
         if this not in tracker.ids.started:
@@ -233,7 +233,7 @@ class SlowPath:
 
     def _keep(
         self,
-        tracker: Tracker,
+        tracker: EagerTracker,
         cell: Cell,
         number: int,
         kind: str,
@@ -246,7 +246,7 @@ class SlowPath:
 
 
 def _run_vanilla(
-    tracker: Tracker, plan: ActionPlan, request: OpRequest, inputs: list[Any]
+    tracker: EagerTracker, plan: ActionPlan, request: OpRequest, inputs: list[Any]
 ) -> list[Any]:
     """Run an operator for which there is nothing to do with its tensors."""
     return request.execute(inputs)

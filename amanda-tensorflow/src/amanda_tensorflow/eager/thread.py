@@ -50,7 +50,7 @@ class RunningRecomputation(Protocol):
         """A tape was asked for gradients; if it was the recomputation's, that has ended."""
 
 
-class Tracker:
+class EagerTracker:
     """The operators of one thread: which cells count them, and which scopes apply to them.
 
     Attributes:
@@ -262,7 +262,7 @@ class Tracker:
 class LocalTracker(threading.local):
     """The current thread's tracker; None where no scope covers the thread."""
 
-    tracker: Tracker | None = None
+    tracker: EagerTracker | None = None
 
 
 LOCAL = LocalTracker()

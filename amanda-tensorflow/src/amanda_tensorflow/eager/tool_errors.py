@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from amanda_tensorflow.eager.thread import Tracker
+from amanda_tensorflow.eager.thread import EagerTracker
 
 _REFLECTED = "r_binary_op_wrapper"
 """The function of ``tensorflow.python.framework.override_binary_operator`` that tries again."""
@@ -43,7 +43,7 @@ def retried() -> BaseException | None:
     return None if frame is None or frame.f_code.co_name != _REFLECTED else error
 
 
-def call_python(tracker: Tracker, call: Callable[[], Any]) -> Any:
+def call_python(tracker: EagerTracker, call: Callable[[], Any]) -> Any:
     """Run an operator that calls a Python function; raises what a tool has raised in it."""
     tracker.failures.append(None)
     try:

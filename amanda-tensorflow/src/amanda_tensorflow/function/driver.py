@@ -29,7 +29,7 @@ from amanda_tensorflow.graphs.evaluation import evaluate
 from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.gradients import acts_on_gradients
 from amanda_tensorflow.graphs.instrument import Instrument
-from amanda_tensorflow.graphs.iterations import Iterations, sets_variables_only
+from amanda_tensorflow.graphs.iterations import GraphIterations, sets_variables_only
 from amanda_tensorflow.graphs.module_marks import calls_modules
 from amanda_tensorflow.graphs.passes import GraphRun, InnerPasses, Passing, RunningModules
 from amanda_tensorflow.graphs.random_state import first_seeded
@@ -183,7 +183,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         instrumented = _internals.instrumented(function, building.graph, attributes)
         return FunctionCopy(instrumented, list(building.graph.external_captures))
 
-    def _prepare(self, building: Building, source: Any, iterations: Iterations | None) -> None:
+    def _prepare(self, building: Building, source: Any, iterations: GraphIterations | None) -> None:
         """Decide whether a copy reports modules, and whether its operators are added immediately.
 
         Args:
@@ -238,7 +238,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             stacklevel=4,
         )
 
-    def _iterations(self, source: Any, building: Building) -> Iterations | None:
+    def _iterations(self, source: Any, building: Building) -> GraphIterations | None:
         """The iterations in the runs of a function; None if they are not reported.
 
         Args:
@@ -250,7 +250,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             return None
         if function_name(source).endswith(".backward"):
             return None
-        found = Iterations.of(source)
+        found = GraphIterations.of(source)
         if not found.is_plain:
             building.inner_passes = InnerPasses(points)
         return found
@@ -312,7 +312,9 @@ def _recording_call(vanilla: Callable[..., Any]) -> Callable[..., Any]:
     return named_as(vanilla, record)
 
 
-def _note_reports(copy: Copy, building: Building, iterations: Iterations | None, name: str) -> None:
+def _note_reports(
+    copy: Copy, building: Building, iterations: GraphIterations | None, name: str
+) -> None:
     """Note which of the passes and modules in runs of a copy are reported to tools.
 
     Args:

@@ -15,7 +15,7 @@ from amanda.interface.points import Point
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.executions import Executions
-from amanda_tensorflow.graphs.iterations import Iterations
+from amanda_tensorflow.graphs.iterations import GraphIterations
 from amanda_tensorflow.graphs.passes import InnerPasses, RunningModules
 
 
@@ -43,7 +43,7 @@ class Copy:
     generation: int
     executions: Executions | None = None
     told: str = ""
-    iterations: Iterations | None = None
+    iterations: GraphIterations | None = None
     inner_passes: InnerPasses | None = None
     modules: RunningModules | None = None
     is_told: bool = False

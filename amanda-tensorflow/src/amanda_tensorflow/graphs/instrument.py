@@ -32,7 +32,7 @@ from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.frames import is_in_loop
 from amanda_tensorflow.graphs.gradient_order import restore_order
 from amanda_tensorflow.graphs.gradients import ForwardView, GraphGradients, is_changed
-from amanda_tensorflow.graphs.iterations import Iterations
+from amanda_tensorflow.graphs.iterations import GraphIterations
 from amanda_tensorflow.graphs.op_call import GraphBackwardCall, GraphOpCall
 from amanda_tensorflow.graphs.op_ids import GraphIds, IdentifiedOp
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, captured_tensors
@@ -133,7 +133,7 @@ class Instrument:
             is_gradient=call is not None or site.is_backward,
             is_stacked=site.is_stacked or site.is_stacked_at(op.name),
             device=op.device or site.device,
-            iterations=None if site.iterations is None else Iterations.of(graph),
+            iterations=None if site.iterations is None else GraphIterations.of(graph),
         )
 
     def branch(

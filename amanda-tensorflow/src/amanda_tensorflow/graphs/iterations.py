@@ -4,7 +4,7 @@ A function by which Keras trains several batches (``steps_per_execution``) has t
 of a loop, and code may unroll its steps. Then no run of the function is an iteration, but each
 run of the body, or each part that ends with a step::
 
-    found = Iterations.of(graph)
+    found = GraphIterations.of(graph)
     found.is_inside                 # iterations are runs of bodies and branches, not of the graph
 """
 
@@ -28,7 +28,7 @@ _LOOPS = DATASET_LOOPS | {"While", "StatelessWhile"}
 
 
 @attrs.define(eq=False)
-class Iterations:
+class GraphIterations:
     """The iterations in the runs of one graph.
 
     Attributes:
@@ -56,17 +56,17 @@ class Iterations:
         return not (self.may_step or self.is_inside or self.ends)
 
     @classmethod
-    def of(cls, graph: Any) -> Iterations:
+    def of(cls, graph: Any) -> GraphIterations:
         """The iterations of a graph."""
         return cls.among(graph, graph.get_operations())
 
     @classmethod
-    def among(cls, graph: Any, operations: Iterable[Any]) -> Iterations:
+    def among(cls, graph: Any, operations: Iterable[Any]) -> GraphIterations:
         """The iterations of some operators of a graph."""
         in_layers = layer_calls(graph)
         found = cls(calls_model=bool(in_layers), differentiates=bool(log_of(graph).calls))
         found.accumulating = _accumulating(graph)
-        inside: list[tuple[Any, Iterations]] = []
+        inside: list[tuple[Any, GraphIterations]] = []
         for op in operations:
             if op.type in CALLS:
                 found._add_called([cls.of(body) for body in bodies(op).values()])
@@ -90,7 +90,9 @@ class Iterations:
             return {"then_branch": found["then_branch"]}
         return found
 
-    def within(self, op: Any, body: Any) -> tuple[Iterations | None, Literal["", "pass", "step"]]:
+    def within(
+        self, op: Any, body: Any
+    ) -> tuple[GraphIterations | None, Literal["", "pass", "step"]]:
         """The iterations of a body or branch, and what a run of it is.
 
         Args:
@@ -103,7 +105,7 @@ class Iterations:
         is_told = body in self.stepping_bodies(op).values()
         if self.is_plain or not is_told or made_by_keras(op):
             return None, ""
-        found = Iterations.of(body)
+        found = GraphIterations.of(body)
         if not (op.type in _LOOPS or found.differentiates):
             if found.trains:
                 return found, "step"
@@ -112,14 +114,14 @@ class Iterations:
         return self._as_pass(found) if self.is_inside else (None, "")
 
     @staticmethod
-    def _as_pass(found: Iterations) -> tuple[Iterations | None, Literal["", "pass"]]:
+    def _as_pass(found: GraphIterations) -> tuple[GraphIterations | None, Literal["", "pass"]]:
         """Return the iterations of a body that is an iteration, or has some; None for others."""
         if found.is_inside and not found.trains:
             return found, ""
         is_pass = found.trains or found.may_step or found.calls_model
         return (found, "pass") if is_pass else (None, "")
 
-    def _add_called(self, called: Iterable[Iterations]) -> None:
+    def _add_called(self, called: Iterable[GraphIterations]) -> None:
         """Note the functions that are called: they run as a part of the graph."""
         for body in called:
             self.trains |= body.trains
@@ -128,7 +130,7 @@ class Iterations:
             self.calls_model |= body.calls_model
             self.differentiates |= body.differentiates
 
-    def _add_inner(self, inside: Iterable[tuple[Any, Iterations]]) -> None:
+    def _add_inner(self, inside: Iterable[tuple[Any, GraphIterations]]) -> None:
         """Note bodies and branches: some of them are iterations."""
         calls_model = self.calls_model
         for op, body in inside:

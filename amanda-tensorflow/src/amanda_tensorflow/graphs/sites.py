@@ -22,7 +22,7 @@ from amanda_tensorflow.gradient_map.recording import (
     log_of,
 )
 from amanda_tensorflow.gradient_map.recovery import completed
-from amanda_tensorflow.graphs.iterations import Iterations
+from amanda_tensorflow.graphs.iterations import GraphIterations
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.keras_layers.recording import LayerCall, LayerPath
 from amanda_tensorflow.operators.description import attributes_of, module_of, named_with_type
@@ -144,7 +144,7 @@ class OpSite:
     is_stacked: bool = False
     saved: dict[str, Mapping[int, list[Any]]] = attrs.field(factory=dict)
     device: str = ""
-    iterations: Iterations | None = None
+    iterations: GraphIterations | None = None
     passing: Literal["", "pass", "step"] = ""
     tensors: dict[int, Any] = attrs.field(factory=dict)
     ops: dict[str, Any] = attrs.field(factory=dict)
