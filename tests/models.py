@@ -40,12 +40,6 @@ def resnet50(size: int = 64, batch: int = 2) -> Built:
     return torchvision.models.resnet50(num_classes=10), {"x": torch.rand(batch, 3, size, size)}
 
 
-def inception_v3() -> Built:
-    """torchvision's Inception-v3 with its auxiliary head, which needs 299 x 299 and a batch."""
-    model = torchvision.models.inception_v3(num_classes=10, init_weights=False)
-    return model, {"x": torch.rand(2, 3, 299, 299)}
-
-
 def vit() -> Built:
     """torchvision's ViT, built from ``nn.MultiheadAttention``."""
     model = torchvision.models.VisionTransformer(
@@ -140,7 +134,6 @@ def _tokens(batch: int = 2, length: int = 8) -> Inputs:
 ZOO: Mapping[str, Callable[[], Built]] = {
     "resnet18": resnet18,
     "resnet50": resnet50,
-    "inception_v3": inception_v3,
     "vit": vit,
     "vit_timm": vit_timm,
     "bert": bert,

@@ -14,7 +14,7 @@ from tests import models
 from tests.torch.reference import nodes_before, reference
 from tests.torch.support import Counter, applied
 
-TRAINED = ("resnet50", "inception_v3", "bert", "gpt2", "llama", "vit", "lstm")
+TRAINED = ("resnet50", "bert", "gpt2", "llama", "vit", "lstm")
 EVALUATED = ("vit", "encoder", "attention")
 
 
