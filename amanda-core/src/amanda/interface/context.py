@@ -226,11 +226,11 @@ class OpContext(dict[Any, Any]):
     # -- inspection -------------------------------------------------------
 
     def is_forward(self) -> bool:
-        """Whether this is the context of a forward operator."""
+        """True if this is the context of a forward operator."""
         return True
 
     def is_backward(self) -> bool:
-        """Whether this is the context of a backward operator."""
+        """True if this is the context of a backward operator."""
         return self._state.backward_op_id is not None
 
     def get_op(self) -> Any:

@@ -144,7 +144,7 @@ _PLAIN = frozenset({int, type(None)})
 
 
 def _is_plain(shape: Any) -> bool:
-    """Whether equal shapes are equal keys, and hold nothing but numbers and None."""
+    """True if equal shapes are equal keys, and hold nothing but numbers and None."""
     by_identity: Any = object.__hash__
     if type(shape).__hash__ is by_identity:
         return False

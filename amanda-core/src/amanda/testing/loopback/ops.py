@@ -45,7 +45,7 @@ class LoopbackOp:
         return execute(self, args, kwargs)
 
     def takes_tensor(self, parameter: str) -> bool:
-        """Whether a parameter is declared as a tensor or a list of tensors."""
+        """True if a parameter is declared as a tensor or a list of tensors."""
         return "Tensor" in str(self.signature.parameters[parameter].annotation)
 
 
