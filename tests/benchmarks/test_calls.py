@@ -6,7 +6,7 @@ import os.path
 
 import pytest
 
-from amanda.text import printable
+from amanda.python.text import printable
 from tests.benchmarks.calls import ROOT, report
 from tests.counting import called
 
@@ -19,6 +19,6 @@ def test_calls_are_counted_by_file_and_function(capsys: pytest.CaptureFixture[st
     report(codes, 5)
     assert capsys.readouterr().out == (
         "2 calls of Amanda's functions, 1 functions\n"
-        "       2  amanda/text.py\n\n"
-        "       2  amanda/text.py: printable\n"
+        "       2  amanda/python/text.py\n\n"
+        "       2  amanda/python/text.py: printable\n"
     )

@@ -48,7 +48,7 @@ from amanda.interface.calls import BackwardCall, BoundCall, NamedOp
 from amanda.interface.driver import Driver
 from amanda.interface.points import Point
 from amanda.interface.specs import Phase
-from amanda.references import Reference, nothing
+from amanda.python.references import Reference, nothing
 from amanda.state import STATE, unwind
 
 Tensors = list[Any]

@@ -23,7 +23,7 @@ from typing import Any
 
 import attrs
 
-from amanda.signatures import signature_of
+from amanda.python.signatures import signature_of
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

@@ -13,8 +13,8 @@ from amanda.errors import (
 )
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.calls import OpFunction
+from amanda.interface.namespace import Namespace
 from amanda.interface.specs import OpTensors, Phase, TensorSpec, specs_of
-from amanda.namespace import Namespace
 from amanda.state import STATE
 
 if TYPE_CHECKING:

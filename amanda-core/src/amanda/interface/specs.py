@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
-from amanda.memo import Memo
+from amanda.python.memo import Memo
 
 Phase = Literal["setup", "forward", "backward", "optimizer", "other"]
 """The phase of an operator: building and initialising models, computing results and losses,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from amanda.signatures import signature_of
+from amanda.python.signatures import signature_of
 from amanda_torch._internals.symbols import find_symbol, require, symbol
 from amanda_torch._internals.threads import compiling_asked, dispatch_depth
 

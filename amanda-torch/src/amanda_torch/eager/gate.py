@@ -28,10 +28,10 @@ from amanda import inline
 from amanda.engine.backward import OpHandle
 from amanda.engine.notes import note
 from amanda.errors import CoverageWarning
-from amanda.extensions import Extension, chosen
 from amanda.interface.action import Action
-from amanda.patching import PatchSet
-from amanda.references import Reference, nothing
+from amanda.interface.extensions import Extension, chosen
+from amanda.python.patching import PatchSet
+from amanda.python.references import Reference, nothing
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED
 from amanda_torch import _internals
 from amanda_torch.autograd.claims import Claimer
@@ -282,7 +282,7 @@ def _unwritable() -> str:
 
 
 class _Switch:
-    """The gate as an attribute that a :class:`~amanda.patching.PatchSet` sets and puts back."""
+    """The gate as an attribute that a :class:`~amanda.driver.PatchSet` sets and puts back."""
 
     @property
     def is_on(self) -> bool:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from amanda.signatures import signature_of
+from amanda.python.signatures import signature_of
 from amanda.testing.loopback.tape import Tensor, record
 
 GENERATOR = random.Random(0)
