@@ -17,7 +17,7 @@ from torch import nn
 from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 
-from amanda.patching import PatchSet
+from amanda.python.patching import PatchSet
 from amanda_torch import _internals, extension
 from amanda_torch.eager import gate
 from amanda_torch.eager.interceptors import Interceptor, NoTools

@@ -1,4 +1,4 @@
-"""Calls of Amanda's functions are counted."""
+"""Calls of Amanda's functions are reported."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import os.path
 
 import pytest
 
-from amanda.text import printable
-from tests.benchmarks.calls import Counter
+from amanda.python.text import printable
+from tests.benchmarks.calls import ROOT, report
+from tests.counting import called
 
 
-def test_only_calls_of_amanda_s_functions_count(capsys: pytest.CaptureFixture[str]) -> None:
-    """Functions of Python's library and of tests are left out; the report has the others."""
-    counter = Counter()
-    counter.install()
-    printable("a")
-    printable(os.path.join("b", "c"))
-    counter.report(5)
-    assert counter.calls == {("amanda/text.py", "printable"): 2}
-    printed = capsys.readouterr().out
-    assert printed.startswith("2 calls of Amanda's functions, 1 functions\n")
-    assert "amanda/text.py: printable" in printed
+def test_calls_are_counted_by_file_and_function(capsys: pytest.CaptureFixture[str]) -> None:
+    """Functions of Python's library are left out."""
+    with called((f"{ROOT}/amanda-",)) as codes:
+        printable("a")
+        printable(os.path.join("b", "c"))
+    report(codes, 5)
+    assert capsys.readouterr().out == (
+        "2 calls of Amanda's functions, 1 functions\n"
+        "       2  amanda/python/text.py\n\n"
+        "       2  amanda/python/text.py: printable\n"
+    )

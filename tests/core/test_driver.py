@@ -12,7 +12,7 @@ import pytest
 import amanda
 from amanda.engine.dispatch import create_driver
 from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
-from amanda.namespace import Namespace
+from amanda.interface.namespace import Namespace
 from amanda.registry import hookspecs
 from amanda.state import ATTACHED, UNPAUSED
 from amanda.testing import loopback as lb

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from amanda.errors import CoverageWarning
-from amanda.extensions import Extension, chosen, mistake
+from amanda.interface.extensions import Extension, chosen, mistake
 
 VARIABLE = "AMANDA_MOON"
 EXTENSION = Extension("amanda-moon", "amanda_moon_accel", interface=3, newest_python=(3, 14))
@@ -35,8 +35,8 @@ def test_one_that_fits_is_loaded(package: types.SimpleNamespace) -> None:
     ("name", "value", "reason"),
     [
         ("platform.python_implementation", lambda: "PyPy", "needs CPython, and this is PyPy"),
-        ("amanda._internals.has_gil", lambda: False, "a free-threaded build"),
-        ("amanda._internals.has_jit", lambda: True, "the JIT of this Python"),
+        ("amanda.python._internals.has_gil", lambda: False, "a free-threaded build"),
+        ("amanda.python._internals.has_jit", lambda: True, "the JIT of this Python"),
         ("sys.version_info", (3, 10, 0), "was not tested with Python 3.10"),
         ("sys.version_info", (3, 99, 0), "was not tested with Python 3.99"),
         ("sys.platform", "plan9", "was not tested on plan9"),

@@ -20,8 +20,8 @@ from amanda.errors import (
     SelectionError,
 )
 from amanda.files import new_beside, read_json, read_text, replaced, write_json
+from amanda.python.text import printable
 from amanda.results import Table
-from amanda.text import printable
 from amanda.tools.reporting import plain_text
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.interrupts import deferred
+from amanda.python.interrupts import deferred
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE, TOOL_LOCK, Lock, owned_locks
 from amanda.testing import interrupts
 from amanda.testing import loopback as lb

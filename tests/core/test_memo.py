@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from amanda.interface import specs
-from amanda.memo import Memo
+from amanda.python.memo import Memo
 
 
 def test_a_full_memo_begins_anew() -> None:

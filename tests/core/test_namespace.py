@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amanda.namespace import Namespace
+from amanda.interface.namespace import Namespace
 
 TAGS = st.lists(st.text("abc.12", min_size=1, max_size=4), min_size=1, max_size=4)
 

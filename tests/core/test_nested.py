@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from amanda.nested import leaves, plain
+from amanda.python.nested import leaves, plain
 
 
 def test_a_container_that_is_held_twice_is_gone_into_once() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amanda.patching import PatchSet, hide_own_frames, named_as
+from amanda.python.patching import PatchSet, hide_own_frames, named_as
 
 
 class Base:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-from amanda.references import Reference, nothing
+from amanda.python.references import Reference, nothing
 
 class Held:
     pass
@@ -43,7 +43,7 @@ def test_a_reference_can_be_made_while_others_come_to_their_end() -> None:
 
 
 ENDING = """
-from amanda.references import Reference, nothing
+from amanda.python.references import Reference, nothing
 
 class Held:
     pass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amanda.signatures import annotations_of, signature_of
+from amanda.python.signatures import annotations_of, signature_of
 
 FROM_3_14 = pytest.mark.skipif(
     sys.version_info < (3, 14), reason="this Python computes annotations where they are written"

@@ -107,10 +107,10 @@ def test_all_tools_run_on_it(environment: Environment) -> None:
 
 
 def test_nan_names_the_line_of_the_program(environment: Environment) -> None:
-    """Stack frames of the driver and of its framework are skipped, as those of Amanda's drivers."""
+    """Frames of a driver and its framework are skipped; a Python number may be differentiated."""
     (environment.folder / "nan.py").write_text(
         "import autograd.numpy as np\nfrom autograd import grad\n\n"
-        "def loss(x):\n    return np.sqrt(x)\n\ngrad(loss)(np.array(-1.0))\n"
+        "def loss(x):\n    return np.sqrt(x)\n\ngrad(loss)(-1.0)\n"
     )
     environment.run("amanda", "run", "-t", "nan", "-o", "out", "nan.py")
     first = json.loads((environment.folder / "out/nan.json").read_text())["summary"]["first"]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from amanda.errors import CapabilityError
-from amanda.patching import PatchSet
+from amanda.python.patching import PatchSet
 from amanda.state import ATTACHED, LIVE_SCOPES
 from amanda_torch import _internals, plugin
 from amanda_torch._internals import symbols

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import amanda
-from amanda.memo import Memo
+from amanda.python.memo import Memo
 from amanda_torch import _internals
 from amanda_torch.operators import replaced_functions
 from amanda_torch.operators.replaced_functions import original_of

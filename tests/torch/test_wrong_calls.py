@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import amanda
-from amanda.patching import PatchSet
+from amanda.python.patching import PatchSet
 from amanda_torch.eager import gate
 from amanda_torch.plugin import TorchEagerDriver
 from tests.torch.support import Identity, applied, interceptors

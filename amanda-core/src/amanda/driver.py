@@ -18,14 +18,14 @@ from amanda.engine.eager import EagerDriver, OperatorRun
 from amanda.engine.op_ids import OpIds
 from amanda.engine.plan import ActionPlan
 from amanda.engine.static_graph import StaticGraphDispatcher
-from amanda.extensions import Extension
 from amanda.interface.action import Action, ActionKind, InstPoint
 from amanda.interface.binding import Arguments, Signature
 from amanda.interface.calls import BackwardCall, BoundCall, NamedOp, OpCall
 from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver, ThreadSwitches
+from amanda.interface.extensions import Extension, chosen, mistake
+from amanda.interface.namespace import Namespace
 from amanda.interface.proofs import Proof
-from amanda.namespace import Namespace
-from amanda.patching import PatchSet
+from amanda.python.patching import PatchSet
 from amanda.state import STATE, unwind
 
 __all__ = [
@@ -57,6 +57,8 @@ __all__ = [
     "Signature",
     "StaticGraphDispatcher",
     "ThreadSwitches",
+    "chosen",
+    "mistake",
     "run_backward",
     "unwind",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
-from amanda.text import printable
+from amanda.python.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from amanda.errors import FileError
-from amanda.nested import converted
+from amanda.python.nested import converted
 
 _CLOSED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 """The file is not a link, and is closed in programs that this one starts."""

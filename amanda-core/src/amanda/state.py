@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
-from amanda._internals import owned_check, reset_lock
+from amanda.python._internals import owned_check, reset_lock
 
 _T = TypeVar("_T")
 

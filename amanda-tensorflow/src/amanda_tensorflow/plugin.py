@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import amanda
 from amanda.errors import CapabilityError
 from amanda.interface.driver import Capability, Driver
-from amanda.namespace import Namespace
+from amanda.interface.namespace import Namespace
 from amanda_tensorflow import mapping_rules
 
 MINIMUM = (2, 16)

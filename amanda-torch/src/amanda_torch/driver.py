@@ -14,7 +14,7 @@ import torch
 import amanda
 from amanda.errors import CapabilityError
 from amanda.interface.driver import ThreadSwitches
-from amanda.namespace import Namespace
+from amanda.interface.namespace import Namespace
 from amanda.registry.proofs import proving
 from amanda.state import STATE, unwind
 from amanda_torch import _internals

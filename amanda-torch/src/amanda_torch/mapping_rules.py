@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from amanda.memo import Memo
+from amanda.python.memo import Memo
 from amanda.tools.contraction import weight_layout
 from amanda_torch.attribute_rules import RULES
 

@@ -17,11 +17,11 @@ from typing import Any
 from amanda.cli.list_installed import driver_lines
 from amanda.cli.messages import CommandParser
 from amanda.interface.driver import INTERFACE_VERSION, Driver
+from amanda.python.text import printable
 from amanda.registry import distributions, drivers, plugins, proofs
 from amanda.registry.hookspecs import PROJECT
 from amanda.scope.apply import apply
 from amanda.state import FAILED
-from amanda.text import printable
 
 Check = Callable[[], Any]
 """Returns the problems that it finds, one line each; raising counts as a problem, too."""

@@ -15,9 +15,9 @@ from amanda.cli import tool_options
 from amanda.cli.messages import CommandParser, complain, described_warning
 from amanda.errors import AmandaError
 from amanda.interface.tool import Tool
+from amanda.python.text import printable
 from amanda.registry import drivers, plugins
 from amanda.results import Table
-from amanda.text import printable
 from amanda.tools import available, load
 from amanda.tools.reporting import plain_text
 

@@ -18,8 +18,8 @@ from amanda.cli import pages
 from amanda.cli.messages import CommandParser, complain
 from amanda.errors import FileError
 from amanda.files import read_json, write_json
+from amanda.python.text import printable
 from amanda.results import RunReport, Table, ToolReport
-from amanda.text import printable
 
 _RANKED = re.compile(r"(?P<stem>.+)-rank(?P<rank>[0-9]{1,9})(?P<rest>(?:\.timeline)?\.json)")
 """The name of a rank's file."""

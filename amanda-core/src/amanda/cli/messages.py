@@ -15,7 +15,7 @@ import warnings
 from typing import NoReturn
 
 from amanda.errors import AmandaWarning
-from amanda.text import printable
+from amanda.python.text import printable
 
 WRONG_USAGE = 2
 """The exit status of a command line that is wrong."""

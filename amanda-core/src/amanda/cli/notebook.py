@@ -22,8 +22,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from amanda.cli import messages, program, run, tracebacks
 from amanda.cli.results import Rank, Report
 from amanda.errors import AmandaError
+from amanda.python.text import printable
 from amanda.scope.apply import apply
-from amanda.text import printable
 
 VARIABLE = "_amanda"
 """Name of the variable that holds the tools of the last cell; ``--as`` gives another name."""

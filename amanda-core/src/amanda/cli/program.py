@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import attrs
 
-from amanda._internals import register_source
+from amanda.python._internals import register_source
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?t?)?(\.exe)?")
 """File names of Python itself."""

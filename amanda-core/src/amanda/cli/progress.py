@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from amanda.patching import PatchSet
+from amanda.python.patching import PatchSet
 from amanda.state import LiveScope
 
 FIRST, EVERY = 3.0, 1.0

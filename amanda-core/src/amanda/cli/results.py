@@ -21,9 +21,9 @@ from amanda.engine.tool_code import paused
 from amanda.errors import AmandaWarning, described
 from amanda.files import write_json
 from amanda.interface.tool import Tool
+from amanda.python.text import printable
 from amanda.results import RunReport, Table
 from amanda.scope.scope import Statistics
-from amanda.text import printable
 from amanda.tools.op_filter import OpFilter
 from amanda.tools.reporting import plain_text
 

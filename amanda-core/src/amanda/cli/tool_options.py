@@ -18,7 +18,7 @@ import attrs
 
 from amanda.cli import grammar
 from amanda.interface.tool import Tool
-from amanda.signatures import signature_of
+from amanda.python.signatures import signature_of
 from amanda.tools.reporting import unknown_option
 
 COMMON_OPTIONS = ("ops", "modules", "every", "skip", "driver", "html", "output")

@@ -120,11 +120,11 @@ class BackwardExecution:
         self.call = call
 
     def is_live(self) -> bool:
-        """Whether a scope that saw the forward operator has not ended."""
+        """True if a scope that saw the forward operator has not ended."""
         return bool(self._handle.records())
 
     def needed(self) -> tuple[bool, bool]:
-        """Whether there are routines or analyses before and after the backward operator."""
+        """True if there are routines or analyses before and after the backward operator."""
         before, after, _ = backward_needs(self._handle, self.call.op_id)
         return before, after
 

@@ -48,7 +48,7 @@ from amanda.interface.calls import BackwardCall, BoundCall, NamedOp
 from amanda.interface.driver import Driver
 from amanda.interface.points import Point
 from amanda.interface.specs import Phase
-from amanda.references import Reference, nothing
+from amanda.python.references import Reference, nothing
 from amanda.state import STATE, unwind
 
 Tensors = list[Any]
@@ -346,7 +346,7 @@ class EagerDriver(Driver):
         return Reference(tensor, nothing)
 
     def wants_gradient(self, tensor: Any) -> bool:
-        """Whether operators on `tensor` are recorded for differentiation now."""
+        """True if operators on `tensor` are recorded for differentiation now."""
         return False
 
     def with_vjp(
@@ -415,7 +415,7 @@ class EagerDriver(Driver):
 
     @property
     def is_active(self) -> bool:
-        """Whether the operators of this thread are instrumented."""
+        """True if the operators of this thread are instrumented."""
         thread = self.thread
         return not (thread.vanilla or thread.backward) and bool(self.dispatcher.scopes())
 
@@ -516,7 +516,7 @@ class EagerDriver(Driver):
                 points.forward_ends(told, name)
 
     def trains(self, module: Any) -> bool:
-        """Whether a module is called for training: gradients of its result may be asked for."""
+        """True if a module is called for training: gradients of its result may be asked for."""
         return True
 
     @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from amanda.python.text import printable
 from amanda.state import ATTACHED
-from amanda.text import printable
 
 
 def note(error: BaseException, who: str, op_id: str, point: str = "op ") -> None:

@@ -471,7 +471,7 @@ class ShapeSum(Inline):
         weight = self.weigh(shapes)
         self.add(weight, shapes)
         if key is not None and weight is not None:
-            # No amanda.memo.Memo, which takes two functions more for each new operator.
+            # No amanda.python.memo.Memo, which takes two functions more for each new operator.
             if len(self._weights) >= _SHAPES:
                 self._weights.clear()
             if self.of is not None:

@@ -29,7 +29,7 @@ class InstPoint(enum.Enum):
 
     @property
     def is_backward(self) -> bool:
-        """Whether the point belongs to a backward operator."""
+        """True if the point belongs to a backward operator."""
         return self in (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP)
 
 
@@ -66,11 +66,11 @@ class Owner(Protocol):
 
     @property
     def differentiable(self) -> bool:
-        """Whether its routines take part in AD by default."""
+        """True if its routines take part in AD by default."""
 
     @property
     def only_watches(self) -> bool:
-        """Whether it promises to change no value."""
+        """True if it promises to change no value."""
 
 
 class Filter(Protocol):
@@ -81,7 +81,7 @@ class Filter(Protocol):
         """Tools that act first in a scope with this filter."""
 
     def selects(self, context: Any) -> bool:
-        """Whether the tools' analyses see an operator; asked once for each record of one."""
+        """True if the tools' analyses see an operator; asked once for each record of one."""
 
     def restrict(self, action: Action) -> Action:
         """An action that tools have recorded, restricted to the selected executions.

@@ -23,7 +23,7 @@ from typing import Any
 
 import attrs
 
-from amanda.signatures import signature_of
+from amanda.python.signatures import signature_of
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -137,11 +137,11 @@ class Signature:
         return binding.arguments()
 
     def is_tensor(self, value: Any) -> bool:
-        """Whether an argument is a tensor."""
+        """True if an argument is a tensor."""
         return value is not None and self._is_tensor(value)
 
     def takes_tensor(self, name: str, value: Any) -> bool:
-        """Whether the parameter `name` takes tensors, so that None is an absent one."""
+        """True if the parameter `name` takes tensors, so that None is an absent one."""
         if self._learns and self.is_tensor(value):
             self._tensors.add(name)
         return name in self._tensors

@@ -30,7 +30,7 @@ class Variable(abc.ABC):
     name: str = ""
 
     def is_alive(self) -> bool:
-        """Whether the variable is still there."""
+        """True if the variable is still there."""
         return True
 
     @abc.abstractmethod

@@ -13,8 +13,8 @@ from amanda.errors import (
 )
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.calls import OpFunction
+from amanda.interface.namespace import Namespace
 from amanda.interface.specs import OpTensors, Phase, TensorSpec, specs_of
-from amanda.namespace import Namespace
 from amanda.state import STATE
 
 if TYPE_CHECKING:
@@ -226,11 +226,11 @@ class OpContext(dict[Any, Any]):
     # -- inspection -------------------------------------------------------
 
     def is_forward(self) -> bool:
-        """Whether this is the context of a forward operator."""
+        """True if this is the context of a forward operator."""
         return True
 
     def is_backward(self) -> bool:
-        """Whether this is the context of a backward operator."""
+        """True if this is the context of a backward operator."""
         return self._state.backward_op_id is not None
 
     def get_op(self) -> Any:

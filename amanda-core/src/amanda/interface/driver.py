@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Self
 import attrs
 
 from amanda.errors import described
-from amanda.extensions import mistake
 from amanda.interface.action import Action
+from amanda.interface.extensions import mistake
+from amanda.interface.namespace import Namespace
 from amanda.interface.proofs import Proof
-from amanda.namespace import Namespace
-from amanda.patching import PatchSet
+from amanda.python.patching import PatchSet
 
 INTERFACE_VERSION = 2
 """Version of this interface; core refuses drivers written for another one."""
@@ -74,7 +74,7 @@ class Driver(abc.ABC):
 
     Core creates one instance when the first scope needs it and drops it with
     the last. A driver changes its framework only between :meth:`attach` and
-    :meth:`detach`, through :class:`amanda.patching.PatchSet` or the
+    :meth:`detach`, through :class:`amanda.python.patching.PatchSet` or the
     framework's own modes.
 
     Attributes:

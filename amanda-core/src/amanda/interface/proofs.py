@@ -40,7 +40,7 @@ class Proof:
     needs: str = ""
 
     def can_run(self) -> bool:
-        """Whether the module that the program needs is imported."""
+        """True if the module that the program needs is imported."""
         return not self.needs or self.needs in sys.modules
 
     def problems(self) -> list[str]:

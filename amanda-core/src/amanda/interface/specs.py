@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
-from amanda.memo import Memo
+from amanda.python.memo import Memo
 
 Phase = Literal["setup", "forward", "backward", "optimizer", "other"]
 """The phase of an operator: building and initialising models, computing results and losses,
@@ -144,7 +144,7 @@ _PLAIN = frozenset({int, type(None)})
 
 
 def _is_plain(shape: Any) -> bool:
-    """Whether equal shapes are equal keys, and hold nothing but numbers and None."""
+    """True if equal shapes are equal keys, and hold nothing but numbers and None."""
     by_identity: Any = object.__hash__
     if type(shape).__hash__ is by_identity:
         return False

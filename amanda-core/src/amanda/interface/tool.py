@@ -186,7 +186,7 @@ class Tool:
         return tuple(func.__get__(self) if own else func for own, func in entries)
 
     def has_routines_at(self, *points: Point) -> bool:
-        """Whether any routine is registered for one of these derived points."""
+        """True if any routine is registered for one of these derived points."""
         known = vars(self).get("_point_routines")
         return known is not None and not known.keys().isdisjoint(points)
 
@@ -238,7 +238,7 @@ class Tool:
         return tuple(found)
 
     def analyses_at(self, *points: InstPoint) -> bool:
-        """Whether any analysis routine is registered for one of `points`."""
+        """True if any analysis routine is registered for one of `points`."""
         return not vars(self).get("_analyses", {}).keys().isdisjoint(points)
 
     def before_analyses(self, context: OpContext) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Protocol, Self
 
 from amanda.engine.tool_code import is_in_tool_code
 from amanda.errors import described
-from amanda.interrupts import deferred
+from amanda.python.interrupts import deferred
 from amanda.state import STATE, TOOL_LOCK, current_task, owns_tool_lock, unwind
 
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-from amanda.patching import PatchSet
+from amanda.python.patching import PatchSet
 from amanda.registry import drivers, import_hook
 from amanda.state import (
     ATTACHED,

@@ -20,7 +20,7 @@ from amanda.errors import NoDriverError
 from amanda.interface.action import Filter, InstPoint
 from amanda.interface.points import Point
 from amanda.interface.tool import REGISTERED, Tool, Turn, turn_of
-from amanda.interrupts import interruptible
+from amanda.python.interrupts import interruptible
 from amanda.registry import drivers, import_hook, proofs
 from amanda.registry.plugins import BROKEN
 from amanda.scope import inheritance

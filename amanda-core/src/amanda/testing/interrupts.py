@@ -26,7 +26,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from amanda import interrupts
+from amanda.python import interrupts
 from amanda.scope.blocks import WithBlock
 
 _CORE = Path(__file__).parents[1]
@@ -118,7 +118,7 @@ def points(program: Callable[[], Any], is_ours: IsOurs) -> list[Point]:
 def run(program: Callable[[], Any], is_ours: IsOurs, point: Point) -> bool:
     """Run a program with an interrupt at one point; True if that was reached.
 
-    The interrupt is a signal, which may wait (:mod:`amanda.interrupts`).
+    The interrupt is a signal, which may wait (:mod:`amanda.python.interrupts`).
     """
     left = [point.runs]
 

@@ -63,7 +63,7 @@ class Growth:
 
     @property
     def is_long(self) -> bool:
-        """Whether there were enough scopes for ``resident`` to mean anything."""
+        """True if there were enough scopes for ``resident`` to mean anything."""
         return self.scopes >= LONG
 
     def __str__(self) -> str:

@@ -149,12 +149,12 @@ def _where(context: OpContext) -> str:
 
 
 def has_rule(context: OpContext) -> bool:
-    """Whether a mapping rule gives the canonical attributes of the operator."""
+    """True if a mapping rule gives the canonical attributes of the operator."""
     return context[RULE] is not None
 
 
 def has_type(context: OpContext) -> bool:
-    """Whether the operator has a canonical type: one of :data:`ATTRIBUTES`, or of a rule's own."""
+    """True if the operator has a canonical type: one of :data:`ATTRIBUTES`, or of a rule's own."""
     return context["op_type"] in ATTRIBUTES or has_rule(context)
 
 

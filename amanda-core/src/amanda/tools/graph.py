@@ -15,8 +15,8 @@ import attrs
 
 from amanda.errors import AmandaError, CapabilityError, TensorReleased
 from amanda.interface.context import OpContext
-from amanda.nested import SCALARS, leaves, plain
-from amanda.references import Reference
+from amanda.python.nested import SCALARS, leaves, plain
+from amanda.python.references import Reference
 from amanda.scope.switches import disabled
 from amanda.tools.description import OpDescription, describe
 

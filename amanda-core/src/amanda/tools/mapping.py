@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from amanda.interface.context import OpContext
+from amanda.interface.namespace import Namespace
 from amanda.interface.tool import Tool
-from amanda.namespace import Namespace
 from amanda.registry import plugins
 
 Rule = Callable[[OpContext], Any]

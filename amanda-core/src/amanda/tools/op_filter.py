@@ -91,7 +91,7 @@ class OpFilter:
         return (MappingTool.standard(),) if self.ops else ()
 
     def selects(self, context: OpContext) -> bool:
-        """Whether the tools see an operator."""
+        """True if the tools see an operator."""
         op = describe(context)
         forward = (str(context["op_type"] or ""), op_name(context.get_op()))
         modules = [p for p in self.modules if fnmatch.fnmatchcase(op.module, p)]

@@ -36,10 +36,10 @@ from amanda.errors import close_matches
 from amanda.interface.points import PointContext
 from amanda.interface.specs import PHASES
 from amanda.interface.tool import Tool
+from amanda.python.signatures import signature_of
+from amanda.python.text import printable
 from amanda.results import Chart, Table
-from amanda.signatures import signature_of
 from amanda.state import tool_locked
-from amanda.text import printable
 
 OptionsT = TypeVar("OptionsT")
 

@@ -23,7 +23,7 @@ import attrs
 from amanda.errors import AmandaError
 from amanda.interface.context import OpContext
 from amanda.interface.tool import Tool, traceable
-from amanda.signatures import signature_of
+from amanda.python.signatures import signature_of
 from amanda.tools.graph import Graph, TracedOp
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda.tools.mapping import MappingTool

@@ -16,7 +16,7 @@ import attrs
 import tensorflow as tf
 
 from amanda.errors import CapabilityError
-from amanda.signatures import signature_of
+from amanda.python.signatures import signature_of
 
 RECORDS = "records"
 """Stands among the modes for the noting of gradients, which is in place outside of scopes."""

@@ -18,7 +18,7 @@ import tensorflow as tf
 import amanda
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
-from amanda.patching import PatchSet, named_as
+from amanda.python.patching import PatchSet, named_as
 from amanda.registry.import_hook import Watch
 from amanda.state import STATE, WeakMembers
 from amanda_tensorflow import _internals

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from amanda.engine.dispatch import Dispatcher
-from amanda.patching import named_as
+from amanda.python.patching import named_as
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.tape_marks import RecomputedPlace

@@ -12,7 +12,7 @@ from typing import Any
 
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
-from amanda.patching import named_as
+from amanda.python.patching import named_as
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.execution import EagerExecutor

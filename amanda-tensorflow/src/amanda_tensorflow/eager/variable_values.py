@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 import tensorflow as tf
 
-from amanda.references import nothing
+from amanda.python.references import nothing
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.thread import unwatched
 from amanda_tensorflow.operators.variable_views import VIEWS, ViewStep, step_of
@@ -158,7 +158,7 @@ class VariableValues:
         """Weak references to tensors, each with the variable that it was read from."""
         found = []
         for tensor in tensors:
-            # With a callback, as all references of Amanda's (`amanda.references`).
+            # With a callback, as all references of Amanda's (`amanda.python.references`).
             weak = WeakTensor(tensor, nothing)
             weak.source = self._noted(tensor)
             found.append(weak)

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import attrs
 import tensorflow as tf
 
-from amanda.patching import PatchSet, hide_own_frames, named_as
+from amanda.python.patching import PatchSet, hide_own_frames, named_as
 from amanda_tensorflow import _internals
 
 TensorName = tuple[str, int]

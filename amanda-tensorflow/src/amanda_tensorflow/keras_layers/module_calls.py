@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from amanda.patching import PatchSet, hide_own_frames
+from amanda.python.patching import PatchSet, hide_own_frames
 from amanda_tensorflow import _internals
 from amanda_tensorflow.keras_layers.module_names import is_plain_class, is_plain_module
 from amanda_tensorflow.keras_layers.recording import EAGER, note_call

@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 
-from amanda.patching import PatchSet, hide_own_frames
+from amanda.python.patching import PatchSet, hide_own_frames
 from amanda.registry.import_hook import Watch
 from amanda_tensorflow import _internals
 from amanda_tensorflow.keras_layers.recording import computes_with_tensorflow

@@ -25,7 +25,7 @@ from typing import Any
 import attrs
 import tensorflow as tf
 
-from amanda.patching import PatchSet, hide_own_frames
+from amanda.python.patching import PatchSet, hide_own_frames
 from amanda.registry.import_hook import Watch
 from amanda_tensorflow import _internals
 from amanda_tensorflow.keras_layers.module_names import is_plain_module, name_within

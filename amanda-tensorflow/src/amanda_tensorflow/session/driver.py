@@ -17,7 +17,7 @@ import amanda
 from amanda.engine.points import Points
 from amanda.errors import CoverageWarning
 from amanda.interface.proofs import Proof
-from amanda.patching import PatchSet, named_as
+from amanda.python.patching import PatchSet, named_as
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original

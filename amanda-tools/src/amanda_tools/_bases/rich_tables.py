@@ -10,8 +10,8 @@ import rich.console
 import rich.table
 from rich.text import Text
 
+from amanda.python.text import printable
 from amanda.results import Table
-from amanda.text import printable
 
 _WIDTH_OF_FILES = 120
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 
-from amanda.patching import PatchSet
+from amanda.python.patching import PatchSet
 
 _PROFILER_ENABLED = ("torch.autograd", "_profiler_enabled")
 _PROFILERS = (

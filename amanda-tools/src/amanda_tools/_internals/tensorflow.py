@@ -14,7 +14,7 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.profiler.internal import _pywrap_profiler
 
-from amanda.patching import PatchSet
+from amanda.python.patching import PatchSet
 
 ProfilerSession: Any = _pywrap_profiler.ProfilerSession
 """One use of the profiler, which the public functions keep in a variable of theirs. It lasts until

@@ -21,7 +21,7 @@ import attrs
 
 from amanda import OpContext
 from amanda.interface.specs import TensorSpec
-from amanda.references import Reference, nothing
+from amanda.python.references import Reference, nothing
 from amanda_tools._operators.op_table import row_of
 from amanda_tools._values.shapes import byte_size, size_of
 from amanda_tools._values.tensors import reader_of

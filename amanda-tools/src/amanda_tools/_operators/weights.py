@@ -21,7 +21,7 @@ import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
 from amanda.interface.calls import Variable
-from amanda.references import Reference, nothing
+from amanda.python.references import Reference, nothing
 from amanda.tools.mapping import MappingTool
 from amanda_tools._operators.running import run_model
 from amanda_tools._values.shapes import Shape, shape_of

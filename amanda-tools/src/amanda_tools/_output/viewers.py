@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from amanda.text import printable
+from amanda.python.text import printable
 from amanda_tools._operators.model_phases import MODEL
 from amanda_tools._output.report.model_ops import names_of, tensor_text
 

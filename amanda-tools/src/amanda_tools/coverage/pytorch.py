@@ -18,7 +18,7 @@ from torch import nn
 
 from amanda import OpContext
 from amanda.interface.points import Point, PointContext
-from amanda.references import Reference, nothing
+from amanda.python.references import Reference, nothing
 from amanda_tools._operators.saved_tensors import node_of
 from amanda_tools.coverage.peers import Peer
 

@@ -9,7 +9,7 @@ import attrs
 
 import amanda
 from amanda.inline import Counter, ShapeSum
-from amanda.memo import Memo
+from amanda.python.memo import Memo
 from amanda.tools.description import OpDescription
 from amanda_tools._operators.op_table import FlopFormula
 from amanda_tools._operators.routines import Handover

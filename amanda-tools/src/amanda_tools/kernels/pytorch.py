@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from amanda import OpContext
-from amanda.patching import PatchSet
+from amanda.python.patching import PatchSet
 from amanda.tools.description import OpDescription
 from amanda_tools._internals import is_profiling, prepare_profiler, watch_profilers
 from amanda_tools._timelines.activities import ProfilerRecording, mark_of

@@ -22,9 +22,9 @@ import attrs
 from amanda import OpContext
 from amanda.errors import CapabilityError
 from amanda.inline import Check
-from amanda.nested import plain
+from amanda.python.nested import plain
+from amanda.python.text import printable
 from amanda.results import Table
-from amanda.text import printable
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names

@@ -11,7 +11,7 @@ import numpy as np
 
 from amanda.errors import AmandaError, AmandaWarning
 from amanda.interface.specs import TensorSpec
-from amanda.text import printable
+from amanda.python.text import printable
 from amanda.tools.description import OpDescription
 from amanda_tools._values.tensors import reader_of
 

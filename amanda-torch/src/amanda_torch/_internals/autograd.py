@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from amanda.signatures import signature_of
+from amanda.python.signatures import signature_of
 from amanda_torch._internals.symbols import require, symbol
 
 AUTOGRAD = torch.autograd

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from amanda.nested import leaves
+from amanda.python.nested import leaves
 from amanda.state import STATE, unwind
 from amanda_torch._internals.symbols import symbol
 

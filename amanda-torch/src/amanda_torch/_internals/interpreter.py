@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import amanda
-from amanda.memo import Memo
+from amanda.python.memo import Memo
 
 _EVENTS = 1000
 """Calls and returns of functions until an operator has ended for certain."""

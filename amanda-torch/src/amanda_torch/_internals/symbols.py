@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from amanda.signatures import annotations_of
+from amanda.python.signatures import annotations_of
 
 EAGER_SYMBOLS: list[str] = []
 COMPILER_SYMBOLS: list[str] = []

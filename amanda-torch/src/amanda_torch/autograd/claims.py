@@ -21,7 +21,7 @@ import torch
 
 from amanda.engine.backward import backward_needs
 from amanda.engine.plan import ActionPlan
-from amanda.memo import Memo
+from amanda.python.memo import Memo
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.executions import Execution, Past

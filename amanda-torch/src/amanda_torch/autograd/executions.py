@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from amanda.engine.backward import OpHandle, PastTensor
-from amanda.references import Reference, nothing
+from amanda.python.references import Reference, nothing
 from amanda_torch.operators.calls import TorchCall
 from amanda_torch.operators.layouts import Layout
 from amanda_torch.operators.names import is_constant

@@ -12,7 +12,7 @@ from typing import Any
 
 from amanda.engine.backward import OpHandle, backward_needs
 from amanda.interface.calls import NamedOp
-from amanda.memo import Memo
+from amanda.python.memo import Memo
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.executions import Past

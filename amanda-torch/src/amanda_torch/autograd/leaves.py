@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from amanda.references import Reference
+from amanda.python.references import Reference
 from amanda.state import Lock
 from amanda_torch.autograd.executions import Execution, Past
 from amanda_torch.autograd.gradient_graphs import KnownGradients

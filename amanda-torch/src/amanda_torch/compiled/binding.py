@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from amanda.references import Reference, nothing
+from amanda.python.references import Reference, nothing
 from amanda_torch.compiled.observers import Observer
 from amanda_torch.compiled.passes import Passes
 from amanda_torch.eager.frames import Cell, Child, Frame

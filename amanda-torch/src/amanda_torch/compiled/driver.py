@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from amanda.errors import CapabilityError
+from amanda.interface.namespace import Namespace
 from amanda.interface.points import Point
 from amanda.interface.proofs import Proof
-from amanda.namespace import Namespace
 from amanda.registry.proofs import is_proving
 from amanda.state import ATTACHED
 from amanda_torch import _internals

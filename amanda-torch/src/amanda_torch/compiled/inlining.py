@@ -24,7 +24,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
 from amanda.inline.steps import StepKind, lowered
 from amanda.interface.action import Action, ActionKind
-from amanda.text import printable
+from amanda.python.text import printable
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaSubstitute
 from amanda_torch.autograd.gradient_graphs import KnownGradients

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from amanda.interface.points import Point
-from amanda.references import Reference, nothing
+from amanda.python.references import Reference, nothing
 from amanda_torch.compiled.deferred import CalledModule
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.routines import RoutineDispatcher

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 from torch.utils.weak import WeakIdKeyDictionary
 
-from amanda.memo import Memo
+from amanda.python.memo import Memo
 from amanda_torch import _internals
 from amanda_torch.compiled.deferred import Additions
 from amanda_torch.operators.calls import tensors_of

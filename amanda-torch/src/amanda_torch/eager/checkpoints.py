@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from amanda.patching import PatchSet, named_as
+from amanda.python.patching import PatchSet, named_as
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.eager.frames import Frame

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
-from amanda.patching import PatchSet, named_as
-from amanda.references import is_own
+from amanda.python.patching import PatchSet, named_as
+from amanda.python.references import is_own
 from amanda.registry.proofs import is_proving
 from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from amanda.patching import PatchSet, named_as
+from amanda.python.patching import PatchSet, named_as
 from amanda_torch import _internals
 from amanda_torch.autograd.user_functions import note_created, run_backward
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted

@@ -23,9 +23,9 @@ from torch import nn
 
 from amanda.engine.notes import note
 from amanda.errors import CoverageWarning
-from amanda.extensions import chosen
 from amanda.interface.action import Action
-from amanda.patching import PatchSet
+from amanda.interface.extensions import chosen
+from amanda.python.patching import PatchSet
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED
 from amanda_torch import _internals, extension
 from amanda_torch.autograd.nodes import OWN_NODES
@@ -177,7 +177,7 @@ def _unwritable() -> str:
 
 
 class _Switch:
-    """The gate as an attribute that a :class:`~amanda.patching.PatchSet` sets and puts back."""
+    """The gate as an attribute that a :class:`~amanda.driver.PatchSet` sets and puts back."""
 
     @property
     def is_on(self) -> bool:

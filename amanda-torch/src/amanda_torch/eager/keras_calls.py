@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from amanda.engine.dispatch import Dispatcher
-from amanda.patching import PatchSet
+from amanda.python.patching import PatchSet
 from amanda.registry.import_hook import Watch
 from amanda_torch import _internals
 from amanda_torch.eager.interceptors import LOCAL, muted

@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 from amanda.engine.dispatch import Dispatcher
 from amanda.errors import CoverageWarning
 from amanda.interface.points import Point
-from amanda.patching import PatchSet, named_as
+from amanda.python.patching import PatchSet, named_as
 from amanda.state import Lock
 from amanda_torch import _internals
 from amanda_torch.eager.frames import Frame

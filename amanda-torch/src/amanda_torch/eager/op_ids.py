@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from amanda.interface.specs import Phase
-from amanda.references import Reference, nothing
+from amanda.python.references import Reference, nothing
 from amanda_torch import _internals
 from amanda_torch.eager import records
 from amanda_torch.eager.frames import Called, Child, Frame, Model

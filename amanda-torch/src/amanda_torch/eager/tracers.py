@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 from amanda.errors import CoverageWarning
-from amanda.patching import PatchSet, named_as
+from amanda.python.patching import PatchSet, named_as
+from amanda.python.signatures import signature_of
 from amanda.registry import import_hook
 from amanda.registry.proofs import is_proving
-from amanda.signatures import signature_of
 from amanda.state import STATE, find_active
 from amanda_torch import _internals
 from amanda_torch.eager.fused_modules import ASKING

@@ -26,8 +26,8 @@ from torch import nn
 
 from amanda.errors import CapabilityError
 from amanda.interface.calls import OpCall
-from amanda.memo import Memo
-from amanda.nested import leaves
+from amanda.python.memo import Memo
+from amanda.python.nested import leaves
 from amanda_torch import _internals
 from amanda_torch.operators.names import is_constant, op_view
 from amanda_torch.operators.parameters import Slot, Source, slots_of

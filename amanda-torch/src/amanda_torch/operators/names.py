@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amanda.references import Reference, nothing
+from amanda.python.references import Reference, nothing
 from amanda_torch import _internals
 
 

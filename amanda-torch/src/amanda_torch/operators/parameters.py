@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import attrs
 import torch
 
-from amanda.signatures import signature_of
+from amanda.python.signatures import signature_of
 from amanda_torch import _internals
 from amanda_torch.operators.names import base_name
 

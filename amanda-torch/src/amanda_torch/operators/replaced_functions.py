@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from amanda.memo import Memo
+from amanda.python.memo import Memo
 from amanda_torch import _internals
 
 _BUILTIN = (

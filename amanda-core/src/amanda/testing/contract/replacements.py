@@ -55,7 +55,7 @@ class ReplacementTests(ContractTests):
         return result
 
     def is_mul(self, context: OpContext) -> bool:
-        """Whether the context belongs to a product."""
+        """True if the context belongs to a product."""
         return self.fw.type_of(context.get_op()) == self.fw.types["mul"]
 
     @requires(Capability.REPLACE_OP)

@@ -13,7 +13,7 @@ import pytest
 
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
-from amanda.patching import PatchSet
+from amanda.python.patching import PatchSet
 from amanda.testing import watched
 from amanda.testing.contract.base import B, ContractTests, W, X, nothing
 from amanda.testing.framework import Probe, Program, Trained, requires

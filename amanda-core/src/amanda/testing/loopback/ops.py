@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from amanda.signatures import signature_of
+from amanda.python.signatures import signature_of
 from amanda.testing.loopback.tape import Tensor, record
 
 GENERATOR = random.Random(0)
@@ -45,7 +45,7 @@ class LoopbackOp:
         return execute(self, args, kwargs)
 
     def takes_tensor(self, parameter: str) -> bool:
-        """Whether a parameter is declared as a tensor or a list of tensors."""
+        """True if a parameter is declared as a tensor or a list of tensors."""
         return "Tensor" in str(self.signature.parameters[parameter].annotation)
 
 

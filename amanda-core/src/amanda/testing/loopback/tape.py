@@ -349,7 +349,7 @@ class _PendingGradients:
 
 
 def grad_enabled() -> bool:
-    """Whether operators are recorded for differentiation in this thread."""
+    """True if operators are recorded for differentiation in this thread."""
     return _MODE.enabled
 
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from amanda.python.text import printable
 from amanda.results import Chart
-from amanda.text import printable
 from amanda_tools._output.report.document import Document, Section
 
 if TYPE_CHECKING:

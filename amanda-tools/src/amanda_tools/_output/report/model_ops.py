@@ -20,8 +20,8 @@ from typing import Any
 
 import attrs
 
+from amanda.python.text import printable
 from amanda.results import ToolReport
-from amanda.text import printable
 from amanda_tools._output.units import format_short
 
 _OF_TENSORS = frozenset({"zeros", "elements"})

@@ -238,7 +238,11 @@ class Arithmetic(TensorReader):
 
 
 class PlainReader(TensorReader):
-    """Reads arrays that NumPy understands, and tensors with a list of numbers in ``data``."""
+    """Reads arrays and numbers that NumPy understands, and tensors with a list in ``data``."""
+
+    def shape(self, tensor: Any) -> list[int]:
+        # A functional framework differentiates with respect to a Python number, too.
+        return [int(size) for size in getattr(tensor, "shape", ())]
 
     def is_floating(self, tensor: Any) -> bool:
         return bool(np.issubdtype(self.numpy(tensor).dtype, np.floating))
@@ -252,7 +256,7 @@ class PlainReader(TensorReader):
     def numpy(self, tensor: Any) -> Array:
         data = getattr(tensor, "data", tensor)
         array = np.array(data if isinstance(data, list) else tensor)
-        return array.reshape([int(size) for size in tensor.shape])
+        return array.reshape(self.shape(tensor))
 
     def copy(self, tensor: Any) -> Any:
         return self.numpy(tensor)

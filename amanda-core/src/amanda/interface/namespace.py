@@ -19,7 +19,7 @@ class Namespace(str):
         return _tags(self)
 
     def matches(self, pattern: str) -> bool:
-        """Whether `pattern` is a prefix of this namespace, tag by tag.
+        """True if `pattern` is a prefix of this namespace, tag by tag.
 
         ``"pytorch"`` and ``"pytorch/2.13"`` match ``"pytorch/2.13/eager"``;
         ``"*"`` stands for any one tag, so ``"pytorch/*/eager"`` matches too.

@@ -29,12 +29,12 @@ def owned_check(lock: Any) -> Callable[[], bool]:
 
 
 def has_gil() -> bool:
-    """Whether this Python has the GIL, and is not a build that could do without."""
+    """True if this Python has the GIL, and is not a build that could do without."""
     return not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def has_jit() -> bool:
-    """Whether this Python's JIT is enabled; ``sys._jit`` is new in 3.14."""
+    """True if this Python's JIT is enabled; ``sys._jit`` is new in 3.14."""
     jit = getattr(sys, "_jit", None)
     return bool(jit is not None and jit.is_enabled())
 

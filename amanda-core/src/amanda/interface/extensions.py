@@ -23,8 +23,8 @@ from typing import Any
 
 import attrs
 
-from amanda import _internals
 from amanda.errors import CoverageWarning
+from amanda.python import _internals
 
 _OLDEST_PYTHON = (3, 11)
 
