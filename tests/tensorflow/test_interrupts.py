@@ -32,12 +32,12 @@ def _square_in_a_session(tool: amanda.Tool) -> Any:
 
 
 def _interrupt_everywhere(code: CodeType) -> None:
-    """Interrupt a session's runs at each line of a function: nothing takes the interrupt's place,
+    """Interrupt a session's runs at each point of a function: nothing takes the interrupt's place,
     and the next run is right."""
     tool = amanda.Tool()
     tool.add_inst_for_op(lambda context: context.insert_after_op(lambda *outputs: None))
     found = interrupts.points(lambda: _square_in_a_session(tool), lambda other: other is code)
-    assert len({point.place for point in found}) > 10
+    assert len({point.place for point in found}) > 2
     for point in found:
         assert interrupts.run(
             lambda: _square_in_a_session(tool), lambda other: other is code, point

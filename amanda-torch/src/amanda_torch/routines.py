@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +37,8 @@ _reading = _internals.READING
 _no_overrides = _internals.no_overrides
 _version_of = _internals.version_of
 _versions_of = _internals.versions_of
+
+_FUNCTION = attrgetter("action.func")
 
 TOOL_CODE = ToolCode()
 """Enters the code of tools at operators of PyTorch."""
@@ -110,14 +113,16 @@ def inlined_around(
         The routines of each point, None for one with a routine that C cannot run: the two routines
         of a check or a sum run both in C, or both in Python. These, among what C runs.
     """
-    points = [
-        tuple([step.action.func for step in steps]) if are_inline(steps, ()) else None
-        for steps in (before, after)
-    ]
-    checks = dict.fromkeys(s.routine for s in (*before, *after) if s.kind in LOOKING)
-    if checks and None in points:
+    # For each operator that is new: comprehensions would cost frames.
+    checks: dict[Check | ShapeSum, None] = {}
+    for step in (*before, *after):
+        if step.kind in LOOKING:
+            checks[step.routine] = None
+    first = tuple(map(_FUNCTION, before)) if are_inline(before, ()) else None
+    second = tuple(map(_FUNCTION, after)) if are_inline(after, ()) else None
+    if checks and (first is None or second is None):
         return None, None, ()
-    return points[0], points[1], tuple(checks)
+    return first, second, tuple(checks)
 
 
 def as_routine(function: Callable[..., Any], *args: Any) -> Any:

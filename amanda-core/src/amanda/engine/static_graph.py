@@ -88,6 +88,14 @@ class StaticGraphDispatcher(Dispatcher, abc.ABC):
             changed[index] = tensor
         return changed
 
+    def run_all(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
+        """Insert the routines of one point, in order."""
+        if self._current.graph is None:
+            return super().run_all(actions, values)
+        for action in actions:
+            values = self.run(action, values)
+        return values
+
     def replace(self, action: Action, values: list[Any], call: OpCall | None = None) -> Any:
         """Insert the replacement of an operator."""
         graph = self._current.graph
