@@ -232,7 +232,11 @@ class CapturedGraph:
 
     def _is_auto(self) -> bool:
         """Whether the program's compiler gets the graph where no routine has to run in it."""
-        return asked_compiler() == AUTO and self._own_name() not in EAGER_COMPILERS
+        return asked_compiler() == AUTO and not self._runs_operators()
+
+    def _runs_operators(self) -> bool:
+        """True if the program's compiler runs the graph operator by operator."""
+        return self._own_name() in EAGER_COMPILERS
 
     def _own_name(self) -> str:
         return name_of_compiler(self._own.compiler)
@@ -248,8 +252,10 @@ class CapturedGraph:
         self, interceptor: Interceptor, inputs: Sequence[Any], is_static: bool
     ) -> Rehearsal | None:
         """A rehearsal for the first run at a place; None where there is to be none."""
-        if not self._is_auto() or not (is_static or self._as_it_is is not None):
+        if asked_compiler() != AUTO or not (is_static or self._as_it_is is not None):
             return None
+        if self._runs_operators() and torch.is_grad_enabled():
+            return None  # Routines at backward operators need their nodes.
         if _internals.without_modes(reason_against_rehearsal, self._code, inputs):
             return None
         if not is_static and self._sizes is None:
@@ -278,7 +284,14 @@ class CapturedGraph:
         if len(tally.forward) < len(rehearsal.forward) and self._sizes is not None:
             tally.by_size = BySize(self._sizes, rehearsal.forward)
         tally.sites, tally.handle = [*rehearsal.sites], rehearsal.handle
-        if rehearsal.reason or not rehearsal.can_undo() or not binding.is_current(interceptor):
+        if rehearsal.reason or not binding.is_current(interceptor):
+            return None
+        if self._runs_operators():
+            # Its code is the graph, of which the run has been the first one.
+            code = CompiledCode(self._vanilla, self._module, "eager", (), tally, interceptor)
+            binding.function = run.entering(code)
+            return None
+        if not rehearsal.can_undo():
             return None
         try:
             function = self._compiled_as_it_is()
