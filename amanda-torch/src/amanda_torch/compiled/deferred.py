@@ -192,12 +192,12 @@ class CalledModule:
 
 
 def is_deferrable_routine(action: Action) -> bool:
-    """Whether a routine may be called so."""
+    """True if a routine may be called so."""
     return is_marked_deferrable(action.func) and not action.differentiable
 
 
 def is_marked_deferrable(routine: Any) -> bool:
-    """Whether a tool has marked a routine so."""
+    """True if a tool has marked a routine so."""
     func = getattr(routine, "__func__", routine)
     return bool(getattr(func, "amanda_deferrable", False))
 
