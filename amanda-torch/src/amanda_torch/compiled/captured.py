@@ -8,10 +8,11 @@ Dynamo compiles a function to bytecode that calls a graph, here a :class:`Captur
     def forward(self, x):                   # after; the graph calls linear and relu
         return captured_graph(self.linear.weight, self.linear.bias, x)[0]
 
-The first run of a graph in a module call notices its operators through the thread's interceptor,
-which is on, and enters the modules that they belong to: so they have the ids, the analyses and the
-actions that they have without ``torch.compile``. What has been learned is bound to the graph. From
-then on it runs without the interceptor, in one of three ways:
+The first run of a graph in a module call passes its operators to the thread's interceptor, and
+enters the modules that they belong to: so they have the ids, the analyses and the actions that they
+have without ``torch.compile``. The result is a
+:class:`~amanda_torch.compiled.bound_graph.BoundGraph`. From then on the graph runs without the
+interceptor, in one of three ways:
 
 - Where no routine has to run between operators, the program's compiler gets the graph as it is. The
   run has been a :class:`~amanda_torch.compiled.dry_run.GraphDryRun` then, which is undone.
@@ -133,7 +134,7 @@ class CapturedGraph:
             return self._vanilla(*inputs)
         binding = self._binding(interceptor, inputs) if is_alone else None
         if binding is None:
-            return self._run_noticed(interceptor, inputs, is_alone)
+            return self._run_intercepted(interceptor, inputs, is_alone)
         result = binding.run(interceptor, inputs)
         if binding.waiting is not None:
             self._go_on(interceptor, binding, binding.waiting)
@@ -153,7 +154,9 @@ class CapturedGraph:
                 return found
         return None
 
-    def _run_noticed(self, interceptor: Interceptor, inputs: Sequence[Any], is_alone: bool) -> Any:
+    def _run_intercepted(
+        self, interceptor: Interceptor, inputs: Sequence[Any], is_alone: bool
+    ) -> Any:
         """Run the graph with the interceptor on, and bind what is learned for later runs.
 
         Args:
@@ -263,7 +266,7 @@ class CapturedGraph:
     def _dry_run(
         self, interceptor: Interceptor, inputs: Sequence[Any], is_static: bool
     ) -> GraphDryRun | None:
-        """A dry_run for the first run at a place; None where there is to be none."""
+        """A dry run for the first run at a place; None where there is to be none."""
         if asked_compiler() != AUTO or not (is_static or self._as_it_is is not None):
             return None
         if self._runs_operators() and torch.is_grad_enabled():
@@ -285,8 +288,8 @@ class CapturedGraph:
         """Let the program's compiler have the graph as it is; None if it is not to be.
 
         Args:
-            run: that which has been a dry_run.
-            outputs: its.
+            run: the dry run.
+            outputs: what the graph has returned in it.
         """
         if dry_run.reason or dry_run.run_backward(outputs):
             return None

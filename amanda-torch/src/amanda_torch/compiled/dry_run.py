@@ -65,7 +65,7 @@ _OWN_NAMESPACES = frozenset({"aten", "prims", "prim"})
 
 @attrs.define
 class Executed:
-    """A backward operator that the dry_run has executed.
+    """A backward operator that the dry run has executed.
 
     Attributes:
         record: in one scope.

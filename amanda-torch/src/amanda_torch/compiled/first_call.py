@@ -31,7 +31,7 @@ class FirstCall:
     """Runs compiled code for the first time, in place of what runs it later.
 
     Args:
-        code: it.
+        code: the compiled code.
         otherwise: runs the graph operator by operator.
         graph: the code of that.
         accept: called when the code has run.
@@ -72,7 +72,7 @@ class FirstCall:
 
 
 class FirstRun:
-    """The first run of a graph by the program's compiler, after a dry_run.
+    """The first run of a graph by the program's compiler, after a dry run.
 
     Args:
         binding: of the graph; it still runs the graph operator by operator.
@@ -80,7 +80,7 @@ class FirstRun:
         counts: counts those of later ones.
         code: what runs the graph.
         later: what runs it from the second time on: `code`, after the modules have been entered
-            that the dry_run has entered for the first run.
+            that the dry run has entered for the first run.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class FirstRun:
         self._otherwise = binding.function
 
     def run(
-        self, interceptor: Interceptor, inputs: Sequence[Any], rehearsed: Any
+        self, interceptor: Interceptor, inputs: Sequence[Any], dry_outputs: Any
     ) -> tuple[Any, str]:
         """The outputs, and why they were computed operator by operator; "" if they were not.
 
         Args:
-            rehearsed: the outputs of the dry_run.
+            dry_outputs: the outputs of the dry run.
         """
         redo = self._dry_run.undo()
         self._counts.is_first = True
@@ -120,4 +120,4 @@ class FirstRun:
             reason = f"its code fails with {type(error).__name__}"
         redo()
         binding.function = self._otherwise
-        return rehearsed, reason
+        return dry_outputs, reason

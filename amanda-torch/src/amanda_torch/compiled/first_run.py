@@ -47,10 +47,10 @@ class NotedRun:
         code: of the graph.
         modules: those of the graph, by the numbers of its module calls.
         is_static: whether all numbers in the graph are constants, sizes among them.
-        dry_run: notes what follows from the operators; None if nobody wants to know.
+        dry_run: notes the counts and calls that the operators lead to; None if it is none.
 
     Attributes:
-        is_static: see above.
+        is_static: True if all numbers in the graph are constants.
         steps: what its calls have done.
     """
 
@@ -256,7 +256,8 @@ class CallRecord:
 
     Attributes:
         name: of the call's node.
-        records, called: see above.
+        records: True if gradients may be recorded in it.
+        called: the call of a module that it reports; None if it is another one.
     """
 
     def __init__(
@@ -361,7 +362,7 @@ class CallRecord:
             found = _marking(interceptor, self.called, self._frame, passes)
         if self.acts():
             if self._operator is None:
-                found = _noticed(interceptor, found, self._frame, self._cells)
+                found = _intercepted(interceptor, found, self._frame, self._cells)
             else:
                 found = _known(interceptor, self._knowns[0], self._operator, self._frame)
         if self._entered:
@@ -415,7 +416,7 @@ def _known(
     return step if operator.is_direct else step_within
 
 
-def _noticed(
+def _intercepted(
     interceptor: Interceptor, function: Any, frame: Frame, cells: Sequence[tuple[Cell, int]]
 ) -> Callable[..., Any]:
     """Runs a function with the interceptor on, which sees the operators that it calls."""

@@ -267,7 +267,7 @@ class JointOp:
         places: where its inputs are.
 
     Attributes:
-        gradients: see above.
+        gradients: what is known of its backward operators.
         keywords: the keyword arguments of its routines, in order: the code gets tensors for them.
         counters: what the compiled backward pass counts.
         leaves: which inputs of the graph have accumulations that may belong to it.

@@ -42,7 +42,7 @@ class OpActions:
     """The actions on one operator of a graph.
 
     Attributes:
-        plan: them.
+        plan: the actions.
         operator: what its node runs.
         gradients: what is known of its backward operators; None where there is nothing to do.
         nodes: these, as far as a tool looks at them.

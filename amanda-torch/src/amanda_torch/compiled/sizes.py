@@ -32,7 +32,7 @@ class SymbolicSpec:
 
     Attributes:
         shape: numbers and expressions.
-        dtype, device: its.
+        dtype, device: of the tensor.
     """
 
     shape: Sequence[Any]

@@ -1,8 +1,8 @@
 """The driver for PyTorch's eager mode: its life cycle, and its patches.
 
-Operators are noticed by the :class:`~amanda_torch.eager.interceptors.Interceptor` of each covered
-thread, a ``TorchFunctionMode``. The patches tell it of what reaches no such mode: module calls,
-``autograd.Function``s, backward passes, checkpoints, tracers.
+The :class:`~amanda_torch.eager.interceptors.Interceptor` of each covered thread, a
+``TorchFunctionMode``, intercepts operators. The patches report to it what reaches no such mode:
+module calls, ``autograd.Function``s, backward passes, checkpoints, tracers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     dispatcher_class = RoutineDispatcher
     dispatcher: RoutineDispatcher
     takes_gate: ClassVar[bool] = True
-    """True if the gate may notice operators."""
+    """True if the gate may intercept operators."""
 
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
@@ -98,7 +98,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             interceptor.replan()
 
     def enter_thread(self) -> None:
-        """Begin to notice operators in the current thread, or note that a scope is new there."""
+        """Intercept operators of the current thread, or note that a scope is new there."""
         interceptor = LOCAL.interceptor
         if interceptor is None or interceptor.ended or interceptor not in self._interceptors:
             # A scope that another thread has ended leaves the one of its driver here.
@@ -118,7 +118,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         interceptor.enter_scopes()
 
     def exit_thread(self) -> None:
-        """Stop to notice operators in the current thread."""
+        """Intercept operators of the current thread no more."""
         interceptor = LOCAL.interceptor
         if interceptor is not None:
             interceptor.end()

@@ -57,7 +57,7 @@ class FusedModules:
 
     Attributes:
         is_trial: operators are analysed, and no routine is called.
-        watching: tools whose analyses are not asked in a trial.
+        watching: tools whose analyses are not called in that run.
         is_busy: a fused module is being called; those below it follow.
         is_denied: the fast path is not to be taken.
         was_asked: it would have been taken.

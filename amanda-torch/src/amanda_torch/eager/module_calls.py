@@ -354,13 +354,13 @@ class OptimizerSteps:
         self._hooks: list[Any] = []
 
     def attach(self) -> None:
-        """Begin to notice them."""
+        """Register the hooks."""
         # Not the methods of a class: optimizers have a step of their own.
         self._hooks.append(register_optimizer_step_pre_hook(self._begins))
         self._hooks.append(register_optimizer_step_post_hook(self._has_ended))
 
     def detach(self) -> None:
-        """Stop to notice them; harmless when called twice."""
+        """Remove the hooks; harmless when called twice."""
         while self._hooks:
             self._hooks[-1].remove()
             self._hooks.pop()

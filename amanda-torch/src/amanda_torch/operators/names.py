@@ -27,7 +27,7 @@ class Kind(enum.Enum):
     LEAF = enum.auto()
     """The function is an operator."""
     COMPOSITE = enum.auto()
-    """The function is written in Python: the operators that it calls are noticed."""
+    """The function is written in Python: the operators that it calls are intercepted."""
     IGNORED = enum.auto()
     """The function is not an operator, and calls none."""
 
