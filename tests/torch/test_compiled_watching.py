@@ -1136,3 +1136,30 @@ def test_a_known_module_is_found_without_a_look_at_frames(monkeypatch: pytest.Mo
             given = [run(X) for _ in range(5)]
         assert all(torch.equal(one, half(X)) for one in given)
     assert found.counts() == wanted.counts()
+
+
+def test_the_eager_compiler_has_graphs_without_gradients_as_they_are() -> None:
+    """Deferrable routines and counters follow each run after the first, once per operator; where
+    gradients are recorded they run at the operators, with values."""
+    devices: list[str] = []
+
+    @amanda.deferrable
+    def note(y: torch.Tensor) -> None:
+        devices.append(y.device.type)
+
+    tool = Counting()
+    tool.add_inst_for_op(lambda context: context.insert_after_op(note))
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with torch.no_grad():
+        expected = model(X)
+    compiled = torch.compile(model, backend="eager")
+    with applied(tool):
+        with torch.no_grad():
+            results = [compiled(X) for _ in range(3)]
+        assert devices == ["cpu"] * 2 + ["meta"] * 4
+        assert {counter.count for counter in tool.counters.values()} == {3}
+        devices.clear()
+        for _ in range(3):
+            compiled(X).sum().backward()
+        assert "meta" not in devices
+    assert all(torch.equal(result, expected) for result in results)

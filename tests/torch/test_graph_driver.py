@@ -17,9 +17,9 @@ import amanda
 from amanda.errors import CoverageWarning
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState, owned_locks
 from amanda.testing import interrupts, soak
-from amanda_torch.compiled.binding import Binding
+from amanda_torch.compiled.bound_graph import BoundGraph
 from amanda_torch.compiled.compilers import OWN_COMPILER
-from amanda_torch.compiled.noticing import NoticingRun
+from amanda_torch.compiled.first_run import NotedRun
 from amanda_torch.plugin import COMPILER_VARIABLE, TorchEagerDriver, TorchGraphDriver
 from tests.torch.support import Counter, applied, fingerprint
 
@@ -95,18 +95,18 @@ class Runs:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.noticing = self.bound = 0
-        notice, bound = NoticingRun.run, Binding.run
+        notice, bound = NotedRun.run, BoundGraph.run
 
-        def noticing_run(run: NoticingRun, inputs: Any) -> Any:
+        def noticing_run(run: NotedRun, inputs: Any) -> Any:
             self.noticing += 1
             return notice(run, inputs)
 
-        def bound_run(binding: Binding, *args: Any) -> Any:
+        def bound_run(binding: BoundGraph, *args: Any) -> Any:
             self.bound += 1
             return bound(binding, *args)
 
-        monkeypatch.setattr(NoticingRun, "run", noticing_run)
-        monkeypatch.setattr(Binding, "run", bound_run)
+        monkeypatch.setattr(NotedRun, "run", noticing_run)
+        monkeypatch.setattr(BoundGraph, "run", bound_run)
 
 
 @pytest.fixture

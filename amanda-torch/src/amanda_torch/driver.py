@@ -110,5 +110,5 @@ class LoadedDriver(TorchDriver):
         return _NoGradients()
 
     def is_tensor(self, value: Any) -> bool:
-        """Whether `value` is a ``torch.Tensor``."""
+        """True if `value` is a ``torch.Tensor``."""
         return isinstance(value, torch.Tensor)

@@ -71,7 +71,7 @@ class TorchEagerDriver(TorchDriver):
     mode = "eager"
     interceptors = ("auto", "gate", "mode")
     interceptor_variable = "AMANDA_TORCH_INTERCEPTOR"
-    target = "amanda_torch.compiled.driver:EagerDriver"
+    target = "amanda_torch.compiled.driver:CapturingDriver"
     capabilities = frozenset(Capability) - {Capability.STATIC_GRAPH, Capability.COMPILED}
 
 

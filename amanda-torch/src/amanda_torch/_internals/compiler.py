@@ -124,7 +124,7 @@ def _capture_options() -> dict[str, Any]:
 
 @contextmanager
 def _marked(marks: bool) -> Iterator[None]:
-    """Whether Dynamo writes marks of modules."""
+    """True if Dynamo writes marks of modules."""
     # What it captures within, as for a higher-order operator, has others.
     outer = vars(MODULE_MARKS).copy()
     try:
@@ -230,7 +230,7 @@ def not_traced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def has_reached_limit(converted: Any) -> bool:
-    """Whether Dynamo has given a frame up because its code was captured too often."""
+    """True if Dynamo has given a frame up because its code was captured too often."""
     from torch._C._dynamo import eval_frame
 
     strategy = getattr(converted, "frame_exec_strategy", None)
@@ -238,7 +238,7 @@ def has_reached_limit(converted: Any) -> bool:
 
 
 def is_unsupported(error: BaseException) -> bool:
-    """Whether an error of Dynamo says what of a function it cannot take."""
+    """True if an error of Dynamo says what of a function it cannot take."""
     return isinstance(error, torch._dynamo.exc.Unsupported)
 
 
@@ -253,7 +253,7 @@ def not_taken() -> dict[str, int]:
 
 
 def is_layer_called_as_is(frame: Any) -> bool:
-    """Whether a frame is that of a recurrent layer that Dynamo's code calls uncompiled.
+    """True if a frame is that of a recurrent layer that Dynamo's code calls uncompiled.
 
     PyTorch 2.15 breaks the graph before such a layer and counts no reason for the layer's frame;
     2.13 and 2.14 leave the function alone that calls it, and count why.
@@ -274,7 +274,7 @@ _VERSION: Any = torch.__version__
 
 
 def runs_higher_order(frame: Any) -> bool:
-    """Whether a frame is of a function by which PyTorch runs a higher-order operator eagerly.
+    """True if a frame is of a function by which PyTorch runs a higher-order operator eagerly.
 
     ``torch.cond`` and its like have Dynamo capture a function that calls the operator, whose
     gradients want what Dynamo makes of the branches: functions that return tuples (2.13).
@@ -319,7 +319,7 @@ class Uncompiled:
 
 
 def is_compiled_code(code: Any) -> bool:
-    """Whether Dynamo has seen some code since it was last reset."""
+    """True if Dynamo has seen some code since it was last reset."""
     from torch._dynamo import convert_frame
 
     return code in convert_frame.input_codes
@@ -341,7 +341,7 @@ def program_frame() -> Any:
 
 
 def is_higher_order(function: Any) -> bool:
-    """Whether the function of a graph's node has graphs among its arguments."""
+    """True if the function of a graph's node has graphs among its arguments."""
     return isinstance(function, torch._ops.HigherOrderOperator)
 
 

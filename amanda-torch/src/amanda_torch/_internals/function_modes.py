@@ -103,7 +103,7 @@ PLAIN = PLAIN_TENSORS | {type(None), bool, int, float, str}
 
 
 def overrides(value: Any) -> bool:
-    """Whether a value is, or holds, a tensor with a ``__torch_function__`` of its class's own."""
+    """True if a value is, or holds, a tensor with a ``__torch_function__`` of its class's own."""
     cls = type(value)
     if cls in PLAIN_TENSORS:
         return False
@@ -122,7 +122,7 @@ def _sequence(value: Any) -> Iterable[Any] | None:
 
 
 def takes_few(value: Any) -> bool:
-    """Whether a tensor's class raises for nearly every function, reads included.
+    """True if a tensor's class raises for nearly every function, reads included.
 
     That of ``ExpandedWeight`` does (2.13), which PyTorch imports for gradients of samples only.
     """
@@ -130,7 +130,7 @@ def takes_few(value: Any) -> bool:
 
 
 def take_no_identity(values: Iterable[Any]) -> bool:
-    """Whether no ``autograd.Function`` of the driver's may stand before some of these tensors.
+    """True if no ``autograd.Function`` of the driver's may stand before some of these tensors.
 
     The class of one that overrides operators would not find it behind. For nested tensors of the
     strided layout PyTorch raises in every ``autograd.Function`` (2.13).
@@ -145,7 +145,7 @@ def take_no_identity(values: Iterable[Any]) -> bool:
 
 
 def is_strided_nested(value: Any) -> bool:
-    """Whether a value is a nested tensor of the older of the two layouts."""
+    """True if a value is a nested tensor of the older of the two layouts."""
     return isinstance(value, torch.Tensor) and value.is_nested and value.layout is torch.strided
 
 

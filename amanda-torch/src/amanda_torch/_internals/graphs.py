@@ -25,7 +25,7 @@ def lookup_compiler(name: str) -> Any:
 
 
 def has_numbers(graph: torch.fx.Graph) -> bool:
-    """Whether a node of a graph that Dynamo has captured gives a number: a symbolic size, or what
+    """True if a node of a graph that Dynamo has captured gives a number: a symbolic size, or what
     ``item()`` gives where Dynamo captures that; or a tensor of such a size."""
     symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
     for node in graph.nodes:
@@ -64,7 +64,7 @@ def size_of(size: Any, values: Mapping[Any, int]) -> int:
 
 
 def takes_wrapped_numbers(graph: torch.fx.Graph) -> bool:
-    """Whether a graph takes numbers as tensors, which code around it makes with operators of its
+    """True if a graph takes numbers as tensors, which code around it makes with operators of its
     own: Dynamo does so with what functions of Python's ``random`` give, in 2.13 those but
     ``random.random``, in 2.14 and 2.15 all.
     """

@@ -23,7 +23,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether hooks run before or after the forward pass of a module, or of one below it."""
+    """True if hooks run before or after the forward pass of a module, or of one below it."""
     return any(vars(below).get(name) for below in module.modules() for name in _HOOKS)
 
 
@@ -34,7 +34,7 @@ require(*(f"torch.nn.modules.module.{name}" for name in _GLOBAL_HOOKS))
 
 
 def has_global_hooks() -> bool:
-    """Whether there are hooks on all modules, which Dynamo would capture with a model."""
+    """True if there are hooks on all modules, which Dynamo would capture with a model."""
     hooks = vars(torch.nn.modules.module)
     for name in _GLOBAL_HOOKS:  # noqa: SIM110 - likewise
         if hooks.get(name):

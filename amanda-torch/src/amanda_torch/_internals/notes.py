@@ -75,7 +75,7 @@ class _MarkedCall:
     """A call of a module that Dynamo captures.
 
     Attributes:
-        module: it.
+        module: the module.
         entry: the node of its mark; None before it is written.
     """
 

@@ -20,7 +20,7 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
 
 
 def has_tensor_hooks(tensor: torch.Tensor) -> bool:
-    """Whether a backward pass to a tensor calls hooks on it, or keeps its gradient there."""
+    """True if a backward pass to a tensor calls hooks on it, or keeps its gradient there."""
     # Those that run after an accumulation are not called where a pass returns the gradient.
     return bool(tensor._backward_hooks) or tensor.retains_grad
 
@@ -66,7 +66,7 @@ base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_b
 """The tensor that another one is a view of; None if it is not a view."""
 
 is_view: Callable[[torch.Tensor], bool] = symbol("torch.Tensor._is_view")
-"""Whether autograd treats a tensor as a view."""
+"""True if autograd treats a tensor as a view."""
 
 # ``as_subclass`` makes a view, which autograd treats as one, of a tensor without gradients, too.
 make_subclass: Callable[[type, torch.Tensor], torch.Tensor] = symbol("torch.Tensor._make_subclass")
@@ -93,7 +93,7 @@ def versions_of(tensors: Sequence[Any]) -> list[int | None]:
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether others than `tensor` and what autograd has saved of it use its storage."""
+    """True if others than `tensor` and what autograd has saved of it use its storage."""
     # One each for the tensor, for autograd, and for the storage object made here.
     return bool(_use_count(tensor.untyped_storage()._cdata) > 3)
 

@@ -112,34 +112,34 @@ graph_task: Callable[[], int] = symbol("torch._C._current_graph_task_id")
 
 
 def in_backward() -> bool:
-    """Whether the current thread is running a node of a backward pass."""
+    """True if the current thread is running a node of a backward pass."""
     return bool(graph_task() != -1)
 
 
 def in_functorch() -> bool:
-    """Whether a functorch transform (vmap, grad, jvp) is active."""
+    """True if a functorch transform (vmap, grad, jvp) is active."""
     return _is_transformed()
 
 
 def needs_gradient(tensor: torch.Tensor) -> bool:
-    """Whether some functorch transform, or autograd outside of them, differentiates a tensor."""
+    """True if some functorch transform, or autograd outside of them, differentiates a tensor."""
     while not tensor.requires_grad and _is_wrapped(tensor):
         tensor = _unwrapped(tensor)
     return tensor.requires_grad
 
 
 def in_forward_ad() -> bool:
-    """Whether tensors may carry tangents: in ``torch.autograd.forward_ad`` or ``func.jvp``."""
+    """True if tensors may carry tangents: in ``torch.autograd.forward_ad`` or ``func.jvp``."""
     return forward_ad._current_level >= 0
 
 
 def is_bare() -> bool:
-    """Whether no mode is on in this thread, and no forward-mode AD."""
+    """True if no mode is on in this thread, and no forward-mode AD."""
     return not (mode_depth() or dispatch_depth()) and forward_ad._current_level < 0
 
 
 is_autocasting: Callable[[], bool] = symbol("torch._C._is_any_autocast_enabled")
-"""Whether autocast is on for any device: nodes of their own may then cast an operator's inputs."""
+"""True if autocast is on for any device: nodes of their own may then cast an operator's inputs."""
 
 
 require("torch._guards.tracing")
@@ -148,7 +148,7 @@ tracing_context: Callable[[], Any] = symbol("torch._guards.TracingContext.try_ge
 
 
 def is_compiling() -> bool:
-    """Whether Dynamo or what it hands its graphs to runs in this thread."""
+    """True if Dynamo or what it hands its graphs to runs in this thread."""
     # The flag behind the public function is one for all threads; Dynamo takes both calls in code
     # that it captures for True.
     return torch.compiler.is_compiling() and (
@@ -157,7 +157,7 @@ def is_compiling() -> bool:
 
 
 def is_plain() -> bool:
-    """Whether operators that are called now go straight to PyTorch's eager kernels: no
+    """True if operators that are called now go straight to PyTorch's eager kernels: no
     mode is on, and no transform, forward-mode AD or tracer is active."""
     return (
         not (mode_depth() or dispatch_depth())
@@ -180,7 +180,7 @@ def is_untransformed() -> bool:
 
 
 def is_traced() -> bool:
-    """Whether the current operators are being recorded by a tracer of PyTorch:
+    """True if the current operators are being recorded by a tracer of PyTorch:
     ``jit.trace``, ``make_fx``, ``export`` or Dynamo."""
     return (
         _tracing_state() is not None
@@ -203,7 +203,7 @@ FORWARD_LEVEL: Question = (vars(forward_ad), "_current_level")
 
 
 def is_only_run() -> bool:
-    """Whether the current operators are neither recorded nor transformed."""
+    """True if the current operators are neither recorded nor transformed."""
     return (
         not _is_transformed()
         and _tracing_state() is None
@@ -216,7 +216,7 @@ _saving_hooks = symbol("torch._C._autograd._top_saved_tensors_default_hooks")
 
 
 def is_eager() -> bool:
-    """Whether operators go straight to PyTorch's kernels, function modes aside: no other mode,
+    """True if operators go straight to PyTorch's kernels, function modes aside: no other mode,
     transform, forward-mode AD, tracer or hook on saved tensors is there, and no backward pass."""
     return (
         is_only_run()

@@ -108,7 +108,7 @@ class Replacement(Protocol):
 
     @property
     def applies(self) -> bool:
-        """Whether it does, in the backward pass that is running."""
+        """True if it does, in the backward pass that is running."""
 
     def __call__(self, grad_outputs: list[Any]) -> list[Any]:
         """The gradients of the operator's tensor inputs."""
@@ -192,5 +192,5 @@ OWN_FUNCTIONS = (
 
 
 def is_differentiable(tensor: torch.Tensor) -> bool:
-    """Whether autograd differentiates tensors of this dtype."""
+    """True if autograd differentiates tensors of this dtype."""
     return tensor.is_floating_point() or tensor.is_complex()

@@ -62,7 +62,7 @@ def created_nodes() -> Iterator[list[Any]]:
 
 
 def is_function_call(func: Any) -> bool:
-    """Whether `func` applies an ``autograd.Function``, outside of functorch's transforms."""
+    """True if `func` applies an ``autograd.Function``, outside of functorch's transforms."""
     return isinstance(func, functools.partial) and func.func is _internals.apply_function
 
 

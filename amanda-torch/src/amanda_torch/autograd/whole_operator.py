@@ -52,11 +52,11 @@ class WholeOperator(OperatorGradients):
         return _internals.without_modes(super().replaced, grad_outputs, count)  # type: ignore[no-any-return]
 
     def acts(self) -> bool:
-        """Whether its scope is open, and the running backward pass is instrumented."""
+        """True if its scope is open, and the running backward pass is instrumented."""
         return bool(self._handle.records()) and not self._dispatcher.is_paused()
 
     def replaces(self) -> bool:
-        """Whether a replacement supplies the gradients in the backward pass that is running."""
+        """True if a replacement supplies the gradients in the backward pass that is running."""
         actions = self._handle.actions(ActionKind.REPLACE_BACKWARD_OP)
         return bool(actions) and not self._dispatcher.is_paused()
 
@@ -110,7 +110,7 @@ class ReplacedGradients:
 
     @property
     def applies(self) -> bool:
-        """Whether it supplies the gradients in the backward pass that runs."""
+        """True if it supplies the gradients in the backward pass that runs."""
         return self._whole.replaces()
 
     def __call__(self, grad_outputs: list[Any]) -> list[Any]:
@@ -219,7 +219,7 @@ def hook_outputs(
 
 
 def _is_made(tensor: Any, start: int) -> bool:
-    """Whether an output's autograd node is a new one."""
+    """True if an output's autograd node is a new one."""
     node = tensor.grad_fn if tensor is not None and tensor.requires_grad else None
     return node is not None and _internals.node_sequence(node) >= start
 
@@ -441,14 +441,13 @@ def hook_input_edges(
         False if these gradients leave the operator through several nodes, so
         that no single hook sees them all; nothing is hooked then.
     """
-    # The nodes that produce gradients of the inputs, and which.
-    leaving: dict[Any, dict[int, int]] = {}
     nodes = new_nodes(outputs, start, aliases=True)
-    for node in nodes:
-        if not is_accumulation(node):
-            places = _places(node, edges)
-            if places:
-                leaving[node] = places
+    # The nodes that produce gradients of the inputs, and which.
+    leaving = {
+        node: places
+        for node in nodes
+        if not is_accumulation(node) and (places := _places(node, edges))
+    }
     views = _looked_through(leaving, nodes, values) if len(leaving) > 1 else {}
     if len(leaving) != 1:
         return not leaving

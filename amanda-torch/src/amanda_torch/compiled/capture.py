@@ -1,9 +1,14 @@
 """Lets Dynamo capture compiled functions, and run what it has captured under a scope.
 
-A function made by ``torch.compile`` asks Dynamo for the callback that compiles the frames below it.
-:func:`callback_for` gives one that keeps the function's own compiled code apart: Dynamo tells them
-by the compiler. What is captured belongs to the function and not to a scope; it is used again by
-the next one.
+A function made by ``torch.compile`` asks Dynamo for the callback that compiles the frames below::
+
+    compiled = torch.compile(f)             # callback of the program: f becomes code of inductor
+    with amanda.apply(tool):
+        compiled(x)                         # callback_for(...): f becomes a CapturedGraph
+
+:func:`callback_for` makes a callback that keeps the function's own compiled code apart: Dynamo
+keeps the code of each compiler. Captured graphs belong to the function and not to a scope; the next
+scope uses them again.
 """
 
 from __future__ import annotations
@@ -53,7 +58,8 @@ class Capture:
         marks: whether the calls of modules are marked in what is captured.
 
     Attributes:
-        compiler, marks: see above.
+        compiler: the user's.
+        marks: True if the calls of modules are marked in what is captured.
         is_refused: see :class:`~amanda_torch.compiled.captured.CompiledFunction`.
     """
 

@@ -1,14 +1,24 @@
 """Runs a captured graph under the scopes of the thread.
 
-The first run of a graph in a module call notices its operators through the thread's interceptor,
-which is on, and enters the modules that they belong to: so they have the ids, the analyses and the
-actions that they have without ``torch.compile``. What has been learned is bound to the graph. From
-then on it runs without the interceptor, in one of three ways:
+Dynamo compiles a function to bytecode that calls a graph, here a :class:`CapturedGraph`::
+
+    def forward(self, x):                   # before
+        return self.linear(x).relu()
+
+    def forward(self, x):                   # after; the graph calls linear and relu
+        return captured_graph(self.linear.weight, self.linear.bias, x)[0]
+
+The first run of a graph in a module call passes its operators to the thread's interceptor, and
+enters the modules that they belong to: so they have the ids, the analyses and the actions that they
+have without ``torch.compile``. The result is a
+:class:`~amanda_torch.compiled.bound_graph.BoundGraph`. From then on the graph runs without the
+interceptor, in one of three ways:
 
 - Where no routine has to run between operators, the program's compiler gets the graph as it is. The
-  run has been a :class:`~amanda_torch.compiled.rehearsal.Rehearsal` then, which is undone.
+  run has been a :class:`~amanda_torch.compiled.dry_run.GraphDryRun` then, which is undone.
 - Where routines can be written into the graph, a compiler gets it with them.
-- Otherwise it runs operator by operator: one without actions is called as it is, one with actions
+- Otherwise, and with the compiler "eager" where gradients are recorded, it runs operator by
+  operator: one without actions is called as it is, one with actions
   through the eager driver's executor, with its backward operators.
 """
 
@@ -26,7 +36,7 @@ from torch import fx
 
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
-from amanda_torch.compiled.binding import Binding, Waiting
+from amanda_torch.compiled.bound_graph import BoundGraph, Waiting
 from amanda_torch.compiled.code import GraphCode, NotMarkableError
 from amanda_torch.compiled.compilers import (
     AUTO,
@@ -36,12 +46,12 @@ from amanda_torch.compiled.compilers import (
     name_of_compiler,
 )
 from amanda_torch.compiled.deferred import Added
+from amanda_torch.compiled.dry_run import GraphDryRun
+from amanda_torch.compiled.dry_run import reason_against as reason_against_dry_run
 from amanda_torch.compiled.first_call import FirstCall, FirstRun
-from amanda_torch.compiled.gradients import Tally, other_nodes_said
-from amanda_torch.compiled.inlining import CompiledCode, Inlined, Writer, notes_of
-from amanda_torch.compiled.noticing import NoticingRun, Step
-from amanda_torch.compiled.rehearsal import Rehearsal
-from amanda_torch.compiled.rehearsal import reason_against as reason_against_rehearsal
+from amanda_torch.compiled.first_run import CallRecord, NotedRun
+from amanda_torch.compiled.gradients import RunCounts, other_nodes_said
+from amanda_torch.compiled.inlining import CompiledCode, OpActions, Writer, notes_of
 from amanda_torch.compiled.sizes import BySize, Sized, SymbolicSizes
 from amanda_torch.eager.frames import Frame
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
@@ -102,12 +112,15 @@ class CapturedGraph:
         self._as_it_is: Callable[..., Any] | None = None
         self._reason = "its sizes are symbolic"
         if not (self._is_static or own.is_refused) and self._is_auto():
-            # What the compiler assumes of sizes, Dynamo guards, if it is compiled here and now.
-            try:
-                made = own.compiler(_internals.copied_graph(module), list(inputs))
-                self._as_it_is = _internals.undisabled(made)
-            except Exception as error:
-                self._reason = self._failure(error)
+            self._compile_with_sizes()
+
+    def _compile_with_sizes(self) -> None:
+        """Compile the graph while Dynamo captures it, which guards what is assumed of sizes."""
+        try:
+            made = self._own.compiler(_internals.copied_graph(self._module), list(self._inputs))
+            self._as_it_is = _internals.undisabled(made)
+        except Exception as error:
+            self._reason = self._failure(error)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph under the scopes of the current thread."""
@@ -121,13 +134,13 @@ class CapturedGraph:
             return self._vanilla(*inputs)
         binding = self._binding(interceptor, inputs) if is_alone else None
         if binding is None:
-            return self._run_noticed(interceptor, inputs, is_alone)
+            return self._run_intercepted(interceptor, inputs, is_alone)
         result = binding.run(interceptor, inputs)
         if binding.waiting is not None:
             self._go_on(interceptor, binding, binding.waiting)
         return result
 
-    def _binding(self, interceptor: Interceptor, inputs: Sequence[Any]) -> Binding | None:
+    def _binding(self, interceptor: Interceptor, inputs: Sequence[Any]) -> BoundGraph | None:
         """The binding that can run the graph with these inputs; None if there is none."""
         roots: list[Any] | None = None
         for binding in interceptor.frame.captured.get(self, ()):
@@ -137,11 +150,13 @@ class CapturedGraph:
                 if not binding.has_roots(roots):
                     continue
             if binding.holds(interceptor):
-                found: Binding = binding
+                found: BoundGraph = binding
                 return found
         return None
 
-    def _run_noticed(self, interceptor: Interceptor, inputs: Sequence[Any], is_alone: bool) -> Any:
+    def _run_intercepted(
+        self, interceptor: Interceptor, inputs: Sequence[Any], is_alone: bool
+    ) -> Any:
         """Run the graph with the interceptor on, and bind what is learned for later runs.
 
         Args:
@@ -151,15 +166,15 @@ class CapturedGraph:
         modules = self._code.places.find(roots)
         # Dynamo passes symbolic sizes as numbers.
         is_static = self._is_static and all(isinstance(each, torch.Tensor) for each in inputs)
-        rehearsal = self._rehearsal(interceptor, inputs, is_static) if is_alone else None
-        run = NoticingRun(interceptor, self._code, modules, is_static, rehearsal)
+        dry_run = self._dry_run(interceptor, inputs, is_static) if is_alone else None
+        run = NotedRun(interceptor, self._code, modules, is_static, dry_run)
         result, compiler = run.run(inputs), ""
         binding = run.binding() if is_alone else None
         if binding is None:
             self._count_unbound(is_alone)
         else:
             self._unbound = 0
-            result, compiler = self._hand_over(interceptor, binding, rehearsal, run, inputs, result)
+            result, compiler = self._hand_over(interceptor, binding, dry_run, run, inputs, result)
         self._note(interceptor, f"by {compiler}" if compiler else "operator by operator")
         if binding is not None and binding.note_roots(roots):
             if self._is_forward_of(base):
@@ -180,9 +195,9 @@ class CapturedGraph:
     def _hand_over(
         self,
         interceptor: Interceptor,
-        binding: Binding,
-        rehearsal: Rehearsal | None,
-        run: NoticingRun,
+        binding: BoundGraph,
+        dry_run: GraphDryRun | None,
+        run: NotedRun,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
     ) -> tuple[Any, str]:
@@ -195,8 +210,8 @@ class CapturedGraph:
             The outputs for the program, and the name of the compiler; "" without one.
         """
         first = None
-        if rehearsal is not None:
-            first = self._after_rehearsal(interceptor, binding, rehearsal, run, outputs)
+        if dry_run is not None:
+            first = self._after_dry_run(interceptor, binding, dry_run, run, outputs)
         if first is not None:
             outputs, reason = first.run(interceptor, inputs, outputs)
             if reason:
@@ -205,7 +220,7 @@ class CapturedGraph:
         if run.is_static:
             return outputs, self._compile(interceptor, binding, run.steps)
         if self._is_auto():
-            self._say((rehearsal.reason if rehearsal is not None else "") or self._reason)
+            self._say((dry_run.reason if dry_run is not None else "") or self._reason)
         return outputs, ""
 
     def _roots(self) -> list[Any]:
@@ -217,7 +232,7 @@ class CapturedGraph:
         return places.roots(frame.f_locals, frame.f_globals)
 
     def _is_forward_of(self, base: Frame) -> bool:
-        """Whether the program runs the graph in ``forward`` of a module."""
+        """True if the program runs the graph in ``forward`` of a module."""
         module = None if base.module is None else base.module()
         if module is None:
             return False
@@ -231,7 +246,7 @@ class CapturedGraph:
     # -- by the program's compiler, as it is ------------------------------
 
     def _is_auto(self) -> bool:
-        """Whether the program's compiler gets the graph where no routine has to run in it."""
+        """True if the program's compiler gets the graph where no routine has to run in it."""
         return asked_compiler() == AUTO and not self._runs_operators()
 
     def _runs_operators(self) -> bool:
@@ -248,50 +263,50 @@ class CapturedGraph:
         self._own.is_refused = True
         self._own.say(reason)
 
-    def _rehearsal(
+    def _dry_run(
         self, interceptor: Interceptor, inputs: Sequence[Any], is_static: bool
-    ) -> Rehearsal | None:
-        """A rehearsal for the first run at a place; None where there is to be none."""
+    ) -> GraphDryRun | None:
+        """A dry run for the first run at a place; None where there is to be none."""
         if asked_compiler() != AUTO or not (is_static or self._as_it_is is not None):
             return None
         if self._runs_operators() and torch.is_grad_enabled():
             return None  # Routines at backward operators need their nodes.
-        if _internals.without_modes(reason_against_rehearsal, self._code, inputs):
+        if _internals.without_modes(reason_against_dry_run, self._code, inputs):
             return None
         if not is_static and self._sizes is None:
             self._sizes = SymbolicSizes(self._module.graph)
-        return Rehearsal(self._code, inputs, interceptor, None if is_static else self._sizes)
+        return GraphDryRun(self._code, inputs, interceptor, None if is_static else self._sizes)
 
-    def _after_rehearsal(
+    def _after_dry_run(
         self,
         interceptor: Interceptor,
-        binding: Binding,
-        rehearsal: Rehearsal,
-        run: NoticingRun,
+        binding: BoundGraph,
+        dry_run: GraphDryRun,
+        run: NotedRun,
         outputs: Sequence[Any],
     ) -> FirstRun | None:
         """Let the program's compiler have the graph as it is; None if it is not to be.
 
         Args:
-            run: that which has been a rehearsal.
-            outputs: its.
+            run: the dry run.
+            outputs: what the graph has returned in it.
         """
-        if rehearsal.reason or rehearsal.run_backward(outputs):
+        if dry_run.reason or dry_run.run_backward(outputs):
             return None
-        tally = Tally(interceptor.executor.claimer)
-        tally.backward = _without_sizes(rehearsal.backward())
-        tally.forward = _without_sizes(rehearsal.forward)
-        if len(tally.forward) < len(rehearsal.forward) and self._sizes is not None:
-            tally.by_size = BySize(self._sizes, rehearsal.forward)
-        tally.sites, tally.handle = [*rehearsal.sites], rehearsal.handle
-        if rehearsal.reason or not binding.is_current(interceptor):
+        counts = RunCounts(interceptor.executor.claimer)
+        counts.backward = _without_sizes(dry_run.backward())
+        counts.forward = _without_sizes(dry_run.forward)
+        if len(counts.forward) < len(dry_run.forward) and self._sizes is not None:
+            counts.by_size = BySize(self._sizes, dry_run.forward)
+        counts.sites, counts.handle = [*dry_run.sites], dry_run.handle
+        if dry_run.reason or not binding.is_current(interceptor):
             return None
         if self._runs_operators():
             # Its code is the graph, of which the run has been the first one.
-            code = CompiledCode(self._vanilla, self._module, "eager", (), tally, interceptor)
+            code = CompiledCode(self._vanilla, self._module, "eager", (), counts, interceptor)
             binding.function = run.entering(code)
             return None
-        if not rehearsal.can_undo():
+        if not dry_run.can_undo():
             return None
         try:
             function = self._compiled_as_it_is()
@@ -299,9 +314,9 @@ class CapturedGraph:
             self._say(self._failure(error))
             return None
         name = self._own_name()
-        code = CompiledCode(function, self._module, name, (), tally, interceptor)
+        code = CompiledCode(function, self._module, name, (), counts, interceptor)
         self._own.is_refused = False
-        return FirstRun(binding, rehearsal, tally, code, run.entering(code))
+        return FirstRun(binding, dry_run, counts, code, run.entering(code))
 
     def _compiled_as_it_is(self) -> Callable[..., Any]:
         """The code that the program's compiler makes of the graph."""
@@ -320,14 +335,18 @@ class CapturedGraph:
 
     # -- with routines in it ----------------------------------------------
 
-    def _go_on(self, interceptor: Interceptor, binding: Binding, waiting: Waiting) -> None:
+    def _go_on(self, interceptor: Interceptor, binding: BoundGraph, waiting: Waiting) -> None:
         """Compile a graph as soon as all is known of its backward operators."""
         waiting.runs += 1
         if compiler := self._compile(interceptor, binding, waiting.steps, waiting.runs):
             self._note(interceptor, f"by {compiler}")
 
     def _compile(
-        self, interceptor: Interceptor, binding: Binding, steps: Sequence[Step], runs: int = 0
+        self,
+        interceptor: Interceptor,
+        binding: BoundGraph,
+        steps: Sequence[CallRecord],
+        runs: int = 0,
     ) -> str:
         """Let a compiler have the graph with its actions; its name if one takes it, else "".
 
@@ -340,41 +359,48 @@ class CapturedGraph:
             if asked != AUTO:
                 self._say("")
             return ""
-        # In PyTorch 2.13 inductor makes code with unbound variables of an operator with effects
-        # where a graph with a backward pass also writes into a buffer.
-        can_observe = name != "inductor" or not any(step.records for step in steps)
-        can_observe = can_observe and asked != AUTO
-        # What is refused only for the sake of others is the reason where there is nothing else.
-        by_weight = sorted(steps, key=Step.only_follows)
-        reasons = (step.reason_against(can_observe, name) for step in by_weight)
-        reason = next(filter(None, reasons), "")
         binding.waiting = None
+        reason = _reason_against_actions(steps, name, asked)
         if not reason and not all(step.is_learned() for step in steps):
             if runs < _MOST_WAITED:
                 binding.waiting = Waiting(steps, runs)
                 return ""
             reason = "no backward pass has come to all of its backward operators"
-        if interceptor.tells_modules and any(step.called for step in steps):
-            reason = "a tool has routines at modules"
-        if interceptor.tells and any(step.enters for step in steps):
-            reason = "tools are told of the forward passes in it"
+        reason = _reason_against_points(steps, interceptor) or reason
         if not reason:
-            actions = {step.name: step.inlined() for step in steps if step.acts()}
-            try:
-                compiler = self._own.compiler if is_own else _internals.lookup_compiler(name)
-                self._write(binding, actions, compiler, name, interceptor)
-                return name
-            except Exception as error:
-                reason = other_nodes_said(error) or f"{name} fails with {type(error).__name__}"
-                notes = " ".join(notes_of(error))
-                reason += f" ({notes})" if notes else ""
-        self._refuse(name, reason)
+            compiler = self._own.compiler if is_own else None
+            reason = self._reason_not_written(binding, steps, compiler, name, interceptor)
+        if reason:
+            self._refuse(name, reason)
+        return "" if reason else name
+
+    def _reason_not_written(
+        self,
+        binding: BoundGraph,
+        steps: Sequence[CallRecord],
+        compiler: Any,
+        name: str,
+        interceptor: Interceptor,
+    ) -> str:
+        """Bind what a compiler makes of the graph with its actions; return why it fails, or "".
+
+        Args:
+            compiler: the program's; None: the one of that name.
+        """
+        actions = {step.name: step.inlined() for step in steps if step.acts()}
+        try:
+            compiler = _internals.lookup_compiler(name) if compiler is None else compiler
+            self._write(binding, actions, compiler, name, interceptor)
+        except Exception as error:
+            reason = other_nodes_said(error) or f"{name} fails with {type(error).__name__}"
+            notes = " ".join(notes_of(error))
+            return f"{reason} ({notes})" if notes else reason
         return ""
 
     def _write(
         self,
-        binding: Binding,
-        actions: Mapping[str, Inlined],
+        binding: BoundGraph,
+        actions: Mapping[str, OpActions],
         compiler: Any,
         name: str,
         interceptor: Interceptor,
@@ -382,14 +408,14 @@ class CapturedGraph:
         """Bind what a compiler makes of the graph with its actions."""
         with self._suspended():
             claimer = interceptor.executor.claimer
-            tally = Tally(claimer)
-            writer = Writer(claimer.dispatcher, self._module, tally)
+            counts = RunCounts(claimer)
+            writer = Writer(claimer.dispatcher, self._module, counts)
             module = writer.write(actions)
             written = _internals.copied_graph(module)
             function = _internals.compile_later(
                 self._context, compiler, module, self._inputs, with_backward=True
             )
-        code = CompiledCode(function, written, name, _routines(actions), tally, interceptor)
+        code = CompiledCode(function, written, name, _routines(actions), counts, interceptor)
         otherwise = binding.function
 
         def accept() -> None:
@@ -429,7 +455,34 @@ _SAID: set[str] = set()
 _NUMBERS = itertools.count()
 
 
-def _routines(actions: Mapping[str, Inlined]) -> set[str]:
+def _reason_against_actions(steps: Sequence[CallRecord], name: str, asked: str) -> str:
+    """Return why the actions on a graph cannot be compiled; "" if they can.
+
+    Args:
+        name: of the compiler.
+        asked: what the environment names.
+    """
+    # In PyTorch 2.13 inductor makes code with unbound variables of an operator with effects where
+    # a graph with a backward pass also writes into a buffer.
+    can_observe = name != "inductor" or not any(step.records for step in steps)
+    can_observe = can_observe and asked != AUTO
+    # Actions that could run after the graph are the reason only where there is no other.
+    by_weight = sorted(steps, key=CallRecord.only_follows)
+    reasons = (step.reason_against(can_observe, name) for step in by_weight)
+    return next(filter(None, reasons), "")
+
+
+def _reason_against_points(steps: Sequence[CallRecord], interceptor: Interceptor) -> str:
+    """Return which routines at passes or modules need the calls of modules in a graph; "" if none
+    do."""
+    if interceptor.tells and any(step.enters for step in steps):
+        return "tools are told of the forward passes in it"
+    if interceptor.tells_modules and any(step.called for step in steps):
+        return "a tool has routines at modules"
+    return ""
+
+
+def _routines(actions: Mapping[str, OpActions]) -> set[str]:
     """The names of the routines on a graph."""
     plans = [inlined.plan for inlined in actions.values()]
     found = [action for plan in plans for action in (*plan.before, plan.replace, *plan.after)]

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from amanda_torch import _internals
-from amanda_torch.compiled.places import ModuleCall, Places, calls_of
+from amanda_torch.compiled.places import CapturedCall, ModuleFinder, calls_of
 
 
 class NotCapturableError(Exception):
@@ -32,7 +32,7 @@ class NotMarkableError(NotCapturableError):
 
 
 @attrs.frozen
-class Site:
+class CallSite:
     """A call in a graph.
 
     Attributes:
@@ -44,7 +44,7 @@ class Site:
 
     name: str
     function: Callable[..., Any]
-    calls: tuple[ModuleCall, ...]
+    calls: tuple[CapturedCall, ...]
     keywords: Mapping[str, Any]
 
 
@@ -67,8 +67,8 @@ class GraphCode:
         if _internals.takes_wrapped_numbers(module.graph):
             raise NotCapturableError("it takes random numbers of Python")
         self._module = module
-        self.places = Places(module.graph)
-        self.sites: list[Site] = []
+        self.places = ModuleFinder(module.graph)
+        self.sites: list[CallSite] = []
         # A copy, of which no node is Dynamo's.
         graph = fx.Graph()
         graph.output(graph.graph_copy(module.graph, {}))
@@ -106,7 +106,7 @@ class GraphCode:
         if node.op == "call_method":
             function = Method(str(node.target))
             node.op = "call_function"
-        site_of_node = Site(node.name, function, calls_of(node), node.kwargs)  # type: ignore[arg-type]
+        site_of_node = CallSite(node.name, function, calls_of(node), node.kwargs)  # type: ignore[arg-type]
         self.sites.append(site_of_node)
 
         def site(*args: Any, **kwargs: Any) -> Any:

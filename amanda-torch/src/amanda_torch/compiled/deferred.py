@@ -1,7 +1,7 @@
-"""Additions to counters and sums, and calls of routines, that follow a run of compiled code.
+"""Additions to counters and sums, and calls of routines, after a run of compiled code.
 
-Compiled code of a graph runs as it is, without the routines of its operators. What these would have
-counted and called is noted in the first run of the graph, and done at once at the end of each later
+Compiled code of a graph runs as it is, without the routines of its operators. The additions and
+calls that these make are noted in the first run of the graph, and made together after each later
 run::
 
     added = Additions([counter, StaticSum.of(flops, inputs, outputs)])
@@ -71,7 +71,7 @@ class DeferredCall:
         tensors: all tensors of its point; they are kept without their values.
 
     Attributes:
-        dispatcher, action: see above.
+        dispatcher, action: the arguments of that name.
         watched: the tensors of which it is seen whether they are changed.
         function: the routine with what it selects; None where that is not there.
     """
@@ -119,7 +119,7 @@ class DeferredPoint:
         inputs, outputs: the tensors there; they are kept without their values.
 
     Attributes:
-        dispatcher: see above.
+        dispatcher: runs the routines.
     """
 
     __slots__ = ("_called", "_inputs", "_outputs", "_point", "_scopes", "dispatcher")
@@ -192,12 +192,12 @@ class CalledModule:
 
 
 def is_deferrable_routine(action: Action) -> bool:
-    """Whether a routine may be called so."""
+    """True if a routine may be called so."""
     return is_marked_deferrable(action.func) and not action.differentiable
 
 
 def is_marked_deferrable(routine: Any) -> bool:
-    """Whether a tool has marked a routine so."""
+    """True if a tool has marked a routine so."""
     func = getattr(routine, "__func__", routine)
     return bool(getattr(func, "amanda_deferrable", False))
 

@@ -35,7 +35,7 @@ from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.plugin import TorchGraphDriver
 
 
-class EagerDriver(InterceptingDriver):
+class CapturingDriver(InterceptingDriver):
     """Instruments compiled functions in what Dynamo has captured, and all other code eagerly."""
 
     mode_of_graphs = "graph"
@@ -93,7 +93,7 @@ class EagerDriver(InterceptingDriver):
         return _missing_said()
 
     def _defers_modules(self) -> bool:
-        """Whether all routines at modules may be called when compiled code has run."""
+        """True if all routines at modules may be called when compiled code has run."""
         points = Point.MODULE_ENTRY, Point.MODULE_EXIT
         found = [
             one for s in self.dispatcher.scopes() for p in points for _, one in s.routines_at(p)
@@ -101,7 +101,7 @@ class EagerDriver(InterceptingDriver):
         return all(map(is_marked_deferrable, found))
 
 
-class GraphDriver(TorchGraphDriver, EagerDriver):
+class GraphDriver(TorchGraphDriver, CapturingDriver):
     """``torch-graph``, the driver that a program chooses by name."""
 
     takes_gate = False

@@ -7,9 +7,9 @@ not asked for::
     binding.function = FirstCall(code, function, graph, accept, refuse)
 
 An error that running operator by operator raises, too, is the program's own. Code of the graph as
-it is follows a :class:`~amanda_torch.compiled.rehearsal.Rehearsal`, whose outputs are there::
+it is follows a :class:`~amanda_torch.compiled.dry_run.GraphDryRun`, whose outputs are there::
 
-    outputs, reason = FirstRun(binding, rehearsal, tally, code, later).run(interceptor, inputs, ...)
+    outputs, reason = FirstRun(binding, dry_run, counts, code, later).run(interceptor, inputs, ...)
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from amanda_torch import _internals
-from amanda_torch.compiled.binding import Binding
+from amanda_torch.compiled.bound_graph import BoundGraph
 from amanda_torch.compiled.code import GraphCode
-from amanda_torch.compiled.gradients import OtherBackwardError, Tally
+from amanda_torch.compiled.dry_run import GraphDryRun
+from amanda_torch.compiled.gradients import OtherBackwardError, RunCounts
 from amanda_torch.compiled.inlining import CompiledCode, notes_of
-from amanda_torch.compiled.rehearsal import Rehearsal
-from amanda_torch.compiled.undoing import Before
+from amanda_torch.compiled.saved_state import SavedState
 from amanda_torch.eager.interceptors import Interceptor
 
 
@@ -31,7 +31,7 @@ class FirstCall:
     """Runs compiled code for the first time, in place of what runs it later.
 
     Args:
-        code: it.
+        code: the compiled code.
         otherwise: runs the graph operator by operator.
         graph: the code of that.
         accept: called when the code has run.
@@ -54,7 +54,7 @@ class FirstCall:
 
     def __call__(self, *inputs: Any) -> Any:
         """The outputs of the graph."""
-        before = _internals.without_modes(Before, self._graph, inputs)
+        before = _internals.without_modes(SavedState, self._graph, inputs)
         try:
             result = self._code.run(inputs)
             self._accept()
@@ -72,42 +72,42 @@ class FirstCall:
 
 
 class FirstRun:
-    """The first run of a graph by the program's compiler, after a rehearsal.
+    """The first run of a graph by the program's compiler, after a dry run.
 
     Args:
         binding: of the graph; it still runs the graph operator by operator.
-        rehearsal: which has counted the forward operators of this run.
-        tally: counts those of later ones.
+        dry_run: which has counted the forward operators of this run.
+        counts: counts those of later ones.
         code: what runs the graph.
         later: what runs it from the second time on: `code`, after the modules have been entered
-            that the rehearsal has entered for the first run.
+            that the dry run has entered for the first run.
     """
 
     def __init__(
         self,
-        binding: Binding,
-        rehearsal: Rehearsal,
-        tally: Tally,
+        binding: BoundGraph,
+        dry_run: GraphDryRun,
+        counts: RunCounts,
         code: Callable[..., Any],
         later: Callable[..., Any],
     ) -> None:
         self._binding = binding
-        self._rehearsal = rehearsal
-        self._tally = tally
+        self._dry_run = dry_run
+        self._counts = counts
         self._code = code
         self._later = later
         self._otherwise = binding.function
 
     def run(
-        self, interceptor: Interceptor, inputs: Sequence[Any], rehearsed: Any
+        self, interceptor: Interceptor, inputs: Sequence[Any], dry_outputs: Any
     ) -> tuple[Any, str]:
         """The outputs, and why they were computed operator by operator; "" if they were not.
 
         Args:
-            rehearsed: the outputs of the rehearsal.
+            dry_outputs: the outputs of the dry run.
         """
-        redo = self._rehearsal.undo()
-        self._tally.is_first = True
+        redo = self._dry_run.undo()
+        self._counts.is_first = True
         binding = self._binding
         binding.function = self._code
         try:
@@ -120,4 +120,4 @@ class FirstRun:
             reason = f"its code fails with {type(error).__name__}"
         redo()
         binding.function = self._otherwise
-        return rehearsed, reason
+        return dry_outputs, reason

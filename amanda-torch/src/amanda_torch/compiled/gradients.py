@@ -2,14 +2,15 @@
 
 A compiler such as inductor traces the forward and the backward pass of a graph together: it runs
 the graph with autograd on, and then autograd's backward pass, whose operators are recorded. So the
-autograd nodes are there while it traces. A :class:`Site` finds those of one operator, as the eager
-driver does, and hooks them: what the hooks compute becomes a part of the compiled backward pass::
+autograd nodes are there while it traces. A :class:`JointOp` finds the nodes of one operator, as
+the eager driver does, and hooks them: what the hooks compute becomes a part of the compiled
+backward pass::
 
-    site = Site(plan, known, nodes, places)
+    site = JointOp(plan, known, nodes, places)
     node.target = site.traced(node.target, routine, numbers)
 
 The ids of the backward operators, and their actions, are those that the eager driver has found in
-the runs before. Counters leave nothing in the code: see :class:`Tally`.
+the runs before. Counters leave nothing in the code: see :class:`RunCounts`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def other_nodes_said(error: BaseException) -> str:
 
 
 def is_deferred(action: Action) -> bool:
-    """Whether a routine is counted when the compiled code has run: it is in no code."""
+    """True if a routine is counted when the compiled code has run: it is in no code."""
     return lowered(action).kind is StepKind.COUNT
 
 
@@ -165,7 +166,7 @@ class OtherBackwardError(Exception):
     """The backward pass of a compiler's code is not compiled as a whole."""
 
 
-class Tally:
+class RunCounts:
     """The counts to add when compiled code has run, and when its backward pass has.
 
     Args:
@@ -184,7 +185,7 @@ class Tally:
         self._claimer = claimer
         self.forward: Sequence[Added] = ()
         self.by_size: BySize | None = None
-        self.sites: list[Site | LeafSite] = []
+        self.sites: list[JointOp | LeafSite] = []
         self.backward: list[Added] = []
         self.handle: OpHandle | None = None
         self.is_first = False
@@ -256,7 +257,7 @@ def _joint_nodes(outputs: Sequence[Any], start: int) -> list[Any]:
 # -- while a compiler traces ---------------------------------------------------
 
 
-class Site:
+class JointOp:
     """An operator of a graph with its backward operators.
 
     Args:
@@ -266,7 +267,7 @@ class Site:
         places: where its inputs are.
 
     Attributes:
-        gradients: see above.
+        gradients: what is known of its backward operators.
         keywords: the keyword arguments of its routines, in order: the code gets tensors for them.
         counters: what the compiled backward pass counts.
         leaves: which inputs of the graph have accumulations that may belong to it.
@@ -427,7 +428,7 @@ class Site:
 
 
 def _is_end(node: Any) -> bool:
-    """Whether it is what a compiler has for an input of the graph while it traces."""
+    """True if it is what a compiler has for an input of the graph while it traces."""
     return is_accumulation(node) or _internals.stands_for_leaf(node)
 
 

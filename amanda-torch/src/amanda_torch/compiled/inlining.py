@@ -6,7 +6,7 @@ those given as keyword arguments. Others that only look at tensors run when the 
 cannot be compiled::
 
     if not any(reason_against(plan, is_one_output, can_observe) for plan, is_one_output in ...):
-        copy = Writer(dispatcher, module).write({"linear": Inlined(plan, operator)})
+        copy = Writer(dispatcher, module).write({"linear": OpActions(plan, operator)})
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaSubstitute
 from amanda_torch.autograd.gradient_graphs import KnownGradients
 from amanda_torch.compiled.deferred import is_marked_deferrable
-from amanda_torch.compiled.gradients import LearnedNode, Site, Tally, is_deferred
-from amanda_torch.compiled.observers import Observer, only_observes
+from amanda_torch.compiled.gradients import JointOp, LearnedNode, RunCounts, is_deferred
+from amanda_torch.compiled.observers import ObservingCall, only_observes
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.operators.calls import item_at, put_item
@@ -38,11 +38,11 @@ from amanda_torch.routines import RoutineDispatcher, selected
 
 
 @attrs.frozen
-class Inlined:
+class OpActions:
     """The actions on one operator of a graph.
 
     Attributes:
-        plan: them.
+        plan: the actions.
         operator: what its node runs.
         gradients: what is known of its backward operators; None where there is nothing to do.
         nodes: these, as far as a tool looks at them.
@@ -69,7 +69,7 @@ def reason_against(plan: ActionPlan, is_one_output: bool, can_observe: bool = Fa
 
 
 def only_follows(plan: ActionPlan) -> bool:
-    """Whether all actions that cannot be compiled could run after the graph."""
+    """True if all actions that cannot be compiled could run after the graph."""
     return all(map(_can_follow, _refused(plan, can_observe=False)))
 
 
@@ -85,14 +85,14 @@ def _refused(plan: ActionPlan, can_observe: bool) -> list[Action]:
 
 
 def _can_follow(action: Action) -> bool:
-    """Whether a routine may run after the whole graph, provided that all others do."""
+    """True if a routine may run after the whole graph, provided that all others do."""
     kind = lowered(action).kind
     is_added_up = kind is StepKind.COUNT or kind is StepKind.SHAPE_SUM
     return is_added_up or is_marked_deferrable(action.func)
 
 
 def is_traceable(action: Action) -> bool:
-    """Whether a compiler may trace the routine of an action."""
+    """True if a compiler may trace the routine of an action."""
     func = getattr(action.func, "__func__", action.func)
     return bool(getattr(func, "amanda_traceable", False))
 
@@ -105,7 +105,7 @@ class CompiledCode:
         written: a copy of the graph that it was made of: compilers change what they are given.
         compiler: its name.
         routines: the names of those in it.
-        tally: what is to be done when it has run.
+        counts: what is to be done when it has run.
         interceptor: that of the thread.
     """
 
@@ -115,10 +115,10 @@ class CompiledCode:
         written: fx.GraphModule,
         compiler: str,
         routines: Collection[str],
-        tally: Tally,
+        counts: RunCounts,
         interceptor: Interceptor,
     ) -> None:
-        self._tally = tally
+        self._counts = counts
         self._interceptor = interceptor
         self._function = function
         self._written = written
@@ -141,7 +141,7 @@ class CompiledCode:
         try:
             # Graphs that a compiler has made may be called as modules.
             interceptor.muted = muted + 1
-            return self._tally.run(self._function, inputs, interceptor.iteration)
+            return self._counts.run(self._function, inputs, interceptor.iteration)
         finally:
             interceptor.muted = muted
 
@@ -185,17 +185,19 @@ class Writer:
         observers: those that the copy calls, which holds only their numbers.
     """
 
-    def __init__(self, dispatcher: RoutineDispatcher, module: fx.GraphModule, tally: Tally) -> None:
+    def __init__(
+        self, dispatcher: RoutineDispatcher, module: fx.GraphModule, counts: RunCounts
+    ) -> None:
         self._dispatcher = dispatcher
-        self._tally = tally
+        self._counts = counts
         self._defers = True
         self._module = _internals.copied_graph(module)
         self._graph = self._module.graph
         self._numbers = itertools.count()
         self._places: dict[Any, int] = {}
-        self.observers: list[Observer] = []
+        self.observers: list[ObservingCall] = []
 
-    def write(self, actions: Mapping[str, Inlined]) -> fx.GraphModule:
+    def write(self, actions: Mapping[str, OpActions]) -> fx.GraphModule:
         """The copy of the graph, with the actions on its operators, by the names of their nodes."""
         # Routines that see what counters have counted run in the order of eager mode with them.
         self._defers = not any(_observes(one.plan) for one in actions.values())
@@ -209,7 +211,7 @@ class Writer:
         self._module.recompile()
         return self._module
 
-    def _instrument(self, node: fx.Node, inlined: Inlined) -> None:
+    def _instrument(self, node: fx.Node, inlined: OpActions) -> None:
         plan, operator = inlined.plan, inlined.operator
         given, kwargs = operator.arguments(node.args, dict(node.kwargs))
         kwargs_given = dict(kwargs)
@@ -238,7 +240,7 @@ class Writer:
             last, written = self._after(action, last, written)
 
     def _trace_gradients(
-        self, node: fx.Node, inlined: Inlined, args: Sequence[Any], kwargs: dict[str, Any]
+        self, node: fx.Node, inlined: OpActions, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> None:
         """Replace the operator by a function that finds its backward operators.
 
@@ -247,7 +249,7 @@ class Writer:
         """
         assert inlined.gradients is not None
         places = inlined.operator.places
-        site = Site(inlined.plan, inlined.gradients, inlined.nodes, places)
+        site = JointOp(inlined.plan, inlined.gradients, inlined.nodes, places)
         inputs = [item_at(place, args, kwargs) for place in places]
         given = list(dict.fromkeys(value for value in inputs if value in self._places))
         routine = functools.partial(_gradient_routine, self._dispatcher)
@@ -256,7 +258,7 @@ class Writer:
             keywords = [self._mapped(mapping) for mapping in site.keywords]
         node.args = (keywords, given, *node.args)
         node.target = site.traced(node.target, routine, numbers)  # type: ignore[arg-type]
-        self._tally.sites.append(site)
+        self._counts.sites.append(site)
 
     def _after(self, action: Action, last: fx.Node, written: fx.Node) -> tuple[fx.Node, fx.Node]:
         """Write a routine behind what is written; the operator's result then, and the last node."""
@@ -278,7 +280,7 @@ class Writer:
         """Write the call of a routine; the positions of its results and their nodes."""
         chosen = selected(action, values)
         if self._defers and is_deferred(action):
-            self._tally.forward = [*self._tally.forward, action.func]  # type: ignore[list-item]
+            self._counts.forward = [*self._counts.forward, action.func]  # type: ignore[list-item]
             return []
         if not is_traceable(action):
             self._observe(action, chosen)
@@ -294,7 +296,7 @@ class Writer:
 
     def _observe(self, action: Action, chosen: Sequence[Any]) -> None:
         """Write the call of a routine that is not traced."""
-        observer = Observer(self._dispatcher, action, [value is not None for value in chosen])
+        observer = ObservingCall(self._dispatcher, action, [value is not None for value in chosen])
         self.observers.append(observer)
         given = [value for value in chosen if value is not None]
         self._graph.call_function(_internals.observing_operator(), (given, observer.number))
@@ -317,7 +319,7 @@ class Writer:
 
 
 def _observes(plan: ActionPlan) -> bool:
-    """Whether routines are called when the code runs."""
+    """True if routines are called when the code runs."""
     around = (*plan.before, *plan.after)
     return any(not (is_traceable(action) or is_deferred(action)) for action in around)
 

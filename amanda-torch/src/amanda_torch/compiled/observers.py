@@ -3,7 +3,7 @@
 One operator of ours stands in the graph for each of them, with the tensors that the routine selects
 and a number. The compiler can neither look into it, nor remove it, nor change the order of two::
 
-    observer = Observer(dispatcher, action, [True])
+    observer = ObservingCall(dispatcher, action, [True])
     _internals.observing_operator()([tensor], observer.number)    # runs the routine
 
 The operator returns nothing: a value that is passed on would have to be copied, which costs time
@@ -27,12 +27,12 @@ from amanda_torch import _internals
 from amanda_torch.eager.reachable_code import returns_something
 
 _NUMBERS = itertools.count()
-_OBSERVERS: weakref.WeakValueDictionary[int, Observer] = weakref.WeakValueDictionary()
+_OBSERVERS: weakref.WeakValueDictionary[int, ObservingCall] = weakref.WeakValueDictionary()
 """By number. Whoever runs the code holds them."""
 
 
 def only_observes(action: Action) -> bool:
-    """Whether a routine can run so: it returns nothing, and is called for its tensors or counts.
+    """True if a routine can run so: it returns nothing, and is called for its tensors or counts.
 
     What else takes no tensor, such as a clock, depends on its place among the operators, which a
     compiler keeps only for operators that take what others give.
@@ -44,7 +44,7 @@ def only_observes(action: Action) -> bool:
     return not returns_something(action.func)
 
 
-class Observer:
+class ObservingCall:
     """Runs one routine in compiled code.
 
     Args:

@@ -52,7 +52,7 @@ class Passes:
 
     @property
     def is_in_one(self) -> bool:
-        """Whether the begin of a pass has been reported to tools, but not its end."""
+        """True if the begin of a pass has been reported to tools, but not its end."""
         return self.begun is not None
 
     def begin(self, module: nn.Module) -> None:

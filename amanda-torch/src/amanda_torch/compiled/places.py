@@ -6,7 +6,7 @@ object (``140342625286672@1`` in its second call), and an expression that leads 
 was captured with; so the modules are looked up anew, in the variables of the function that runs
 it::
 
-    places = Places(graph)
+    places = ModuleFinder(graph)
     modules = places.find(places.roots(frame.f_locals, frame.f_globals))
     [modules[call.module] for call in calls_of(node)]
 """
@@ -40,7 +40,7 @@ Path = tuple[tuple[str, str], Sequence[Step]]
 
 
 @attrs.frozen
-class ModuleCall:
+class CapturedCall:
     """A call of a module within the graph.
 
     Attributes:
@@ -52,17 +52,17 @@ class ModuleCall:
     module: str
 
 
-def calls_of(node: fx.Node) -> tuple[ModuleCall, ...]:
+def calls_of(node: fx.Node) -> tuple[CapturedCall, ...]:
     """The module calls that a node was captured in, outermost first."""
     stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
-    return tuple(ModuleCall(key, key.partition("@")[0]) for key in stack)
+    return tuple(CapturedCall(key, key.partition("@")[0]) for key in stack)
 
 
 _MADE: weakref.WeakValueDictionary[tuple[type, int], nn.Module] = weakref.WeakValueDictionary()
 """Modules that stand for those that captured code makes, by class and number within a graph."""
 
 
-class Places:
+class ModuleFinder:
     """The modules of one graph."""
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -82,7 +82,7 @@ class Places:
 
     @property
     def has_roots(self) -> bool:
-        """Whether a module of the graph is found by a variable."""
+        """True if a module of the graph is found by a variable."""
         return bool(self._roots)
 
     def roots(
@@ -99,7 +99,7 @@ class Places:
         ]
 
     def find(self, roots: list[Any]) -> dict[str, nn.Module]:
-        """The modules that can be found, by :attr:`ModuleCall.module`.
+        """The modules that can be found, by :attr:`CapturedCall.module`.
 
         Args:
             roots: as :meth:`roots` gives them.

@@ -27,12 +27,12 @@ from amanda_torch.operators.calls import tensors_of
 
 
 @attrs.frozen
-class TensorSpec:
+class SymbolicSpec:
     """A tensor without values.
 
     Attributes:
         shape: numbers and expressions.
-        dtype, device: its.
+        dtype, device: of the tensor.
     """
 
     shape: Sequence[Any]
@@ -101,7 +101,7 @@ class SymbolicSizes:
         names = [node.name for node in self._graph.nodes if node.op == "placeholder"]
         found = TensorsOfRun(self, self.values(self.key(inputs)))
         for tensor in held:
-            found.specs[tensor] = TensorSpec(tuple(tensor.shape), tensor.dtype, tensor.device)
+            found.specs[tensor] = SymbolicSpec(tuple(tensor.shape), tensor.dtype, tensor.device)
         for name, value in zip(names, inputs, strict=True):
             found.note(name, value)
         return found
@@ -110,14 +110,14 @@ class SymbolicSizes:
         """The tensors that a node gives, as Dynamo notes them, flat."""
         return tensors_of(self._examples.get(name))
 
-    def spec(self, example: torch.Tensor) -> TensorSpec | None:
+    def spec(self, example: torch.Tensor) -> SymbolicSpec | None:
         """The symbolic spec of a tensor of Dynamo's; None if its sizes depend on symbols that the
         inputs do not determine."""
         shape = [_internals.expression_of(size) for size in example.shape]
         symbols = set().union(*map(_internals.symbols_in, shape))
         if not symbols <= self._sources.keys():
             return None
-        return TensorSpec(shape, example.dtype, example.device)
+        return SymbolicSpec(shape, example.dtype, example.device)
 
 
 class TensorsOfRun:
@@ -153,7 +153,7 @@ class TensorsOfRun:
         Args:
             make: makes it of tensors without values, in groups.
             groups: of tensors, None for an absent one.
-            meta: as of :meth:`TensorSpec.of`.
+            meta: as of :meth:`SymbolicSpec.of`.
         """
         every = []
         for group in groups:
@@ -174,14 +174,14 @@ class Sized:
         sizes: of the graph.
         make: makes it from the tensors, without values.
         specs: of these, in groups.
-        meta: as of :meth:`TensorSpec.of`.
+        meta: as of :meth:`SymbolicSpec.of`.
     """
 
     def __init__(
         self,
         sizes: SymbolicSizes,
         make: Callable[..., Any],
-        specs: Sequence[Sequence[TensorSpec | None] | None],
+        specs: Sequence[Sequence[SymbolicSpec | None] | None],
         *,
         meta: bool = True,
     ) -> None:

@@ -1,8 +1,8 @@
 """The driver for PyTorch's eager mode: its life cycle, and its patches.
 
-Operators are noticed by the :class:`~amanda_torch.eager.interceptors.Interceptor` of each covered
-thread, a ``TorchFunctionMode``. The patches tell it of what reaches no such mode: module calls,
-``autograd.Function``s, backward passes, checkpoints, tracers.
+The :class:`~amanda_torch.eager.interceptors.Interceptor` of each covered thread, a
+``TorchFunctionMode``, intercepts operators. The patches report to it what reaches no such mode:
+module calls, ``autograd.Function``s, backward passes, checkpoints, tracers.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import abc
 import functools
 import types
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 from amanda.interface.action import Action
@@ -41,7 +41,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     dispatcher_class = RoutineDispatcher
     dispatcher: RoutineDispatcher
     takes_gate: ClassVar[bool] = True
-    """Whether the gate may notice operators."""
+    """True if the gate may intercept operators."""
 
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
@@ -98,7 +98,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             interceptor.replan()
 
     def enter_thread(self) -> None:
-        """Begin to notice operators in the current thread, or note that a scope is new there."""
+        """Intercept operators of the current thread, or note that a scope is new there."""
         interceptor = LOCAL.interceptor
         if interceptor is None or interceptor.ended or interceptor not in self._interceptors:
             # A scope that another thread has ended leaves the one of its driver here.
@@ -118,7 +118,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         interceptor.enter_scopes()
 
     def exit_thread(self) -> None:
-        """Stop to notice operators in the current thread."""
+        """Intercept operators of the current thread no more."""
         interceptor = LOCAL.interceptor
         if interceptor is not None:
             interceptor.end()
@@ -218,32 +218,38 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                 # informs the hooks that run there.
                 with self.dispatcher.quiet_backward():
                     return vanilla(roots, *args, **kwargs)
-            interceptor.begin_backward(roots)
-            outermost = not _internals.in_backward()
-            # Within an operator PyTorch has popped the mode: a backward pass that the operator
-            # runs is noticed nevertheless.
-            listening = interceptor.is_listening()
-            points = self.dispatcher.points
-            is_covered = not interceptor.stale or interceptor.refresh()
-            tells = outermost and interceptor.tells
-            told = points.backward_begins() if tells else ()
-            if not listening:
-                interceptor.enter()
-            try:
+            with self._backward_pass(interceptor, roots):
                 return vanilla(roots, *args, **kwargs)
-            finally:
-                if not listening:
-                    interceptor.exit()
-                if outermost and is_covered and not interceptor.has_trained:
-                    interceptor.has_trained = True
-                    # Captured code outside of modules may be of another phase from now on.
-                    interceptor.root.captured.clear()
-                if outermost:
-                    interceptor.new_iteration()
-                if tells:
-                    points.backward_ends(told)
 
         return run_backward
+
+    @contextmanager
+    def _backward_pass(self, interceptor: Interceptor, roots: tuple[Any, ...]) -> Iterator[None]:
+        """The context of a backward pass of the program; the outermost one ends an iteration."""
+        interceptor.begin_backward(roots)
+        outermost = not _internals.in_backward()
+        # Within an operator PyTorch has popped the mode: a backward pass that the operator runs is
+        # seen nevertheless.
+        listening = interceptor.is_listening()
+        points = self.dispatcher.points
+        is_covered = not interceptor.stale or interceptor.refresh()
+        tells = outermost and interceptor.tells
+        told = points.backward_begins() if tells else ()
+        if not listening:
+            interceptor.enter()
+        try:
+            yield
+        finally:
+            if not listening:
+                interceptor.exit()
+            if outermost and is_covered and not interceptor.has_trained:
+                interceptor.has_trained = True
+                # Captured code outside of modules may be of another phase from now on.
+                interceptor.root.captured.clear()
+            if outermost:
+                interceptor.new_iteration()
+            if tells:
+                points.backward_ends(told)
 
 
 def _without_own_references(vanilla: Any) -> Any:

@@ -57,7 +57,7 @@ class FusedModules:
 
     Attributes:
         is_trial: operators are analysed, and no routine is called.
-        watching: tools whose analyses are not asked in a trial.
+        watching: tools whose analyses are not called in that run.
         is_busy: a fused module is being called; those below it follow.
         is_denied: the fast path is not to be taken.
         was_asked: it would have been taken.
@@ -95,7 +95,7 @@ class FusedModules:
             self.is_busy = False
 
     def _concerns(self, module: nn.Module) -> bool:
-        """Whether the fast path may be taken, and some tool may act inside."""
+        """True if the fast path may be taken, and some tool may act inside."""
         interceptor = self._interceptor
         if not torch.backends.mha.get_fastpath_enabled():
             return False
@@ -108,7 +108,7 @@ class FusedModules:
         return any(_may_act(tool) for scope in interceptor.active for tool in scope.tools)
 
     def _acts(self, module: nn.Module, run: Callable[[], Any]) -> bool:
-        """Whether routines that may return something are recorded for operators inside."""
+        """True if routines that may return something are recorded for operators inside."""
         interceptor = self._interceptor
         path = interceptor.path_of(module)
         acted = self._acted.get(path) if path is not None else None
@@ -146,7 +146,7 @@ class FusedModules:
 
 
 def _has_action(record: OpRecord) -> bool:
-    """Whether a routine of an operator may change a value; that of a fused one itself aside."""
+    """True if a routine of an operator may change a value; that of a fused one itself aside."""
     if record.state.op_id.rpartition("/")[2].startswith(_internals.FUSED_OPERATORS):
         return False
     if record.actions(ActionKind.REPLACE_OP):
@@ -159,7 +159,7 @@ def _has_action(record: OpRecord) -> bool:
 
 
 def _may_act(tool: Any) -> bool:
-    """Whether code of a tool, where it does not declare that it only watches, records actions."""
+    """True if code of a tool, where it does not declare that it only watches, records actions."""
     found = _MAY_ACT.get(tool)
     if found is None:
         found = _MAY_ACT[tool] = mentions(undeclared(tool), _ACTIONS)

@@ -36,7 +36,7 @@ class KerasCalls:
         self._watch: Watch | None = None
 
     def attach(self) -> None:
-        """Begin to notice them."""
+        """Patch Keras, at once or when it is imported."""
         if _OPTIMIZERS in sys.modules:
             self._patch(_OPTIMIZERS)
         else:
@@ -45,7 +45,7 @@ class KerasCalls:
             self._watch.add([_OPTIMIZERS])
 
     def detach(self) -> None:
-        """Stop to notice them; harmless when called twice."""
+        """Undo the patches; harmless when called twice."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None

@@ -12,7 +12,7 @@ from amanda_torch import _internals
 
 
 def is_backend() -> bool:
-    """Whether Keras computes with PyTorch."""
+    """True if Keras computes with PyTorch."""
     config = sys.modules.get("keras.config")
     return config is not None and config.backend() == "torch"
 
@@ -27,7 +27,7 @@ def layer_name(module: Any) -> str:
 
 
 def is_shape_inference(inputs: Any) -> bool:
-    """Whether Keras calls a layer to learn the shapes of its results, before it trains.
+    """True if Keras calls a layer to learn the shapes of its results, before it trains.
 
     It calls layers on symbolic tensors of its own, and within that on tensors of PyTorch (Keras
     3.15): no forward pass of the program.

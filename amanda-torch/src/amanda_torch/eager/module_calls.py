@@ -185,7 +185,8 @@ def called_modules(dispatcher: Dispatcher, vanilla: Any) -> Any:
         if interceptor is None or interceptor.is_quiet() or not isinstance(module, nn.Module):
             return VanillaCall(functools.partial(vanilla, module))
         if isinstance(module, FUSED) and not (module.training or interceptor.fused.is_busy):
-            return VanillaCall(functools.partial(run_fused, interceptor, module))
+            fused = functools.partial(_run_fused, dispatcher, interceptor, vanilla, module)
+            return VanillaCall(fused)
         if interceptor.stale:
             interceptor.refresh()
         run = _forward_of(vanilla, module)
@@ -193,16 +194,6 @@ def called_modules(dispatcher: Dispatcher, vanilla: Any) -> Any:
             given = (*args, *kwargs.values())
             return ReportedCall(run, interceptor, module, dispatcher, given)
         return NamedCall(run, interceptor, module)
-
-    def run_fused(interceptor: Interceptor, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        def run() -> Any:
-            given = (*args, *kwargs.values())
-            called = functools.partial(vanilla, module)
-            with ReportedCall(called, interceptor, module, dispatcher, given) as call:
-                call.result = call.run(*args, **kwargs)
-                return call.result
-
-        return interceptor.fused.call(module, run)
 
     # The parameters are PyTorch's own: a model may take keywords of any other name.
     @_internals.in_place_of_module_call
@@ -213,6 +204,27 @@ def called_modules(dispatcher: Dispatcher, vanilla: Any) -> Any:
             return call.result
 
     return __call__
+
+
+def _run_fused(
+    dispatcher: Dispatcher,
+    interceptor: Interceptor,
+    vanilla: Callable[..., Any],
+    module: nn.Module,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call a module that may run as one fused operator, once or more often."""
+
+    def run() -> Any:
+        given = (*args, *kwargs.values())
+        called = functools.partial(vanilla, module)
+        with ReportedCall(called, interceptor, module, dispatcher, given) as call:
+            call.result = call.run(*args, **kwargs)
+            return call.result
+
+    return interceptor.fused.call(module, run)
 
 
 def _is_reported(tracker: Tracker) -> bool:
@@ -342,13 +354,13 @@ class OptimizerSteps:
         self._hooks: list[Any] = []
 
     def attach(self) -> None:
-        """Begin to notice them."""
+        """Register the hooks."""
         # Not the methods of a class: optimizers have a step of their own.
         self._hooks.append(register_optimizer_step_pre_hook(self._begins))
         self._hooks.append(register_optimizer_step_post_hook(self._has_ended))
 
     def detach(self) -> None:
-        """Stop to notice them; harmless when called twice."""
+        """Remove the hooks; harmless when called twice."""
         while self._hooks:
             self._hooks[-1].remove()
             self._hooks.pop()

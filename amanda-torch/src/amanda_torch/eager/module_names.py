@@ -95,7 +95,7 @@ def class_name(module: nn.Module) -> str:
 
 
 def is_transparent(module: nn.Module) -> bool:
-    """Whether `module` is a wrapper of PyTorch that ids do not mention."""
+    """True if `module` is a wrapper of PyTorch that ids do not mention."""
     cls = type(module)
     return cls.__name__ in TRANSPARENT and cls.__module__.startswith("torch.")
 

@@ -133,16 +133,12 @@ class Operation:
 
     def run(self, values: list[Any]) -> Any:
         """Run the operator on `values`, and then the analyses that see its outputs."""
-        plan = self.plan
         self._values = values
         if self.records_gradients and self.in_place:
             # Afterwards the tensor that it writes into has another edge.
             self._edges = [edge_of(value) for value in values]
             self._call.edges = [edge_of(value) for value in self._call.inputs]
-        # Tensors whose class overrides operators stay what they are: no identity comes before.
-        routines = () if self._takes_no_identity else plan.after_backward
-        is_replaced = plan.replace_backward is not None and not self._is_nested(values)
-        on_inputs = self.records_gradients and bool(routines or is_replaced)
+        on_inputs = self.records_gradients and self._acts_on_inputs(values)
         if self.is_function:
             result = self._run_function(values)
         elif self._makes_views(values) and (on_inputs or self._hooks_outputs):
@@ -158,6 +154,14 @@ class Operation:
         if self.plan.acts_on_gradients and not self.records_gradients:
             self._count_transformed()
         return result
+
+    def _acts_on_inputs(self, values: list[Any]) -> bool:
+        """True if something is done to gradients of inputs that needs an identity before them."""
+        plan = self.plan
+        if plan.after_backward and not self._takes_no_identity:
+            # Tensors whose class overrides operators stay what they are.
+            return True
+        return plan.replace_backward is not None and not self._is_nested(values)
 
     def _run_before_hooks(self, values: list[Any]) -> Any:
         """Run it so that the actions on the gradients of its inputs can be put in place."""
@@ -238,7 +242,7 @@ class Operation:
         return with_tensors(result, outputs, changed)
 
     def _is_view(self, values: Sequence[Any]) -> bool:
-        """Whether the result may alias the one input that gets a gradient."""
+        """True if the result may alias the one input that gets a gradient."""
         name = base_name(self._call.op.__name__)
         # Of several operands einsum() computes products.
         if not self.aliases or (name == "einsum" and len(values) > 1):
@@ -249,13 +253,13 @@ class Operation:
         return len(wanted) <= 1
 
     def _makes_views(self, values: Sequence[Any]) -> bool:
-        """Whether it makes views of its first input, each by a node."""
+        """True if it makes views of its first input, each by a node."""
         is_known = self.plan.replace is None and base_name(self._call.op.__name__) in _SEVERAL_VIEWS
         return is_known and not self.in_place and values[0].requires_grad
 
     @property
     def _hooks_outputs(self) -> bool:
-        """Whether it is known that there are routines on the gradients of its outputs."""
+        """True if it is known that there are routines on the gradients of its outputs."""
         return self.records_gradients and bool(self.plan.before_backward)
 
     @property
@@ -264,7 +268,7 @@ class Operation:
         return AmandaViews if self.aliases and not self.in_place else AmandaGradients
 
     def _leaves_by_one_node(self, values: Sequence[Any]) -> bool:
-        """Whether it is known before the run that one node produces all input gradients."""
+        """True if it is known before the run that one node produces all input gradients."""
         name = self._call.op.__name__
         if (
             self.plan.replace is not None
@@ -287,12 +291,12 @@ class Operation:
         return name in _ONE_NODE or _internals.is_one_node(base_name(name))
 
     def _is_nested(self, values: Sequence[Any]) -> bool:
-        """Whether no ``autograd.Function`` takes the values, or the caller's tensors."""
+        """True if no ``autograd.Function`` takes the values, or the caller's tensors."""
         tensors = (*values, *self._call.inputs)
         return self._takes_no_identity and any(map(_internals.is_strided_nested, tensors))
 
     def _writes_by_copies(self, values: list[Any]) -> bool:
-        """Whether the operator writes into a view or a list (and not into an ``out=`` tensor), so
+        """True if the operator writes into a view or a list (and not into an ``out=`` tensor), so
         that routines on the gradients of its inputs want it to run on copies.
 
         Notes whether it is a list of tensors that overlap, which has none to run on.
@@ -338,24 +342,13 @@ class Operation:
         Raises:
             CapabilityError: no single hook sees all input gradients.
         """
-        plan, before = self.plan, self._before
+        plan = self.plan
         if self._function is not None:
             self._function.hook_inputs(plan)
             return
         if not (plan.acts_on_gradients and self.records_gradients):
             return
-        late = [
-            kind
-            for kind, then, now in (
-                (ActionKind.AFTER_BACKWARD_OP, before.after_backward, plan.after_backward),
-                (
-                    ActionKind.REPLACE_BACKWARD_OP,
-                    before.replace_backward,
-                    plan.replace_backward,
-                ),
-            )
-            if now and not (then and self._gathered)
-        ]
+        late = self._not_gathered()
         if not late:
             return
         edges = self._edges or [edge_of(value) for value in self._values]
@@ -377,6 +370,15 @@ class Operation:
                 f"{late[0].value}() must be recorded before it runs; register the analysis with "
                 "require_outputs=False"
             )
+
+    def _not_gathered(self) -> list[ActionKind]:
+        """The kinds of actions on input gradients for which nothing was done before the run."""
+        plan, before = self.plan, self._before
+        kinds = (
+            (ActionKind.AFTER_BACKWARD_OP, before.after_backward, plan.after_backward),
+            (ActionKind.REPLACE_BACKWARD_OP, before.replace_backward, plan.replace_backward),
+        )
+        return [kind for kind, then, now in kinds if now and not (then and self._gathered)]
 
     def _vanilla(self, values: list[Any]) -> Any:
         """The operator or its replacement, on the values at hand."""
@@ -414,10 +416,7 @@ class Operation:
         out = call.kwargs.get("out")
         targets = self._targets() if out is None else []
         first = [call.inputs[i] for i in self._first_argument()] if self.in_place else []
-        wanted = output_count(call.func, call.op.__name__)
-        if call.attributes.get("as_tuple"):
-            # nonzero() has one output by its schema, and a tuple of them where this is asked for.
-            wanted = None
+        wanted = _declared_outputs(call)
         if not outputs and (wanted == 0 or (wanted is None and targets and result is None)):
             # As `x[i] = v` does, and fused optimizers do, it has written into what it was given.
             for index in targets:
@@ -425,16 +424,7 @@ class Operation:
             return result
         # The schema of _foreach_mul_() has no output; Python gets the list that is written into.
         declared = wanted or (len(first) if wanted == 0 else None)
-        # An operator may leave outputs out, as the tangent of a tensor without one.
-        absent = sum(item is None for item in result) if isinstance(result, tuple) else 0
-        counts = (None, len(outputs), len(outputs) + absent)
-        if not outputs or declared not in counts:
-            tensors = {None: "tensors", 0: "without a tensor", 1: "tensor"}
-            wording = tensors.get(declared, f"{declared} tensors")
-            raise RoutineResultError(
-                f"{action.routine} replaces op {self.plan.op_id} and must return its output "
-                f"{wording}, got {described(result)}"
-            )
+        _check_count(action, declared, outputs, result)
         if out is not None:
             self._check_writable(action, outputs, tensors_of(out), is_resized=True)
             return _written_out(out, result, outputs)
@@ -513,7 +503,7 @@ class Operation:
         return with_tensors(result, outputs, [origin.get(id(o), o) for o in outputs])
 
     def _is_refused(self) -> bool:
-        """Whether PyTorch refuses to write into a tensor that shares memory with another input.
+        """True if PyTorch refuses to write into a tensor that shares memory with another input.
 
         A substitute shares it with none. Only the operator itself knows which overlaps it allows:
         it runs on a copy of that memory.
@@ -589,7 +579,7 @@ def _written_out(out: Any, result: Any, outputs: Sequence[Any]) -> Any:
 
 
 def made_leaf(output: Any, inputs: Sequence[Any]) -> bool:
-    """Whether `output` is a new leaf that needs a gradient: the operator is a factory."""
+    """True if `output` is a new leaf that needs a gradient: the operator is a factory."""
     return (
         output.requires_grad
         and output.grad_fn is None
@@ -598,5 +588,33 @@ def made_leaf(output: Any, inputs: Sequence[Any]) -> bool:
 
 
 def may_alias(name: str, kwargs: Mapping[str, Any] | None = None) -> bool:
-    """Whether an operator writes into an input, or may return a view of one."""
+    """True if an operator writes into an input, or may return a view of one."""
     return is_in_place(name, kwargs or {}) or base_name(name) in _VIEWS
+
+
+def _declared_outputs(call: TorchCall) -> int | None:
+    """How many tensors an operator returns; None if any number."""
+    # nonzero() has one output by its schema, and a tuple of them where this is asked for.
+    is_tuple = call.attributes.get("as_tuple")
+    return None if is_tuple else output_count(call.func, call.op.__name__)
+
+
+def _check_count(action: Action, declared: int | None, outputs: Sequence[Any], result: Any) -> None:
+    """Check how many tensors a replacement has returned.
+
+    Args:
+        declared: how many the operator returns; None if any number.
+        outputs: the tensors in `result`.
+
+    Raises:
+        RoutineResultError: it has returned others.
+    """
+    # An operator may leave outputs out, as the tangent of a tensor without one.
+    absent = sum(item is None for item in result) if isinstance(result, tuple) else 0
+    if not outputs or declared not in (None, len(outputs), len(outputs) + absent):
+        tensors = {None: "tensors", 0: "without a tensor", 1: "tensor"}
+        wording = tensors.get(declared, f"{declared} tensors")
+        raise RoutineResultError(
+            f"{action.routine} replaces op {action.op_id} and must return its output "
+            f"{wording}, got {described(result)}"
+        )

@@ -110,7 +110,7 @@ def phase_outside(name: str, values: Sequence[Any], tracker: Tracker) -> Phase:
 
 
 def is_plainly_recorded(name: str, args: Sequence[Any]) -> bool:
-    """Whether an operator outside of modules is a forward one, as far as can be told at once."""
+    """True if an operator outside of modules is a forward one, as far as can be told at once."""
     # Modes see the attributes that are read from tensors.
     if not torch.is_grad_enabled() or name in _ASKED or _internals.mode_depth():
         return False
@@ -137,7 +137,7 @@ def _phase_of_code(
         return "forward" if found == "optimizer" and is_recorded else found
     if is_recorded and name not in _MEASURING and name not in _INITIALISING:
         return "forward"
-    if name.endswith("_") and not torch.is_grad_enabled() and _changes_parameter(tensors):
+    if _updates(name, tensors):
         return "setup" if tracker.is_building else "optimizer"
     if name in _MEASURING and tracker.has_run:
         return "other"
@@ -150,8 +150,13 @@ def _phase_of_code(
     return "forward" if _computes(tensors, tracker) else "other"
 
 
+def _updates(name: str, tensors: Sequence[Any]) -> bool:
+    """True if an operator writes into a parameter, and records no gradient."""
+    return name.endswith("_") and not torch.is_grad_enabled() and _changes_parameter(tensors)
+
+
 def _computes(tensors: Sequence[Any], tracker: Tracker) -> bool:
-    """Whether an operator that no gradient follows, nor a module, is one of functional code."""
+    """True if an operator that no gradient follows, nor a module, is one of functional code."""
     if tracker.is_measured(tensors):
         return False
     if not tracker.has_trained:
@@ -162,7 +167,7 @@ def _computes(tensors: Sequence[Any], tracker: Tracker) -> bool:
 
 
 def makes(name: str, values: Sequence[Any]) -> bool:
-    """Whether an operator makes a tensor, or gives one its first values."""
+    """True if an operator makes a tensor, or gives one its first values."""
     if name in _FILLING or name in _INITIALISING:
         return True
     # Asked of each operator that is new: a generator would cost frames.

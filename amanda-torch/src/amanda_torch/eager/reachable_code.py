@@ -20,7 +20,7 @@ _OPAQUE = (str, bytes, int, float, complex, bool, type(None), type, types.Module
 
 
 def mentions(root: Any, names: Set[str]) -> bool:
-    """Whether code that can be reached from an object names one of these methods."""
+    """True if code that can be reached from an object names one of these methods."""
     wanted = names | _INDIRECT
     waiting, seen = [root], set[int]()
     keep = []
@@ -72,15 +72,7 @@ def _is_code(value: Any) -> bool:
 def _below(value: Any) -> Iterator[Any]:
     """The objects that code of `value` may use."""
     if isinstance(value, types.FunctionType):
-        yield value.__code__
-        for cell in value.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:
-                continue
-        yield from value.__defaults__ or ()
-        used = [value.__globals__.get(name) for name in value.__code__.co_names]
-        yield from [item for item in used if isinstance(item, types.FunctionType)]
+        yield from _below_function(value)
     elif isinstance(value, types.MethodType):
         yield from (value.__func__, value.__self__)
     elif isinstance(value, functools.partial):
@@ -96,13 +88,25 @@ def _below(value: Any) -> Iterator[Any]:
                 yield from [getattr(m, "__func__", m) for m in vars(cls).values() if callable(m)]
 
 
+def _below_function(function: types.FunctionType) -> Iterator[Any]:
+    yield function.__code__
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            continue
+    yield from function.__defaults__ or ()
+    used = [function.__globals__.get(name) for name in function.__code__.co_names]
+    yield from [item for item in used if isinstance(item, types.FunctionType)]
+
+
 def _is_python(cls: type) -> bool:
-    """Whether a class may belong to a tool: none of a framework's or of Python's own."""
+    """True if a class may belong to a tool: none of a framework's or of Python's own."""
     return cls.__module__.partition(".")[0] not in ("torch", "builtins", "numpy", "collections")
 
 
 def returns_something(func: Any) -> bool:
-    """Whether a function may return something else than None."""
+    """True if a function may return something else than None."""
     while not isinstance(func, types.FunctionType):
         if isinstance(func, functools.partial):
             func = func.func

@@ -74,13 +74,20 @@ class Tracers:
         self._has_mode = has_mode
         self._when_imported(_internals.COMPILER, self._prepare_compiler)
         self._patch_checks()
+        self._patch([(_internals.FX_TRACE, self._tracing)], _internals.FX)
+        if called_modules is not None:
+            self._call.put_on(called_modules)
+        for module, notes in _internals.COMPILER_NOTES.items():
+            self._when_imported(module, functools.partial(self._patch_found, notes))
+        for module, wrappers in self._entries(compiled).items():
+            self._when_imported(module, functools.partial(self._patch, wrappers))
+
+    def _entries(self, compiled: bool) -> Mapping[str, list[tuple[str, Callable[[Any], Any]]]]:
+        """What is replaced in modules of PyTorch, and what makes the replacements, by module."""
         entries: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
             module: [(path, self._suspending) for path in paths]
             for module, paths in _internals.TRACERS.items()
         }
-        self._patch([(_internals.FX_TRACE, self._tracing)], _internals.FX)
-        if called_modules is not None:
-            self._call.put_on(called_modules)
         # Not what stands there: another thread may have begun a trace.
         call = self._call.call
         # While one thread traces, modules of others are called by this.
@@ -97,10 +104,7 @@ class Tracers:
         entries[_internals.COMPILER] = [(_internals.COMPILER_MODES, _keeping_mode)]
         entries[_internals.PROFILER] = [(_internals.PROFILER_START, _with_vanilla_class)]
         entries[_internals.COMPILER_MODULES] = [(_internals.COMPILER_MODULE_CALL, lambda _: call)]
-        for module, notes in _internals.COMPILER_NOTES.items():
-            self._when_imported(module, functools.partial(self._patch_found, notes))
-        for module, wrappers in entries.items():
-            self._when_imported(module, functools.partial(self._patch, wrappers))
+        return entries
 
     def _when_imported(self, module: str, patch: Callable[[str], None]) -> None:
         if module in sys.modules:
@@ -230,12 +234,7 @@ class Tracers:
             interceptor = LOCAL.interceptor
             if interceptor is None or interceptor.is_quiet():
                 return vanilla(callback)
-            if STATE.held:
-                find_active(vars(STATE))
-            for scope in STATE.scopes:
-                if scope.alive:
-                    break
-            else:
+            if not _is_covered():
                 if not interceptor.is_listening():
                     return vanilla(callback)
                 # Dynamo would write the mode into the graph.
@@ -248,18 +247,21 @@ class Tracers:
                     _internals.count_captures_apart()
                     return captured
             interceptor.note_compiled(f"function {id(callback)}", f"eagerly ({captured})")
-            if not self._said_compiled and not is_proving():
-                self._said_compiled = True
-                warnings.warn(
-                    "a function compiled with torch.compile runs eagerly under amanda.apply(), "
-                    f"so that its operators are seen: {captured}",
-                    CoverageWarning,
-                    stacklevel=4,
-                )
+            self._say_uncompiled(captured)
             _internals.count_eager_as_compiled()
             return None
 
         return callback_from_stance
+
+    def _say_uncompiled(self, reason: str) -> None:
+        if not self._said_compiled and not is_proving():
+            self._said_compiled = True
+            warnings.warn(
+                "a function compiled with torch.compile runs eagerly under amanda.apply(), "
+                f"so that its operators are seen: {reason}",
+                CoverageWarning,
+                stacklevel=5,
+            )
 
     # -- override checks --------------------------------------------------
 
@@ -414,3 +416,14 @@ def _ask_vanilla(interceptor: Interceptor, check: Any, /, *args: Any, **kwargs: 
         return bool(check(*args, **kwargs))
     finally:
         interceptor.enter()
+
+
+def _is_covered() -> bool:
+    """True if a scope that has not ended covers the current thread."""
+    if STATE.held:
+        find_active(vars(STATE))
+    # Asked several times in each call of a compiled function: a generator would cost a frame.
+    for scope in STATE.scopes:  # noqa: SIM110
+        if scope.alive:
+            return True
+    return False

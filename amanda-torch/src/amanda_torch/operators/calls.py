@@ -160,46 +160,23 @@ class TorchCall(OpCall):
             args, kwargs, module, modules: see the attributes.
             key: declares the parameters where `func` is a closure that does not.
         """
-        # Called for each operator that is new: what tensors need is done here, not in functions.
         kinds = "".join(["T" if isinstance(arg, torch.Tensor) else _kind(arg) for arg in args])
         keywords: tuple[Any, ...] = ()
         if kwargs:
             keywords = tuple([(k, _kind(v)) for k, v in kwargs.items() if k != "out"])
-        inputs: list[Any] = []
-        names: list[str] = []
-        places: list[Place] = []
-        attributes: dict[str, Any] = {}
-        written: list[int] = []
-        for slot in slots_of(key or func, name, kinds, keywords):
-            start, source = len(inputs), slot.source
-            if (
-                source is not None
-                and source[0] == "arg"
-                and isinstance(args[source[1]], torch.Tensor)
-            ):
-                inputs.append(args[source[1]])
-                names.append(slot.name)
-                places.append((source, ()))
-            else:
-                _fill(slot, args, kwargs, inputs, names, places, attributes)
-            if slot.is_written:
-                written += range(start, len(inputs))
-        called = tuple(names)
-        known = _NAMES.get(called)
-        if known is None:
-            known = _NAMES[called] = called
+        flat = FlatArguments(slots_of(key or func, name, kinds, keywords), args, kwargs)
         return cls(
             op=op_view(func, name),
             op_id=op_id,
-            inputs=inputs,
-            names=known,
-            attributes=attributes,
+            inputs=flat.inputs,
+            names=flat.shared_names(),
+            attributes=flat.attributes,
             module=module,
             func=func,
             args=args,
             kwargs=kwargs,
-            places=places,
-            written=written,
+            places=flat.places,
+            written=flat.written,
             modules=modules,
         )
 
@@ -264,45 +241,76 @@ _EMPTY = object()
 """Takes the place of a tensor in a call that is to hold none."""
 
 
-def _fill(
-    slot: Slot,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    inputs: list[Any],
-    names: list[str],
-    places: list[Place],
-    attributes: dict[str, Any],
-) -> None:
-    """Add the argument of one slot to the flat inputs or to the attributes."""
-    source = slot.source
-    if source is None:
-        if not slot.is_tensor:
-            if slot.default is not inspect.Parameter.empty:
-                attributes[slot.name] = slot.default
-        elif slot.default is None:
-            inputs.append(None)
-            names.append(slot.name)
-            places.append(slot.keyword)
-        return
-    if source[0] == "args":
-        attributes[slot.name] = tuple(args[source[1] :])
-        return
-    value = args[source[1]] if source[0] == "arg" else kwargs[source[1]]
-    if value is None and slot.is_tensor:
-        inputs.append(None)
-        names.append(slot.name)
-        places.append((source, ()))
-        return
-    found: list[tuple[Any, Path]] = []
-    _expand(value, (), found)
-    for tensor, path in found:
-        inputs.append(tensor)
-        names.append(slot.name)
-        places.append((source, path))
-    if not found and not (slot.is_tensor and isinstance(value, (list, tuple)) and not value):
-        attributes[slot.name] = value
-    elif found and found[0][1]:
-        attributes.update(_rest_of(slot.name, value))
+class FlatArguments:
+    """The arguments of a call as flat inputs and as attributes.
+
+    Args:
+        slots: the parameters of the operator in calls of this form.
+        args, kwargs: the arguments.
+
+    Attributes:
+        inputs: the tensors, and None for each tensor that is left out.
+        names: the parameter of each input.
+        places: the place of each input among the arguments.
+        attributes: the arguments that are no tensors, by parameter.
+        written: the positions of inputs that the operator writes into.
+    """
+
+    __slots__ = ("attributes", "inputs", "names", "places", "written")
+
+    def __init__(
+        self, slots: Iterable[Slot], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.inputs: list[Any] = []
+        self.names: list[str] = []
+        self.places: list[Place] = []
+        self.attributes: dict[str, Any] = {}
+        self.written: list[int] = []
+        for slot in slots:
+            start, source = len(self.inputs), slot.source
+            if source is None:
+                self._add_default(slot)
+            elif source[0] == "args":
+                self.attributes[slot.name] = tuple(args[source[1] :])
+            else:
+                value = args[source[1]] if source[0] == "arg" else kwargs[source[1]]
+                self._add(slot, source, value)
+            if slot.is_written:
+                self.written += range(start, len(self.inputs))
+
+    def shared_names(self) -> tuple[str, ...]:
+        """The names as a tuple that all calls with the same names share."""
+        names = tuple(self.names)
+        known = _NAMES.get(names)
+        if known is None:
+            known = _NAMES[names] = names
+        return known
+
+    def _add_default(self, slot: Slot) -> None:
+        if slot.is_tensor:
+            if slot.default is None:
+                self._add_input(slot, None, slot.keyword)
+        elif slot.default is not inspect.Parameter.empty:
+            self.attributes[slot.name] = slot.default
+
+    def _add(self, slot: Slot, source: Any, value: Any) -> None:
+        if isinstance(value, torch.Tensor) or (value is None and slot.is_tensor):
+            self._add_input(slot, value, (source, ()))
+            return
+        found: list[tuple[Any, Path]] = []
+        _expand(value, (), found)
+        for tensor, path in found:
+            self._add_input(slot, tensor, (source, path))
+        if found:
+            if found[0][1]:
+                self.attributes.update(_rest_of(slot.name, value))
+        elif not (slot.is_tensor and isinstance(value, (list, tuple)) and not value):
+            self.attributes[slot.name] = value
+
+    def _add_input(self, slot: Slot, tensor: Any, place: Place) -> None:
+        self.inputs.append(tensor)
+        self.names.append(slot.name)
+        self.places.append(place)
 
 
 def _rest_of(name: str, value: Any) -> dict[str, Any]:

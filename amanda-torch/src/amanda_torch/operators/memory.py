@@ -12,7 +12,7 @@ from amanda_torch import _internals
 
 
 def has_memory(value: Any) -> bool:
-    """Whether a value is a plain tensor with a storage of elements."""
+    """True if a value is a plain tensor with a storage of elements."""
     return (
         type(value) in _internals.PLAIN_TENSORS
         and value.layout is torch.strided
@@ -21,7 +21,7 @@ def has_memory(value: Any) -> bool:
 
 
 def overlap(tensors: Sequence[Any]) -> bool:
-    """Whether some of several tensors may have memory in common."""
+    """True if some of several tensors may have memory in common."""
     spans = []
     for tensor in filter(has_memory, tensors):
         # On the meta device there is no memory.

@@ -27,7 +27,7 @@ class Kind(enum.Enum):
     LEAF = enum.auto()
     """The function is an operator."""
     COMPOSITE = enum.auto()
-    """The function is written in Python: the operators that it calls are noticed."""
+    """The function is written in Python: the operators that it calls are intercepted."""
     IGNORED = enum.auto()
     """The function is not an operator, and calls none."""
 
@@ -104,14 +104,14 @@ def kind_of(func: Any) -> Kind:
 
 
 def is_builtin(func: Any) -> bool:
-    """Whether `func` is an operator of ATen: it is written in C++, and no one else's."""
+    """True if `func` is an operator of ATen: it is written in C++, and no one else's."""
     if isinstance(func, (_internals.OpOverload, _internals.OpOverloadPacket)):
         return _internals.namespace_of(func) == "aten"
     return not isinstance(func, (types.FunctionType, functools.partial, type))
 
 
 def is_in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the operator writes into its first input or an ``out=`` tensor."""
+    """True if the operator writes into its first input or an ``out=`` tensor."""
     base = name.partition(".")[0]
     if base.startswith("__"):
         return base == "__setitem__" or (
@@ -164,7 +164,7 @@ class Constants:
         self.is_filled = False
 
     def has(self, running: Sequence[nn.Module], tensor: torch.Tensor) -> bool:
-        """Whether a tensor belongs to the outermost of the modules that run.
+        """True if a tensor belongs to the outermost of the modules that run.
 
         Args:
             running: innermost first.
@@ -209,7 +209,7 @@ CONSTANTS = Constants()
 
 
 def is_constant(tensor: Any, modules: Callable[[], list[nn.Module]]) -> bool:
-    """Whether `tensor` is a parameter or buffer of one of the running modules, or a variable.
+    """True if `tensor` is a parameter or buffer of one of the running modules, or a variable.
 
     A variable is a leaf that requires a gradient where no module runs; in a
     module such a leaf is its input.

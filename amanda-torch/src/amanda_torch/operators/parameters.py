@@ -26,7 +26,7 @@ from amanda_torch.operators.names import base_name
 
 
 @attrs.frozen
-class Parameter:
+class SchemaParameter:
     """One declared parameter of an operator.
 
     Attributes:
@@ -61,12 +61,15 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {
 }
 """Parameters that the public function calls by another name than the schema."""
 
-_INDEXING: Mapping[str, tuple[Parameter, ...]] = {
-    "__getitem__": (Parameter("input", "self", True), Parameter("index", "index", True)),
+_INDEXING: Mapping[str, tuple[SchemaParameter, ...]] = {
+    "__getitem__": (
+        SchemaParameter("input", "self", True),
+        SchemaParameter("index", "index", True),
+    ),
     "__setitem__": (
-        Parameter("input", "self", True),
-        Parameter("index", "index", True),
-        Parameter("value", "value", True),
+        SchemaParameter("input", "self", True),
+        SchemaParameter("index", "index", True),
+        SchemaParameter("value", "value", True),
     ),
 }
 """Parameters of indexing: the schemas of these names are those of TorchScript's lists."""
@@ -75,16 +78,16 @@ _ALIASES = {"axis": "dim", "keepdims": "keepdim", "x2": "other", "x1": "self", "
 """NumPy's keywords, which PyTorch's argument parser takes besides its own."""
 
 
-def _from_schema(schema: Any, name: str) -> tuple[Parameter, ...]:
+def _from_schema(schema: Any, name: str) -> tuple[SchemaParameter, ...]:
     renamed = _RENAMED.get(base_name(name), {})
-    parameters: list[Parameter] = []
+    parameters: list[SchemaParameter] = []
     for argument in schema.arguments:
         if argument.is_out:
             continue
         public = renamed.get(argument.name, argument.name)
         first = not parameters and public in ("self", "x", "A", "a")
         parameters.append(
-            Parameter(
+            SchemaParameter(
                 name="input" if first else public,
                 keyword=argument.name,
                 is_tensor="Tensor" in str(argument.type),
@@ -98,13 +101,13 @@ def _from_schema(schema: Any, name: str) -> tuple[Parameter, ...]:
     return tuple(parameters)
 
 
-def _from_signature(function: Any, *, skip: int = 0) -> tuple[Parameter, ...]:
+def _from_signature(function: Any, *, skip: int = 0) -> tuple[SchemaParameter, ...]:
     try:
         declared = list(signature_of(function).parameters.values())[skip:]
     except (TypeError, ValueError):
         return ()
     return tuple(
-        Parameter(
+        SchemaParameter(
             p.name, p.name, "Tensor" in str(p.annotation), p.kind is not p.KEYWORD_ONLY, p.default
         )
         for p in declared
@@ -136,7 +139,7 @@ def _kept(function: Callable[..., _T]) -> Callable[..., _T]:
 
 
 @_kept
-def _candidates(func: Any, name: str) -> tuple[tuple[Parameter, ...], ...]:
+def _candidates(func: Any, name: str) -> tuple[tuple[SchemaParameter, ...], ...]:
     """The parameters of each overload of `func`."""
     if isinstance(func, _internals.OpOverload):
         return (_from_schema(_internals.schema_of(func), name),)
@@ -197,7 +200,7 @@ argument parser allows (``view(2, 3)``), so that the best fit need not be 0."""
 
 
 def _mismatch(
-    parameters: Sequence[Parameter], kinds: Sequence[str], keywords: Mapping[str, str]
+    parameters: Sequence[SchemaParameter], kinds: Sequence[str], keywords: Mapping[str, str]
 ) -> int:
     """How badly a call fits an overload; 0 is a fit."""
     positional = [p for p in parameters if p.positional]
@@ -218,7 +221,7 @@ def _mismatch(
     )
 
 
-def _keyword(keyword: str, named: Mapping[str, Parameter]) -> str:
+def _keyword(keyword: str, named: Mapping[str, SchemaParameter]) -> str:
     """The declared name for a keyword as the caller wrote it."""
     if keyword in named:
         return keyword
@@ -238,7 +241,7 @@ class Slot:
 
     Attributes:
         source: where the caller passed it; None if it was left out.
-        name, keyword, is_tensor, default, is_written: see :class:`Parameter`.
+        name, keyword, is_tensor, default, is_written: see :class:`SchemaParameter`.
     """
 
     name: str

@@ -62,7 +62,7 @@ class _Place(NamedTuple):
     original: Any
 
     def holds(self, value: Any) -> bool:
-        """Whether the attribute is a function, property or callable of the program now."""
+        """True if the attribute is a function, property or callable of the program now."""
         return _is_of(vars(self.owner).get(self.name), value)
 
 
@@ -108,12 +108,12 @@ def _search(value: Any) -> _Place | None:
 
 
 def _is_of(attribute: Any, value: Any) -> bool:
-    """Whether an attribute is an object, or a static method of it."""
+    """True if an attribute is an object, or a static method of it."""
     return attribute is value or getattr(attribute, "__func__", None) is value
 
 
 def _is_own(func: Any) -> bool:
-    """Whether a function is of PyTorch, so that it stands for itself."""
+    """True if a function is of PyTorch, so that it stands for itself."""
     if isinstance(func, types.FunctionType):
         # Not __module__, which functools.wraps() copies.
         module = str(func.__globals__.get("__name__"))

@@ -4,11 +4,11 @@ Analyses need operators, with tensors that have values, and compiled code has no
 runs operator by operator, forward and backward; the effects of this run are undone, its outputs are
 dropped, and the program gets those of the compiled code::
 
-    rehearsal = Rehearsal(code, inputs, interceptor, sizes)
+    dry_run = GraphDryRun(code, inputs, interceptor, sizes)
     result = run(inputs)                            # analyses and routines of forward operators
-    if not rehearsal.run_backward(result):          # analyses of backward operators, no routines
-        added = rehearsal.forward, rehearsal.backward()
-        rehearsal.undo()
+    if not dry_run.run_backward(result):          # analyses of backward operators, no routines
+        added = dry_run.forward, dry_run.backward()
+        dry_run.undo()
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from amanda_torch.compiled.deferred import (
     stand_in,
 )
 from amanda_torch.compiled.gradients import LeafSite, is_deferred
+from amanda_torch.compiled.saved_state import SavedState
 from amanda_torch.compiled.sizes import Sized, SymbolicSizes
-from amanda_torch.compiled.undoing import Before
 from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import Interceptor, Met
 from amanda_torch.operators.calls import TorchCall, tensors_of
@@ -65,7 +65,7 @@ _OWN_NAMESPACES = frozenset({"aten", "prims", "prim"})
 
 @attrs.define
 class Executed:
-    """A backward operator that the rehearsal has executed.
+    """A backward operator that the dry run has executed.
 
     Attributes:
         record: in one scope.
@@ -77,12 +77,12 @@ class Executed:
     grad_inputs: Sequence[Any] = ()
 
 
-class Rehearsal:
+class GraphDryRun:
     """A run of a graph that can be undone.
 
     Attributes:
         forward: what its forward operators have added to counters and sums.
-        sites: the operators that use leaves, for :class:`~amanda_torch.compiled.gradients.Tally`.
+        sites: the operators that use leaves.
         handle: leads to the scopes of one of them; None if no tool looks at backward operators.
         reason: why routines have to run at each execution of the graph; "" if they need not.
     """
@@ -113,7 +113,7 @@ class Rehearsal:
         self._start = _internals.sequence_number()
         self._tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         self._numbers = {id(x): n for n, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
-        self._before: Before = self._quietly(Before, code, inputs)
+        self._before: SavedState = self._quietly(SavedState, code, inputs)
         self._run = None if sizes is None else self._quietly(sizes.note_run, inputs, code.held)
 
     def _quietly(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -317,7 +317,7 @@ class Rehearsal:
     # -- afterwards -------------------------------------------------------
 
     def can_undo(self) -> bool:
-        """Whether all that the run has changed is known."""
+        """True if all that the run has changed is known."""
         return bool(self._quietly(self._before.is_complete))
 
     def undo(self) -> Callable[[], None]:

@@ -2,7 +2,7 @@
 
 A run is undone, and redone, like this::
 
-    before = Before(code, inputs)
+    before = SavedState(code, inputs)
     run(inputs)
     if before.is_complete():
         redo = before.restore()
@@ -20,7 +20,7 @@ from amanda_torch.compiled.code import GraphCode
 from amanda_torch.operators.names import is_in_place, name_of
 
 
-class Before:
+class SavedState:
     """The tensors of a graph, and the generators of random numbers, before a run.
 
     Args:
@@ -48,7 +48,7 @@ class Before:
         self._states = [get() for get, _ in self._generators]
 
     def is_complete(self) -> bool:
-        """Whether all can be put back that has changed since."""
+        """True if all can be put back that has changed since."""
         if self._unused != _internals.unused_accelerator():
             # The run has begun to use it, and may have drawn numbers there.
             return False
@@ -90,7 +90,7 @@ class Before:
 
 
 def _writes(code: GraphCode) -> bool:
-    """Whether an operator of a graph may write into a parameter."""
+    """True if an operator of a graph may write into a parameter."""
     return any(
         site.function is not _internals.module_mark
         and is_in_place(name_of(site.function), site.keywords)
@@ -107,6 +107,6 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether elements share memory, so that nothing can be written."""
+    """True if elements share memory, so that nothing can be written."""
     sized = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and stride == 0 for size, stride in sized)

@@ -17,13 +17,13 @@ from typing import Any
 import attrs
 
 from amanda.python.references import Reference, nothing
-from amanda_torch.compiled.observers import Observer
+from amanda_torch.compiled.observers import ObservingCall
 from amanda_torch.compiled.passes import Passes
 from amanda_torch.eager.frames import Cell, Child, Frame
 from amanda_torch.eager.interceptors import Interceptor
 
 
-class Span:
+class CounterChange:
     """The change that a run of a graph makes to the counters of the surrounding module call.
 
     Args:
@@ -54,7 +54,7 @@ class Span:
         frame: Frame,
         begins: Child | None,
         has_restarted: bool,
-    ) -> Span:
+    ) -> CounterChange:
         """The change made by a run that has just ended.
 
         Args:
@@ -75,7 +75,7 @@ class Span:
         return cls(counts, calls, begins, frame.phase is not None)
 
     def can_begin(self, interceptor: Interceptor) -> bool:
-        """Whether a run that begins now does the same."""
+        """True if a run that begins now does the same."""
         if self._begins is not None:
             return interceptor.was_called(self._begins)
         for cell, count, _ in self._counts:
@@ -107,7 +107,7 @@ class Waiting:
     runs: int
 
 
-class Binding:
+class BoundGraph:
     """Runs a graph in one module call, with what is known of its operators.
 
     Args:
@@ -123,7 +123,7 @@ class Binding:
     """
 
     __slots__ = (
-        *("_base", "_callers", "_generation", "_parameter", "_passes", "_roots", "_span"),
+        *("_base", "_callers", "_generation", "_parameter", "_passes", "_roots", "_change"),
         *("function", "observers", "waiting"),
     )
 
@@ -132,7 +132,7 @@ class Binding:
         function: Callable[..., Any],
         base: Frame,
         generation: int,
-        span: Span,
+        change: CounterChange,
         callers: Sequence[tuple[Frame, Frame]],
         passes: Passes,
     ) -> None:
@@ -140,12 +140,12 @@ class Binding:
         self._passes = passes
         self._base = base
         self._generation = generation
-        self._span = span
+        self._change = change
         self._callers = callers
         self._roots: list[weakref.ref[Any]] = []
         self._parameter: tuple[int, weakref.ref[Any]] | None = None
         self.waiting: Waiting | None = None
-        self.observers: Sequence[Observer] = ()
+        self.observers: Sequence[ObservingCall] = ()
 
     def note_roots(self, roots: Sequence[Any]) -> bool:
         """Note the objects by which the graph's modules are found; whether that can be done."""
@@ -176,7 +176,7 @@ class Binding:
             self._parameter = next(((n, Reference(value, nothing)) for n, value in found), None)
 
     def is_current(self, interceptor: Interceptor) -> bool:
-        """Whether its plans hold."""
+        """True if its plans hold."""
         return self._generation == interceptor.generation
 
     def matches_inputs(self, inputs: Sequence[Any]) -> bool:
@@ -188,12 +188,12 @@ class Binding:
         return reference() is inputs[number]
 
     def has_roots(self, roots: Sequence[Any]) -> bool:
-        """Whether its modules are found by these objects."""
+        """True if its modules are found by these objects."""
         return all(map(is_, (reference() for reference in self._roots), roots))
 
     def holds(self, interceptor: Interceptor) -> bool:
-        """Whether it can run the graph now, of which the modules are its own."""
-        return self._generation == interceptor.generation and self._span.can_begin(interceptor)
+        """True if it can run the graph now, of which the modules are its own."""
+        return self._generation == interceptor.generation and self._change.can_begin(interceptor)
 
     def run(self, interceptor: Interceptor, inputs: Sequence[Any]) -> Any:
         """The outputs of the graph."""
@@ -207,7 +207,7 @@ class Binding:
                 passes.end()
             if passes.outputs:
                 passes.note_outputs(result)
-            self._span.end()
+            self._change.end()
             return result
         finally:
             if passes.begun is not None or passes.entered:

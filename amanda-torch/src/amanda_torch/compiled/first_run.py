@@ -1,9 +1,9 @@
 """The run of a captured graph in which its operators are intercepted, and the facts noted in it.
 
-The interceptor is on, as it is in eager mode. Each call of the graph is a :class:`Step`, which says
+The interceptor is on, as it is in eager mode. A :class:`CallRecord` of each call of the graph says
 what has to be done at that call in later runs::
 
-    run = NoticingRun(interceptor, code, modules, is_static)
+    run = NotedRun(interceptor, code, modules, is_static)
     result = run.run(inputs)
     binding = run.binding()         # None: the next run is one of these, too
 """
@@ -20,14 +20,14 @@ from torch import nn
 
 from amanda.engine.plan import ActionPlan
 from amanda_torch import _internals
-from amanda_torch.compiled.binding import Binding, Span
-from amanda_torch.compiled.code import GraphCode, Site
+from amanda_torch.compiled.bound_graph import BoundGraph, CounterChange
+from amanda_torch.compiled.code import CallSite, GraphCode
 from amanda_torch.compiled.deferred import CalledModule
+from amanda_torch.compiled.dry_run import GraphDryRun
 from amanda_torch.compiled.gradients import learned, reason_against_gradients
-from amanda_torch.compiled.inlining import Inlined, is_traceable, only_follows, reason_against
+from amanda_torch.compiled.inlining import OpActions, is_traceable, only_follows, reason_against
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.compiled.passes import Passes
-from amanda_torch.compiled.rehearsal import Rehearsal
 from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.frames import Cell, Child, Frame
 from amanda_torch.eager.interceptors import Interceptor, Met
@@ -39,7 +39,7 @@ _NOT_KEPT: Any = object()
 """Represents an operator of which the interceptor has kept nothing."""
 
 
-class NoticingRun:
+class NotedRun:
     """A run in which the interceptor sees each operator.
 
     Args:
@@ -47,10 +47,10 @@ class NoticingRun:
         code: of the graph.
         modules: those of the graph, by the numbers of its module calls.
         is_static: whether all numbers in the graph are constants, sizes among them.
-        rehearsal: notes what follows from the operators; None if nobody wants to know.
+        dry_run: notes the counts and calls that the operators lead to; None if it is none.
 
     Attributes:
-        is_static: see above.
+        is_static: True if all numbers in the graph are constants.
         steps: what its calls have done.
     """
 
@@ -60,10 +60,10 @@ class NoticingRun:
         code: GraphCode,
         modules: dict[str, nn.Module],
         is_static: bool,
-        rehearsal: Rehearsal | None = None,
+        dry_run: GraphDryRun | None = None,
     ) -> None:
         self.is_static = is_static
-        self._rehearsal = rehearsal
+        self._dry_run = dry_run
         self._interceptor = interceptor
         self._code = code
         self._modules = modules
@@ -78,7 +78,7 @@ class NoticingRun:
         self._callers: dict[Frame, Frame] = {}
         self._called: dict[int, CalledModule] = {}
         self._inputs: dict[int, Sequence[Any]] = {}
-        self.steps: list[Step] = []
+        self.steps: list[CallRecord] = []
 
     def run(self, inputs: Sequence[Any]) -> Any:
         """The outputs of the graph."""
@@ -97,7 +97,7 @@ class NoticingRun:
             self._passes.give_up()
             self._leave(0)
 
-    def _site(self, site: Site, /, *args: Any, **kwargs: Any) -> Any:
+    def _site(self, site: CallSite, /, *args: Any, **kwargs: Any) -> Any:
         """Run one call of the graph."""
         interceptor = self._interceptor
         # Dynamo notes no module calls with what switches gradients or autocast on and off.
@@ -114,19 +114,19 @@ class NoticingRun:
         start = _internals.sequence_number()
         result = site.function(*args, **kwargs)
         interceptor.met = []
-        if self._rehearsal is not None:
-            self._rehearsal.note_operators(met, start, site.name, result)
+        if self._dry_run is not None:
+            self._dry_run.note_operators(met, start, site.name, result)
         if self._passes.is_in_one:
             self._passes.note_computed(result)
         operator = Operator.found(met, args, kwargs, result, self.is_static)
         is_one = isinstance(result, torch.Tensor)
         frame = interceptor.frame
-        self.steps.append(Step(site, frame, entered, leaves, met, operator, is_one, records))
+        self.steps.append(CallRecord(site, frame, entered, leaves, met, operator, is_one, records))
         return result
 
     def _mark(
         self,
-        site: Site,
+        site: CallSite,
         entered: tuple[nn.Module, ...],
         leaves: bool,
         number: int,
@@ -136,7 +136,7 @@ class NoticingRun:
         """Tell tools of a call of a module.
 
         Args:
-            entered, leaves: as of :class:`Step`.
+            entered, leaves: as of :class:`CallRecord`.
             number, is_exit, tensors: as of :func:`_internals.module_mark`.
         """
         interceptor, called = self._interceptor, self._called.get(number)
@@ -147,17 +147,17 @@ class NoticingRun:
         if is_entered and interceptor.tells_modules and not (is_exit or is_wrapper):
             called = CalledModule(interceptor.module_path(), frame.path, _target(frame))
             self._called[number] = called
-        step = Step(site, frame, entered, leaves, [], None, False, records, called)
+        step = CallRecord(site, frame, entered, leaves, [], None, False, records, called)
         self.steps.append(step)
         if called is not None:
             self._passes.mark(called, is_exit, tensors)
-            if self._rehearsal is not None:
-                self._rehearsal.note_module(called, is_exit, self._given(number, tensors), tensors)
+            if self._dry_run is not None:
+                self._dry_run.note_module(called, is_exit, self._given(number, tensors), tensors)
         elif interceptor.tells_modules and not (is_exit or is_wrapper or self._is_base(site)):
             interceptor.executor.claimer.dispatcher.not_seen(_MODULES_NOT_FOUND)
 
-    def _is_base(self, site: Site) -> bool:
-        """Whether a mark is for the module that has been entered before the graph."""
+    def _is_base(self, site: CallSite) -> bool:
+        """True if a mark is for the module that has been entered before the graph."""
         base, module = self._base.module, self._modules.get(site.calls[0].module)
         return len(site.calls) == 1 and base is not None and base() is module
 
@@ -167,7 +167,7 @@ class NoticingRun:
 
     # -- modules ----------------------------------------------------------
 
-    def _go(self, site: Site) -> tuple[nn.Module, ...]:
+    def _go(self, site: CallSite) -> tuple[nn.Module, ...]:
         """Enter the module calls of a site; those of outermost modules that were entered."""
         calls = [call for call in site.calls if call.module in self._modules]
         if calls and self._base.module is not None:
@@ -224,7 +224,7 @@ class NoticingRun:
             function = step.entering(self._interceptor, function, self._passes)
         return function
 
-    def binding(self) -> Binding | None:
+    def binding(self) -> BoundGraph | None:
         """A binding that runs the graph from now on; None if an operator is not fully known yet."""
         interceptor = self._interceptor
         if self._generation != interceptor.generation or interceptor.stale:
@@ -233,14 +233,14 @@ class NoticingRun:
             return None
         functions = [step.function(interceptor, self._passes) for step in self.steps]
         has_restarted = interceptor.iteration != self._iteration
-        span = Span.since(self._start, self._base, self._begins, has_restarted)
+        change = CounterChange.since(self._start, self._base, self._begins, has_restarted)
         acts = any(step.acts() for step in self.steps)
         callers = list(self._callers.items()) if acts else []
         run = self._code.function(functions)
-        return Binding(run, self._base, self._generation, span, callers, self._passes)
+        return BoundGraph(run, self._base, self._generation, change, callers, self._passes)
 
 
-class Step:
+class CallRecord:
     """The record of what one call in the graph did in the first run.
 
     Args:
@@ -256,12 +256,13 @@ class Step:
 
     Attributes:
         name: of the call's node.
-        records, called: see above.
+        records: True if gradients may be recorded in it.
+        called: the call of a module that it reports; None if it is another one.
     """
 
     def __init__(
         self,
-        site: Site,
+        site: CallSite,
         frame: Frame,
         entered: tuple[nn.Module, ...],
         leaves: bool,
@@ -288,15 +289,15 @@ class Step:
 
     @property
     def enters(self) -> bool:
-        """Whether outermost modules were entered before it."""
+        """True if outermost modules were entered before it."""
         return bool(self._entered)
 
     def is_known(self) -> bool:
-        """Whether the interceptor knows how to run each of its operators."""
+        """True if the interceptor knows how to run each of its operators."""
         return all(known is None or isinstance(known, KnownOp) for known in self._knowns)
 
     def acts(self) -> bool:
-        """Whether one of its operators does not run plainly vanilla.
+        """True if one of its operators does not run plainly vanilla.
 
         One of which only backward operators are looked at does, where it can have none.
         """
@@ -305,7 +306,7 @@ class Step:
         )
 
     def only_follows(self) -> bool:
-        """Whether no routine at its forward operators keeps the graph from its compiler."""
+        """True if no routine at its forward operators keeps the graph from its compiler."""
         return not self.acts() or (self._operator is not None and only_follows(self._plan()))
 
     def reason_against(self, can_observe: bool, compiler: str) -> str:
@@ -327,24 +328,24 @@ class Step:
         return reason
 
     def _has_gradients(self) -> bool:
-        """Whether there is something to do at its backward operators, or at its gradients."""
+        """True if there is something to do at its backward operators, or at its gradients."""
         plan = self._plan()
         return self.records and (plan.claims or plan.acts_on_gradients)
 
     def is_learned(self) -> bool:
-        """Whether no analysis of its backward operators is pending."""
+        """True if no analysis of its backward operators is pending."""
         if not (self.acts() and self._has_gradients()):
             return True
         return learned(self._plan(), self._knowns[0].gradients) is not None
 
-    def inlined(self) -> Inlined:
+    def inlined(self) -> OpActions:
         """The actions on its operator."""
         assert self._operator is not None
         plan, gradients = self._plan(), self._knowns[0].gradients
         if not self._has_gradients():
-            return Inlined(plan, self._operator)
+            return OpActions(plan, self._operator)
         nodes = learned(plan, gradients) if plan.claims else None
-        return Inlined(plan, self._operator, gradients, nodes)
+        return OpActions(plan, self._operator, gradients, nodes)
 
     def _plan(self) -> ActionPlan:
         plan: ActionPlan = self._knowns[0].plan
@@ -361,7 +362,7 @@ class Step:
             found = _marking(interceptor, self.called, self._frame, passes)
         if self.acts():
             if self._operator is None:
-                found = _noticed(interceptor, found, self._frame, self._cells)
+                found = _intercepted(interceptor, found, self._frame, self._cells)
             else:
                 found = _known(interceptor, self._knowns[0], self._operator, self._frame)
         if self._entered:
@@ -415,7 +416,7 @@ def _known(
     return step if operator.is_direct else step_within
 
 
-def _noticed(
+def _intercepted(
     interceptor: Interceptor, function: Any, frame: Frame, cells: Sequence[tuple[Cell, int]]
 ) -> Callable[..., Any]:
     """Runs a function with the interceptor on, which sees the operators that it calls."""
