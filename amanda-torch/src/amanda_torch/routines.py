@@ -13,7 +13,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -22,8 +21,8 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.notes import note
 from amanda.engine.tool_code import ToolCode
 from amanda.errors import InPlaceWarning
-from amanda.inline import Check, Counter, Log, ShapeSum
-from amanda.inline.steps import Step, StepKind, are_all, are_inline, lowered_all
+from amanda.inline import Counter
+from amanda.inline.steps import Step, StepKind, are_all, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda.state import STATE, TOOL_LOCK, LiveScope, unwind
@@ -37,8 +36,6 @@ _reading = _internals.READING
 _no_overrides = _internals.no_overrides
 _version_of = _internals.version_of
 _versions_of = _internals.versions_of
-
-_FUNCTION = attrgetter("action.func")
 
 TOOL_CODE = ToolCode()
 """Enters the code of tools at operators of PyTorch."""
@@ -55,7 +52,6 @@ class BackwardRoutines:
         steps_before, steps_after: the steps that they come down to, which the extension reads, too.
         blind_before, blind_after: True if none of these takes a tensor, or takes part in AD.
         counters_before, counters_after: see :func:`counters_in`.
-        inlined_before, inlined_after: see :func:`inlined_around`.
     """
 
     __slots__ = (
@@ -65,8 +61,6 @@ class BackwardRoutines:
         "blind_before",
         "counters_after",
         "counters_before",
-        "inlined_after",
-        "inlined_before",
         "steps_after",
         "steps_before",
     )
@@ -77,8 +71,6 @@ class BackwardRoutines:
         self.steps_before, self.steps_after = lowered_all(before), lowered_all(after)
         self.counters_before = counters_in(self.steps_before)
         self.counters_after = counters_in(self.steps_after)
-        found = inlined_around(self.steps_before, self.steps_after)
-        self.inlined_before, self.inlined_after, _ = found
         self.blind_before = _are_blind(before)
         self.blind_after = _are_blind(after)
 
@@ -89,7 +81,7 @@ def counters_in(steps: Sequence[Step]) -> Sequence[Counter] | None:
 
 
 def _are_blind(actions: Sequence[Action]) -> bool:
-    for action in actions:  # noqa: SIM110 - likewise
+    for action in actions:  # noqa: SIM110 - a generator would cost frames
         if action.select != () or action.differentiable:
             return False
     return True
@@ -100,39 +92,9 @@ def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
     return values if action.select is None else [values[index] for index in action.select]
 
 
-Inlined = tuple[Callable[..., Any], ...]
-"""Routines of ``amanda.inline`` that C can run."""
-
-
-def inlined_around(
-    before: Sequence[Step], after: Sequence[Step]
-) -> tuple[Inlined | None, Inlined | None, Sequence[Check | ShapeSum]]:
-    """Find the routines around an operator that C can run without Python.
-
-    Returns:
-        The routines of each point, None for one with a routine that C cannot run: the two routines
-        of a check or a sum run both in C, or both in Python. These, among what C runs.
-    """
-    # For each operator that is new: comprehensions would cost frames.
-    checks: dict[Check | ShapeSum, None] = {}
-    for step in (*before, *after):
-        if step.kind in LOOKING:
-            checks[step.routine] = None
-    first = tuple(map(_FUNCTION, before)) if are_inline(before, ()) else None
-    second = tuple(map(_FUNCTION, after)) if are_inline(after, ()) else None
-    if checks and (first is None or second is None):
-        return None, None, ()
-    return first, second, tuple(checks)
-
-
 def as_routine(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of a tool that takes no tensor as a routine would be called."""
     return TOOL_CODE.enter(function, *args, isolated=True)
-
-
-def look(log: Log, now: int) -> None:
-    """Call ``look`` of a log that is due, for a timer that runs in C, as a routine would."""
-    as_routine(log.look, now)
 
 
 def count(counters: Sequence[Counter]) -> None:

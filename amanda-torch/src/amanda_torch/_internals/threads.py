@@ -133,11 +133,6 @@ def in_forward_ad() -> bool:
     return forward_ad._current_level >= 0
 
 
-def is_bare() -> bool:
-    """True if no mode is on in this thread, and no forward-mode AD."""
-    return not (mode_depth() or dispatch_depth()) and forward_ad._current_level < 0
-
-
 is_autocasting: Callable[[], bool] = symbol("torch._C._is_any_autocast_enabled")
 """True if autocast is on for any device: nodes of their own may then cast an operator's inputs."""
 
