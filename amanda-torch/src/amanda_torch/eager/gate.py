@@ -15,7 +15,7 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -126,12 +126,13 @@ def _changed(action: Action) -> None:
     warn_of_change(action, stacklevel=3)
 
 
-def operators() -> Iterator[Any]:
+def operators() -> Sequence[Any]:
     """PyTorch's builtins that are operators: methods, functions, and properties that are views."""
     # Not dir(): what is inherited belongs to others, to object for instance.
     methods = [one for owner in _internals.BUILTIN_METHODS for one in vars(owner).values()]
     functions = [getattr(o, name) for o in _internals.BUILTIN_FUNCTIONS for name in vars(o)]
     left_out, prefixes = IGNORED | _UNREPORTED, ("_record_function", "sym_")
+    found = []
     for builtins, cls in (
         (methods, types.MethodDescriptorType),
         (functions, types.BuiltinFunctionType),
@@ -141,9 +142,8 @@ def operators() -> Iterator[Any]:
             if isinstance(builtin, cls):
                 name = builtin.__name__
                 if name not in left_out and not name.startswith(prefixes):
-                    yield builtin
-    for name in VIEW_PROPERTIES:
-        yield vars(_internals.TENSOR_BASE)[name]
+                    found.append(builtin)
+    return [*found, *map(vars(_internals.TENSOR_BASE).__getitem__, VIEW_PROPERTIES)]
 
 
 def _is_report_of(name: str, func: Any) -> bool:
@@ -164,12 +164,14 @@ def _unwritable() -> str:
             lines = [line.split(maxsplit=2) for line in file]
     except OSError as error:
         return f"the process's memory map cannot be read: {error}"
-    ranges = [
-        tuple(int(end, 16) for end in span.split("-")) for span, rights, _ in lines if "w" in rights
-    ]
-    places = sorted(address for _, _, address, _, _ in extension.load().sites())
-    for start, end in sorted(ranges):
-        places = [place for place in places if not start <= place < end]
+    ranges = []
+    for span, rights, _ in lines:
+        if "w" in rights:
+            start, _, end = span.partition("-")
+            ranges.append((int(start, 16), int(end, 16)))
+    places = sorted([row[2] for row in extension.load().sites()])
+    for first, last in sorted(ranges):
+        places = [place for place in places if not first <= place < last]
     return "PyTorch's tables of functions cannot be written to" if places else ""
 
 
