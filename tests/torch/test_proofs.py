@@ -46,7 +46,7 @@ def _same(_: Any, vanilla: Any) -> Any:
 
 
 BREAKING: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    proofs.MODULE_CALLS: lambda m: m.setattr(InterceptingDriver, "_module_call", _same),
+    proofs.MODULE_CALLS: lambda m: m.setattr(InterceptingDriver, "_called_modules", _same),
     proofs.BACKWARD_PASSES: lambda m: m.setattr(InterceptingDriver, "_engine", _same),
     proofs.FUNCTIONS: lambda m: m.setattr(functions, "patch", _unpatched),
     proofs.CHECKPOINTS: lambda m: m.setattr(
