@@ -1646,7 +1646,7 @@ def test_doctor_says_which_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver.remarks() == ["operators are noticed by a TorchFunctionMode (for a test)"]
     monkeypatch.setattr(gate, "reason_unusable", lambda: "")
     monkeypatch.setenv(VARIABLE, "gate")
-    assert driver.remarks() == ["operators are noticed by the gate, in C"]
+    assert driver.remarks() == ["operators are noticed by the gate, in C++"]
 
 
 @needs_gate

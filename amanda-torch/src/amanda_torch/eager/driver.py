@@ -147,7 +147,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         """Which interceptor is used, and why not the faster one."""
         reason = gate.reason_unusable()
         if gate.name_asked() in gate.WITH_GATE and not reason:
-            return ["operators are noticed by the gate, in C"]
+            return ["operators are noticed by the gate, in C++"]
         return [f"operators are noticed by a TorchFunctionMode ({reason or 'as chosen'})"]
 
     @classmethod

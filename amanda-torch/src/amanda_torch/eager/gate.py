@@ -227,7 +227,7 @@ def _reports(function: types.FunctionType) -> bool:
 
 
 def module_call(vanilla: Callable[..., Any], wrapped: Callable[..., Any]) -> Any:
-    """``nn.Module.__call__``: enters the frame of a module in C if it was called there before.
+    """``nn.Module.__call__``: enters the frame of a module in C++ if it was called there before.
 
     Args:
         vanilla: PyTorch's own.
