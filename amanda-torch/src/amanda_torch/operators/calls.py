@@ -274,7 +274,7 @@ class FlatArguments:
                 self.attributes[slot.name] = tuple(args[source[1] :])
             else:
                 value = args[source[1]] if source[0] == "arg" else kwargs[source[1]]
-                self._add(slot, source, value)
+                self._add_value(slot, source, value)
             if slot.is_written:
                 self.written += range(start, len(self.inputs))
 
@@ -293,7 +293,7 @@ class FlatArguments:
         elif slot.default is not inspect.Parameter.empty:
             self.attributes[slot.name] = slot.default
 
-    def _add(self, slot: Slot, source: Any, value: Any) -> None:
+    def _add_value(self, slot: Slot, source: Any, value: Any) -> None:
         if isinstance(value, torch.Tensor) or (value is None and slot.is_tensor):
             self._add_input(slot, value, (source, ()))
             return
