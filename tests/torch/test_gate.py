@@ -1427,8 +1427,7 @@ def test_sums_run_no_python_of_ours() -> None:
             pairs = [step(x) for x in inputs]
     for forward, backward in pairs:
         assert not forward.count("run_around"), f"\n{forward}"
-        # The gradient of the loss is given a memory format, of which Python makes the key.
-        assert backward.count("_add") <= 1, f"\n{backward}"
+        assert not backward.count("_add"), f"\n{backward}"
     # The loss is outside of modules.
     assert {op_id for op_id in tool.asked if not op_id.startswith("/")} == set()
     assert {one.executions for op_id, one in tool.sums.items() if op_id.startswith("S")} == {8}

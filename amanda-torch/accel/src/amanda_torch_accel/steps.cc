@@ -172,24 +172,34 @@ int add_time(PyObject* timer, int64_t start, int64_t end) {
     return -1;
   }
   if (log.get() != Py_None) {
-    Ref due(PyObject_GetAttr(log.get(), names.due)), now(PyLong_FromLongLong(end));
-    int is_due = !due || !now              ? -1
-                 : due.get() == Py_None ? 0
-                                           : PyObject_RichCompareBool(now.get(), due.get(), Py_GE);
-    if (is_due != 0) {
+    Ref due(PyObject_GetAttr(log.get(), names.due));
+    int overflow = 0;
+    if (!due) {
+      return -1;
+    }
+    // Of another kind of number Python finds out.
+    int64_t moment = due.get() == Py_None       ? INT64_MAX
+                     : PyLong_Check(due.get()) ? PyLong_AsLongLongAndOverflow(due.get(), &overflow)
+                                               : INT64_MIN;
+    if (overflow < 0 || (overflow == 0 && end >= moment)) {
       // It calls Log.look(), which is code of tools.
-      Ref add(is_due > 0 ? PyObject_GetAttr(timer, names.add) : nullptr), first(PyLong_FromLongLong(start));
-      return add && first && Ref(PyObject_CallFunctionObjArgs(objects.as_routine, add.get(), first.get(), now.get(),
-                                                              nullptr))
+      Ref add(PyObject_GetAttr(timer, names.add)), first(PyLong_FromLongLong(start)), last(PyLong_FromLongLong(end));
+      return add && first && last && Ref(PyObject_CallFunctionObjArgs(objects.as_routine, add.get(), first.get(),
+                                                                      last.get(), nullptr))
                  ? 0
                  : -1;
+    }
+    static PyObject* frombytes;
+    if (frombytes == nullptr && (frombytes = PyUnicode_InternFromString("frombytes")) == nullptr) {
+      return -1;
     }
     Ref number(PyObject_GetAttr(timer, names.number)), numbers(PyObject_GetAttr(log.get(), names.numbers));
     if (!number || !numbers) {
       return -1;
     }
-    Ref row(Py_BuildValue("(OLLk)", number.get(), (long long)start, (long long)end, native_thread()));
-    if (!row || !Ref(PyObject_CallMethodOneArg(numbers.get(), names.extend, row.get()))) {
+    int64_t row[] = {PyLong_AsLongLong(number.get()), start, end, static_cast<int64_t>(native_thread())};
+    Ref bytes(PyErr_Occurred() ? nullptr : PyBytes_FromStringAndSize(reinterpret_cast<char*>(row), sizeof row));
+    if (!bytes || !Ref(PyObject_CallMethodOneArg(numbers.get(), frombytes, bytes.get()))) {
       return -1;
     }
   }

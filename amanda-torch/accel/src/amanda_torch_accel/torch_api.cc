@@ -9,6 +9,10 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/MemoryFormat.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -130,7 +134,8 @@ namespace {
 
 bool has_no_tensor(PyObject* value) {
   return value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value) ||
-         PyUnicode_CheckExact(value) || PySlice_Check(value) || value == Py_Ellipsis;
+         PyUnicode_CheckExact(value) || PySlice_Check(value) || value == Py_Ellipsis || THPDtype_Check(value) ||
+         THPDevice_Check(value) || THPLayout_Check(value) || THPMemoryFormat_Check(value);
 }
 
 // Whether a tensor has its numbers in memory as it says: nothing stands between.
