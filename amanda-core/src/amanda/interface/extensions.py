@@ -1,4 +1,4 @@
-"""An optional extension in C, with which a driver notices operators faster.
+"""An optional compiled extension, with which a driver notices operators faster.
 
 An extension is a distribution of its own, so that the driver's stays pure Python. Its package has a
 ``VERSION`` and a function ``load()``; the driver describes what it needs of it, and does without
@@ -31,10 +31,10 @@ _OLDEST_PYTHON = (3, 11)
 
 @attrs.frozen
 class Extension:
-    """A driver's optional extension in C, and the conditions under which it is used.
+    """A driver's optional compiled extension, and the conditions under which it is used.
 
     Attributes:
-        driver: the driver's distribution, which has an extra ``accel``.
+        driver: the driver's distribution.
         package: the Python package that the extension's distribution installs.
         interface: the ``VERSION`` that the package has to have.
         newest_python: the newest CPython that it was tested with; the oldest is 3.11.
@@ -87,7 +87,10 @@ class Extension:
         try:
             package = importlib.import_module(self.package)
         except ImportError:
-            return f"{self.distribution} is not installed; try: pip install '{self.driver}[accel]'"
+            return (
+                f"{self.distribution} is not installed; try: pip install --no-build-isolation "
+                f"{self.distribution}"
+            )
         if self.interface != package.VERSION:
             return (
                 f"{self.distribution} and {self.driver} are of different releases; reinstall both"
@@ -97,7 +100,7 @@ class Extension:
         except ImportError as error:
             variable = f"{self.package.upper()}_BUILD"
             return (
-                f"the extension of {self.distribution} cannot be loaded ({error}); without a C "
+                f"the extension of {self.distribution} cannot be loaded ({error}); without a "
                 f"compiler, none is built: install it with {variable}=require to see the "
                 "compiler's errors"
             )
