@@ -103,6 +103,7 @@ from amanda_torch._internals.graphs import (
     without_marks,
 )
 from amanda_torch._internals.interpreter import (
+    call_in_main_thread,
     call_in_place,
     call_soon,
     not_counted_by_warnings,
@@ -268,6 +269,7 @@ __all__ = [
     "base_of",
     "bind_defaults",
     "call_composite",
+    "call_in_main_thread",
     "call_in_place",
     "call_soon",
     "caller_frame",

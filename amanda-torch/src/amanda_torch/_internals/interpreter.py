@@ -9,6 +9,7 @@ which it stands (``CodeType.replace``)::
 
 from __future__ import annotations
 
+import ctypes
 import dis
 import functools
 import os
@@ -40,6 +41,27 @@ def call_soon(function: Callable[[], bool]) -> None:
             sys.setprofile(None)
 
     sys.setprofile(profile)
+
+
+_PENDING: list[Callable[[], Any]] = []
+
+
+def _call_all(_: Any) -> int:
+    while _PENDING:
+        _PENDING.pop()()
+    return 0
+
+
+_call_pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_call_all)
+
+
+def call_in_main_thread(function: Callable[[], Any]) -> None:
+    """Call a function in the main thread before that runs more Python code.
+
+    By ``Py_AddPendingCall``, which is CPython's documented way to do so from another thread.
+    """
+    _PENDING.append(function)
+    ctypes.pythonapi.Py_AddPendingCall(_call_pending, None)
 
 
 # -- where warnings are shown ---------------------------------------------------------------------

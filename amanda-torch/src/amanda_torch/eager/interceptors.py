@@ -215,9 +215,12 @@ class Interceptor(Tracker, TorchFunctionMode):
     def end_elsewhere(self) -> None:
         """Another thread has ended the last scope of its thread.
 
-        Only its thread can take it off; it does so at its next operator or scope.
+        Only its thread can remove the mode: the main thread at once, others at their next operator.
         """
         self.ended = self.stale = self.outdated = True
+        if self.ident == threading.main_thread().ident:
+            # Dynamo would trace the mode where the next operator is a compiled function.
+            _internals.call_in_main_thread(remove_leftovers)
 
     def clear(self) -> None:
         """Drop the scopes, and what was learned under them."""
