@@ -16,6 +16,7 @@ from amanda.python.interrupts import deferred
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE, TOOL_LOCK, Lock, owned_locks
 from amanda.testing import interrupts
 from amanda.testing import loopback as lb
+from amanda.tool import cache_disabled, vanilla
 
 
 def test_an_interrupt_of_a_begin_or_an_end_leaves_no_scope_open() -> None:
@@ -79,6 +80,30 @@ def test_an_interrupt_of_a_tools_end_does_not_wait() -> None:
     assert (ATTACHED, LIVE_SCOPES, STATE.blocks) == ({}, [], ())
 
 
+def test_a_handler_that_a_tool_has_saved_stays_in_force_when_it_is_set_again() -> None:
+    """Each interrupt after the scope is raised, and later scopes defer interrupts as before."""
+
+    class Handling(amanda.Tool):
+        def enter_scope(self, drivers: Any) -> None:
+            self.saved = signal.signal(signal.SIGINT, lambda *_: None)
+
+        def exit_scope(self) -> None:
+            signal.signal(signal.SIGINT, self.saved)
+
+    try:
+        for _ in range(2):
+            with amanda.apply(Handling(), drivers=["loopback"]):
+                pass
+            for _ in range(3):
+                with pytest.raises(KeyboardInterrupt):
+                    signal.raise_signal(signal.SIGINT)
+        with amanda.apply(amanda.Tool(), drivers=["loopback"]):
+            pass
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_deferred_in_another_thread_does_nothing() -> None:
     """Only the main thread takes interrupts."""
     handlers: list[Any] = []
@@ -116,6 +141,32 @@ def test_a_scope_that_a_routine_ends_leaves_its_code_entered() -> None:
     scope.__enter__()
     next(iter(ATTACHED.values())).dispatcher.tool_code.enter(end)
     assert (depths, STATE.paused) == ([1, 1], 0)
+
+
+def test_a_block_that_ends_in_vanilla_code_leaves_that_vanilla() -> None:
+    """Also one that a tool leaves in its exit_scope()."""
+    seen: list[str] = []
+    depths: list[int] = []
+    watching, leaving = amanda.Tool(), cache_disabled()
+    watching.add_inst_for_op(lambda context: seen.append(context.get_op_id()))
+
+    class Leaving(amanda.Tool):
+        def exit_scope(self) -> None:
+            leaving.__exit__(None, None, None)
+            depths.append(STATE.paused)
+
+    x = lb.tensor([1.0])
+    with amanda.apply(watching, drivers=["loopback"]):
+        block = cache_disabled()
+        block.__enter__()
+        with vanilla():
+            block.__exit__(None, None, None)
+            lb.mul(x, x)
+        assert seen == []
+        leaving.__enter__()
+        with amanda.apply(Leaving(), drivers=["loopback"]):
+            pass
+    assert (depths, STATE.paused, STATE.undo) == ([1], 0, [])
 
 
 class Telling(amanda.Tool):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import amanda
 from amanda.driver import Signature
+from amanda.interface.points import PointContext
 from amanda.testing import loopback as lb
 
 NUMBERS = st.floats(-4, 4).map(lambda x: round(x, 2))
@@ -274,3 +275,23 @@ def test_ops_inside_of_a_user_op() -> None:
         return lb.add(input, input)
 
     assert ids_of(lambda: twice(lb.tensor(1.0))) == ["/twice:0"]
+
+
+def test_a_routine_that_raises_at_the_exit_of_a_module_leaves_iterations_counted() -> None:
+    """The forward pass has ended, and further calls are iterations of their own."""
+    called, ended, tool = list[str](), list[int](), amanda.Tool()
+
+    def fail_once(point: PointContext) -> None:
+        called.append(point.id)
+        if len(called) == 1:
+            raise ValueError("on purpose")
+
+    tool.add_inst_for_module(fail_once, exit=True)
+    tool.add_inst_for_iteration(lambda point: ended.append(point.iteration), end=True)
+    net, x = lb.Linear([[1.0]]), lb.tensor([[1.0]])
+    with amanda.apply(tool, drivers=["loopback"]):
+        with pytest.raises(ValueError, match="on purpose"):
+            net(x)
+        for _ in range(3):
+            net(x)
+    assert ended == [0, 1, 2, 3]

@@ -384,3 +384,15 @@ def test_what_was_captured_for_other_tools_is_kept_apart() -> None:
     assert len([one for one in seen[0] if one[0] == "MODULE_ENTRY"]) == 2 * 13
     assert counts[0] == counts[1]
     assert {*counts[0].values()} == {2}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_forward_pass_in_a_graph_has_its_outermost_module(backend: str) -> None:
+    """In the first run of the graph and in later ones; its inputs are not told."""
+    net, begun, tool = nn.Linear(4, 4), list[Any](), amanda.Tool()
+    tool.add_inst_for_pass(lambda point: begun.append((point.target, [*point.inputs])))
+    run = torch.compile(lambda x: net(x) + 1, backend=backend)
+    with applied(tool), torch.no_grad():
+        for _ in range(3):
+            run(X)
+    assert begun == [(net, [])] * 3

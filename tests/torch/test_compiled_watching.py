@@ -1163,3 +1163,39 @@ def test_the_eager_compiler_has_graphs_without_gradients_as_they_are() -> None:
             compiled(X).sum().backward()
         assert "meta" not in devices
     assert all(torch.equal(result, expected) for result in results)
+
+
+def test_the_eager_compiler_counts_backward_operators_where_a_graph_switches_gradients_on() -> None:
+    """A function that is called without gradients and records some has eager mode's counts."""
+
+    class Executed(amanda.Tool):
+        def __init__(self) -> None:
+            super().__init__()
+            self.counters: dict[str, inline.Counter] = {}
+            self.add_inst_for_op(self.count)
+            self.add_inst_for_op(self.count_backward, backward=True)
+
+        def count(self, context: amanda.OpContext) -> None:
+            counter = self.counters.setdefault(context.get_op_id(), inline.Counter())
+            context.insert_before_op(counter, inputs=[])
+
+        def count_backward(self, context: amanda.OpContext) -> None:
+            counter = self.counters.setdefault(context.get_backward_op_id(), inline.Counter())
+            context.insert_before_backward_op(counter, grad_outputs=[])
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return (x @ w).relu().sum()
+
+    found = []
+    for function in (loss, torch.compile(loss, backend="eager")):
+        weight, tool = torch.ones(4, 4, requires_grad=True), Executed()
+        with applied(tool):
+            for _ in range(4):
+                with torch.no_grad():
+                    result = function(X, weight)
+                result.backward()
+                amanda.new_iteration()
+        found.append({name: counter.count for name, counter in tool.counters.items()})
+    assert found[0] == found[1]
+    assert found[0]["/matmul:0/grad/MmBackward0:0"] == 4

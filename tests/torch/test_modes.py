@@ -542,3 +542,29 @@ def test_switches_of_autograd_are_no_operators(
             with switch:
                 pass
     assert not tool.ids
+
+
+@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
+@pytest.mark.parametrize("point", ["module", "op"])
+def test_a_default_device_that_a_tool_sets_stays_set(
+    monkeypatch: pytest.MonkeyPatch, interceptor: str, point: str
+) -> None:
+    """A mode that a tool's code switches on is on when the code has ended, and can be removed."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
+    called, tool = list[Any](), amanda.Tool()
+
+    def set_once(context: Any) -> None:
+        called.append(context)
+        if len(called) == 1:
+            torch.set_default_device("meta")
+
+    getattr(tool, f"add_inst_for_{point}")(set_once)
+    net, x = nn.Linear(2, 2), torch.ones(1, 2)
+    try:
+        with applied(tool):
+            net(x)
+            assert torch.ones(1).device.type == "meta"
+            torch.set_default_device(None)
+            assert torch.ones(1).device.type == "cpu"
+    finally:
+        torch.set_default_device(None)

@@ -185,6 +185,26 @@ def test_a_routine_at_a_point_is_vanilla() -> None:
     assert caught.value.__notes__ == ["amanda: raised in Tool.fail at module_entry of Sequential"]
 
 
+def test_a_routine_that_raises_at_the_exit_of_a_module_leaves_iterations_counted() -> None:
+    """The forward pass has ended, and further calls are iterations of their own."""
+    called, ended, tool = list[str](), list[int](), amanda.Tool()
+
+    def fail_once(point: PointContext) -> None:
+        called.append(point.id)
+        if len(called) == 1:
+            raise ValueError("on purpose")
+
+    tool.add_inst_for_module(fail_once, exit=True)
+    tool.add_inst_for_iteration(lambda point: ended.append(point.iteration), end=True)
+    net, x = nn.Linear(2, 2), torch.ones(1, 2)
+    with amanda.apply(tool), torch.no_grad():
+        with pytest.raises(ValueError, match="on purpose"):
+            net(x)
+        for _ in range(3):
+            net(x)
+    assert ended == [0, 1, 2, 3]
+
+
 class Counts(amanda.Tool):
     """Executions by id, and the phases of each id."""
 

@@ -59,7 +59,7 @@ class LoadedDriver(TorchDriver):
         mode_depth=_internals.mode_depth,
         mode_at=_internals.mode_at,
         pop_mode=_internals.pop_mode,
-        set_modes=_internals.set_modes,
+        set_modes=_internals.restore_modes,
     )
 
     @property

@@ -49,7 +49,6 @@ from amanda.interface.driver import Driver
 from amanda.interface.points import Point
 from amanda.interface.specs import Phase
 from amanda.python.references import Reference, nothing
-from amanda.state import STATE, unwind
 
 Tensors = list[Any]
 """Flat tensors of an operator; None for an absent optional one."""
@@ -402,14 +401,13 @@ class EagerDriver(Driver):
     @contextmanager
     def vanilla(self) -> Iterator[None]:
         """Within it, this thread's operators are not instrumented."""
-        thread, undo = self.thread, STATE.undo
-        mark = len(undo)
-        undo.append((setattr, (thread, "vanilla", thread.vanilla)))
+        thread = self.thread
+        outer = thread.vanilla
         try:
-            thread.vanilla += 1
+            thread.vanilla = outer + 1
             yield
         finally:
-            unwind(undo, mark)
+            thread.vanilla = outer
 
     # -- for patches ------------------------------------------------------
 
@@ -511,9 +509,11 @@ class EagerDriver(Driver):
                 yield entered.returned if entered else _unchanged
             finally:
                 thread.modules -= 1
-                if entered:
-                    entered.tell(scopes, Point.MODULE_EXIT)
-                points.forward_ends(told, name)
+                try:
+                    if entered:
+                        entered.tell(scopes, Point.MODULE_EXIT)
+                finally:
+                    points.forward_ends(told, name)
 
     def trains(self, module: Any) -> bool:
         """True if a module is called for training: gradients of its result may be asked for."""

@@ -25,7 +25,6 @@ from amanda.state import (
     UNPAUSED,
     LiveScope,
     owns_tool_lock,
-    unwind,
 )
 
 _clock = time.perf_counter
@@ -117,7 +116,7 @@ def is_in_tool_code() -> bool:
     """True if the current thread runs code of a tool now, as its frames tell."""
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code in _ENTERING:
+        if frame.f_code is ToolCode.enter.__code__:
             return True
         frame = frame.f_back
     return False
@@ -125,15 +124,17 @@ def is_in_tool_code() -> bool:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Within it, the current thread runs code of a tool, which no lock guards."""
+    """Within it, the current thread runs code of a tool, which no lock guards.
+
+    The thread's undo list has no part in it: a block that ends within it would unwind that.
+    """
     thread = vars(STATE)
-    undo, mark = thread["undo"], len(thread["undo"])
-    undo.append((thread.__setitem__, ("paused", thread["paused"])))
+    outer = thread["paused"]
     try:
-        thread["paused"] += 1
+        thread["paused"] = outer + 1
         yield
     finally:
-        unwind(undo, mark)
+        thread["paused"] = outer
 
 
 @contextmanager
@@ -143,6 +144,3 @@ def vanilla_thread() -> Iterator[None]:
         for driver in tuple(ATTACHED.values()):
             stack.enter_context(driver.vanilla())
         yield
-
-
-_ENTERING = frozenset({ToolCode.enter.__code__, inspect.unwrap(paused).__code__})

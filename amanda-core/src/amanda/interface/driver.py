@@ -58,7 +58,8 @@ class ThreadSwitches:
         mode_depth: the number of modes that see the calls of operators.
         mode_at: the mode of an index, outermost first.
         pop_mode: takes the innermost mode off.
-        set_modes: makes these the modes, whatever they are; gets a tuple, outermost first.
+        set_modes: puts these modes back above those that are on, if they are not; gets a tuple,
+            outermost first, and may be called twice.
     """
 
     is_recording: Callable[[], bool] = bool

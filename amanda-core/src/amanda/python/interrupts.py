@@ -33,16 +33,20 @@ class _Deferral:
         outer: the handler that it stands in for.
         is_allowed: True while an interrupt may be raised.
         is_waiting: True if one has come and was not raised.
+        is_over: True once the outermost ``deferred()`` has been left. Code that has saved the
+            handler meanwhile may set it again later.
     """
 
-    __slots__ = ("is_allowed", "is_waiting", "outer")
+    __slots__ = ("is_allowed", "is_over", "is_waiting", "outer")
 
     def __init__(self, outer: Handler) -> None:
         self.outer = outer
-        self.is_allowed = self.is_waiting = False
+        self.is_allowed = self.is_over = self.is_waiting = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.is_allowed:
+        if self.is_over:
+            self.outer(number, frame)
+        elif self.is_allowed:
             # What the exception ends has things to undo: further interrupts wait.
             self.is_allowed = False
             self.outer(number, frame)
@@ -86,6 +90,7 @@ class deferred:  # noqa: N801 - reads as a statement
         if self._is_outermost and current is handler:
             signal.signal(signal.SIGINT, handler.outer)
         handler.is_allowed = self._is_outermost or self._was_allowed
+        handler.is_over = self._is_outermost
         handler.raise_waiting()
 
 
@@ -106,5 +111,7 @@ def _handler() -> Handler | None:
     """The handler of interrupts, if it is one in Python and this thread may set another one."""
     if threading.current_thread() is not threading.main_thread():
         return None
-    handler = signal.getsignal(signal.SIGINT)
+    handler: Any = signal.getsignal(signal.SIGINT)
+    while isinstance(handler, _Deferral) and handler.is_over:
+        handler = handler.outer
     return handler if callable(handler) and not isinstance(handler, signal.Handlers) else None

@@ -71,6 +71,13 @@ def set_modes(wanted: Sequence[Any]) -> None:
         push_mode(mode)
 
 
+def restore_modes(hidden: Sequence[Any]) -> None:
+    """Put hidden modes back above those that have been switched on meanwhile, as by
+    ``torch.set_default_device()``; it may run twice."""
+    others = [mode for mode in modes() if not any(mode is one for one in hidden)]
+    set_modes((*others, *hidden))
+
+
 def without_modes(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function with no function mode on."""
     depth = mode_depth()
@@ -78,7 +85,7 @@ def without_modes(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     undo = STATE.undo
     mark = len(undo)
-    undo.append((set_modes, (tuple(map(mode_at, range(depth))),)))
+    undo.append((restore_modes, (tuple(map(mode_at, range(depth))),)))
     try:
         hide_modes()
         return function(*args)

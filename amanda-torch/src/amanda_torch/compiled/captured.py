@@ -291,6 +291,9 @@ class CapturedGraph:
             run: the dry run.
             outputs: what the graph has returned in it.
         """
+        if self._runs_operators() and any(step.records for step in run.steps):
+            # It switches gradients on: routines at backward operators need their nodes.
+            return None
         if dry_run.reason or dry_run.run_backward(outputs):
             return None
         counts = RunCounts(interceptor.executor.claimer)

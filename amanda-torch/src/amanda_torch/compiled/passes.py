@@ -15,6 +15,7 @@ If they have routines at modules, marks in the graph represent the calls::
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -69,7 +70,8 @@ class Passes:
         scopes = dispatcher.scopes()
         self.begun = scopes, model
         trains = torch.is_grad_enabled() and module.training
-        dispatcher.points.forward_begins(scopes, model, trains)
+        facts: functools.partial[Any] = functools.partial(dict, target=module)
+        dispatcher.points.forward_begins(scopes, model, trains, facts=facts)
 
     def end(self) -> None:
         """Tell of the end of the forward pass, if one has begun."""

@@ -142,12 +142,22 @@ class ReportedCall(NamedCall):
             self._tells = True
 
     def __exit__(self, *raised: object) -> None:
+        outputs = None
         try:
-            outputs = None
             if raised[0] is None and (self._has_begun or self._tells):
                 outputs = tensors_in(self.result)
             if self._tells:
                 self._tell(Point.MODULE_EXIT, outputs)
+        finally:
+            self._end(outputs)
+
+    def _end(self, outputs: Sequence[Any] | None) -> None:
+        """End the forward pass, also where a routine at the exit has raised, and leave the module.
+
+        Args:
+            outputs: the tensors that the module has returned; None if it has raised.
+        """
+        try:
             if self._has_begun:
                 self._tracker.note_results(outputs or ())
                 self._dispatcher.points.forward_ends(self._scopes, self._frame.path)
