@@ -397,3 +397,34 @@ def test_hooks_on_input_gradients_keep_no_gradient() -> None:
         assert held
         assert [reference() for reference in held] == [None] * len(held)
     del y
+
+
+@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
+def test_tools_and_scopes_die_by_reference_counting(
+    monkeypatch: pytest.MonkeyPatch, interceptor: str
+) -> None:
+    """A tool is freed when the program drops it after its scope, without gc."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
+
+    def program() -> weakref.ref[amanda.Tool]:
+        tool = Counter()
+        with amanda.apply(tool):
+            torch.ones(2).relu()
+        return weakref.ref(tool)
+
+    program()
+    with no_collection():
+        assert program()() is None
+
+
+def test_compiled_code_keeps_no_input_of_its_capture() -> None:
+    """The inputs of the run in which a graph is captured are freed by reference counting."""
+    model = nn.Linear(4, 4)
+    compiled = torch.compile(model, backend="eager")
+    with applied(Counter()), torch.no_grad(), no_collection():
+        x = torch.ones(2, 4)
+        given = weakref.ref(x)
+        compiled(x)
+        del x
+        assert given() is None
+        compiled(torch.ones(2, 4))

@@ -67,6 +67,21 @@ struct Held {
 
 // ---- hooks of backward operators -----------------------------------------------------------------------------
 
+void release_anywhere(const Lowered* lowered) {
+  if (Py_IsInitialized()) {
+    Gil gil;
+    release(const_cast<Lowered*>(lowered));
+  }
+}
+
+// The steps of BackwardRoutines, until forget(). They are kept here, and not in the hooks, since a graph that outlives
+// the scope would keep the tools alive. It is never destroyed: that would be after the interpreter.
+struct KnownSteps {
+  Ref routines;
+  std::shared_ptr<const Lowered> steps;
+};
+auto& known_steps = *new std::unordered_map<PyObject*, KnownSteps>();
+
 // What is done at one backward operator: NodeHooks of amanda_torch.autograd.hooks, and its steps.
 class Hooks {
  public:
@@ -88,24 +103,31 @@ class Hooks {
 
   // Its steps, if they are known now; nullptr, with or without an error, where Python is to run it.
   std::shared_ptr<const Lowered> steps() {
-    if (generation_ == plans && steps_) {
-      return steps_;
+    auto steps = generation_ == plans ? steps_.lock() : nullptr;
+    if (steps) {
+      return steps;
     }
     unsigned long generation = plans;
-    steps_ = nullptr;
     Ref routines(PyObject_CallMethodNoArgs(python(), names.routines));
     if (!routines || routines.get() == Py_None) {
       return nullptr;
     }
-    Ref before(PyObject_GetAttr(routines.get(), names.steps_before));
-    Ref after(before ? PyObject_GetAttr(routines.get(), names.steps_after) : nullptr);
-    Lowered* lowered = after ? lower(before.get(), after.get()) : nullptr;
-    if (lowered == nullptr) {
-      return nullptr;
+    if (auto found = known_steps.find(routines.get()); found != known_steps.end()) {
+      steps = found->second.steps;
+    } else {
+      Ref before(PyObject_GetAttr(routines.get(), names.steps_before));
+      Ref after(before ? PyObject_GetAttr(routines.get(), names.steps_after) : nullptr);
+      Lowered* lowered = after ? lower(before.get(), after.get()) : nullptr;
+      if (lowered == nullptr) {
+        return nullptr;
+      }
+      steps = std::shared_ptr<const Lowered>(lowered, release_anywhere);
+      PyObject* key = routines.get();
+      known_steps[key] = {std::move(routines), steps};
     }
-    steps_ = std::shared_ptr<const Lowered>(lowered, [](const Lowered* one) { release_anywhere(one); });
+    steps_ = steps;
     generation_ = generation;
-    return steps_;
+    return steps;
   }
 
   // RoutineDispatcher.is_plain_thread(): 1, 0, or -1 with an error.
@@ -126,15 +148,8 @@ class Hooks {
   bool has_before = false, has_after = false;
 
  private:
-  static void release_anywhere(const Lowered* lowered) {
-    if (Py_IsInitialized()) {
-      Gil gil;
-      release(const_cast<Lowered*>(lowered));
-    }
-  }
-
   Held<2> held_;
-  std::shared_ptr<const Lowered> steps_;
+  std::weak_ptr<const Lowered> steps_;
   unsigned long generation_ = 0;
 };
 
@@ -204,18 +219,25 @@ class Leaf {
   // What is done there, found out where the first pass comes to it; nullptr with an error.
   std::shared_ptr<Hooks> hooks() {
     if (hooks_ == nullptr) {
-      Ref maker = Ref::to(held.objects[MAKER]);
-      Ref made(PyObject_CallMethodObjArgs(maker.get(), names.leaf_hooks, held.objects[KNOWN], held.objects[BACKWARD_ID],
-                                          held.objects[SCOPES], held.objects[PAST], nullptr));
+      // Another thread may do the same meanwhile, and release them.
+      Ref maker = Ref::to(held.objects[MAKER]), known = Ref::to(held.objects[KNOWN]), past = Ref::to(held.objects[PAST]);
+      Ref made(PyObject_CallMethodObjArgs(maker.get(), names.leaf_hooks, known.get(), held.objects[BACKWARD_ID],
+                                          held.objects[SCOPES], past.get(), nullptr));
       auto hooks = made ? Hooks::of(made.get()) : nullptr;
       if (hooks != nullptr && hooks_ == nullptr) {
-        hooks_ = hooks;
+        set_hooks(std::move(hooks));
       }
     }
     return hooks_;
   }
 
-  void set_hooks(std::shared_ptr<Hooks> hooks) { hooks_ = std::move(hooks); }
+  // The leaf may outlive the model: what has made them is not needed any more.
+  void set_hooks(std::shared_ptr<Hooks> hooks) {
+    hooks_ = std::move(hooks);
+    for (int i : {MAKER, KNOWN, PAST}) {
+      Py_CLEAR(held.objects[i]);
+    }
+  }
 
   Held<COUNT> held;
 
@@ -232,9 +254,8 @@ class Leaf {
 struct Hooked {
   std::shared_ptr<Hooks> hooks;
   std::shared_ptr<Leaf> leaf;
-  // Of the execution that runs: the steps that have begun, in which thread and pass.
-  std::shared_ptr<const Lowered> begun;
-  unsigned long thread = 0;
+  // Of the execution that runs: the steps that have begun, and in which pass; those of others at once are Python's.
+  std::weak_ptr<const Lowered> begun;
   int task = -1;
   Measures measures;
 
@@ -284,13 +305,13 @@ class Before : public FunctionPreHook {
     if (!hooks->has_before) {
       return gradients;
     }
-    node_->begun = nullptr;
     auto steps = runnable(*hooks);
-    if (steps != nullptr && are_passed(*steps, gradients)) {
-      node_->thread = PyThread_get_thread_ident();
-      node_->task = current_task();
+    if (steps != nullptr && are_passed(*steps, gradients) && node_->begun.expired()) {
+      if (hooks->has_after) {
+        node_->task = current_task();
+        node_->begun = steps;
+      }
       check(begin_measures(*steps, node_->measures));
-      node_->begun = std::move(steps);
       return gradients;
     }
     Ref given = tuple_of(gradients);
@@ -330,10 +351,12 @@ class After : public FunctionPostHook {
     if (!hooks->has_after) {
       return produced;
     }
-    auto begun = std::exchange(node_->begun, nullptr);
+    std::shared_ptr<const Lowered> begun;
+    if (node_->task == current_task()) {
+      begun = std::exchange(node_->begun, {}).lock();
+    }
     auto steps = runnable(*hooks);
-    bool is_begun = steps && begun == steps && node_->thread == PyThread_get_thread_ident() &&
-                    node_->task == current_task();
+    bool is_begun = steps && begun == steps;
     if (steps && (is_begun || steps->before_count == 0)) {
       check(end_measures(*steps, node_->measures));
       if (steps->way == Way::LOOKED) {
@@ -394,15 +417,20 @@ class Reached : public FunctionPreHook {
     return gradients;
   }
 
-  void compiled_args(CompiledNodeArgs&) const override {}
+  // Compiled autograd comes to the outputs of an operator before it comes to leaves.
+  void compiled_args(CompiledNodeArgs&) const override {
+    for (const auto& leaf : leaves_) {
+      leaf->note_pass(current_task(), false);
+    }
+  }
 
  private:
   std::vector<std::shared_ptr<Leaf>> leaves_;
 };
 
 // Compiled autograd calls hooks of Python's in code of its own.
-c10::SafePyObject bound(const Hooked& node, PyObject* name) {
-  PyObject* method = node.hooks == nullptr ? nullptr : PyObject_GetAttr(node.hooks->python(), name);
+c10::SafePyObject bound(Hooked& node, PyObject* name) {
+  PyObject* method = PyObject_GetAttr(node.found()->python(), name);
   if (method == nullptr) {
     throw_error();
   }
@@ -411,14 +439,14 @@ c10::SafePyObject bound(const Hooked& node, PyObject* name) {
 
 void Before::compiled_args(CompiledNodeArgs& args) const {
   Gil gil;
-  if (node_->leaf == nullptr) {
+  if (node_->leaf == nullptr || node_->leaf->acts_in(current_task())) {
     args.add_pre_hook(bound(*node_, names.before));
   }
 }
 
 void After::compiled_args(CompiledNodeArgs& args) const {
   Gil gil;
-  if (node_->leaf == nullptr) {
+  if (node_->leaf == nullptr || node_->leaf->acts_in(current_task())) {
     args.add_post_hook(bound(*node_, names.after));
   }
 }
@@ -924,6 +952,8 @@ PyObject* gate_claim(PyObject*, PyObject* const* given, Py_ssize_t count) {
 
 PyObject* gate_forget(PyObject*, PyObject*) {
   plans++;
+  // Not in place: what is released may run code that comes here again.
+  auto old = std::exchange(known_steps, {});
   Py_RETURN_NONE;
 }
 

@@ -464,7 +464,7 @@ Ref call_step(const Step& step, const Values& values) {
     for (Py_ssize_t i = 0; i < count; i++) {
       Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(step.select, i));
       place += place < 0 ? values.count : 0;
-      if (place < 0 || place >= values.count) {
+      if (PyErr_Occurred() || place < 0 || place >= values.count) {
         PyErr_Clear();
         return Ref();
       }

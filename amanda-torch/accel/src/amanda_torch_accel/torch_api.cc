@@ -118,14 +118,15 @@ bool is_tensor(PyObject* value) {
 bool requires_grad(PyObject* tensor) { return THPVariable_Unpack(tensor).requires_grad(); }
 
 int64_t version_of(PyObject* value) {
-  // The second takes long where it is none.
-  if (value == Py_None || !(is_tensor(value) || THPVariable_Check(value))) {
-    return -1;
-  }
   try {
+    // The second takes long where it is none, and may ask the value for its class.
+    if (value == Py_None || !(is_tensor(value) || THPVariable_Check(value))) {
+      return -1;
+    }
     const at::Tensor& tensor = THPVariable_Unpack(value);
     return tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version());
   } catch (...) {
+    PyErr_Clear();
     return -1;
   }
 }
@@ -147,15 +148,25 @@ bool is_plain(const at::Tensor& tensor) {
          !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 
-// The sum of finite numbers may overflow: only a finite sum is an answer.
-bool is_finite(const at::Tensor& tensor) {
+// Other threads run meanwhile, as they do while PyTorch's own functions compute or wait for a device.
+struct WithoutGil {
+  PyThreadState* state = PyEval_SaveThread();
+  ~WithoutGil() { PyEval_RestoreThread(state); }
+};
+
+// The sum of finite numbers may overflow: only a finite sum is an answer. By value: another thread may drop its tensor.
+bool is_finite(at::Tensor tensor) {
   if (!is_plain(tensor)) {
     return false;
   }
   if (!tensor.is_floating_point()) {
     return !tensor.is_complex();
   }
-  return tensor.numel() == 0 || std::isfinite(at::sum(tensor).item<double>());
+  if (tensor.numel() == 0) {
+    return true;
+  }
+  WithoutGil released;
+  return std::isfinite(at::sum(tensor).item<double>());
 }
 
 bool is_finite_value(PyObject* value, int depth) {

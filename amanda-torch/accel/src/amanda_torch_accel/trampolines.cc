@@ -241,8 +241,20 @@ int make_real() {
 
 int end_virtual() { return virtual_mode(thread) != nullptr ? make_real() : 0; }
 
+// A thread may end without leaving its scopes: its virtual mode is released as a real one is.
+struct ThreadEnd {
+  ~ThreadEnd() {
+    if (thread.mode != nullptr && Py_IsInitialized()) {
+      PyGILState_STATE state = PyGILState_Ensure();
+      Py_CLEAR(thread.mode);
+      PyGILState_Release(state);
+    }
+  }
+};
+
 // Make a mode of ours virtual; where modes are off altogether, PyTorch is to see it.
 int push_ours(PyObject* mode) {
+  static thread_local ThreadEnd end;
   if (end_virtual() < 0) {
     return -1;
   }

@@ -101,6 +101,8 @@ def threads_in(*codes: types.CodeType) -> Sequence[int]:
             if caller.f_code is _TRACE or caller.f_code in codes:
                 found.append(thread)
             caller = caller.f_back
+    # One of them is this function's own: a cycle that would keep all callers until a collection.
+    del frame
     return found
 
 

@@ -35,6 +35,7 @@ import torch
 from torch import fx
 
 from amanda.errors import CoverageWarning
+from amanda.python.references import Reference, nothing
 from amanda_torch import _internals
 from amanda_torch.compiled.bound_graph import BoundGraph, Waiting
 from amanda_torch.compiled.code import GraphCode, NotMarkableError
@@ -86,7 +87,7 @@ class CapturedGraph:
 
         Args:
             module: the graph.
-            inputs: symbolic ones, with which Dynamo has a graph compiled.
+            inputs: those of the program with which Dynamo has it compiled.
             suspended: makes the context in which compilers run: without an interceptor.
             own: the function that was compiled.
 
@@ -101,7 +102,8 @@ class CapturedGraph:
             module = _internals.without_marks(module)
         self._is_static = not _internals.has_numbers(module.graph)
         self._module = module
-        self._inputs = inputs
+        # The program's own: the code may live longer.
+        self._inputs = [Reference(x, nothing) if isinstance(x, torch.Tensor) else x for x in inputs]
         self._suspended = suspended
         self._own = own
         self._context = _internals.tracing_context()
@@ -117,10 +119,19 @@ class CapturedGraph:
     def _compile_with_sizes(self) -> None:
         """Compile the graph while Dynamo captures it, which guards what is assumed of sizes."""
         try:
-            made = self._own.compiler(_internals.copied_graph(self._module), list(self._inputs))
+            made = self._own.compiler(_internals.copied_graph(self._module), self._example_inputs())
             self._as_it_is = _internals.undisabled(made)
         except Exception as error:
             self._reason = self._failure(error)
+
+    def _example_inputs(self) -> list[Any]:
+        """The inputs of the capture; fake ones for tensors that are gone."""
+        placeholders = (n for n in self._module.graph.nodes if n.op == "placeholder")
+        found = []
+        for node, held in zip(placeholders, self._inputs, strict=True):
+            value = held() if isinstance(held, Reference) else held
+            found.append(node.meta["example_value"] if value is None else value)
+        return found
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph under the scopes of the current thread."""
@@ -331,7 +342,7 @@ class CapturedGraph:
                         self._context,
                         self._own.compiler,
                         _internals.copied_graph(self._module),
-                        self._inputs,
+                        self._example_inputs(),
                     )
                     self._as_it_is = _internals.undisabled(made)
         return self._as_it_is
@@ -416,7 +427,7 @@ class CapturedGraph:
             module = writer.write(actions)
             written = _internals.copied_graph(module)
             function = _internals.compile_later(
-                self._context, compiler, module, self._inputs, with_backward=True
+                self._context, compiler, module, self._example_inputs(), with_backward=True
             )
         code = CompiledCode(function, written, name, _routines(actions), counts, interceptor)
         otherwise = binding.function
