@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import amanda
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
-from amanda_torch.autograd.hooks import Accumulation
+from amanda_torch.autograd.leaves import LeafClaimer
 from amanda_torch.eager import module_calls
 from amanda_torch.plugin import TorchEagerDriver
 from tests.torch.support import Counter, ForwardCounter, On, after, applied, interceptors
@@ -363,15 +363,15 @@ def test_threads_that_share_a_leaf_find_its_hooks(
     """Where two threads use a leaf at once, its accumulation is counted in the passes of both, also
     where the other thread is about to hook it."""
     monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
-    weight, initialize = torch.ones(3, requires_grad=True), Accumulation.__init__
+    weight, vanilla = torch.ones(3, requires_grad=True), LeafClaimer.hook_leaf
     begun, used = threading.Event(), threading.Event()
 
-    def slowly(hook: Accumulation, *args: Any) -> None:
+    def slowly(claimer: LeafClaimer, *args: Any) -> Any:
         if not begun.is_set():
             begun.set()
             # The other thread uses the leaf now, or waits for the end of this.
             used.wait(0.3)
-        initialize(hook, *args)
+        return vanilla(claimer, *args)
 
     losses: list[torch.Tensor] = []
 
@@ -384,7 +384,7 @@ def test_threads_that_share_a_leaf_find_its_hooks(
     counter = Counter()
     with applied(counter):
         with monkeypatch.context() as patch:
-            patch.setattr(Accumulation, "__init__", slowly)
+            patch.setattr(LeafClaimer, "hook_leaf", slowly)
             threads = [threading.Thread(target=use, args=(waits,)) for waits in (False, True)]
             for thread in threads:
                 thread.start()

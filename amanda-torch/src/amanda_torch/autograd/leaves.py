@@ -143,7 +143,7 @@ class LeafClaimer:
                 elif hooks is None and described is not None:
                     layout = None if known.graph is None else known.graph.layout
                     past = described[0].past(described[1], layout)
-                only = self._hook_leaf(node, marks, fresh, known, backward_id, hooks, past)
+                only = self.hook_leaf(node, marks, fresh, known, backward_id, hooks, past)
                 if only is None:
                     add_reached(reached, marks, handle.scopes)
                 else:
@@ -151,7 +151,7 @@ class LeafClaimer:
         known.asked = self.dispatcher.analysed
         return is_idle
 
-    def _hook_leaf(
+    def hook_leaf(
         self,
         node: Any,
         marks: dict[Any, Any],
