@@ -143,12 +143,11 @@ def test_every_private_symbol_is_checked() -> None:
         for name in _private_names(tree)
         if str(name).startswith("_") and not str(name).endswith("__")
     }
-    # Python's own, and C++'s operator new; and those that no class of PyTorch has, only
+    # Python's own; and those that no class of PyTorch has, only
     # Dynamo's graphs and their nodes, and functions that it is kept off.
     others = {
         "_getframe",
         "_current_frames",
-        "_Znwm",
         "_param_name_to_source",
         "_dynamo_source",
         "_torchdynamo_disable",
