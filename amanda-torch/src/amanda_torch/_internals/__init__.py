@@ -128,7 +128,7 @@ from amanda_torch._internals.modules import (
     TRACERS,
     has_global_hooks,
     has_hooks,
-    in_place_of_module_call,
+    make_module_call,
     threads_in,
 )
 from amanda_torch._internals.notes import (

@@ -9,6 +9,7 @@ which it stands (``CodeType.replace``)::
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import dis
 import functools
@@ -119,35 +120,44 @@ def call_in_place(func: Any, args: Any, kwargs: Any, frame: Any = None) -> Any:
     return called(func, args, kwargs)
 
 
-def _line_of(function: Any, name: str) -> int:
-    """Return the first line on which a function uses a name or an attribute."""
-    for found in dis.get_instructions(function):
-        line = found.positions.lineno if found.positions is not None else None
-        if found.argval == name and line is not None:
-            return line
-    raise LookupError(f"{function.__qualname__} uses no {name}")
+def compile_in_place(source: str, vanilla: Any, calls: str) -> Any:
+    """Return the function that `source` defines, with the file, lines and globals of `vanilla`.
 
-
-def in_place_of(vanilla: Any, name: str, function: Any, own_name: str) -> Any:
-    """Return `function` with the file and globals of `vanilla`, which it calls no more.
-
-    ``warnings.warn(..., stacklevel=5)``, as of ``nn.Softmax()`` without a dimension, is shown at
-    the line where `vanilla` makes a call, and filtered by its module.
+    A traceback through its frame, and a warning counted from it (``stacklevel=5``, as of
+    ``nn.Softmax()`` without a dimension), show the call that `vanilla` makes of `calls`.
 
     Args:
-        vanilla: the function whose frame `function` saves.
-        name: what `vanilla` calls.
-        function: a function without globals but builtins.
-        own_name: what `function` calls instead, at one line.
+        source: the definition of one function that uses no global names but builtins.
+        vanilla: the function whose frame it saves.
+        calls: the name of the method that `vanilla` calls.
     """
-    code = function.__code__
-    offset = _line_of(function, own_name) - code.co_firstlineno
-    code = _named(code, vanilla.__code__, _line_of(vanilla, name) - offset)
-    found = types.FunctionType(code, vanilla.__globals__, None, None, function.__closure__)
-    found.__name__, found.__qualname__ = function.__name__, function.__qualname__
-    # Dynamo tells functions of ours by it.
-    found.__module__, found.__doc__ = function.__module__, function.__doc__
-    return found
+    place = _position_of_call(vanilla, calls)
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.lineno = node.end_lineno = vanilla.__code__.co_firstlineno
+        elif hasattr(node, "lineno"):
+            for name, value in place.items():
+                setattr(node, name, value)
+    defined: dict[str, Any] = {}
+    exec(compile(tree, vanilla.__code__.co_filename, "exec"), vanilla.__globals__, defined)
+    (function,) = defined.values()
+    return function
+
+
+def _position_of_call(function: Any, name: str) -> dict[str, int]:
+    """Return where a function calls its method `name`, as attributes of ``ast.expr``."""
+    instructions = dis.get_instructions(function)
+    next(found for found in instructions if found.argval == name)
+    found = next(found for found in instructions if found.opname.startswith("CALL"))
+    positions = found.positions or dis.Positions()
+    # Without columns under python -X no_debug_ranges.
+    return {
+        "lineno": positions.lineno or found.starts_line or 1,
+        "end_lineno": positions.end_lineno or 1,
+        "col_offset": positions.col_offset or 0,
+        "end_col_offset": positions.end_col_offset or 0,
+    }
 
 
 def not_counted_by_warnings(function: Any) -> Any:

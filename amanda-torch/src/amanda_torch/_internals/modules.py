@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 
-from amanda_torch._internals.interpreter import in_place_of
+from amanda_torch._internals.interpreter import compile_in_place
 from amanda_torch._internals.symbols import find_symbol, require, symbol
 
 FUSED_OPERATORS = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention", "_nested_")
@@ -72,14 +72,27 @@ of the process, the code of ``nn.Module.__call__``. It tells calls of modules by
 takes what is called ``self`` in it for the module (2.13)."""
 
 
-def in_place_of_module_call(function: Any) -> Any:
-    """Return a function with the file and globals of `MODULE_CALL`, whose frame it saves.
+_MODULE_CALL = f"""
+def make(enter):
+    def {MODULE_CALL.__name__}(self, *args, **kwargs):
+        with enter(self, args, kwargs) as call:
+            call.result = call.run(*args, **kwargs)
+            return call.result
+    return {MODULE_CALL.__name__}
+"""
+
+
+def make_module_call(enter: Callable[[Any, Any, Any], Any]) -> Any:
+    """Return an ``nn.Module.__call__`` in whose traceback and warnings `MODULE_CALL` is shown.
 
     Args:
-        function: a function without globals but builtins, which calls something named ``run``
-            where `MODULE_CALL` calls `PLAIN_CALL`.
+        enter: called with the module, its positional arguments and its keywords. Returns a context
+            manager with a callable ``run``, which gets the arguments, and a ``result`` to be set.
     """
-    return in_place_of(MODULE_CALL, "_call_impl", function, "run")
+    made = compile_in_place(_MODULE_CALL, MODULE_CALL, "_call_impl")(enter)
+    # Dynamo tells functions of ours by it.
+    made.__module__ = __name__
+    return made
 
 
 FX = "torch.fx._symbolic_trace"

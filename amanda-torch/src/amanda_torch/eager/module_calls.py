@@ -205,15 +205,7 @@ def called_modules(dispatcher: Dispatcher, vanilla: Any) -> Any:
             return ReportedCall(run, interceptor, module, dispatcher, given)
         return NamedCall(run, interceptor, module)
 
-    # The parameters are PyTorch's own: a model may take keywords of any other name.
-    @_internals.in_place_of_module_call
-    @functools.partial(named_as, vanilla)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        with enter(self, args, kwargs) as call:
-            call.result = call.run(*args, **kwargs)
-            return call.result
-
-    return __call__
+    return named_as(vanilla, _internals.make_module_call(enter))
 
 
 def _run_fused(
