@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import pytest
@@ -23,9 +22,8 @@ from amanda import inline
 from amanda.errors import CoverageWarning, InPlaceWarning
 from amanda.state import STATE, TOOL_LOCK
 from amanda_torch import _internals
-from amanda_torch.compiled.deferred import Additions, StaticSum
+from amanda_torch.compiled.deferred import call_all, deferred_sum
 from amanda_torch.plugin import COMPILER_VARIABLE, TorchGraphDriver
-from tests.counting import called
 from tests.torch.support import Watcher, applied, fingerprint
 
 pytestmark = pytest.mark.filterwarnings(
@@ -923,19 +921,6 @@ def test_what_a_tool_keeps_from_the_compiler_is_left_to_it_in_the_next_scope() -
     assert [way[:3] for way in ways[1]] == ["by "]
 
 
-def steady(tool: amanda.Tool, run: Callable[[], Any], calls: int = 8) -> list[CodeType]:
-    """The functions of ours in a call of a compiled function under a tool, when all is known."""
-    with applied(tool):
-        for _ in range(calls):
-            run()
-        # Dynamo asks for code of whatever is called in a compiled function: of the profiler, too.
-        with called(OURS):
-            run()
-        with called(OURS) as codes:
-            run()
-    return codes
-
-
 class Chain(nn.Module):
     """So many operators in as many modules, with tensors of one shape."""
 
@@ -948,23 +933,6 @@ class Chain(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("name", ["count", "flops"])
-def test_a_step_costs_as_many_functions_however_many_operators(name: str) -> None:
-    """What a run of compiled code adds to counters and sums costs no function of ours for an
-    operator: it is known of the graph."""
-    costs = []
-    for count in (2, 20):
-        torch.compiler.reset()
-        model = nn.Sequential(
-            *[layer for _ in range(count) for layer in (nn.Linear(4, 4), nn.Tanh())]
-        )
-        compiled = torch.compile(model, backend="aot_eager")
-        with torch.no_grad():
-            codes = steady(amanda.tools.load(name)(), lambda: compiled(X))  # noqa: B023
-        costs.append(len(codes))
-    assert costs[0] == costs[1]
-
-
 def test_counters_and_sums_go_on_from_what_each_has_counted() -> None:
     """A run adds one to each counter and sum, however many it has and whatever the program has set
     it to; to one that is inserted twice it adds two."""
@@ -973,31 +941,19 @@ def test_counters_and_sums_go_on_from_what_each_has_counted() -> None:
     known = inline.ShapeSum(lambda _: 5, total)
     unknown = inline.ShapeSum(lambda _: None, total)
     late = inline.ShapeSum(lambda _: 2)
-    sums = [StaticSum.of(one, [X], [X]) for one in (known, unknown, late)]
+    sums = [deferred_sum(one, [X], [X]) for one in (known, unknown, late)]
     late.add(7, ((), ()))
-    added = Additions([alike, inline.Counter(), other, alike, big, *sums, other])
+    later = [alike, inline.Counter(), other, alike, big, *sums, other]
     for _ in range(300):
-        added.add()
+        call_all(later)
     other.count = 0
-    added.add()
+    call_all(later)
     assert (alike.count, other.count, big.count) == (602, 2, 10**20 + 301)
     assert [one.executions for one in (known, unknown, late)] == [301, 301, 302]
     assert [one.amount for one in (known, unknown, late)] == [1505, 0, 609]
     assert [one.unknown for one in (known, unknown, late)] == [0, 301, 0]
     assert total.count == 1505
     assert known.last == late.last == ((X.shape,), (X.shape,))
-
-
-def test_deferrable_routines_enter_the_code_of_tools_once_in_a_run() -> None:
-    """Routines that are called when compiled code has run cost a function of ours each, which is
-    their own, and not what goes around the routines of an operator."""
-    tool = Shapes()
-    compiled = torch.compile(Chain(20), backend="aot_eager")
-    with torch.no_grad():
-        codes = steady(tool, lambda: compiled(X))
-    names = [code.co_name for code in codes]
-    assert names.count("run_deferred") == 1
-    assert not {"run_all", "run_together", "_until_result"} & {*names}
 
 
 class Returning(amanda.Tool):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -110,20 +110,6 @@ def count(counters: Sequence[Counter]) -> None:
         _release()
 
 
-class Deferred(Protocol):
-    """A call of a routine that has been put off.
-
-    Attributes:
-        function: calls it.
-        action: its action; None for a call that notes by itself which routine has raised.
-    """
-
-    @property
-    def function(self) -> Any: ...
-    @property
-    def action(self) -> Action | None: ...
-
-
 class RoutineDispatcher(Dispatcher):
     """Core's dispatcher, with faster ways for routines that are isolated from AD.
 
@@ -209,7 +195,6 @@ class RoutineDispatcher(Dispatcher):
         """
         if not actions:
             return values
-        # runs_together(), without a function: at every point of backward operators.
         together = _internals.is_untransformed() and not _reading.is_on
         if together:
             for action in actions:
@@ -221,22 +206,6 @@ class RoutineDispatcher(Dispatcher):
         if done is not None:
             values = _internals.without_modes(self.go_on, actions, values, *done)
         return values
-
-    def runs_together(self) -> bool:
-        """True if nothing but function modes notices the framework calls of routines."""
-        return _internals.is_untransformed() and not _reading.is_on
-
-    def run_deferred(self, calls: Sequence[Deferred]) -> tuple[int, Any] | None:
-        """Call routines of several points, in order, for which the code of tools is entered once.
-
-        To be used where :meth:`runs_together` says so.
-
-        Returns:
-            The number of one that has returned something, which it should not, and what that is: no
-            further one is called; None if all have been called.
-        """
-        found: tuple[int, Any] | None = TOOL_CODE.enter(_call_deferred, calls, isolated=True)
-        return found
 
     def go_on(
         self,
@@ -277,20 +246,6 @@ class RoutineDispatcher(Dispatcher):
 
 
 # -- in tools' code -------------------------------------------------------
-
-
-def _call_deferred(calls: Sequence[Deferred]) -> tuple[int, Any] | None:
-    with _no_overrides():
-        for number, call in enumerate(calls):
-            try:
-                result = call.function()
-            except BaseException as error:
-                if call.action is not None:
-                    note(error, call.action.routine, call.action.op_id)
-                raise
-            if result is not None:
-                return number, result
-    return None
 
 
 def _call_blind(actions: Sequence[Action]) -> tuple[Action, Any] | None:

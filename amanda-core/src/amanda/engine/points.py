@@ -59,11 +59,6 @@ class Points:
         for scope in scopes:
             self._tell(scope, point, **facts)
 
-    def module_among_tools(self, scopes: Scopes, point: Point, **facts: Any) -> None:
-        """As :meth:`module`, where the code of tools runs already."""
-        for scope in scopes:
-            self._run(scope, point, **facts)
-
     def forward_begins(
         self,
         scopes: Scopes,

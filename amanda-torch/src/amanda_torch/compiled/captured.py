@@ -46,7 +46,7 @@ from amanda_torch.compiled.compilers import (
     asked_compiler,
     name_of_compiler,
 )
-from amanda_torch.compiled.deferred import Added
+from amanda_torch.compiled.deferred import Deferred
 from amanda_torch.compiled.dry_run import GraphDryRun
 from amanda_torch.compiled.dry_run import reason_against as reason_against_dry_run
 from amanda_torch.compiled.first_call import FirstCall, FirstRun
@@ -503,7 +503,7 @@ def _routines(actions: Mapping[str, OpActions]) -> set[str]:
     return {action.routine for action in found if action is not None}
 
 
-def _without_sizes(every: Sequence[Added | Sized]) -> list[Added]:
+def _without_sizes(every: Sequence[Deferred | Sized]) -> list[Deferred]:
     """The additions that do not depend on sizes."""
     return [one for one in every if not isinstance(one, Sized)]
 

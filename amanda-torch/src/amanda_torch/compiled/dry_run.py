@@ -36,11 +36,11 @@ from amanda_torch.autograd.executions import Past
 from amanda_torch.autograd.nodes import is_accumulation, new_nodes
 from amanda_torch.compiled.code import GraphCode, Method
 from amanda_torch.compiled.deferred import (
-    Added,
     CalledModule,
-    DeferredCall,
-    DeferredPoint,
-    StaticSum,
+    Deferred,
+    deferred_point,
+    deferred_routine,
+    deferred_sum,
     is_deferrable_routine,
     is_marked_deferrable,
     stand_in,
@@ -102,7 +102,7 @@ class GraphDryRun:
             interceptor: that of the current thread.
             sizes: those of the graph; None where all are the same in all runs.
         """
-        self.forward: list[Added | Sized] = []
+        self.forward: list[Deferred | Sized] = []
         self.sites: list[LeafSite] = []
         self.handle: OpHandle | None = None
         self.reason = ""
@@ -169,13 +169,13 @@ class GraphDryRun:
                 if not is_marked_deferrable(routine):
                     name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
                     self.reason = self.reason or f"{name} runs at each call of a module"
-        make = functools.partial(DeferredPoint, self._dispatcher, point, called)
+        make = functools.partial(deferred_point, self._dispatcher, point, called)
         found = self._made(make, inputs, outputs if is_exit else None, meta=False)
         self._note_made(found, self.forward)
 
     def _made(
-        self, make: Callable[..., Added], *groups: Sequence[Any] | None, meta: bool = True
-    ) -> Added | Sized | None:
+        self, make: Callable[..., Deferred], *groups: Sequence[Any] | None, meta: bool = True
+    ) -> Deferred | Sized | None:
         """The result of `make` for these tensors in any run; None if a size is not always known."""
         if self._run is None:
             return make(*groups)
@@ -199,7 +199,7 @@ class GraphDryRun:
         after: Sequence[Action],
         inputs: Sequence[Any],
         outputs: Sequence[Any],
-        added: list[Added | Sized],
+        added: list[Deferred | Sized],
     ) -> None:
         """Note the routines around an operator.
 
@@ -217,24 +217,24 @@ class GraphDryRun:
         for action in after:
             step = lowered(action)
             if step.kind is StepKind.SHAPE_SUM and step.routine in begun:
-                make = functools.partial(StaticSum.of, step.routine)
+                make = functools.partial(deferred_sum, step.routine)
                 made = self._made(make, begun[step.routine], selected(action, outputs))
                 self._note_made(made, added)
             else:
                 self._note_routine(action, outputs, added)
 
     def _note_routine(
-        self, action: Action, tensors: Sequence[Any], added: list[Added | Sized]
+        self, action: Action, tensors: Sequence[Any], added: list[Deferred | Sized]
     ) -> None:
         if is_deferred(action):
-            added.append(action.func)  # type: ignore[arg-type]
+            added.append(action.func)
         elif is_deferrable_routine(action):
-            make = functools.partial(DeferredCall, self._dispatcher, action)
+            make = functools.partial(deferred_routine, self._dispatcher, action)
             self._note_made(self._made(make, tensors), added)
         else:
             self._refuse(action)
 
-    def _note_made(self, made: Added | Sized | None, added: list[Added | Sized]) -> None:
+    def _note_made(self, made: Deferred | Sized | None, added: list[Deferred | Sized]) -> None:
         if made is None:
             self.reason = self.reason or _SIZES_UNKNOWN
         else:
@@ -294,13 +294,13 @@ class GraphDryRun:
         if grad_inputs is not None:
             found.grad_inputs = _shaped(grad_inputs)
 
-    def backward(self) -> list[Added | Sized]:
+    def backward(self) -> list[Deferred | Sized]:
         """The additions of the backward operators to counters and sums; may set :attr:`reason`."""
-        added: list[Added | Sized] = self._quietly(self._added_in_backward)
+        added: list[Deferred | Sized] = self._quietly(self._added_in_backward)
         return added
 
-    def _added_in_backward(self) -> list[Added | Sized]:
-        found: list[Added | Sized] = []
+    def _added_in_backward(self) -> list[Deferred | Sized]:
+        found: list[Deferred | Sized] = []
         for one in self._executed.values():
             record = one.record
             for action in record.actions(ActionKind.REPLACE_BACKWARD_OP):

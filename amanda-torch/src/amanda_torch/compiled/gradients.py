@@ -37,7 +37,7 @@ from amanda_torch.autograd.gradient_graphs import KnownGradients
 from amanda_torch.autograd.hooks import Accumulation, note_reached, nothing_flows
 from amanda_torch.autograd.nodes import is_accumulation, new_nodes, node_name
 from amanda_torch.autograd.whole_operator import gather_inputs
-from amanda_torch.compiled.deferred import Added, Additions
+from amanda_torch.compiled.deferred import Deferred, call_all
 from amanda_torch.compiled.sizes import BySize
 from amanda_torch.eager.operation import may_alias
 from amanda_torch.operators.calls import Place, item_at, put_item, tensors_of, with_tensors
@@ -159,7 +159,7 @@ class LeafSite:
     gradients: KnownGradients
     leaves: Sequence[int]
     past: Past
-    counters: Sequence[Added] = ()
+    counters: Sequence[Deferred] = ()
 
 
 class OtherBackwardError(Exception):
@@ -183,14 +183,12 @@ class RunCounts:
 
     def __init__(self, claimer: Claimer) -> None:
         self._claimer = claimer
-        self.forward: Sequence[Added] = ()
+        self.forward: Sequence[Deferred] = ()
         self.by_size: BySize | None = None
         self.sites: list[JointOp | LeafSite] = []
-        self.backward: list[Added] = []
+        self.backward: list[Deferred] = []
         self.handle: OpHandle | None = None
         self.is_first = False
-        self._added: Additions | None = None
-        self._counted: tuple[Sequence[Added], Additions] = (), Additions(())
 
     def run(self, function: Callable[..., Any], inputs: Sequence[Any], iteration: int) -> Any:
         """Run the code.
@@ -204,13 +202,9 @@ class RunCounts:
         if (self.sites or self.backward) and torch.is_grad_enabled():
             self._hook_all(result, inputs, start, iteration, is_first)
         if not is_first:
-            added = self._added
-            if added is None:
-                added = self._added = Additions(self.forward)
-            if self.by_size is not None:
-                added = self.by_size.added(inputs)
-            if added:
-                TOOL_LOCK.hold(added.add)
+            later = self.forward if self.by_size is None else self.by_size.added(inputs)
+            if later:
+                TOOL_LOCK.hold(call_all, later)
         return result
 
     def _hook_all(
@@ -223,9 +217,7 @@ class RunCounts:
             raise OtherBackwardError
         counters = [*self.backward, *(one for site in self.sites for one in site.counters)]
         handle = self.handle or self.sites[0].gradients.handle
-        if counters != self._counted[0]:
-            self._counted = counters, Additions(counters)
-        count = functools.partial(_count, self._claimer.dispatcher, handle, self._counted[1])
+        count = functools.partial(_count, self._claimer.dispatcher, handle, counters)
         for node in nodes:
             if counters:
                 node.register_hook(count)
@@ -243,10 +235,12 @@ class RunCounts:
             node.register_prehook(functools.partial(note_reached, reached))
 
 
-def _count(dispatcher: RoutineDispatcher, handle: OpHandle, added: Additions, *_: Any) -> None:
+def _count(
+    dispatcher: RoutineDispatcher, handle: OpHandle, later: Sequence[Deferred], *_: Any
+) -> None:
     """A posthook of the compiled backward pass."""
     if not dispatcher.is_paused() and handle.records():
-        _internals.without_modes(TOOL_LOCK.hold, added.add)
+        _internals.without_modes(TOOL_LOCK.hold, call_all, later)
 
 
 def _joint_nodes(outputs: Sequence[Any], start: int) -> list[Any]:

@@ -280,7 +280,7 @@ class Writer:
         """Write the call of a routine; the positions of its results and their nodes."""
         chosen = selected(action, values)
         if self._defers and is_deferred(action):
-            self._counts.forward = [*self._counts.forward, action.func]  # type: ignore[list-item]
+            self._counts.forward = [*self._counts.forward, action.func]
             return []
         if not is_traceable(action):
             self._observe(action, chosen)

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from amanda.python.memo import Memo
 from amanda_torch import _internals
-from amanda_torch.compiled.deferred import Additions
+from amanda_torch.compiled.deferred import Deferred
 from amanda_torch.operators.calls import tensors_of
 
 
@@ -211,15 +211,15 @@ class BySize:
     def __init__(self, sizes: SymbolicSizes, every: Sequence[Any]) -> None:
         self._sizes = sizes
         self._every = every
-        self._known: Memo[Hashable, Additions] = Memo(_MOST_KNOWN)
+        self._known: Memo[Hashable, list[Deferred]] = Memo(_MOST_KNOWN)
 
-    def added(self, inputs: Sequence[Any]) -> Additions:
+    def added(self, inputs: Sequence[Any]) -> list[Deferred]:
         """For a run with these inputs."""
         key = self._sizes.key(inputs)
         found = self._known.get(key)
         if found is None:
-            every = [one.made(key) if isinstance(one, Sized) else one for one in self._every]
-            found = self._known[key] = Additions(every)
+            found = [one.made(key) if isinstance(one, Sized) else one for one in self._every]
+            self._known[key] = found
         return found
 
 
