@@ -902,22 +902,3 @@ def test_a_keras_model(report: Report, opened: Callable[[Path], Page]) -> None:
     assert drawn(page, "graph.cy.nodes().length") > 5
     assert page.all("figure.chart")
     assert (page.complaints(), page.fetched()) == ([], [])
-
-
-def test_a_comparison_of_two_runs(
-    report: Report, opened: Callable[[Path], Page], tmp_path: Path
-) -> None:
-    """The page of ``diff`` is made the same way."""
-    program = "import torch\nfor i in range(12): (torch.ones(2) * SCALE).exp()\n"
-    before = report(program.replace("SCALE", "1"), "diff").parent
-    after = report(program.replace("SCALE", "2"), f"diff:reference={before}").parent
-    page = opened(after / "diff.html")
-    assert "First divergence: mul, op /mul:0" in page.all("header.page, main")[1].text
-    [grid] = page.all("section.grid")
-    assert page.all("tr.first", grid)
-    assert page.all("tr.bad", grid)
-    page.press(grid, "relative error")
-    errors = [float(text) for text in page.column(grid, "relative error")]
-    assert errors == sorted(errors, reverse=True)
-    assert page.all("figure.points canvas")
-    assert (page.complaints(), page.fetched()) == ([], [])

@@ -6,7 +6,6 @@ import copy
 import io
 import json
 import math
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -218,7 +217,7 @@ model[2](h).sum().backward()
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:
-    """The first run is recorded, the second compared; the page holds every row."""
+    """The first run is recorded, the second compared."""
     (tmp_path / "program.py").write_text(PROGRAM)
 
     def run(tool: str, folder: str, factor: str) -> str:
@@ -233,13 +232,6 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert "first divergence: mul, op /mul:0" in run("diff:reference=before", "after", "1.5")
     found = json.loads((tmp_path / "after/diff.json").read_text())
     assert found["summary"]["first"]["id"] == "/mul:0"
-
-    text = (tmp_path / "after/diff.html").read_text()
-    parts = re.findall(r'<script type="application/json"[^>]*>(.*)</script>', text)
-    [data] = [part for part in map(json.loads, parts) if "rows" in part]
-    assert data["rows"] == len(found["ops"])
-    assert "First divergence: mul" in text
-    assert "http://" not in text.replace("http://www.w3.org", "")
 
 
 def test_a_dump_can_be_the_reference(tmp_path: Path) -> None:

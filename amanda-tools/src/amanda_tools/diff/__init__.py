@@ -8,14 +8,12 @@ from typing import Any, Literal
 
 import attrs
 
-from amanda.files import replaced
 from amanda.results import Chart, Table
 from amanda.tools.reporting import applies_if, type_names
 from amanda_tools._bases.phases import other_phases, shown
 from amanda_tools._bases.watching import check_kinds
 from amanda_tools.diff.alignment import align_ops
 from amanda_tools.diff.comparison import Counterpart, Pair, compare, to_row
-from amanda_tools.diff.page import charts, page
 from amanda_tools.diff.recordings import Recording
 from amanda_tools.dump import DumpOptions, DumpTool
 
@@ -37,7 +35,6 @@ class DiffOptions(DumpOptions):
         reference: the folder that an earlier run has written; a recording or a tool from Python.
         tolerance: largest relative error of a tensor that counts as equal.
         align: how operators are paired: by id, order (of their types), value or auto.
-        html: also write the comparison as a page.
     """
 
     reference: Any = ""
@@ -50,7 +47,6 @@ class DiffOptions(DumpOptions):
     tensors: Sequence[str] = attrs.field(
         default=("activations", "gradients"), converter=type_names, validator=check_kinds
     )
-    html: bool = attrs.field(default=True, metadata=_OF_COMPARISON)
 
 
 class DiffTool(DumpTool):
@@ -167,20 +163,27 @@ class DiffTool(DumpTool):
                 yield Table(f"diff: only in {title}{more}", ("op",), [(op,) for op in listed])
 
     def charts(self) -> Iterable[Chart]:
-        """Relative errors along the run."""
-        if self._reference is not None:
-            yield from charts(shown(self.op_rows(), self.options), self.options.tolerance)
+        """Relative errors along the run, those beyond the tolerance as a series of their own."""
+        rows = [] if self._reference is None else shown(self.op_rows(), self.options)
+        if not rows:
+            return
+        kinds = {"within the tolerance": True, "beyond": False}
+        yield Chart(
+            title=f"relative error along the run; the tolerance is {self.options.tolerance:g}",
+            kind="points",
+            labels=range(len(rows)),
+            values={
+                name: [row["relative_error"] if row["agrees"] is agrees else None for row in rows]
+                for name, agrees in kinds.items()
+            },
+            names=[f"{row['id']} {row['tensor']}, step {row['step']}" for row in rows],
+            axis="tensors in the order of the run",
+            log=True,
+        )
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write the recording, or of a comparison ``<stem>.html``."""
-        if self._reference is None:
-            return super().write_files(folder, stem)
-        if not self.options.html:
-            return []
-        path = folder / f"{stem}.html"
-        with replaced(path) as file:
-            file.write(page(self.op_rows(), self.summary()))
-        return [path]
+        """Write the recording; nothing of a comparison."""
+        return super().write_files(folder, stem) if self._reference is None else []
 
 
 def _recording(reference: Any) -> Recording | None:

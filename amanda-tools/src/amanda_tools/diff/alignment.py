@@ -70,24 +70,21 @@ def align_ops(
         return {i: Counterpart(i, "id") for i in by_id}
     pairs: dict[str, Counterpart] = {}
     for direction in ("forward", "backward"):
-        mine = [record for record in ours.values() if record.direction == direction]
-        other = [record for record in theirs.values() if record.direction == direction]
+        mine, other = (
+            [record for record in ops.values() if record.direction == direction]
+            for ops in (ours, theirs)
+        )
         if align == "order":
-            found = _by_order(mine, other)
-            pairs |= {mine[i].id: Counterpart(other[j].id, "order") for i, j in found.items()}
+            pairs |= _by_order(mine, other)
         else:
             pairs |= _by_value(mine, other, pairs, tolerance)
-    if align == "order":
-        return pairs
-    unsure = repeated(run, reference, pairs)
-    return {
-        i: counterpart
-        for i, counterpart in pairs.items()
+    if align != "order":
         # The counterpart of an unrolled loop is ambiguous.
-        if counterpart.by == "value"
-        or i not in unsure
-        or compare_tensors(ours[i], theirs[counterpart.id], tolerance).agrees
-    }
+        for i in repeated(run, reference, pairs):
+            is_sure = pairs[i].by == "value"
+            if not is_sure and not compare_tensors(ours[i], theirs[pairs[i].id], tolerance).agrees:
+                del pairs[i]
+    return pairs
 
 
 def _by_value(
@@ -104,12 +101,17 @@ def _by_value(
     return pairs | {mine[i].id: Counterpart(other[j].id, "order") for i, j in rest.items()}
 
 
-def _by_order(mine: Sequence[TensorRecord], other: Sequence[TensorRecord]) -> dict[int, int]:
-    """Pair positions by the longest common subsequence of types."""
+def _by_order(
+    mine: Sequence[TensorRecord], other: Sequence[TensorRecord]
+) -> dict[str, Counterpart]:
+    """Pair operators by the longest common subsequence of types."""
     ours, theirs = ([record.type for record in records] for records in (mine, other))
     matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
-    blocks = matcher.get_matching_blocks()
-    return {block.a + k: block.b + k for block in blocks for k in range(block.size)}
+    return {
+        mine[block.a + k].id: Counterpart(other[block.b + k].id, "order")
+        for block in matcher.get_matching_blocks()
+        for k in range(block.size)
+    }
 
 
 @attrs.frozen
@@ -292,21 +294,27 @@ def _score(
         types: pairs of types to the number of pairs of operators equal in value.
         known: types that occur in both runs.
     """
+    is_part = ours.is_part or theirs.is_part
+    if ours.type == theirs.type:
+        if ours.shape != theirs.shape:
+            return _ONLY_TYPE
+        if ours.value is not None and ours.value == theirs.value:
+            return _EQUAL_CONSTANTS
+        return _SAME_TYPE_IN_COMPOSITE if is_part else _score_types(ours, theirs, types)
     pair = (ours.type, theirs.type)
-    is_same = ours.type == theirs.type
-    if ours.shape != theirs.shape:
-        return _ONLY_TYPE if is_same else 0
-    if is_same and ours.value is not None and ours.value == theirs.value:
-        return _EQUAL_CONSTANTS
-    if not is_same and _COPY in pair:
+    if ours.shape != theirs.shape or _COPY in pair or is_part:
         return 0
-    if ours.is_part or theirs.is_part:
-        return _SAME_TYPE_IN_COMPOSITE if is_same else 0
-    if is_same or pair in types:
-        rivals = [n for key, n in types.items() if key[0] == pair[0] or key[1] == pair[1]]
-        return _USUAL_TYPES if types.get(pair, 0) == max(rivals, default=0) else _KNOWN_TYPES
+    if pair in types:
+        return _score_types(ours, theirs, types)
     is_end = ours.is_last and theirs.is_last
-    return _ONLY_SHAPE_AT_END if is_end and any(kind not in known for kind in pair) else 0
+    return _ONLY_SHAPE_AT_END if is_end and not all(kind in known for kind in pair) else 0
+
+
+def _score_types(ours: _Class, theirs: _Class, types: Mapping[tuple[str, str], int]) -> int:
+    """Return the score of two types: more if no other pair with one of them is as frequent."""
+    pair = (ours.type, theirs.type)
+    rivals = [n for key, n in types.items() if key[0] == pair[0] or key[1] == pair[1]]
+    return _USUAL_TYPES if types.get(pair, 0) == max(rivals, default=0) else _KNOWN_TYPES
 
 
 def _best_pairs(scores: Any) -> Iterator[tuple[int, int]]:

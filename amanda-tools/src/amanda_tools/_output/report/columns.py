@@ -80,7 +80,6 @@ class PageTable:
         rows: number of rows.
         hidden: number of rows left out.
         is_open: expanded at first.
-        marks: highlighting of each row: "", "bad" or "first"; empty for none.
         equal: name and value of columns left out because all rows have the same.
     """
 
@@ -89,12 +88,11 @@ class PageTable:
     rows: int
     hidden: int = 0
     is_open: bool = True
-    marks: Sequence[str] = ()
     equal: Sequence[tuple[str, str]] = ()
 
     def data(self) -> dict[str, Any]:
         """Return the JSON data for the browser."""
-        return {"columns": list(self.columns), "rows": self.rows, "marks": list(self.marks)}
+        return {"columns": list(self.columns), "rows": self.rows}
 
 
 def make_table(
@@ -103,7 +101,6 @@ def make_table(
     rows: Sequence[Sequence[Any]],
     *,
     is_open: bool = True,
-    marks: Sequence[str] = (),
     units: Sequence[str] = (),
 ) -> PageTable:
     """Make a table from rows, which may differ in length; `units` are those of plain numbers."""
@@ -125,7 +122,6 @@ def make_table(
         rows=len(kept),
         hidden=len(rows) - len(kept),
         is_open=is_open,
-        marks=marks[:MAX_ROWS],
     )
 
 

@@ -150,7 +150,6 @@ class Grid {
   constructor(element) {
     const data = JSON.parse(document.getElementById(element.dataset.grid).textContent);
     this.columns = data.columns.map((column) => new Column(column));
-    this.marks = data.marks;
     this.all = Array.from({ length: data.rows }, (_, i) => i);
     this.order = this.all;
     this.rows = this.all;
@@ -373,7 +372,7 @@ class Grid {
 
   row(number) {
     const row = document.createElement("tr");
-    row.className = `row ${this.marks[number] ?? ""}`;
+    row.className = "row";
     for (const [i, column] of this.columns.entries()) {
       const cell = row.insertCell();
       cell.hidden = this.hidden.has(i);
