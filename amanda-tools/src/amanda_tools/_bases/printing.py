@@ -3,12 +3,15 @@ show a tool as a page of its results."""
 
 from __future__ import annotations
 
-from typing import TextIO, TypeVar
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
 
 from amanda.files import plain_data
 from amanda.results import RunReport, ToolReport
 from amanda.tool import vanilla
 from amanda.tools.reporting import ReportingTool
+from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.private_imports import with_private_import
 
 OptionsT = TypeVar("OptionsT")
@@ -27,6 +30,18 @@ class PrintingTool(ReportingTool[OptionsT]):
             print_tables(tables, file)
 
         with_private_import("rich", print_them)
+
+    def csv_rows(self) -> list[dict[str, Any]]:
+        """Return the rows of the CSV file; those of the operators unless overridden."""
+        return self.op_rows()
+
+    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
+        """Write ``<stem>.csv``, if the tool has an option ``csv`` that asks for it."""
+        if not getattr(self.options, "csv", False):
+            return []
+        path = folder / f"{stem}.csv"
+        write_rows(path, self.csv_rows())
+        return [path]
 
     def _repr_html_(self) -> str:
         """The results for notebooks: the pieces of the page of ``amanda run --html``, in a frame.

@@ -20,39 +20,34 @@ import attrs
 
 from amanda.python.patching import PatchSet
 
-_PROFILER_ENABLED = ("torch.autograd", "_profiler_enabled")
+_SYMBOLS: list[str] = []
+
+
+def _symbol(path: str) -> Callable[[], Any]:
+    """Return a function that returns a private symbol, or None where it is gone."""
+    _SYMBOLS.append(path)
+    module, _, name = path.rpartition(".")
+    return lambda: getattr(sys.modules.get(module) or importlib.import_module(module), name, None)
+
+
+_profiler_enabled = _symbol("torch.autograd._profiler_enabled")
+_graph_task = _symbol("torch._C._current_graph_task_id")
+_transforms = _symbol("torch._C._functorch.peek_interpreter_stack")
+_is_old_batch = _symbol("torch._C._functorch.is_legacy_batchedtensor")
+_no_transforms = _symbol("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
+_takes_hooks = _symbol("torch._C._autograd._saved_tensors_hooks_is_enabled")
+_saving_hooks = _symbol("torch._C._autograd._top_saved_tensors_default_hooks")
+_no_overrides = _symbol("torch._C.DisableTorchFunctionSubclass")
+_schemas = _symbol("torch._C._jit_get_schemas_for_operator")
+_is_wrapped = _symbol("torch._C._functorch.is_functorch_wrapped_tensor")
+_unwrapped = _symbol("torch._C._functorch.get_unwrapped")
+_is_stacked = _symbol("torch._C._functorch.is_batchedtensor")
+_stacked_axis = _symbol("torch._C._functorch.maybe_get_bdim")
 _PROFILERS = (
     ("torch.autograd.profiler", "_prepare_profiler", "_enable_profiler", "_disable_profiler"),
     ("torch.autograd.profiler_legacy", "_enable_profiler_legacy", "_disable_profiler_legacy"),
 )
-_GRAPH_TASK = ("torch._C", "_current_graph_task_id")
-_TRANSFORM = ("torch._C._functorch", "peek_interpreter_stack")
-_IS_WRAPPED = ("torch._C._functorch", "is_functorch_wrapped_tensor")
-_UNWRAPPED = ("torch._C._functorch", "get_unwrapped")
-_IS_STACKED = ("torch._C._functorch", "is_batchedtensor")
-_STACKED_AXIS = ("torch._C._functorch", "maybe_get_bdim")
-_IS_OLD_BATCH = ("torch._C._functorch", "is_legacy_batchedtensor")
-_NO_TRANSFORM = ("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack")
-_TAKES_HOOKS = ("torch._C._autograd", "_saved_tensors_hooks_is_enabled")
-_SAVING_HOOKS = ("torch._C._autograd", "_top_saved_tensors_default_hooks")
-_NO_OVERRIDES = ("torch._C", "DisableTorchFunctionSubclass")
-_SCHEMAS = ("torch._C", "_jit_get_schemas_for_operator")
-_SYMBOLS = (
-    _PROFILER_ENABLED,
-    *((module, name) for module, *names in _PROFILERS for name in names),
-    _GRAPH_TASK,
-    _TRANSFORM,
-    _IS_WRAPPED,
-    _UNWRAPPED,
-    _IS_STACKED,
-    _STACKED_AXIS,
-    _IS_OLD_BATCH,
-    _NO_TRANSFORM,
-    _TAKES_HOOKS,
-    _SAVING_HOOKS,
-    _NO_OVERRIDES,
-    _SCHEMAS,
-)
+_SYMBOLS += [f"{module}.{name}" for module, *names in _PROFILERS for name in names]
 _SAVED_PREFIX = "_raw_saved_"
 
 version_of: Callable[[Any], int] = operator.attrgetter("_version")
@@ -73,11 +68,8 @@ modules are, or leaves out the second place of a module (2.13).
 def missing() -> list[str]:
     """Return the private symbols that the installed PyTorch lacks, as ``module.name``."""
     torch = importlib.import_module("torch")
-    found = [
-        f"{module}.{name}"
-        for module, name in _SYMBOLS
-        if not hasattr(importlib.import_module(module), name)
-    ]
+    parts = [path.rpartition(".") for path in _SYMBOLS]
+    found = [f"{m}.{name}" for m, _, name in parts if not hasattr(importlib.import_module(m), name)]
     tensor = torch.ones(1, requires_grad=True)
     if not hasattr(tensor, "_version"):
         found.append("torch.Tensor._version")
@@ -95,8 +87,7 @@ def takes_saved_tensor_hooks() -> bool:
     ``torch.autograd.graph.disable_saved_tensors_hooks``, entering them raises. There is no public
     way to ask (2.13). Without the symbol the answer is True.
     """
-    module, name = _TAKES_HOOKS
-    enabled = getattr(importlib.import_module(module), name, None)
+    enabled = _takes_hooks()
     return enabled is None or bool(enabled())
 
 
@@ -105,8 +96,7 @@ def has_saved_tensor_hooks() -> bool:
 
     There is no public way to ask (2.13). Without the symbol the answer is False.
     """
-    module, name = _SAVING_HOOKS
-    top = getattr(importlib.import_module(module), name, None)
+    top = _saving_hooks()
     return top is not None and top(False) is not None
 
 
@@ -116,8 +106,7 @@ def writes_into_tensors(name: str) -> bool:
     Of operators without an underscore at the end, such as ``fused_moving_avg_obs_fake_quant``,
     the versions of these tensors do not tell (2.13). Without the symbol the answer is False.
     """
-    module, function = _SCHEMAS
-    schemas_of = getattr(importlib.import_module(module), function, None)
+    schemas_of = _schemas()
     return schemas_of is not None and any(
         argument.alias_info is not None
         and argument.alias_info.is_write
@@ -152,8 +141,7 @@ def declared_arguments(packet: Any) -> list[DeclaredArgument]:
 
     There is no public way to ask (2.13). Without the symbol there are none.
     """
-    module, function = _SCHEMAS
-    schemas_of = getattr(importlib.import_module(module), function, None)
+    schemas_of = _schemas()
     schemas = [] if schemas_of is None else schemas_of(str(packet).replace(".", "::"))
     return [
         DeclaredArgument(
@@ -181,8 +169,7 @@ def is_profiling() -> bool:
     There is no public way to ask, and ``torch.profiler.profile.start`` (2.13) silently takes over
     from a profiler that runs. Without the symbol the answer is False, which leads to just that.
     """
-    module, name = _PROFILER_ENABLED
-    enabled = getattr(importlib.import_module(module), name, None)
+    enabled = _profiler_enabled()
     return enabled is not None and bool(enabled())
 
 
@@ -259,8 +246,7 @@ def is_in_backward() -> bool:
     There is no public way to ask; the number is -1 outside of backward passes (2.13).
     Without the symbol the answer is False.
     """
-    module, name = _GRAPH_TASK
-    current = getattr(sys.modules.get(module), name, None)
+    current = _graph_task()
     return current is not None and current() != -1
 
 
@@ -269,9 +255,7 @@ def transform_check() -> Callable[[], Any]:
 
     Asked at each tensor that is read; without the symbol the answer is always None.
     """
-    module, name = _TRANSFORM
-    found: Callable[[], Any] = getattr(importlib.import_module(module), name, lambda: None)
-    return found
+    return _transforms() or (lambda: None)
 
 
 def old_batch_check() -> Callable[[Any], bool]:
@@ -280,11 +264,7 @@ def old_batch_check() -> Callable[[Any], bool]:
     PyTorch 2.13 computes ``autograd.grad(is_grads_batched=True)`` and vectorized jacobians with it.
     Its tensors have no memory, and nothing gives what is inside. Without the symbol none is one.
     """
-    module, name = _IS_OLD_BATCH
-    found: Callable[[Any], bool] = getattr(
-        importlib.import_module(module), name, lambda tensor: False
-    )
-    return found
+    return _is_old_batch() or (lambda tensor: False)
 
 
 def below_transforms(tensor: Any) -> tuple[Any, int]:
@@ -297,12 +277,8 @@ def below_transforms(tensor: Any) -> tuple[Any, int]:
         The tensor, and the number of its first axes that ``torch.vmap`` maps over: those the
         wrapped tensor does not have.
     """
-    functorch = importlib.import_module(_IS_WRAPPED[0])
-    axes = []
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
-            axes.append(functorch.maybe_get_bdim(tensor))
-        tensor = functorch.get_unwrapped(tensor)
+    *wrappers, tensor = _inside(tensor)
+    axes = [_stacked_axis()(wrapper) for wrapper in wrappers if _is_stacked()(wrapper)]
     for moved, axis in enumerate(reversed(axes)):
         tensor = tensor.movedim(axis + moved, 0)
     return tensor, len(axes)
@@ -310,12 +286,15 @@ def below_transforms(tensor: Any) -> tuple[Any, int]:
 
 def is_stacked(tensor: Any) -> bool:
     """True if ``torch.vmap`` maps over an axis of what is inside of a tensor."""
-    functorch = importlib.import_module(_IS_WRAPPED[0])
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
-            return True
-        tensor = functorch.get_unwrapped(tensor)
-    return False
+    return any(map(_is_stacked(), _inside(tensor)))
+
+
+def _inside(tensor: Any) -> Iterator[Any]:
+    """Yield a tensor, and what each wrapper of ``torch.func`` holds, the outermost first."""
+    yield tensor
+    while _is_wrapped()(tensor):
+        tensor = _unwrapped()(tensor)
+        yield tensor
 
 
 def no_transforms() -> AbstractContextManager[Any]:
@@ -323,16 +302,14 @@ def no_transforms() -> AbstractContextManager[Any]:
 
     Within a transform the copy of a plain tensor is a wrapped one (2.13).
     """
-    module, name = _NO_TRANSFORM
-    found: AbstractContextManager[Any] = getattr(importlib.import_module(module), name)()
-    return found
+    context: AbstractContextManager[Any] = _no_transforms()()
+    return context
 
 
 def no_overrides() -> AbstractContextManager[Any]:
     """Within it no ``__torch_function__`` of a tensor's class is asked."""
-    module, name = _NO_OVERRIDES
-    found: AbstractContextManager[Any] = getattr(importlib.import_module(module), name)()
-    return found
+    context: AbstractContextManager[Any] = _no_overrides()()
+    return context
 
 
 def takes_no_arithmetic(cls: type) -> bool:

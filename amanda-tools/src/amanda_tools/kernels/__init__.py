@@ -15,13 +15,11 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines.activities import Activity, ProfilerRecording
 from amanda_tools.kernels import timeline_file
 from amanda_tools.kernels.recordings import (
     ProfilerRecorder,
-    Settings,
     check_drivers,
     framework_of,
     has_profiler,
@@ -94,11 +92,10 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         """
         check_drivers(drivers, is_late=self._is_entered)
         self._is_entered = True
-        settings = Settings(self.options.shapes, self.options.limit)
         for framework in dict.fromkeys(map(framework_of, drivers)):
             # A framework with several drivers (eager, session) has one profiler.
             if framework and framework not in self._recorders:
-                recorder = recorder_for(framework, settings)
+                recorder = recorder_for(framework, self.options.shapes, self.options.limit)
                 recorder.start()
                 self._recorders[framework] = recorder
 
@@ -312,13 +309,12 @@ class KernelsTool(PrintingTool[KernelsOptions]):
             run=_stacked(runs, [name for name in values if name != _OTHERS]) if step else {},
         )
 
+    def csv_rows(self) -> list[dict[str, Any]]:
+        return [line for row in self.op_rows() for line in _csv_lines(row)]
+
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv`` and ``<stem>.timeline.json``."""
-        written = []
-        if self.options.csv:
-            written.append(folder / f"{stem}.csv")
-            rows = self.op_rows()
-            write_rows(written[-1], [line for row in rows for line in _csv_lines(row)])
+        written = [*super().write_files(folder, stem)]
         if self.options.timeline:
             written.append(folder / f"{stem}.timeline.json")
             timeline_file.write(self.recording, self._ops, written[-1])

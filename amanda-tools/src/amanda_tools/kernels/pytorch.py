@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import tempfile
 import threading
 import time
-import types
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,15 +16,16 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from amanda import OpContext
 from amanda.python.patching import PatchSet
 from amanda.tools.description import OpDescription
-from amanda_tools._internals import is_profiling, prepare_profiler, watch_profilers
+from amanda_tools._internals import (
+    is_in_backward,
+    is_profiling,
+    prepare_profiler,
+    watch_profilers,
+)
 from amanda_tools._timelines.activities import ProfilerRecording, mark_of
 from amanda_tools.kernels.annotations import annotate
 from amanda_tools.kernels.kineto import recording_of
-from amanda_tools.kernels.recordings import ProfilerRecorder, Settings
-
-_BACKWARD = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
-"""Code objects of the functions that start a backward pass."""
-
+from amanda_tools.kernels.recordings import ProfilerRecorder
 
 _IN_USE = "PyTorch's profiler serves one user at a time, and"
 
@@ -42,8 +41,8 @@ class TorchRecorder(ProfilerRecorder):
     running: ClassVar[TorchRecorder | None] = None
     """The recorder that uses the profiler, or waits for the program to end its own."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
+    def __init__(self, shapes: bool, limit: int) -> None:
+        super().__init__(shapes, limit)
         self._profiler: Any = None
         self._thread = 0
         self._clock = 0.0
@@ -87,7 +86,7 @@ class TorchRecorder(ProfilerRecorder):
         wanted = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             wanted.append(ProfilerActivity.CUDA)
-        profiler = profile(activities=wanted, record_shapes=self.settings.shapes)
+        profiler = profile(activities=wanted, record_shapes=self.shapes)
         self._change(profiler.start)
         self._profiler = profiler
 
@@ -173,16 +172,6 @@ class TorchRecorder(ProfilerRecorder):
         if self._profiler is not None and self._can_change():
             self._has_ended = True
             self._finish()
-
-
-def is_in_backward() -> bool:
-    """True if this thread is within a backward pass that it has started."""
-    frame: types.FrameType | None = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code in _BACKWARD:
-            return True
-        frame = frame.f_back
-    return False
 
 
 RECORDER = TorchRecorder

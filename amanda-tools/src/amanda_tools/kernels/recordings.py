@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import abc
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
-
-import attrs
 
 from amanda import Driver, OpContext
 from amanda.errors import CapabilityError
@@ -15,21 +13,12 @@ from amanda.tools.description import OpDescription
 from amanda_tools._timelines.activities import ProfilerRecording
 
 
-@attrs.frozen
-class Settings:
-    """Settings of a recorder.
-
-    Attributes:
-        shapes: note shapes of tensors, for bytes.
-        limit: executions of eager operators to record.
-    """
-
-    shapes: bool
-    limit: int
-
-
 class ProfilerRecorder(abc.ABC):
     """Runs the profiler of a framework, and marks operators in what it records.
+
+    Args:
+        shapes: note shapes of tensors, for bytes.
+        limit: executions of eager operators to record.
 
     Attributes:
         executions: executions so far, beyond the limit as well.
@@ -39,8 +28,9 @@ class ProfilerRecorder(abc.ABC):
 
     framework: ClassVar[str]
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, shapes: bool, limit: int) -> None:
+        self.shapes = shapes
+        self.limit = limit
         self.executions = 0
         self.not_recorded = 0
         self.problem = ""
@@ -64,7 +54,7 @@ class ProfilerRecorder(abc.ABC):
     def is_within_limit(self) -> bool:
         """Count an execution; return True if it is to be recorded, else call :meth:`at_limit`."""
         self.executions += 1
-        if self.executions <= self.settings.limit:
+        if self.executions <= self.limit:
             return True
         self.not_recorded += 1
         self.at_limit()
@@ -113,9 +103,7 @@ def check_drivers(drivers: Sequence[Driver], *, is_late: bool) -> None:
         )
 
 
-def recorder_for(framework: str, settings: Settings) -> ProfilerRecorder:
+def recorder_for(framework: str, shapes: bool, limit: int) -> ProfilerRecorder:
     """Make the recorder of a framework that has one."""
-    make: Callable[[Settings], ProfilerRecorder] = importlib.import_module(
-        _MODULES[framework]
-    ).RECORDER
-    return make(settings)
+    recorder: type[ProfilerRecorder] = importlib.import_module(_MODULES[framework]).RECORDER
+    return recorder(shapes, limit)

@@ -13,7 +13,7 @@ from amanda_tools._timelines.graph_nodes import note_nodes
 from amanda_tools._timelines.tensorflow_profiler import ProfilerUse
 from amanda_tools._timelines.xplane import Names, recording_of
 from amanda_tools.kernels.annotations import annotate
-from amanda_tools.kernels.recordings import ProfilerRecorder, Settings
+from amanda_tools.kernels.recordings import ProfilerRecorder
 
 
 class TensorFlowRecorder(ProfilerRecorder):
@@ -21,8 +21,8 @@ class TensorFlowRecorder(ProfilerRecorder):
 
     framework = "tensorflow"
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
+    def __init__(self, shapes: bool, limit: int) -> None:
+        super().__init__(shapes, limit)
         self._recording = ProfilerUse()
         self._names = Names()
 
