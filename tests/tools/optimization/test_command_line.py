@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
+from safetensors.numpy import load_file
 
 PROGRAM = """
 import torch
@@ -42,9 +42,9 @@ def test_prune_writes_masks_that_another_run_uses(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     result = json.loads((tmp_path / "one/prune.json").read_text())
     assert result["summary"]["sparsity"] == 0.5
-    with np.load(tmp_path / "one/prune.masks.npz") as file:
-        assert file["Sequential.0/linear:0"].reshape(-1, 4).sum(1).tolist() == [2] * 16
-    again = run(tmp_path, "-t", "prune:masks=one/prune.masks.npz,ops=linear", "-o", "two")
+    masks = load_file(tmp_path / "one/prune.masks.safetensors")
+    assert masks["Sequential.0/linear:0"].reshape(-1, 4).sum(1).tolist() == [2] * 16
+    again = run(tmp_path, "-t", "prune:masks=one/prune.masks.safetensors,ops=linear", "-o", "two")
     assert again.returncode == 0, again.stderr
     assert again.stdout.splitlines()[0] == first.stdout.splitlines()[0]
     vanilla = subprocess.run(

@@ -155,6 +155,13 @@ def test_a_rate_is_a_probability_per_element() -> None:
     assert torch.equal(everything, torch.zeros(50))
 
 
+def test_a_rate_of_zero_hits_nothing() -> None:
+    """An option that is given means what it says."""
+    tensor, tool = injected(lambda: torch.zeros(50) + 0, ops=["add"], rate=0, fault="normal")
+    assert tool.summary()["faults"] == 0
+    assert not tensor.any()
+
+
 def test_noise_has_the_distribution_that_was_asked_for() -> None:
     noisy, _ = injected(
         lambda: torch.full((40_000,), 5.0) + 0, ops=["add"], rate=1, fault="normal", std=0.5

@@ -181,7 +181,7 @@ def test_saved_gates_are_loaded_into_a_new_tool(tmp_path: Path) -> None:
             for value in tool.parameters():
                 value.uniform_()
         expected = net(x)
-    path = tool.save(tmp_path / "gates.npz")
+    path = tool.save(tmp_path / "gates.safetensors")
     again = PruneTool(method="channel")
     with amanda.apply(again):
         net(x)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from safetensors.numpy import load_file, save_file
 from torch import nn
 
 import amanda
@@ -23,7 +24,7 @@ def test_saved_masks_make_another_process_prune_the_same(tmp_path: Path) -> None
     tool = PruneTool(method="nm")
     with amanda.apply(tool):
         expected = model(**inputs)
-    path = tool.save(tmp_path / "masks.npz")
+    path = tool.save(tmp_path / "masks.safetensors")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0  # the same values, in the same places
@@ -40,7 +41,7 @@ def test_loaded_masks_hold_whatever_the_weights_are(tmp_path: Path) -> None:
     with amanda.apply(tool):
         model(x)
         nn.init.normal_(model.weight)
-        path = tool.save(tmp_path / "masks.npz")
+        path = tool.save(tmp_path / "masks.safetensors")
         again = PruneTool()
         again.load(path)
         mask = torch.from_numpy(tool.masks["Linear/linear:0"])
@@ -53,7 +54,7 @@ def test_masks_of_another_model_name_the_first_missing_op(tmp_path: Path) -> Non
     tool = PruneTool()
     with amanda.apply(tool):
         small(torch.rand(2, 8))
-    path = tool.save(tmp_path / "masks.npz")
+    path = tool.save(tmp_path / "masks.safetensors")
     again = PruneTool(masks=str(path))
     with amanda.apply(again), pytest.raises(AmandaError, match=r"no mask for op Sequential\.1/lin"):
         large(torch.rand(2, 8))
@@ -67,11 +68,12 @@ def test_masks_of_another_model_name_the_first_missing_op(tmp_path: Path) -> Non
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "other.npz", a=np.ones(3))
-    (tmp_path / "text.npz").write_text("no masks")
-    for name in ("other.npz", "text.npz"):
-        with pytest.raises(AmandaError, match="a file that prune has written"):
-            PruneTool(masks=str(tmp_path / name))
+    (tmp_path / "text.safetensors").write_text("no masks")
+    with pytest.raises(AmandaError, match="a file that prune has written"):
+        PruneTool(masks=str(tmp_path / "text.safetensors"))
+    save_file({"a": np.ones(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(AmandaError, match="holds nothing known, and not masks of version 1"):
+        PruneTool(masks=str(tmp_path / "other.safetensors"))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert"])
@@ -84,7 +86,7 @@ def test_a_baked_model_runs_the_same_without_the_tool(name: str, tmp_path: Path)
     def run() -> Any:
         return model(**inputs)
 
-    exported = np.load(tool.export(tmp_path / "weights.npz", run))
+    exported = load_file(tool.export(tmp_path / "weights.safetensors", run))
     tool.bake(run)
     for op_id, mask in tool.masks.items():
         weight = model.get_submodule(op_id.partition("/")[0].partition(".")[2]).weight
@@ -119,7 +121,7 @@ def test_there_is_nothing_to_bake_before_masks_are_made(tmp_path: Path) -> None:
         (late, r"op Linear/linear:0 has no mask yet: .* masks begin at step 2"),
         (dynamic, "method=channel chooses anew for every input"),
     ):
-        export = functools.partial(tool.export, tmp_path / "weights.npz")
+        export = functools.partial(tool.export, tmp_path / "weights.safetensors")
         for write in (tool.bake, tool.dense_weights, export):
             with pytest.raises(AmandaError, match=said):
                 write(run)

@@ -59,7 +59,7 @@ def test_one_file_of_masks_serves_all_modes(tmp_path: Path) -> None:
     model = network()
     with amanda.apply(tool := PruneTool(sparsity=0.5)):
         model.fit(X, Y, verbose=0)
-    path = tool.save(tmp_path / "masks.npz")
+    path = tool.save(tmp_path / "masks.safetensors")
     model.save(tmp_path / "net.keras")
     loaded = keras.models.load_model(tmp_path / "net.keras")
     runs = {**runs_of(model), "loaded": lambda: loaded.predict(X, verbose=0)}
@@ -126,7 +126,7 @@ def test_masks_follow_the_weight_where_ids_differ(tmp_path: Path) -> None:
     one, two, either = pair()
     with amanda.apply(tool := PruneTool(sparsity=0.4)):
         either(ROW, tf.constant(True))
-    path = tool.save(tmp_path / "masks.npz")
+    path = tool.save(tmp_path / "masks.safetensors")
 
     def eagerly() -> Any:
         return tf.matmul(ROW, tf.transpose(two)), tf.matmul(ROW, one)
@@ -144,7 +144,7 @@ def test_a_mask_of_another_weight_is_refused(tmp_path: Path) -> None:
     one, two, _ = pair()
     with amanda.apply(tool := PruneTool(sparsity=0.4)):
         tf.matmul(ROW, one)
-    path = tool.save(tmp_path / "masks.npz")
+    path = tool.save(tmp_path / "masks.safetensors")
     with pytest.raises(AmandaError, match="is of the weight one, and the op reads two"):
         masked(lambda: tf.matmul(ROW, two), path)
 
@@ -156,7 +156,7 @@ def test_a_second_model_gets_no_mask_of_the_first(tmp_path: Path) -> None:
         model(ROW)
     with amanda.apply(tool := PruneTool(sparsity=0.4)):
         models[0](ROW)
-    path = tool.save(tmp_path / "masks.npz")
+    path = tool.save(tmp_path / "masks.safetensors")
     with pytest.raises(AmandaError, match="net@1/d/MatMul:0"):
         masked(lambda: [model(ROW) for model in models], path)
 

@@ -86,6 +86,14 @@ class Targets:
         """Return the patterns of ``exclude`` that match no operator, as misspelt ones do."""
         return [pattern for pattern in self.exclude if pattern not in self._excluding]
 
+    def summary(self) -> dict[str, Any]:
+        """Return keys of a summary: skipped operators, types and patterns that did not occur."""
+        return {
+            "skipped": self.rows(),
+            "ops_never_met": self.never_met(),
+            "exclude_never_met": self.exclude_never_met(),
+        }
+
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per skipped operator, with the ``reason``."""
         return [

@@ -1,7 +1,10 @@
-"""Files of tensors in the safetensors format, written and read through its own library.
+r"""Files of tensors in the safetensors format, written and read through its own library.
 
 The library has a writer per framework, which takes the framework's tensors unchanged: element types
 that NumPy lacks (bfloat16, 8-bit floats) keep their bits.
+
+Tensors have names of operators. ``stored_name("a\0b")`` is a name that a file can hold, from which
+``original_name()`` gives the operator's again.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +22,6 @@ import numpy as np
 
 from amanda.errors import FileError
 from amanda.files import new_beside, opened
-from amanda_tools._values.array_files import stored_name
 from amanda_tools._values.tensors import Array
 
 WRITABLE = frozenset(
@@ -32,6 +35,23 @@ RECORDING = "recording"
 
 _SMALL = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """Element types of the format that NumPy lacks, and their names."""
+
+
+_LACKING = re.compile("[\x00-\x1f\x7f\\\\\ud800-\udfff]")
+_STORED = re.compile(r"\\u([0-9a-f]{4})")
+
+
+def stored_name(name: str) -> str:
+    r"""Write out what a file's names lack, control characters and lone surrogates, as ``\u0000``.
+
+    The backslash is written out, too, so that :func:`original_name` is the inverse.
+    """
+    return _LACKING.sub(lambda found: f"\\u{ord(found[0]):04x}", name)
+
+
+def original_name(stored: str) -> str:
+    """Undo :func:`stored_name`."""
+    return _STORED.sub(lambda found: chr(int(found[1], 16)), stored)
 
 
 def write_tensors(
@@ -59,6 +79,34 @@ def write_tensors(
     except (library.SafetensorError, OSError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OSError(f"{os.fspath(path)} cannot be written: {reason}") from error
+
+
+def read_tensors(
+    path: str | os.PathLike[str], tool: str
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """Read all tensors of a file, by name, and the texts of its header.
+
+    Args:
+        path: the file.
+        tool: the tool that reads it, for messages.
+
+    Raises:
+        FileError: the file is missing or damaged, or has element types that NumPy lacks.
+    """
+    try:
+        # The library would wait for ever at a pipe.
+        with opened(path):
+            pass
+        with _open_file(path, "np") as file:
+            names = {original_name(key): key for key in file.keys()}  # noqa: SIM118 - no mapping
+            tensors = {name: np.asarray(file.get_tensor(key)) for name, key in names.items()}
+            return tensors, file.metadata() or {}
+    # Its parser raises more than its own error for files that are damaged on purpose.
+    except Exception as error:
+        raise FileError(
+            f"{tool}: {os.fspath(path)} is not a file that {tool} has written, or is damaged: "
+            f"{error}"
+        ) from error
 
 
 def check_tensors(path: Path, keys: Iterable[str], recording: str = "") -> None:
@@ -115,7 +163,7 @@ def _open(path: Path, framework: str) -> Any:
     return _open_file(path, framework)
 
 
-def _open_file(path: Path, framework: str) -> Any:
+def _open_file(path: str | os.PathLike[str], framework: str) -> Any:
     return importlib.import_module("safetensors").safe_open(path, framework=framework)
 
 

@@ -44,7 +44,8 @@ def make_generator(*keys: int | str) -> np.random.Generator:
 
 def draw_positions(options: InjectOptions, size: int, random: np.random.Generator) -> Array:
     """Draw the positions of the elements that are hit, in ascending order."""
-    count = random.binomial(size, options.rate) if options.rate else options.count
+    rate = options.rate
+    count = options.count if rate is None else random.binomial(size, rate)
     # Sorted: the values of value-changing faults are drawn in this order.
     return np.sort(random.choice(size, min(count, size), replace=False, shuffle=False))
 

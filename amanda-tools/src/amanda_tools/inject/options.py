@@ -51,9 +51,9 @@ class InjectOptions:
     ops: Sequence[str] = attrs.field(default=DEFAULT_OPS, converter=type_names)
     exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
     count: int = attrs.field(
-        default=1, metadata=applies_if("a number of elements, not rate=", lambda o: not o.rate)
+        default=1, metadata=applies_if("a number of elements, not rate=", lambda o: o.rate is None)
     )
-    rate: float = attrs.field(default=0.0, converter=float)
+    rate: float | None = attrs.field(default=None, converter=attrs.converters.optional(float))
     bit: int = attrs.field(default=-1, metadata=_of_faults("bitflip", "stuck0", "stuck1"))
     value: float = attrs.field(default=0.0, converter=float, metadata=_of_faults("value"))
     std: float = attrs.field(default=1.0, converter=float, metadata=_of_faults("normal"))
@@ -66,7 +66,7 @@ class InjectOptions:
         require(
             {
                 f"count={self.count} is not positive": self.count > 0,
-                f"rate={self.rate} is not in [0, 1]": 0 <= self.rate <= 1,
+                f"rate={self.rate} is not in [0, 1]": self.rate is None or 0 <= self.rate <= 1,
                 f"bit={self.bit} is not in -1 ... 63": -1 <= self.bit < 64,
                 f"std={self.std} is not in [0, inf)": 0 <= self.std < math.inf,
                 f"low={self.low}, high={self.high} are not finite": math.isfinite(self.low)

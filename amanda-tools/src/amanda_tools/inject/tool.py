@@ -17,11 +17,9 @@ from amanda import OpContext
 from amanda.errors import AmandaError, AmandaWarning, UnsupportedProgramError
 from amanda.files import plain_data
 from amanda.results import Table
-from amanda.tools.description import OpDescription, describe
-from amanda.tools.mapping import MappingTool
-from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.targets import Targets
-from amanda_tools._operators.weights import Untreatable, weight_of
+from amanda.tools.description import OpDescription
+from amanda_tools._bases.targeting import TargetingTool
+from amanda_tools._operators.weights import weight_of
 from amanda_tools._values.shapes import size_of
 from amanda_tools._values.tensors import arithmetic_of
 from amanda_tools.inject.campaign import (
@@ -41,10 +39,10 @@ from amanda_tools.inject.faults import (
     inject_faults,
     make_generator,
 )
-from amanda_tools.inject.options import DEFAULT_OPS, InjectOptions
+from amanda_tools.inject.options import InjectOptions
 
 
-class InjectTool(PrintingTool[InjectOptions]):
+class InjectTool(TargetingTool[InjectOptions]):
     """Injects faults and noise into activations, weights and gradients of operators.
 
     Which elements are hit depends on the seed, the operator's id and the number of its execution
@@ -59,15 +57,10 @@ class InjectTool(PrintingTool[InjectOptions]):
 
     name = "inject"
     Options = InjectOptions
+    finds_products = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._targets = Targets(
-            self.options.ops,
-            self.options.exclude,
-            is_default=self.options.ops == DEFAULT_OPS,
-        )
-        self._ops: dict[str, OpDescription] = {}
         self._executions: collections.Counter[str] = collections.Counter()
         self._injected: collections.Counter[str] = collections.Counter()
         self._sizes: dict[tuple[str, int], int] = {}
@@ -75,25 +68,15 @@ class InjectTool(PrintingTool[InjectOptions]):
         self._is_armed = True
         self._trial = 0
         self.faults: list[Fault] = []
-        self.depends_on(MappingTool.standard())
-        self.add_inst_for_op(self._analyse)
 
-    def _analyse(self, context: OpContext) -> None:
-        op = describe(context)
-        if not self._targets.takes(op):
-            return
+    def treat(self, context: OpContext, op: OpDescription) -> None:
         if self.options.target == "outputs":
             context.insert_after_op(self._inject, op_id=op.id)
         elif self.options.target == "gradients":
             context.insert_before_backward_op(self._inject, op_id=op.id)
         else:
-            try:
-                weight = weight_of(context)
-            except Untreatable as reason:
-                self._targets.skip(op, str(reason))
-                return
-            context.insert_before_op(self._inject, inputs=[weight.index], op_id=op.id)
-        self._ops[op.id] = op
+            place = [weight_of(context).index]
+            context.insert_before_op(self._inject, inputs=place, op_id=op.id)
 
     def _inject(self, *tensors: Any, op_id: str) -> Any:
         """Instrumentation routine: put faults into the first tensor that is present."""
@@ -113,7 +96,7 @@ class InjectTool(PrintingTool[InjectOptions]):
             # No positions: this only asks whether the element type is supported.
             arithmetic_of(tensor).bits(tensor, np.zeros(0, int))
         except (TypeError, UnsupportedProgramError) as error:
-            self._targets.skip(self._ops[op_id], str(error))
+            self.targets.skip(self.ops[op_id], str(error))
             return False
         return size_of(tensor) > 0
 
@@ -250,18 +233,15 @@ class InjectTool(PrintingTool[InjectOptions]):
         """One row per operator, with its ``executions`` and ``faults``."""
         return [
             {**op.row(), "executions": self._executions[op.id], "faults": self._injected[op.id]}
-            for op in self._ops.values()
+            for op in self.ops.values()
         ]
 
     def summary(self) -> dict[str, Any]:
         """Number of faults; operators left alone, with reasons."""
         return {
-            "options": attrs.asdict(self.options),
+            **super().summary(),
             "faults": sum(self._injected.values()),
             "faults_listed": len(self.faults),
-            "skipped": self._targets.rows(),
-            "ops_never_met": self._targets.never_met(),
-            "exclude_never_met": self._targets.exclude_never_met(),
         }
 
     def tables(self) -> Iterable[Table]:
@@ -270,7 +250,7 @@ class InjectTool(PrintingTool[InjectOptions]):
         rows = [(row["id"], row["executions"], row["faults"]) for row in self.op_rows()]
         title = f"inject: {sum(self._injected.values())} x {options.fault} in {options.target}"
         yield Table(title, ("op", "executions", "faults"), rows)
-        yield from self._targets.tables("inject")
+        yield from self.targets.tables("inject")
 
 
 def _kept(path: str | None, trial: Trial) -> str | None:

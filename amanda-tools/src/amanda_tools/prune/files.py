@@ -1,4 +1,4 @@
-"""Files of ``prune``: arrays by op id in ``.npz``, with a header that says what they are."""
+"""Files of ``prune``: arrays by op id as safetensors, with a header that says what they are."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 
 from amanda.errors import FileError
 from amanda.files import parse_json
-from amanda_tools._values.array_files import read_arrays, write_arrays
+from amanda_tools._values.tensor_files import read_tensors, write_tensors
 from amanda_tools._values.tensors import Array
 
-_HEADER = "amanda-prune"
+_HEADER = "amanda_prune"
 _VERSION = 1
 
 
 def write(
     path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array], **about: Any
 ) -> Path:
-    """Write arrays as a compressed ``.npz`` file, which is complete or not there.
+    """Write arrays as a safetensors file, which is complete or not there.
 
     Args:
         path: path of the file; no suffix is appended.
@@ -34,7 +34,8 @@ def write(
         The path.
     """
     header = json.dumps({"kind": kind, "version": _VERSION, **about})
-    write_arrays(Path(path), {_HEADER: np.array(header), **arrays})
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    write_tensors(path, contiguous, {_HEADER: header})
     return Path(path)
 
 
@@ -44,11 +45,8 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Array], dic
     Raises:
         FileError: the file cannot be read, was not written by ``prune``, or holds another kind.
     """
-    arrays = read_arrays(path, "prune")
-    text = arrays.pop(_HEADER, None)
-    if text is None or text.dtype.kind != "U" or text.ndim:
-        raise FileError(f"prune: {path} is not a file that prune has written")
-    header = parse_json(str(text), path)
+    arrays, about = read_tensors(path, "prune")
+    header = parse_json(about.get(_HEADER, "null"), path)
     found = [header.get(key) for key in ("kind", "version")] if isinstance(header, dict) else []
     if found != [kind, _VERSION]:
         raise FileError(

@@ -7,18 +7,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from amanda import OpContext
 from amanda.driver import Driver
 from amanda.errors import AmandaError, CapabilityError, FileError
 from amanda.results import Table
-from amanda.tools.description import OpDescription, describe
+from amanda.tools.description import OpDescription
 from amanda.tools.graph_tracing import GraphTracingTool
-from amanda.tools.mapping import MappingTool
-from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.targets import Targets
-from amanda_tools._operators.weights import Untreatable, WeightsOfRun, not_executed, weak_reference
+from amanda_tools._bases.targeting import TargetingTool
+from amanda_tools._operators.weights import WeightsOfRun, not_executed, weak_reference
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune import files
@@ -40,7 +36,7 @@ _METHODS: Mapping[str, Callable[[PruneOptions], Pruning]] = {
 }
 
 
-class PruneTool(PrintingTool[PruneOptions]):
+class PruneTool(TargetingTool[PruneOptions]):
     """Prunes weights or activations of any model, in training and in inference.
 
     The static methods (magnitude, nm, tile) give a weight one mask: under it the weight reads as
@@ -58,16 +54,10 @@ class PruneTool(PrintingTool[PruneOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._targets = Targets(
-            self.options.types, self.options.exclude, is_default=not self.options.ops
-        )
         self._pruning = _METHODS.get(self.options.method, StaticPruning)(self.options)
-        self._ops: dict[str, OpDescription] = {}
         self._dense_readers: dict[str, tuple[Callable[[], Any], Hashable]] = {}
-        self.depends_on(MappingTool.standard())
         if isinstance(self._pruning, AttentionPruning):
             self.depends_on(GraphTracingTool())
-        self.add_inst_for_op(self._analyse)
         if self.options.masks:
             self.load(self.options.masks)
 
@@ -76,21 +66,18 @@ class PruneTool(PrintingTool[PruneOptions]):
         if isinstance(self._pruning, StaticPruning):
             self._pruning.enter_scope()
 
-    def _analyse(self, context: OpContext) -> None:
-        op = describe(context)
-        is_default = not self.options.ops
-        index = context["weight_index"]
-        if self._targets.takes(op, has_weight=is_default and index is not None):
-            try:
-                self._pruning.treat(context, op)
-            except Untreatable as reason:
-                self._targets.skip(op, str(reason))
-            else:
-                self._ops[op.id] = op
-                return
-        value = None if index is None else context.get_value(index)
+    def types(self) -> Sequence[str]:
+        return self.options.types
+
+    def treat(self, context: OpContext, op: OpDescription) -> None:
+        self._pruning.treat(context, op)
+
+    def analyse(self, context: OpContext) -> None:
+        super().analyse(context)
+        op_id, index = context.get_op_id(), context["weight_index"]
+        value = None if index is None or op_id in self.ops else context.get_value(index)
         if value is not None:
-            self._dense_readers[op.id] = weak_reference(value), context.get_value_key(index)
+            self._dense_readers[op_id] = weak_reference(value), context.get_value_key(index)
 
     # -- masks ------------------------------------------------------------
 
@@ -145,7 +132,7 @@ class PruneTool(PrintingTool[PruneOptions]):
             masks, header = files.read(path, "masks")
             self._pruning = StaticPruning(self.options)
             self._pruning.use(masks, str(path), files.weight_names(header))
-            self._ops.clear()
+            self.ops.clear()
             self.reanalyse()
             return
         arrays, _ = files.read(path, "gates")
@@ -181,7 +168,7 @@ class PruneTool(PrintingTool[PruneOptions]):
         }
 
     def export(self, path: str | os.PathLike[str], run: Callable[[], Any]) -> Path:
-        """Write :meth:`dense_weights` as an ``.npz`` file."""
+        """Write :meth:`dense_weights` as a safetensors file."""
         return files.write(path, "weights", self.dense_weights(run), method=self.options.method)
 
     def bake(self, run: Callable[[], Any]) -> None:
@@ -294,9 +281,9 @@ class PruneTool(PrintingTool[PruneOptions]):
         """Return the pruned operators; those found to be causal when they ran become skipped
         ones."""
         if isinstance(self._pruning, AttentionPruning):
-            for op_id in self._pruning.causal & self._ops.keys():
-                self._targets.skip(self._ops.pop(op_id), CAUSAL)
-        return list(self._ops.values())
+            for op_id in self._pruning.causal & self.ops.keys():
+                self.targets.skip(self.ops.pop(op_id), CAUSAL)
+        return list(self.ops.values())
 
     def _figures(self, op_id: str) -> dict[str, Any]:
         """Return the figures of one operator."""
@@ -320,20 +307,18 @@ class PruneTool(PrintingTool[PruneOptions]):
     def summary(self) -> dict[str, Any]:
         """Sparsity over all weights, each counted once; operators that are not pruned, with
         reasons."""
+        ops = len(self._treated())
         weights = {id(w): w for w in self._weights().values() if w.mask is not None}.values()
         size = sum(w.mask.size for w in weights)
         zeros = size - sum(int(w.mask.sum()) for w in weights)
         return {
-            "options": attrs.asdict(self.options),
-            "ops": len(self._treated()),
+            **super().summary(),
+            "ops": ops,
             "weights": size,
             "zeros": zeros,
             "sparsity": zeros / size if size else 0.0,
-            "skipped": self._targets.rows(),
             "read_without_mask": self._shared(),
-            "masks_never_used": [op_id for op_id in self._unused() if op_id not in self._ops],
-            "ops_never_met": self._targets.never_met(),
-            "exclude_never_met": self._targets.exclude_never_met(),
+            "masks_never_used": [op_id for op_id in self._unused() if op_id not in self.ops],
         }
 
     def tables(self) -> Iterable[Table]:
@@ -357,10 +342,9 @@ class PruneTool(PrintingTool[PruneOptions]):
             )
         if unused := found["masks_never_used"]:
             yield Table("prune: masks never used", ("op",), [(op_id,) for op_id in unused])
-        yield from self._targets.tables("prune")
+        yield from self.targets.tables("prune")
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.masks.npz``; of a dynamic method ``<stem>.gates.npz``."""
-        if self.masks:
-            return [self.save(folder / f"{stem}.masks.npz")]
-        return [self.save(folder / f"{stem}.gates.npz")] if self._gates() else []
+        """Write ``<stem>.masks.safetensors``; of a dynamic method ``<stem>.gates.safetensors``."""
+        kind = "masks" if self.masks else "gates" if self._gates() else ""
+        return [self.save(folder / f"{stem}.{kind}.safetensors")] if kind else []

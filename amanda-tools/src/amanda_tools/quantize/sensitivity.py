@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,7 +13,6 @@ import amanda
 from amanda import OpContext
 from amanda.results import Table
 from amanda.tools.mapping import MappingTool
-from amanda_tools._operators.running import run_model
 from amanda_tools._values.tensors import arithmetic_of
 from amanda_tools.quantize.quantizers import Quantizer
 
@@ -90,26 +89,12 @@ class Sensitivity:
         )
 
 
-def measure_noise(
-    quantizers: Mapping[str, Sequence[Quantizer]], run: Callable[[], Any]
-) -> tuple[Any, dict[str, float]]:
-    """Run a model and compare each quantized operator with itself on exact inputs.
+class MeasuringTool(amanda.Tool):
+    """Runs operators with exact and with rounded inputs, and continues with the exact output.
 
     Args:
         quantizers: calibrated quantizers by op id.
-        run: runs the model.
-
-    Returns:
-        The output of `run`, computed exactly, and the SQNR in decibels by op id.
     """
-    measure = MeasuringTool(quantizers)
-    with amanda.apply(measure):
-        output = run_model(run)
-    return output, measure.ratios()
-
-
-class MeasuringTool(amanda.Tool):
-    """Runs operators with exact and with rounded inputs, and continues with the exact output."""
 
     def __init__(self, quantizers: Mapping[str, Sequence[Quantizer]]) -> None:
         super().__init__()

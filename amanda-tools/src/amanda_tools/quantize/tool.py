@@ -15,24 +15,22 @@ import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError, CapabilityError
 from amanda.results import Table
-from amanda.tools.description import OpDescription, describe
-from amanda.tools.mapping import MappingTool
-from amanda_tools._bases.printing import PrintingTool
+from amanda.tools.description import OpDescription
+from amanda_tools._bases.targeting import TargetingTool
 from amanda_tools._operators.running import run_model
-from amanda_tools._operators.targets import Targets
 from amanda_tools._operators.weights import Untreatable, Weight, data_index, weight_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.quantize import files
 from amanda_tools.quantize.numbers import fake_float, fake_quantize
-from amanda_tools.quantize.options import DEFAULT_OPS, QuantizeOptions
+from amanda_tools.quantize.options import QuantizeOptions
 from amanda_tools.quantize.quantizers import Quantizer
-from amanda_tools.quantize.sensitivity import OpSensitivity, Sensitivity, measure_noise
+from amanda_tools.quantize.sensitivity import MeasuringTool, OpSensitivity, Sensitivity
 
 if TYPE_CHECKING:
     from amanda_tools.quantize.to_torchao import Exported
 
 
-class QuantizeTool(PrintingTool[QuantizeOptions]):
+class QuantizeTool(TargetingTool[QuantizeOptions]):
     """Simulates quantization of any model: after training, at run time, or while it trains.
 
     Weights and activations are rounded, where they enter an operator, to the values that a
@@ -49,24 +47,13 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._targets = Targets(
-            self.options.ops, self.options.exclude, is_default=self.options.ops == DEFAULT_OPS
-        )
-        self._ops: dict[str, OpDescription] = {}
         self._only: str | None = None
         self.quantizers: dict[str, list[Quantizer]] = {}
         self._readers: dict[tuple[Hashable, str], dict[str, list[str]]] = {}
-        self.depends_on(MappingTool.standard())
-        self.add_inst_for_op(self._analyse)
 
     # -- instrumentation --------------------------------------------------
 
-    def _analyse(self, context: OpContext) -> None:
-        op = describe(context)
-        is_default = self.options.ops == DEFAULT_OPS
-        has_weight = context["weight_index"] is not None
-        if not self._targets.takes(op, has_weight=is_default and has_weight):
-            return
+    def treat(self, context: OpContext, op: OpDescription) -> None:
         is_qat, rate = self.options.method == "qat", self.options.learning_rate
         if is_qat and not rate and not context.runs_at_once:
             raise CapabilityError(
@@ -74,13 +61,8 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
                 "program can learn its ranges: let the tool train them with learning_rate=..., "
                 "or train in eager mode"
             )
-        try:
-            if op.id not in self.quantizers:
-                self.quantizers[op.id] = self._quantizers_of(context, op)
-        except Untreatable as reason:
-            self._targets.skip(op, str(reason))
-            return
-        self._ops[op.id] = op
+        if op.id not in self.quantizers:
+            self.quantizers[op.id] = self._quantizers_of(context, op)
         if rate:
             self._insert_training(context, op.id)
             return
@@ -237,10 +219,13 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
                 "quantize: sensitivity is for ranges that are not learned: static, dynamic"
             )
         self._calibrate(run)
-        output, ratios = measure_noise(self.quantizers, run)
+        measuring = MeasuringTool(self.quantizers)
+        with amanda.apply(measuring):
+            output = run_model(run)
+        ratios = measuring.ratios()
         found = [
             OpSensitivity(op.id, op.type, op.module, ratios[op.id])
-            for op in self._ops.values()
+            for op in self.ops.values()
             if op.id in ratios
         ]
         if metric is None:
@@ -259,9 +244,12 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         if not self.quantizers:
             types = ", ".join(self.options.ops)
             raise AmandaError(f"quantize: run() meets no op of the types {types}")
-        for op_id, quantizers in self.quantizers.items():
-            if not all(quantizer.is_ready for quantizer in quantizers):
-                raise AmandaError(f"quantize: run() does not calibrate op {op_id}")
+        for op_id in self._not_calibrated():
+            raise AmandaError(f"quantize: run() does not calibrate op {op_id}")
+
+    def _not_calibrated(self) -> list[str]:
+        """Return the ids of operators that do not round all of their inputs yet."""
+        return [id for id, found in self.quantizers.items() if not all(q.is_ready for q in found)]
 
     def _metric_of(
         self, op_id: str, run: Callable[[], Any], metric: Callable[[Any], float]
@@ -273,11 +261,6 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
                 return float(metric(run_model(run)))
         finally:
             self._focus(None)
-
-    @property
-    def ops(self) -> dict[str, OpDescription]:
-        """The quantized operators by id."""
-        return dict(self._ops)
 
     def _focus(self, op_id: str | None) -> None:
         """Quantize one operator only; None for all."""
@@ -339,22 +322,15 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         """One row per quantized operator, with its ``quantizers``."""
         return [
             {**op.row(), "quantizers": [quantizer.row() for quantizer in self.quantizers[op.id]]}
-            for op in self._ops.values()
+            for op in self.ops.values()
         ]
 
     def summary(self) -> dict[str, Any]:
         """Number of quantized operators; the others, with reasons."""
         return {
-            "options": attrs.asdict(self.options),
-            "ops": len(self._ops),
-            "not_calibrated": [
-                op_id
-                for op_id, quantizers in self.quantizers.items()
-                if not all(quantizer.is_ready for quantizer in quantizers)
-            ],
-            "skipped": self._targets.rows(),
-            "ops_never_met": self._targets.never_met(),
-            "exclude_never_met": self._targets.exclude_never_met(),
+            **super().summary(),
+            "ops": len(self.ops),
+            "not_calibrated": self._not_calibrated(),
         }
 
     def tables(self) -> Iterable[Table]:
@@ -367,12 +343,12 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
                 kind = quantizer.grid.number
                 number = f"int{quantizer.bits}" if kind == "int" else kind
                 rows.append((op_id, quantizer.index, quantizer.role, number, scale))
-        title = f"quantize: {self.options.method}, {len(self._ops)} ops"
+        title = f"quantize: {self.options.method}, {len(self.ops)} ops"
         yield Table(title, ("op", "input", "role", "number", "scale (median)"), rows)
-        if missing := self.summary()["not_calibrated"]:
+        if missing := self._not_calibrated():
             title = f"quantize: {len(missing)} ops are not calibrated yet"
             yield Table(title, ("op",), [(op_id,) for op_id in missing])
-        yield from self._targets.tables("quantize")
+        yield from self.targets.tables("quantize")
 
 
 def data_inputs(context: OpContext, op: OpDescription, weight: Weight | None) -> list[int]:
