@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -16,7 +15,6 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._output.csv_files import write_rows
 from amanda_tools.coverage.peers import Peer, make_peers
 
 if TYPE_CHECKING:
@@ -229,9 +227,14 @@ class CoverageTool(PrintingTool[CoverageOptions]):
     def charts(self) -> Iterable[Chart]:
         """Operators that each mechanism sees and misses: those in modules, or all if none is in
         one."""
-        bars = self._bars()
+        rows = self.op_rows()
+        # A program without a model has other operators only.
+        listed = shown(rows, self.options) or rows
+        inside = list(filter(_is_in_module, listed))
+        found = self._seen_by_each(inside or listed)
+        bars = [(way, name, of[way]) for way in DIRECTIONS for name, of in found.items()]
         yield Chart(
-            title="operators, in modules" if self._has_modules() else "operators",
+            title="operators, in modules" if inside else "operators",
             kind="bar",
             labels=[f"{way}: {name}" for way, name, _ in bars],
             values={
@@ -239,29 +242,6 @@ class CoverageTool(PrintingTool[CoverageOptions]):
                 "missed": [of["of_ops"] - of["ops"] for _, _, of in bars],
             },
         )
-
-    def _has_modules(self) -> bool:
-        return any(_is_in_module(covered.op.row()) for covered in self._ops.values())
-
-    def _bars(self) -> list[tuple[str, str, Mapping[str, Any]]]:
-        """Return direction, mechanism and figures of each bar."""
-        rows = self.op_rows()
-        # A program without a model has other operators only.
-        mechanisms = self._seen_by_each(shown(rows, self.options) or rows).items()
-        inside = self._has_modules()
-        return [
-            (way, name, (of["in_modules"] if inside else of)[way])
-            for way in DIRECTIONS
-            for name, of in mechanisms
-        ]
-
-    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.csv``."""
-        if not self.options.csv:
-            return []
-        path = folder / f"{stem}.csv"
-        write_rows(path, [{**row, "seen_by": " ".join(row["seen_by"])} for row in self.op_rows()])
-        return [path]
 
 
 def _framework(op: OpDescription) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 from amanda import OpContext
@@ -34,26 +33,22 @@ class KerasLayers(Peer):
         self._ids.add(context.get_op_id())
 
     def seen(self) -> frozenset[str]:
-        if self._graph is None:
-            return frozenset()
-        ops = {op.id: op for op in self._graph.ops}
-        consumers: dict[str, list[str]] = collections.defaultdict(list)
-        for edge in self._graph.edges:
-            consumers[edge.producer].append(edge.consumer)
-        static = _without_data(ops)
-        last = {op.module: op.id for op in ops.values()}
-
-        def is_at_borders(op: TracedOp) -> bool:
-            before = [p for p in _producers(op) if p not in static]
-            after = consumers[op.id]
-            is_alone = not any(_is_in(ops[i], op.module) for i in (*before, *after))
-            return is_alone and (bool(after) or last[op.module] == op.id)
-
-        candidates = [ops[i] for i in self._ids if i in ops and i not in static]
+        graph = Graph() if self._graph is None else self._graph
+        static = _without_data(graph)
+        neighbours: dict[str, set[str]] = collections.defaultdict(set)
+        for edge in graph.edges:
+            neighbours[edge.producer].add(edge.consumer)
+            if edge.producer not in static:
+                neighbours[edge.consumer].add(edge.producer)
+        # An operator whose results nothing reads leaves its scope if it is the last one there.
+        last = {op.module: op.id for op in graph.ops}
+        candidates = (self._ids - static) & {*last.values(), *(e.producer for e in graph.edges)}
         return frozenset(
             op.id
-            for op in candidates
-            if op.module and any(tensor is not None for tensor in op.outputs) and is_at_borders(op)
+            for op in graph.ops
+            if op.module and op.id in candidates
+            if any(tensor is not None for tensor in op.outputs)
+            if not any(_is_in(graph.op(i), op.module) for i in neighbours[op.id])
         )
 
 
@@ -61,15 +56,11 @@ def _is_in(op: TracedOp, scope: str) -> bool:
     return op.module == scope or op.module.startswith(f"{scope}/")
 
 
-def _producers(op: TracedOp) -> list[str]:
-    return [tensor.producer for tensor in op.inputs if tensor is not None and tensor.producer]
-
-
-def _without_data(ops: Mapping[str, TracedOp]) -> set[str]:
+def _without_data(graph: Graph) -> set[str]:
     """Return the operators that compute with parameters and constants only: reads, casts of
     weights."""
     static: set[str] = set()
-    for op in ops.values():
+    for op in graph.ops:
         tensors = [tensor for tensor in op.inputs if tensor is not None]
         if all(tensor.is_parameter or tensor.producer in static for tensor in tensors):
             static.add(op.id)

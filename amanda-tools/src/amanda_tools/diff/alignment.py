@@ -66,7 +66,8 @@ def align_ops(
     """
     ours, theirs = run.ops(), reference.ops()
     by_id = {i: i for i, r in ours.items() if i in theirs and theirs[i].type == r.type}
-    if align == "id" or (align == "auto" and 2 * len(by_id) >= min(len(ours), len(theirs))):
+    are_most = 2 * len(by_id) >= min(len(ours), len(theirs))
+    if align == "id" or (align == "auto" and are_most):
         return {i: Counterpart(i, "id") for i in by_id}
     pairs: dict[str, Counterpart] = {}
     for direction in ("forward", "backward"):
@@ -78,13 +79,21 @@ def align_ops(
             pairs |= _by_order(mine, other)
         else:
             pairs |= _by_value(mine, other, pairs, tolerance)
-    if align != "order":
-        # The counterpart of an unrolled loop is ambiguous.
-        for i in repeated(run, reference, pairs):
-            is_sure = pairs[i].by == "value"
-            if not is_sure and not compare_tensors(ours[i], theirs[pairs[i].id], tolerance).agrees:
-                del pairs[i]
-    return pairs
+    return pairs if align == "order" else _without_loops(run, reference, pairs, tolerance)
+
+
+def _without_loops(
+    run: Recording, reference: Recording, pairs: Mapping[str, Counterpart], tolerance: float
+) -> dict[str, Counterpart]:
+    """Leave out pairs of unequal values in a loop that one run has unrolled: they are ambiguous."""
+    ours, theirs, unsure = run.ops(), reference.ops(), repeated(run, reference, pairs)
+    return {
+        i: pair
+        for i, pair in pairs.items()
+        if pair.by == "value"
+        or i not in unsure
+        or compare_tensors(ours[i], theirs[pair.id], tolerance).agrees
+    }
 
 
 def _by_value(
@@ -280,8 +289,12 @@ def _unpaired(values: Sequence[_OpValue], paired: Iterable[int]) -> list[tuple[i
 
 def _score_constants(ours: _Class, theirs: _Class, **_: Any) -> int:
     """Return the score of pairing two gradients of unknown forward operators."""
+    return _EQUAL_CONSTANTS if _are_equal_constants(ours, theirs) else 0
+
+
+def _are_equal_constants(ours: _Class, theirs: _Class) -> bool:
     is_same = (ours.type, ours.shape, ours.value) == (theirs.type, theirs.shape, theirs.value)
-    return _EQUAL_CONSTANTS if is_same and ours.value is not None else 0
+    return is_same and ours.value is not None
 
 
 def _score(
@@ -294,12 +307,12 @@ def _score(
         types: pairs of types to the number of pairs of operators equal in value.
         known: types that occur in both runs.
     """
+    if _are_equal_constants(ours, theirs):
+        return _EQUAL_CONSTANTS
     is_part = ours.is_part or theirs.is_part
     if ours.type == theirs.type:
         if ours.shape != theirs.shape:
             return _ONLY_TYPE
-        if ours.value is not None and ours.value == theirs.value:
-            return _EQUAL_CONSTANTS
         return _SAME_TYPE_IN_COMPOSITE if is_part else _score_types(ours, theirs, types)
     pair = (ours.type, theirs.type)
     if ours.shape != theirs.shape or _COPY in pair or is_part:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -78,7 +78,9 @@ def compare(
             yield attrs.evolve(pair, by=counterpart.by, note=", ".join(notes))
 
 
-def repeated(run: Recording, reference: Recording, ops: Mapping[str, Counterpart]) -> set[str]:
+def repeated(
+    run: Recording, reference: Recording, ops: Mapping[str, Counterpart]
+) -> Container[str]:
     """Return the operators that one run repeats and the other does not, as in an unrolled loop.
 
     Operators paired by their ids are left out, for they are the same code.

@@ -12,9 +12,8 @@ import attrs
 import numpy as np
 
 from amanda.errors import AmandaError, FileError
-from amanda.files import opened, parse_json
-from amanda_tools._values.array_files import stored_name
-from amanda_tools._values.tensor_files import write_tensors
+from amanda.files import parse_json
+from amanda_tools._values.tensor_files import read_tensors, write_tensors
 from amanda_tools._values.tensors import Array
 
 KINDS = ("neurons", "weights", "synapses")
@@ -226,12 +225,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Path]:
         FileError: the file cannot be read, or holds no paths.
     """
     try:
-        # The library would wait for ever at a pipe.
-        with opened(path):
-            from safetensors import safe_open
-        with safe_open(os.fspath(path), framework="numpy") as file:
-            about = parse_json((file.metadata() or {})["amanda_paths"], path)
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+        arrays, header = read_tensors(path, "path")
+        about = parse_json(header["amanda_paths"], path)
         return {name: _path_of(name, one, arrays) for name, one in about.items()}
     # Wrong types or missing parts raise different errors, depending on the code that uses them.
     except Exception as error:
@@ -244,15 +239,14 @@ def read(path: str | os.PathLike[str]) -> dict[str, Path]:
 def _path_of(name: str, one: Mapping[str, Any], arrays: Mapping[str, Array]) -> Path:
     """Create the path of a name from its entry in a file, and from the file's arrays."""
     masks = {
-        key: _mask_of(key, shape, arrays[stored_name(f"{name} {key}")])
-        for key, shape in one["shapes"].items()
+        key: _mask_of(key, shape, arrays[f"{name} {key}"]) for key, shape in one["shapes"].items()
     }
     ops = {}
     for key, figures in one["ops"].items():
         critical, total = figures
         if not (isinstance(total, int) and isinstance(critical, int | None)):
             raise ValueError(f"the numbers of synapses of {key} are {figures}")
-        synapses = arrays.get(stored_name(f"{name} {key} synapses"))
+        synapses = arrays.get(f"{name} {key} synapses")
         if synapses is not None and not (synapses.ndim == 1 and synapses.dtype.kind in "iu"):
             raise ValueError(f"the synapses of {key} are not a list of whole numbers")
         parts = (masks.get(f"{key} neurons"), masks.get(f"{key} weights"))

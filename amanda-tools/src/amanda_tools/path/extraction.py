@@ -121,9 +121,7 @@ class Extraction:
         for execution in reversed(list(run.executions.values())):
             if execution in reached:
                 found.append(execution)
-                sources = zip(execution.sources, execution.is_data, strict=True)
-                read = {s for s, is_data in sources if s is not None and is_data}
-                read = {source for source in read if source[0] in self._model}
+                read = {s for s in execution.data_sources() if s[0] in self._model}
                 self._read |= read
                 reached |= {source for source, _ in read}
         return found

@@ -78,14 +78,6 @@ class RecordedOp:
         """A module, an outermost one included, or a graph runs it."""
         return bool(self.about.module) or self.about.id.find("/") > 0
 
-    @property
-    def is_in_layer(self) -> bool:
-        """A module runs it: in its id it is counted, and not named as in a graph.
-
-        In Keras' training functions the operators of losses and metrics are in none.
-        """
-        return self.is_in_module and bool(_COUNTED.search(self.about.id))
-
     @classmethod
     def of(cls, context: OpContext, graph: Graph, made: Container[str]) -> RecordedOp:
         """Read the facts in an analysis.
@@ -122,7 +114,11 @@ class RecordedOp:
 
 
 def _may_be_parameter(graph: Graph, link: TracedTensor | None, made: Container[str]) -> bool:
-    return link is None or link.producer not in made or _may_be_variable(graph, link)
+    """Return False for a result of the model, unless an operator has read a variable, or may have
+    written one, as a script's own may."""
+    if link is None or link.producer not in made:
+        return True
+    return link.producer.startswith("/") or "read_variable" in graph.op(link.producer).type
 
 
 def _shape_of(value: Any) -> Shape | None:
@@ -166,7 +162,7 @@ class RecordedExecution:
         traits = row_of(self.op.about.type).traits
         return is_real(array) or is_alone or "selects_rows" in traits
 
-    def depends_on_input(self, position: int) -> bool:
+    def gives_data(self, position: int) -> bool:
         """Decide whether an output depends on the model's input.
 
         Tensors made from nothing do where no module makes them: a script makes its inputs so, a
@@ -180,19 +176,20 @@ class RecordedExecution:
         is_made = (nothing or is_drawn) and not self.op.is_in_module
         return is_made and array is not None and array.ndim > 0
 
+    def data_sources(self) -> list[tuple[RecordedExecution, int]]:
+        """Return the known sources of the inputs that depend on the model's input."""
+        sources = zip(self.sources, self.is_data, strict=True)
+        return [source for source, is_data in sources if source is not None and is_data]
+
     def real_outputs(self) -> list[int]:
         """Return the positions of outputs of real numbers."""
         return [i for i, array in enumerate(self.outputs) if is_real(array)]
 
-    def gives_entries(self) -> bool:
-        """True if an output has an entry along its last axis, and so something to begin at."""
-        real = [self.outputs[i] for i in self.real_outputs()]
-        return any(array is not None and array.ndim > 0 and array.shape[-1] > 0 for array in real)
-
-    def gives_rows(self) -> bool:
-        """True if an output can be scores of classes, for each input of a batch."""
-        real = [self.outputs[i] for i in self.real_outputs()]
-        return any(array is not None and array.ndim > 1 and array.shape[-1] > 1 for array in real)
+    def gives_more_than(self, count: int) -> bool:
+        """True if an output of real numbers has more axes than `count`, and more entries along the
+        last one. Scores of classes, for each input of a batch, have more than 1."""
+        arrays = [array for array in self.outputs if array is not None and is_real(array)]
+        return any(array.ndim > count and array.shape[-1] > count for array in arrays)
 
 
 @attrs.define(eq=False)
@@ -232,10 +229,6 @@ class PassRecorder(Tool):
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
 
-    @property
-    def _graph(self) -> Graph:
-        return self.tracing.graph
-
     def finish(self) -> None:
         """End the current pass."""
         finished, self._pass = self._pass, None
@@ -248,7 +241,7 @@ class PassRecorder(Tool):
         executions = list(run.executions.values())
         if all(execution.op.runs_at_once for execution in executions):
             return executions
-        order = {op.id: place for place, op in enumerate(self._graph.ops)}
+        order = {op.id: place for place, op in enumerate(self.tracing.graph.ops)}
         return sorted(executions, key=lambda e: order.get(e.op.about.id, -1))
 
     def _analyse(self, context: OpContext) -> None:
@@ -257,13 +250,15 @@ class PassRecorder(Tool):
         if context.get_op_id() in made and context.runs_at_once:
             self.finish()
             made = {}
-        op = RecordedOp.of(context, self._graph, made)
+        op = RecordedOp.of(context, self.tracing.graph, made)
         context.insert_before_op(self._before, op=op)
         context.insert_after_op(self._after, op=op)
 
     def _before(self, *tensors: Any, op: RecordedOp) -> None:
         running = self._pass
-        if running is not None and op.about.id in running.executions and self._is_new(op):
+        # All iterations of a loop are one pass.
+        may_end = op.runs_at_once or not _BODY.search(op.node)
+        if may_end and running is not None and op.about.id in running.executions:
             self.finish()
             running = None
         if running is None:
@@ -281,29 +276,21 @@ class PassRecorder(Tool):
         tensor: Any,
     ) -> None:
         """Note an input: its value and its source."""
-        source = None if link is None else running.executions.get(link.producer)
         position = len(execution.inputs)
-        is_parameter = position in execution.op.parameters
-        # A script's operator that made a parameter is not part of the model.
-        if is_parameter and source is not None and not source.op.is_in_module:
-            source = None  # the source has written a parameter: an optimizer, or an initializer
-        if source is None or link is None or link.position >= len(source.outputs):
-            _feed(execution, None if tensor is None else _array(tensor))
-            return
-        made = source.outputs[link.position]
-        if execution.op.runs_at_once and made is not None:
-            now = _array(tensor)
-            if now is not None and now.shape != made.shape:
-                # It comes from an earlier pass, in which another operator had this id: an optimizer
-                # that skips a parameter renumbers the operators of the others.
-                _feed(execution, now)
-                return
-            if not _are_same(made, now):
-                made = now
-                execution.written.append(position)
-        execution.inputs.append(made)
-        execution.sources.append((source, link.position))
-        execution.is_data.append(source.depends_on_input(link.position))
+        source = _source(running, execution.op, link, position)
+        made = now = None if source is None else source[0].outputs[source[1]]
+        if source is None or (execution.op.runs_at_once and made is not None):
+            now = None if tensor is None else _array(tensor)
+        if made is not None and now is not None and now.shape != made.shape:
+            # It comes from an earlier pass, in which another operator had this id: an optimizer
+            # that skips a parameter renumbers the operators of the others.
+            source = None
+        elif made is not None and made is not now and not _are_same(made, now):
+            execution.written.append(position)
+        execution.inputs.append(now)
+        execution.sources.append(source)
+        is_data = execution.is_fed(position) if source is None else source[0].gives_data(source[1])
+        execution.is_data.append(is_data)
 
     def _after(self, *tensors: Any, op: RecordedOp) -> None:
         execution = None if self._pass is None else self._pass.executions.get(op.about.id)
@@ -313,28 +300,25 @@ class PassRecorder(Tool):
             # The arguments may differ at the next execution.
             self.reanalyse(op.about.id)
 
-    def _is_new(self, op: RecordedOp) -> bool:
-        # All iterations of a loop are one pass.
-        return op.runs_at_once or not _BODY.search(op.node)
-
     def _links(self, op: RecordedOp, tensors: Sequence[Any]) -> Sequence[TracedTensor | None]:
         if op.runs_at_once:
-            return [None if t is None else self._graph.tensor_of(t) for t in tensors]
+            return [None if t is None else self.tracing.graph.tensor_of(t) for t in tensors]
         # Routines in graphs get other tensors at each run.
-        known = op.about.id in self._graph
-        return self._graph.op(op.about.id).inputs if known else [None] * len(tensors)
+        known = op.about.id in self.tracing.graph
+        return self.tracing.graph.op(op.about.id).inputs if known else [None] * len(tensors)
 
 
-def _feed(execution: RecordedExecution, array: Array | None) -> None:
-    """Note an input that no operator of the pass has made."""
-    execution.inputs.append(array)
-    execution.sources.append(None)
-    execution.is_data.append(execution.is_fed(len(execution.inputs) - 1))
-
-
-def _may_be_variable(graph: Graph, link: TracedTensor) -> bool:
-    """True if an operator has read a variable, or may have written one, as a script's own may."""
-    return link.producer.startswith("/") or "read_variable" in graph.op(link.producer).type
+def _source(
+    running: RecordedPass, op: RecordedOp, link: TracedTensor | None, position: int
+) -> tuple[RecordedExecution, int] | None:
+    """Return the execution of the pass that has made an input, and the position of the output."""
+    source = None if link is None else running.executions.get(link.producer)
+    if source is None or link is None or link.position >= len(source.outputs):
+        return None
+    # A script's operator that wrote a parameter, as an optimizer or an initializer does, is not
+    # part of the model.
+    is_written = position in op.parameters and not source.op.is_in_module
+    return None if is_written else (source, link.position)
 
 
 def find_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[RecordedExecution]]:
@@ -343,16 +327,6 @@ def find_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[Record
     A graph's body exchanges tensors with the outside through the operator that runs it only; a name
     scope of the same form does so directly.
     """
-    edges = [(e, source) for e in executions for source, _ in filter(None, e.sources)]
-    return {
-        name: body
-        for name, body in _named_bodies(executions).items()
-        if not any((execution in body) != (source in body) for execution, source in edges)
-    }
-
-
-def _named_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[RecordedExecution]]:
-    """Groups that are named like loops or branches, but may be plain name scopes."""
     found: dict[str, set[RecordedExecution]] = {}
     parts: dict[str, set[str]] = {}
     for execution in executions:
@@ -361,8 +335,14 @@ def _named_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[Reco
             name = node[: match.start()]
             found.setdefault(name, set()).add(execution)
             parts.setdefault(name, set()).add(match[1])
-    # A loop has both, a condition and a body; a branch has a name of its own.
-    return {name: body for name, body in found.items() if len(parts[name] & {"body", "cond"}) != 1}
+    edges = [(e, source) for e in executions for source, _ in filter(None, e.sources)]
+    return {
+        name: body
+        for name, body in found.items()
+        # A loop has both, a condition and a body; a branch has a name of its own.
+        if len(parts[name] & {"body", "cond"}) != 1
+        and all((execution in body) == (source in body) for execution, source in edges)
+    }
 
 
 def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | None:
@@ -373,7 +353,7 @@ def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | 
     its optimizer. Where loops or branches of a graph interrupt the way, the last candidate counts.
     """
     inside = {execution for body in find_bodies(executions).values() for execution in body}
-    found = [e for e in executions if any(e.is_data) and e.gives_rows() and e not in inside]
+    found = [e for e in executions if any(e.is_data) and e.gives_more_than(1) and e not in inside]
     for is_preferred in _PREFERRED:
         found = [e for e in found if is_preferred(e.op)] or found
     if inside:
@@ -383,7 +363,8 @@ def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | 
 
 _PREFERRED: Sequence[Callable[[RecordedOp], object]] = (
     lambda op: op.is_in_module,
-    lambda op: op.is_in_layer,
+    # In Keras' training functions the operators of losses and metrics are named as in a graph.
+    lambda op: op.is_in_module and _COUNTED.search(op.about.id),
     lambda op: not _LOSS.search(op.about.type),
     lambda op: not _TRAINING.search(op.about.id),
 )
@@ -394,8 +375,7 @@ def _depths(executions: Sequence[RecordedExecution]) -> dict[RecordedExecution, 
     """Return the length of the longest path to each execution."""
     depths: dict[RecordedExecution, int] = {}
     for execution in executions:
-        sources = zip(execution.sources, execution.is_data, strict=True)
-        before = [depths.get(s[0], 0) for s, is_data in sources if s is not None and is_data]
+        before = [depths.get(source, 0) for source, _ in execution.data_sources()]
         depths[execution] = 1 + max(before, default=0)
     return depths
 
@@ -420,9 +400,7 @@ def _array(tensor: Any) -> Array | None:
 
 def _are_same(one: Array, other: Array | None) -> bool:
     """True if two arrays have equal elements, NaN included."""
-    if other is None or one.shape != other.shape:
-        return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    return other is not None and np.array_equal(one, other, equal_nan=True)
 
 
 def _maker(tensor: Any) -> Callable[[Array], Any] | None:

@@ -14,7 +14,6 @@ from amanda.errors import AmandaError
 from amanda.results import Chart, Table
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._output.csv_files import write_rows
 from amanda_tools.path import effective_paths
 from amanda_tools.path.effective_paths import KINDS, Path, count_critical
 from amanda_tools.path.extraction import Extraction, Start
@@ -169,7 +168,7 @@ class PathTool(PrintingTool[PathOptions]):
         wanted = self.options.output or self._start
         if wanted in run.executions:
             found = run.executions[wanted]
-            if not self.options.output and not found.gives_entries():
+            if not self.options.output and not found.gives_more_than(0):
                 return None  # a later pass may run the operator on a number
             return found if found.real_outputs() else None
         if self._start and not self.options.output:
@@ -309,17 +308,13 @@ class PathTool(PrintingTool[PathOptions]):
 
     def write_files(self, folder: File, stem: str) -> Sequence[File]:
         """Write ``<stem>.safetensors``, the masks, and ``<stem>.csv``, the rows."""
-        rows = self.op_rows()
-        if not rows:
+        if not self.op_rows():
             return []
         named = {f"input {i}": path for i, path in enumerate(self._paths)}
         named |= {f"class {label}": path for label, path in self.class_paths.items()}
-        written = [folder / f"{stem}.safetensors"]
-        effective_paths.write(written[0], named)
-        if self.options.csv:
-            written.append(folder / f"{stem}.csv")
-            write_rows(written[-1], rows)
-        return written
+        path = folder / f"{stem}.safetensors"
+        effective_paths.write(path, named)
+        return [path, *super().write_files(folder, stem)]
 
 
 def _percent(share: float | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import importlib
 from typing import ClassVar
 
@@ -24,7 +23,7 @@ class MeasuredOp:
         saved: pieces kept for its backward operators.
         obstacle: why it cannot be run again; "" if it can.
         is_random: it draws random numbers.
-        followers: ids of the operators that change its outputs in place, in order.
+        changes: ids of the operators that change its outputs in place, in order.
     """
 
     op: OpDescription
@@ -34,11 +33,11 @@ class MeasuredOp:
     saved: frozenset[int] = frozenset()
     obstacle: str = ""
     is_random: bool = False
-    followers: list[str] = attrs.field(factory=list)
+    changes: list[str] = attrs.field(factory=list)
 
 
-class Measurement(abc.ABC):
-    """Collects the operators of one iteration.
+class Measurement:
+    """Collects the operators of one iteration: a framework's class does, this one has none.
 
     Attributes:
         unit: unit of costs: ``us`` or ``ops``.
@@ -47,7 +46,7 @@ class Measurement(abc.ABC):
         unknown: number of operators that allocate memory of unknown size.
     """
 
-    unit: ClassVar[str]
+    unit: ClassVar[str] = "us"
 
     def __init__(self) -> None:
         self.ops: list[MeasuredOp] = []
@@ -57,7 +56,6 @@ class Measurement(abc.ABC):
     def before(self, context: OpContext) -> None:
         """Look at an operator in an analysis before it."""
 
-    @abc.abstractmethod
     def after(self, context: OpContext, reason: str) -> bool:
         """Measure an operator in an analysis that sees its outputs.
 
@@ -66,8 +64,9 @@ class Measurement(abc.ABC):
             reason: why it must not be run again, "" if it may.
 
         Returns:
-            Whether it is one of :attr:`ops`: operators that are not differentiated are not.
+            True if it is one of :attr:`ops`; operators that are not differentiated are not.
         """
+        return False
 
     def backward(self, context: OpContext) -> None:
         """Look at a backward operator in an analysis before it."""

@@ -180,42 +180,29 @@ def make_plan(memory: MemoryModel, budget: int, allowed: Collection[int]) -> Pla
         allowed: positions of the operators that may be run again.
     """
     saved = lowest = memory.size(memory.kept(()))
-    chosen = best = frozenset[int]()
-    is_met = saved <= budget
+    best = frozenset[int]()
+    chosen = best if saved <= budget else None
+    stride = max(1, len(memory.ops) // _MOST_SIMULATIONS)
     # With bytes in place of costs, recomputed chains become equally large, which gives low peaks.
     for weights in (
         [step.cost for step in memory.ops],
         [float(memory.size(step.made)) for step in memory.ops],
     ):
-        found = _SearchResult(memory, budget, _Search(memory, allowed, weights))
-        if found.peak < lowest:
-            best, lowest = found.best, found.peak
-        if not is_met and found.chosen is not None:
-            chosen, is_met = found.chosen, True
-    if not is_met:
+        search, is_met = _Search(memory, allowed, weights), False
+        for count, held in enumerate(search.steps()):
+            # The peak is at least what is held: until that fits, few simulations suffice.
+            if (is_met or held > budget) and count % stride:
+                continue
+            peak = memory.peak(search.recomputed)
+            if peak < lowest:
+                best, lowest = frozenset(search.recomputed), peak
+            if peak <= budget and not is_met:
+                is_met = True
+                chosen = frozenset(search.recomputed) if chosen is None else chosen
+    if chosen is None:
         chosen = best
     held = memory.size(memory.kept(chosen))
     return Plan(chosen, saved, held, memory.peak(chosen), lowest, budget)
-
-
-class _SearchResult:
-    """The first plan of a search within the limit, and the one with the lowest peak."""
-
-    def __init__(self, memory: MemoryModel, budget: int, search: _Search) -> None:
-        self.chosen: frozenset[int] | None = None
-        self.best = frozenset[int]()
-        self.peak = memory.size(memory.kept(()))
-        stride = max(1, len(memory.ops) // _MOST_SIMULATIONS)
-        for count, held in enumerate(search.steps()):
-            # The peak is at least what is held: until that fits, few simulations suffice.
-            if (self.chosen is not None or held > budget) and count % stride:
-                continue
-            now = frozenset(search.recomputed)
-            peak = memory.peak(now)
-            if peak < self.peak:
-                self.best, self.peak = now, peak
-            if self.chosen is None and peak <= budget:
-                self.chosen = now
 
 
 class _Search:

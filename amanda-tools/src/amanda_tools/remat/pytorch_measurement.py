@@ -50,8 +50,6 @@ class StateBefore:
 class TorchMeasurement(Measurement):
     """Measures the operators of one iteration; each is run twice."""
 
-    unit = "us"
-
     def __init__(self) -> None:
         super().__init__()
         self._pieces: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -154,18 +152,18 @@ class TorchMeasurement(Measurement):
         changed tensor can, if the change is repeated after it.
         """
         maker = self._maker(context.get_inputs()[0]) if before.target is not None else None
-        if maker is not None and not self._can_follow(context, before, maker, changed):
+        if maker is not None and not self._can_repeat(context, before, maker, changed):
             maker = None
         for other in self.ops:
             is_hit = changed.intersection(other.inputs) or changed.intersection(other.made)
             if is_hit and other is not maker:
                 other.obstacle = other.obstacle or f"{step.op.id} changes its tensors in place"
         if maker is not None:
-            maker.followers.append(step.op.id)
+            maker.changes.append(step.op.id)
             others = [piece for piece in self._read(context) if piece not in changed]
             maker.inputs = [*maker.inputs, *others]
 
-    def _can_follow(
+    def _can_repeat(
         self, context: OpContext, before: StateBefore, maker: MeasuredOp, changed: set[int | None]
     ) -> bool:
         """Decide whether a change can be repeated right after its maker has run again."""

@@ -1,8 +1,8 @@
 """Recomputation in PyTorch's backward pass; imported when the first operator of PyTorch comes.
 
-Tensors that autograd saves are packed into tickets (``torch.autograd.graph.saved_tensors_hooks``).
-The ticket of a recomputed operator holds no tensor but leads to the recorded run, which holds its
-inputs in the same way. When the backward pass unpacks a ticket, the runs that it leads to are run
+Tensors that autograd saves are packed into handles (``torch.autograd.graph.saved_tensors_hooks``).
+The handle of a recomputed operator holds no tensor but leads to the recorded run, which holds its
+inputs in the same way. When the backward pass unpacks a handle, the runs that it leads to are run
 again, with all state as it was, and autograd's own packing of the second run gives the tensors that
 the first run packed, in the same order.
 """
@@ -26,12 +26,12 @@ from amanda_tools._internals import (
 )
 from amanda_tools.remat.recorded_runs import (
     Autocast,
-    Follower,
+    InPlaceChange,
     Kept,
     OverwrittenTensor,
     Recomputed,
     RecordedRun,
-    Ticket,
+    SavedHandle,
     random_states,
     storage_of,
     tensors_in,
@@ -54,7 +54,7 @@ class Recomputer:
         self._drawing = drawing
         self._changing = changing
         self._lock = Lock()
-        # Runs by the storages of living outputs. An entry lives as long as such a tensor, a ticket,
+        # Runs by the storages of living outputs. An entry lives as long as such a tensor, a handle,
         # or a run that reads it, and no longer than until the backward pass begins.
         self._origins: weakref.WeakKeyDictionary[Any, tuple[RecordedRun, int, int]] = (
             weakref.WeakKeyDictionary()
@@ -62,7 +62,7 @@ class Recomputer:
         self._met: set[str] = set()
 
     def run(self, *inputs: Any, function: OpFunction, op_id: str, names: Sequence[str]) -> Any:
-        """Replacement routine: run the operator, with tickets for what it saves."""
+        """Replacement routine: run the operator, with handles for what it saves."""
         if not (torch.is_grad_enabled() and takes_saved_tensor_hooks()):
             return function(*inputs)
         if has_saved_tensor_hooks():
@@ -75,23 +75,23 @@ class Recomputer:
         with no_overrides():
             execution = self._noted(inputs, function, op_id, names)
             storages = {storage for storage in map(storage_of, inputs) if storage is not None}
-        tickets: list[Ticket] = []
+        handles: list[SavedHandle] = []
 
-        def pack(tensor: torch.Tensor) -> Ticket:
+        def pack(tensor: torch.Tensor) -> SavedHandle:
             with no_overrides():
-                ticket = self._ticket(tensor, op_id, execution, storages, len(tickets))
-            tickets.append(ticket)
-            return ticket
+                handle = self._handle(tensor, op_id, execution, storages, len(handles))
+            handles.append(handle)
+            return handle
 
         with saved_tensors_hooks(pack, self._unpack):
             result = function(*inputs)
         if execution is not None:
-            execution.count = len(tickets)
+            execution.count = len(handles)
             with no_overrides():
                 self._note_outputs(execution, result, storages)
         # Autograd keeps `pack`, and through it both of these, as long as what was packed.
         storages.clear()
-        tickets.clear()
+        handles.clear()
         return result
 
     def _noted(
@@ -143,13 +143,15 @@ class Recomputer:
         execution, number, version = origin
         others = [None if tensor is None else self._found(tensor, op_id) for tensor in inputs[1:]]
         # Not `target` itself, which holds its run: that would be a reference cycle.
-        follower = Follower(function, target.number, target.geometry, others, Autocast.of(inputs))
+        change = InPlaceChange(
+            function, target.number, target.geometry, others, Autocast.of(inputs)
+        )
         # What autograd packs while the operator runs is what will be there afterwards.
         self._origins[storage] = execution, number, version + 1
-        for ticket in execution.tickets:
-            if isinstance(ticket.content, Recomputed) and ticket.content.number >= 0:
-                ticket.content = OverwrittenTensor(op_id)
-        execution.followers.append(follower)
+        for handle in execution.handles:
+            if isinstance(handle.content, Recomputed) and handle.content.number >= 0:
+                handle.content = OverwrittenTensor(op_id)
+        execution.changes.append(change)
         for source in execution.sources():
             source.waiting.add(execution)
 
@@ -165,35 +167,35 @@ class Recomputer:
             return Kept.of(tensor, op_id)
         return Recomputed.in_memory_of(execution, number, tensor)
 
-    def _ticket(
+    def _handle(
         self,
         tensor: torch.Tensor,
         op_id: str,
         execution: RecordedRun | None,
         storages: set[Any],
         number: int,
-    ) -> Ticket:
+    ) -> SavedHandle:
         content = self._found(tensor, op_id)
         if isinstance(content, Kept) and execution is not None:
             storage = storage_of(tensor)
             if storage is not None and storage not in storages:
                 content = Recomputed(execution, -1 - number)
-        ticket = Ticket(content)
+        handle = SavedHandle(content)
         if isinstance(content, Recomputed):
-            content.execution.lead(ticket)
-        return ticket
+            content.execution.add_handle(handle)
+        return handle
 
-    def _unpack(self, ticket: Ticket) -> torch.Tensor:
-        content = ticket.content
+    def _unpack(self, handle: SavedHandle) -> torch.Tensor:
+        content = handle.content
         if not isinstance(content, Recomputed):
             return content.tensor_now()
-        return self._lock.hold(self._recompute, content, ticket)
+        return self._lock.hold(self._recompute, content, handle)
 
-    def _recompute(self, content: Recomputed, ticket: Ticket) -> torch.Tensor:
+    def _recompute(self, content: Recomputed, handle: SavedHandle) -> torch.Tensor:
         self._origins.clear()
         self._compute(content.execution)
         tensor = content.tensor_now()
-        content.execution.unspent.discard(ticket)
+        content.execution.unread.discard(handle)
         content.execution.release()
         return tensor
 

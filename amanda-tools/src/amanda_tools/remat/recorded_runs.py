@@ -101,7 +101,7 @@ class OverwrittenTensor:
 
 
 @attrs.define(eq=False, weakref_slot=True)
-class Ticket:
+class SavedHandle:
     """The object that autograd holds in place of a saved tensor."""
 
     content: Kept | Recomputed | OverwrittenTensor
@@ -159,7 +159,7 @@ def _set_random_states(states: Sequence[torch.Tensor]) -> None:
 
 
 @attrs.define(eq=False)
-class Follower:
+class InPlaceChange:
     """An operator that changes the output of a recorded run in place.
 
     Attributes:
@@ -201,11 +201,11 @@ class RecordedRun:
         autocast: setting of ``torch.autocast``; None where there is none.
         random: states of the generators before an operator that draws from them, else empty.
         count: number of tensors it packed.
-        followers: operators that changed its outputs in place since.
+        changes: operators that changed its outputs in place since.
         outputs, packed: tensors of the second run, while they are wanted.
         has_run: there are tensors of a second run.
-        tickets: all living tickets that lead here.
-        unspent: tickets that the backward pass has not unpacked since the second run.
+        handles: all living handles that lead here.
+        unread: handles that the backward pass has not unpacked since the second run.
         waiting: runs that are still to be run again from this one's outputs.
     """
 
@@ -217,23 +217,23 @@ class RecordedRun:
     autocast: Autocast | None
     random: Sequence[torch.Tensor] = ()
     count: int = 0
-    followers: list[Follower] = attrs.field(factory=list)
+    changes: list[InPlaceChange] = attrs.field(factory=list)
     outputs: list[torch.Tensor] = attrs.field(factory=list)
     packed: list[torch.Tensor] = attrs.field(factory=list)
     has_run: bool = False
-    tickets: weakref.WeakSet[Ticket] = attrs.field(factory=weakref.WeakSet)
-    unspent: weakref.WeakSet[Ticket] = attrs.field(factory=weakref.WeakSet)
+    handles: weakref.WeakSet[SavedHandle] = attrs.field(factory=weakref.WeakSet)
+    unread: weakref.WeakSet[SavedHandle] = attrs.field(factory=weakref.WeakSet)
     waiting: weakref.WeakSet[RecordedRun] = attrs.field(factory=weakref.WeakSet)
 
     def sources(self) -> list[RecordedRun]:
         """Return the runs that the inputs come out of."""
-        others = [source for follower in self.followers for source in follower.others]
+        others = [source for change in self.changes for source in change.others]
         return [part.execution for part in (*self.inputs, *others) if isinstance(part, Recomputed)]
 
-    def lead(self, ticket: Ticket) -> None:
-        """Note a ticket that leads here."""
-        self.tickets.add(ticket)
-        self.unspent.add(ticket)
+    def add_handle(self, handle: SavedHandle) -> None:
+        """Note a handle that leads here."""
+        self.handles.add(handle)
+        self.unread.add(handle)
 
     def run_again(self) -> None:
         """Compute the outputs and the packed tensors once more.
@@ -258,8 +258,8 @@ class RecordedRun:
             )
         self.outputs = [tensor.detach() for tensor in tensors_in(result)]
         self.packed = packed
-        for follower in self.followers:
-            follower.run_again(self)
+        for change in self.changes:
+            change.run_again(self)
         self.has_run = True
 
     def _inputs_again(self) -> list[Any]:
@@ -275,10 +275,10 @@ class RecordedRun:
 
     def release(self) -> None:
         """Drop the tensors of the second run if nothing wants them any more."""
-        if self.has_run and not self.unspent and not self.waiting:
+        if self.has_run and not self.unread and not self.waiting:
             self.outputs, self.packed, self.has_run = [], [], False
-            # A second backward pass (retain_graph) unpacks the tickets again.
-            self.unspent = weakref.WeakSet(self.tickets)
+            # A second backward pass (retain_graph) unpacks the handles again.
+            self.unread = weakref.WeakSet(self.handles)
 
 
 @contextmanager

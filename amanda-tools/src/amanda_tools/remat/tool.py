@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -20,13 +20,9 @@ from amanda_tools._operators.saved_tensors import node_of
 from amanda_tools._operators.targets import Targets
 from amanda_tools._output.chart_data import rank_modules
 from amanda_tools._output.units import format_quantity
-from amanda_tools.remat.measurement import MeasuredOp, Measurement, measurement_of
+from amanda_tools.remat.measurement import Measurement, measurement_of
 from amanda_tools.remat.options import RematOptions
 from amanda_tools.remat.plan import MemoryModel, Plan, make_plan
-
-
-def _nothing() -> None:
-    """Stand for a weak reference before there is a recomputer."""
 
 
 class RematTool(PrintingTool[RematOptions]):
@@ -51,9 +47,9 @@ class RematTool(PrintingTool[RematOptions]):
         self._forget()
 
     def _forget(self) -> None:
-        self._measurement: Measurement | None = None
+        self._measurement = Measurement()
         self._make: Any = None
-        self._recomputer: Callable[[], Any] = _nothing
+        self._recomputer: Callable[[], Any] = lambda: None
         self._plan: Plan | None = None
         self._draft: tuple[int, Plan] | None = None
         self._acting: set[str] = set()
@@ -110,12 +106,11 @@ class RematTool(PrintingTool[RematOptions]):
         An operator that first ran without gradients has to be measured when it runs with them.
         """
         if runs and not self._is_late and self._plan is None:
-            measurement = self._measurement
-            self._is_late = measurement is not None and measurement.starts_with_gradients()
+            self._is_late = self._measurement.starts_with_gradients()
         runs[:] = [True]
 
     def _measuring(self, context: OpContext) -> Measurement:
-        if self._measurement is None:
+        if type(self._measurement) is Measurement:
             self._measurement = measurement_of(context.namespace.tags[0])
         return self._measurement
 
@@ -128,7 +123,7 @@ class RematTool(PrintingTool[RematOptions]):
 
     def _begin(self, _: Any) -> None:
         """Called when the first backward pass begins: all that it keeps is known."""
-        if self._plan is not None or self._measurement is None:
+        if self._plan is not None or not self._measurement.ops:
             return
         if self._is_late:
             # Part of this iteration was measured without gradients: measure the next one.
@@ -144,7 +139,7 @@ class RematTool(PrintingTool[RematOptions]):
         recomputed = frozenset(step.op.id for step in chosen)
         if recomputed:
             drawing = frozenset(step.op.id for step in chosen if step.is_random)
-            changing = frozenset(op_id for step in chosen for op_id in step.followers)
+            changing = frozenset(op_id for step in chosen for op_id in step.changes)
             saving = {step.op.id for step in steps if step.saved}
             self._acting = saving | recomputed | changing
             self._make = functools.partial(Recomputer, recomputed, drawing, changing)
@@ -168,19 +163,14 @@ class RematTool(PrintingTool[RematOptions]):
 
     # -- results ----------------------------------------------------------
 
-    def _measured(self) -> tuple[Sequence[MeasuredOp], Mapping[int, int]]:
-        """Return the operators of the measured iteration, and bytes by piece."""
-        found = self._measurement
-        return ([], {}) if found is None else (found.ops, found.sizes)
-
     def _planned(self) -> Plan:
         if self._plan is not None:
             return self._plan
-        steps, sizes = self._measured()
+        steps = self._measurement.ops
         known = len(steps) + sum(len(step.saved) for step in steps)
         if self._draft is not None and self._draft[0] == known:
             return self._draft[1]
-        memory = MemoryModel(steps, sizes)
+        memory = MemoryModel(steps, self._measurement.sizes)
         allowed = [i for i, step in enumerate(steps) if not step.obstacle]
         budget = self.options.to_bytes(memory.size(memory.kept(())))
         found = make_plan(memory, budget, allowed)
@@ -194,9 +184,8 @@ class RematTool(PrintingTool[RematOptions]):
         measured; ``recompute``; ``reason`` why it cannot be recomputed.
         """
         found = self._planned()
-        steps, sizes = self._measured()
+        steps, sizes = self._measurement.ops, self._measurement.sizes
         kept = {piece for step in steps for piece in step.saved}
-        unit = "us" if self._measurement is None else self._measurement.unit
         rows = []
         for i, step in enumerate(steps):
             if not step.made and not step.saved:
@@ -207,7 +196,7 @@ class RematTool(PrintingTool[RematOptions]):
                     "saved_bytes": sum(sizes[piece] for piece in kept.intersection(step.made)),
                     "cost_us": None,
                     "cost_ops": None,
-                    f"cost_{unit}": step.cost,
+                    f"cost_{self._measurement.unit}": step.cost,
                     "recompute": i in found.recomputed,
                     "reason": step.obstacle,
                 }
@@ -222,10 +211,9 @@ class RematTool(PrintingTool[RematOptions]):
         found for any limit. ``extra_cost`` is a fraction of the forward pass.
         """
         found = self._planned()
-        steps, _ = self._measured()
+        steps = self._measurement.ops
         total = sum(step.cost for step in steps)
         extra = sum(steps[i].cost for i in found.recomputed)
-        unknown = 0 if self._measurement is None else self._measurement.unknown
         return {
             "options": attrs.asdict(self.options),
             "saved_bytes": found.saved_bytes,
@@ -237,10 +225,8 @@ class RematTool(PrintingTool[RematOptions]):
             "is_applied": self._make is not None,
             "recomputed": len(found.recomputed),
             "extra_cost": extra / total if total else 0.0,
-            "ops_of_unknown_size": unknown,
-            "skipped": self._targets.rows(),
-            "ops_never_met": self._targets.never_met(),
-            "exclude_never_met": self._targets.exclude_never_met(),
+            "ops_of_unknown_size": self._measurement.unknown,
+            **self._targets.summary(),
         }
 
     def charts(self) -> Iterable[Chart]:
