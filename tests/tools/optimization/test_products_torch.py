@@ -11,6 +11,9 @@ from torch import nn
 import amanda
 from amanda_tools.prune import PruneTool
 from amanda_tools.quantize import QuantizeTool
+from tests import models
+
+RECURRENT_CELLS = ("lstm_cell", "gru_cell", "rnn_tanh_cell")
 
 
 class Products(nn.Module):
@@ -98,3 +101,41 @@ def test_a_batch_of_matrices_is_pruned_one_by_one() -> None:
         torch.bmm(torch.ones(2, 3, 4), experts)
     (mask,) = tool.masks.values()
     assert mask[..., 0].tolist() == [[False, True, True, False], [True, True, False, False]]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(4, 8, 3), (2, 4, 9)),
+        (nn.Conv3d(4, 8, 3), (2, 4, 5, 5, 5)),
+        (nn.ConvTranspose1d(4, 8, 3), (2, 4, 9)),
+        (nn.ConvTranspose2d(4, 8, 3), (2, 4, 5, 5)),
+        (nn.ConvTranspose3d(4, 8, 3), (2, 4, 3, 3, 3)),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_every_convolution_is_treated_by_default(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    """Convolutions of all numbers of axes, and transposed ones, are among the default types."""
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(2))
+    exact = layer(x)
+    for tool in (PruneTool(), PruneTool(method="nm"), QuantizeTool(method="dynamic")):
+        with amanda.apply(tool):
+            found = layer(x)
+        assert not torch.equal(found, exact)
+        assert (len(tool.ops), tool.summary()["skipped"]) == (1, [])
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_a_recurrent_layer_is_listed_as_skipped(make: type[nn.Module]) -> None:
+    """Its several weights have no rule: it stays exact, and the result says why."""
+    layer, x = make(4, 4), torch.rand(3, 4)
+    exact = layer(x)
+    named = QuantizeTool(ops=["lstm", "gru", "rnn", *RECURRENT_CELLS], weight_bits=4)
+    for tool in (PruneTool(), QuantizeTool(), named):
+        with amanda.apply(tool):
+            layer(x)
+            found = layer(x)
+        pairs = zip(models.tensors(found), models.tensors(exact), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+        reasons = {row["reason"] for row in tool.summary()["skipped"]}
+        assert reasons == {"none of its inputs is known as its weight"}

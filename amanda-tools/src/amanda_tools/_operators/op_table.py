@@ -253,6 +253,9 @@ TRAITS: Mapping[str, str] = {
     "multiplies_activations": """
         matmul einsum
     """,
+    "recurrent": """
+        lstm gru rnn lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+    """,
     "allocates_nothing": """
         identity_n read_variable expand_dims
     """,
@@ -273,6 +276,7 @@ TRAITS: Mapping[str, str] = {
 - queries_variable: it takes a variable's handle without reading or changing its value;
 - scales_scores: it may stand between the product of queries and keys and the softmax;
 - multiplies_activations: a product that counts as ``linear`` if one of the factors is a parameter;
+- recurrent: a network over steps, or one step of it, with several weights;
 - allocates_nothing: its outputs take no memory of their own in a graph, as those of views;
 - converts: it may convert to an element type with a smaller range, which can make infinities.
 """
@@ -327,12 +331,18 @@ _PATH_RULES: Mapping[str, str] = {
 }
 """Extraction rules of :mod:`amanda_tools.path.rules` that hold for many types, by name."""
 
+_LAYERS = f"""
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d linear
+    {TRAITS["recurrent"]}
+"""
+"""The types of layers that are mostly products with weights."""
+
 _DEFAULTS: Mapping[str, str] = {
     "inject": "conv2d linear matmul attention",
-    "quantize": "conv2d linear",
-    "prune:magnitude": "conv2d linear",
-    "prune:nm": "conv2d linear",
-    "prune:tile": "conv2d linear",
+    "quantize": _LAYERS,
+    "prune:magnitude": _LAYERS,
+    "prune:nm": _LAYERS,
+    "prune:tile": _LAYERS,
     "prune:channel": "conv2d",
     "prune:activation": "conv2d",
     "prune:attention": "attention softmax",
@@ -395,7 +405,7 @@ def default_types(tool: str) -> tuple[str, ...]:
 
 def _fill() -> None:
     """Add the rows of this package."""
-    for kind in "conv2d linear matmul attention softmax".split():
+    for kind in dict.fromkeys(" ".join(_DEFAULTS.values()).split()):
         tools = {tool for tool, kinds in _DEFAULTS.items() if kind in kinds.split()}
         set_row(kind, default_of=frozenset(tools))
     for group, kinds in GROUPS.items():

@@ -166,7 +166,8 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         found: dict[str, Any] = {"mechanisms": self._seen_by_each(rows)}
         for key in ("type", "module"):
             found[f"by_{key}"] = {
-                way: _grouped(_in(rows, way), operator.itemgetter(key)) for way in DIRECTIONS
+                direction: _grouped(_in(rows, direction), operator.itemgetter(key))
+                for direction in DIRECTIONS
             }
         return found
 
@@ -177,14 +178,11 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         found: dict[str, dict[str, Any]] = {}
         for name, (framework, how) in known.items():
             own = [row for row in rows if row["namespace"].startswith(framework)]
-            ways = {way: _in(own, way) for way in DIRECTIONS}
+            inside = list(filter(_is_in_module, own))
             found[name] = {
                 "how": how,
-                **{way: _figures(part, name) for way, part in ways.items()},
-                "in_modules": {
-                    way: _figures(list(filter(_is_in_module, part)), name)
-                    for way, part in ways.items()
-                },
+                **_by_direction(own, name),
+                "in_modules": _by_direction(inside, name),
             }
         return found
 
@@ -196,33 +194,33 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         every = self.op_rows()
         listed = shown(every, self.options)
         found = self._seen_by_each(listed)
-        counts = (f"{found[OURS][way]['ops']} {way} ops" for way in DIRECTIONS)
+        counts = (f"{found[OURS][direction]['ops']} {direction} ops" for direction in DIRECTIONS)
         columns = ("mechanism", "direction", "ops", "%", "in modules", "%")
         rows = [
-            (_label(name, of["how"]), way, *_cells(of[way]), *_cells(of["in_modules"][way]))
-            for way in DIRECTIONS
-            for name, of in found.items()
+            (_label(name, seen["how"]), direction, *_cells(seen, direction))
+            for direction in DIRECTIONS
+            for name, seen in found.items()
         ]
         yield Table("coverage: " + ", ".join(counts), columns, rows)
         names = [name for name in found if name != OURS]
-        for way in DIRECTIONS:
-            yield self._groups(_in(listed, way), way, names)
+        for direction in DIRECTIONS:
+            yield self._groups(_in(listed, direction), direction, names)
         yield from other_phases("coverage", every, self.options, ("executions",))
 
-    def _groups(self, rows: Iterable[Mapping[str, Any]], way: str, names: Sequence[str]) -> Table:
+    def _groups(
+        self, rows: Iterable[Mapping[str, Any]], direction: str, names: Sequence[str]
+    ) -> Table:
         by = self.options.by
         groups = _grouped(
             rows, lambda row: self._ops[row["id"]].op.place if by == "module" else row[by]
         )
-        missed = {
-            group: max((of["ops"] - of["seen_by"].get(name, 0) for name in names), default=0)
-            for group, of in groups.items()
-        }
         lines = [
-            (group, groups[group]["ops"], *(groups[group]["seen_by"].get(n, 0) for n in names))
-            for group in sorted(groups, key=lambda group: -missed[group])
+            (group, counts["ops"], *(counts["seen_by"].get(name, 0) for name in names))
+            for group, counts in groups.items()
         ]
-        return Table(f"coverage: {way} ops by {by}", (by, OURS, *names), lines)
+        # Those of which a mechanism misses the most operators first.
+        lines.sort(key=lambda line: min(line[2:], default=line[1]) - line[1])
+        return Table(f"coverage: {direction} ops by {by}", (by, OURS, *names), lines)
 
     def charts(self) -> Iterable[Chart]:
         """Operators that each mechanism sees and misses: those in modules, or all if none is in
@@ -232,14 +230,18 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         listed = shown(rows, self.options) or rows
         inside = list(filter(_is_in_module, listed))
         found = self._seen_by_each(inside or listed)
-        bars = [(way, name, of[way]) for way in DIRECTIONS for name, of in found.items()]
+        bars = {
+            f"{direction}: {name}": seen[direction]
+            for direction in DIRECTIONS
+            for name, seen in found.items()
+        }
         yield Chart(
             title="operators, in modules" if inside else "operators",
             kind="bar",
-            labels=[f"{way}: {name}" for way, name, _ in bars],
+            labels=list(bars),
             values={
-                "seen": [of["ops"] for _, _, of in bars],
-                "missed": [of["of_ops"] - of["ops"] for _, _, of in bars],
+                "seen": [bar["ops"] for bar in bars.values()],
+                "missed": [bar["of_ops"] - bar["ops"] for bar in bars.values()],
             },
         )
 
@@ -248,13 +250,18 @@ def _framework(op: OpDescription) -> str:
     return op.namespace.partition("/")[0]
 
 
-def _in(rows: Iterable[Mapping[str, Any]], way: str) -> list[Mapping[str, Any]]:
-    return [row for row in rows if row["direction"] == way]
+def _in(rows: Iterable[Mapping[str, Any]], direction: str) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["direction"] == direction]
 
 
 def _is_in_module(row: Mapping[str, Any]) -> bool:
     """True if a module or function runs the operator; ids of others begin with a slash."""
     return bool(row["module"]) or not row["id"].startswith("/")
+
+
+def _by_direction(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, dict[str, Any]]:
+    """Count what one mechanism sees of these operators, forward and backward."""
+    return {direction: _figures(_in(rows, direction), name) for direction in DIRECTIONS}
 
 
 def _figures(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
@@ -287,6 +294,8 @@ def _label(name: str, how: str) -> str:
     return name if name == OURS else f"{name} ({how})"
 
 
-def _cells(figures: Mapping[str, Any]) -> tuple[Any, ...]:
-    share = figures["share"]
-    return figures["ops"], "-" if share is None else round(100 * share, 1)
+def _cells(seen: Mapping[str, Any], direction: str) -> Iterable[Any]:
+    """Yield number and share of the operators seen, of all and of those in modules."""
+    for figures in (seen[direction], seen["in_modules"][direction]):
+        share = figures["share"]
+        yield from (figures["ops"], "-" if share is None else round(100 * share, 1))

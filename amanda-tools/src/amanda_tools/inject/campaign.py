@@ -21,7 +21,6 @@ import numpy as np
 import amanda
 from amanda.errors import FileError
 from amanda.files import parse_json, plain_data, read_text, replaced
-from amanda.results import Table
 from amanda_tools._operators.running import run_model
 from amanda_tools._values.tensors import Array, arithmetic_of
 
@@ -86,17 +85,6 @@ class Campaign:
             "by_op": self._grouped(lambda trial: [trial.op]),
             "by_bit": self._grouped(lambda t: {str(f["bit"]) for f in t.faults}),
         }
-
-    def tables(self) -> Iterable[Table]:
-        """Yield a table of outcomes and one of outcomes by operator."""
-        low, high = self.sdc_interval
-        title = f"inject: {self.sdc_rate:.2%} of {len(self.trials)} trials wrong without notice"
-        rows = [(outcome, self.count(outcome)) for outcome in OUTCOMES]
-        yield Table(f"{title} (95%: {low:.2%} to {high:.2%})", ("outcome", "trials"), rows)
-        by_op = self._grouped(lambda trial: [trial.op])
-        order = sorted(by_op, key=lambda op: -by_op[op].get("wrong", 0))
-        rows_by_op = [(op, *(by_op[op].get(o, 0) for o in OUTCOMES)) for op in order]
-        yield Table("inject: trials by op", ("op", *OUTCOMES), rows_by_op)
 
     def _grouped(self, keys: Callable[[Trial], Iterable[str]]) -> dict[str, dict[str, int]]:
         groups: dict[str, dict[str, int]] = {}

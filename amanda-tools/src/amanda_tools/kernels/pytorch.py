@@ -16,12 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from amanda import OpContext
 from amanda.python.patching import PatchSet
 from amanda.tools.description import OpDescription
-from amanda_tools._internals import (
-    is_in_backward,
-    is_profiling,
-    prepare_profiler,
-    watch_profilers,
-)
+from amanda_tools._internals import is_in_backward, is_profiling, prepare_profiler, watch_profilers
 from amanda_tools._timelines.activities import ProfilerRecording, mark_of
 from amanda_tools.kernels.annotations import annotate
 from amanda_tools.kernels.kineto import recording_of

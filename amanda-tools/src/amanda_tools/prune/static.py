@@ -12,11 +12,18 @@ import numpy as np
 
 import amanda
 from amanda import OpContext
+from amanda.errors import AmandaError
 from amanda.tools.description import OpDescription
-from amanda_tools._operators.weights import Weight, is_another, weak_reference, weight_of
+from amanda_tools._operators.weights import (
+    FoundWeight,
+    Weight,
+    is_another,
+    weak_reference,
+    weight_of,
+)
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
-from amanda_tools.prune.given_masks import GivenMasks, check_shape
+from amanda_tools.prune.given_masks import GivenMasks, check_shape, is_same_name, variable_name
 from amanda_tools.prune.options import PruneOptions
 from amanda_tools.prune.rules import mask_smallest, rule_of
 
@@ -73,6 +80,37 @@ class PrunedWeight:
         if key not in self._constants:
             self._constants[key] = arithmetic_of(like).constant(self.mask, like)
         return self._constants[key]
+
+    def check_is(self, found: FoundWeight) -> None:
+        """Refuse a weight that a run has read instead of this one.
+
+        Raises:
+            AmandaError: the shape or the name differs.
+        """
+        shape, name = shape_of(found.value), variable_name(found.variable)
+        own = variable_name(self.weight.variable)
+        is_renamed = bool(name and own) and not is_same_name(name, own)
+        if shape != self.shape or (found.identity != self.weight.identity and is_renamed):
+            raise AmandaError(
+                f"prune: the mask of op {self.readers[0]} is for a weight {own} of the shape "
+                f"{self.shape}, and the run has read {name or 'one'} of the shape {shape}: it is "
+                "of another model"
+            )
+
+    def write_zeros(self, found: FoundWeight) -> None:
+        """Write the zeros of the mask into the weight, as a run has read it.
+
+        Raises:
+            TypeError: the value is none that can be written.
+            AmandaError: the variable cannot be written.
+        """
+        mask, value = self.mask, found.value
+        with amanda.disabled():
+            if found.variable is not None:
+                found.variable.change(lambda old: old * arithmetic_of(old).constant(mask, old))
+            else:
+                arithmetic = arithmetic_of(value)
+                arithmetic.assign(value, arithmetic.wide_numpy(value) * mask)
 
 
 @attrs.frozen

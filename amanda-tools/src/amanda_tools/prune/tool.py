@@ -14,12 +14,11 @@ from amanda.results import Table
 from amanda.tools.description import OpDescription
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda_tools._bases.targeting import TargetingTool
-from amanda_tools._operators.weights import WeightsOfRun, not_executed, weak_reference
+from amanda_tools._operators.weights import FoundWeight, WeightsOfRun, not_executed, weak_reference
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune import files
 from amanda_tools.prune.attention import CAUSAL, AttentionPruning
-from amanda_tools.prune.baking import check_is_same, write_zeros
 from amanda_tools.prune.channel import ChannelPruning
 from amanda_tools.prune.dynamic import Gate, GatedPruning
 from amanda_tools.prune.given_masks import name_of
@@ -162,8 +161,8 @@ class PruneTool(TargetingTool[PruneOptions]):
         """
         self._check_masks()
         return {
-            op_id: arithmetic_of(value).wide_numpy(value) * weight.mask
-            for weight, value, _ in self._weights_of(run)
+            op_id: arithmetic_of(found.value).wide_numpy(found.value) * weight.mask
+            for weight, found in self._weights_of(run)
             for op_id in weight.readers
         }
 
@@ -190,9 +189,9 @@ class PruneTool(TargetingTool[PruneOptions]):
                 f"prune: op {reader} reads the weight of op {op_id} without its mask and would "
                 "change, too; add its type to ops, or use export()"
             )
-        for weight, value, variable in self._weights_of(run):
+        for weight, found in self._weights_of(run):
             try:
-                write_zeros(weight, value, variable)
+                weight.write_zeros(found)
             except (TypeError, AmandaError) as error:
                 raise CapabilityError(
                     f"prune: the weight of op {weight.readers[0]} cannot be written ({error}); use "
@@ -223,8 +222,8 @@ class PruneTool(TargetingTool[PruneOptions]):
                     f"and masks begin at step {self.options.start}"
                 )
 
-    def _weights_of(self, run: Callable[[], Any]) -> list[tuple[PrunedWeight, Any, Any]]:
-        """Return the weights that have masks, each with its value and its variable.
+    def _weights_of(self, run: Callable[[], Any]) -> list[tuple[PrunedWeight, FoundWeight]]:
+        """Return the weights that have masks, each as the run has read it.
 
         Raises:
             AmandaError: `run` does not read one of the weights.
@@ -243,8 +242,8 @@ class PruneTool(TargetingTool[PruneOptions]):
                     one = other
             if one is None:
                 raise not_executed(self.name, weight.readers[0])
-            check_is_same(weight, one)
-            found.append((weight, one.value, one.variable))
+            weight.check_is(one)
+            found.append((weight, one))
         return found
 
     def _shared(self) -> dict[str, str]:
@@ -305,8 +304,8 @@ class PruneTool(TargetingTool[PruneOptions]):
         }
 
     def summary(self) -> dict[str, Any]:
-        """Sparsity over all weights, each counted once; operators that are not pruned, with
-        reasons."""
+        """Sparsity over all weights, each counted once, null without masks; operators that are not
+        pruned, with reasons."""
         ops = len(self._treated())
         weights = {id(w): w for w in self._weights().values() if w.mask is not None}.values()
         size = sum(w.mask.size for w in weights)
@@ -316,7 +315,7 @@ class PruneTool(TargetingTool[PruneOptions]):
             "ops": ops,
             "weights": size,
             "zeros": zeros,
-            "sparsity": zeros / size if size else 0.0,
+            "sparsity": zeros / size if size else None,
             "read_without_mask": self._shared(),
             "masks_never_used": [op_id for op_id in self._unused() if op_id not in self.ops],
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -11,7 +11,6 @@ import numpy as np
 
 import amanda
 from amanda import OpContext
-from amanda.results import Table
 from amanda.tools.mapping import MappingTool
 from amanda_tools._values.tensors import arithmetic_of
 from amanda_tools.quantize.quantizers import Quantizer
@@ -67,26 +66,6 @@ class Sensitivity:
             or (sqnr_below is not None and op.sqnr < sqnr_below)
             or (metric_below is not None and op.metric is not None and op.metric < metric_below)
         ]
-
-    def text(self, **limits: Any) -> str:
-        """Return :meth:`exclude` as Python source to paste into a program."""
-        ids = "".join(f"    {op_id!r},\n" for op_id in self.exclude(**limits))
-        return f"exclude=[\n{ids}]" if ids else "exclude=[]"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {"baseline": self.baseline, "ops": [attrs.asdict(op) for op in self.ops]}
-
-    def tables(self) -> Iterable[Table]:
-        """Yield a table of the operators."""
-        title = "quantize: sensitivity of ops"
-        if self.baseline is None:
-            yield Table(title, ("op", "SQNR (dB)"), [(op.id, round(op.sqnr, 2)) for op in self.ops])
-            return
-        rows = [(op.id, round(op.sqnr, 2), op.metric) for op in self.ops]
-        yield Table(
-            f"{title}, metric {self.baseline:.6g} without", ("op", "SQNR (dB)", "metric"), rows
-        )
 
 
 class MeasuringTool(amanda.Tool):

@@ -22,7 +22,7 @@ from amanda_tools._operators.weights import Untreatable, Weight, data_index, wei
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.quantize import files
 from amanda_tools.quantize.numbers import fake_float, fake_quantize
-from amanda_tools.quantize.options import QuantizeOptions
+from amanda_tools.quantize.options import DEFAULT_OPS, QuantizeOptions
 from amanda_tools.quantize.quantizers import Quantizer
 from amanda_tools.quantize.sensitivity import MeasuringTool, OpSensitivity, Sensitivity
 
@@ -187,7 +187,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
 
     def _weight(self, context: OpContext, op: OpDescription) -> Weight | None:
         """Return the weight; None for an operator that multiplies activations with each other."""
-        if context["weight_index"] is None and op.type not in ("conv2d", "linear"):
+        if context["weight_index"] is None and op.type not in DEFAULT_OPS:
             return None
         return weight_of(context)
 
