@@ -69,4 +69,5 @@ class TargetingTool(PrintingTool[OptionsT], abc.ABC):
 
     def summary(self) -> dict[str, Any]:
         """The options; operators left alone, with reasons; types and patterns never met."""
-        return {"options": attrs.asdict(self.options), **self.targets.summary()}  # type: ignore[call-overload, misc]
+        given: Any = self.options
+        return {"options": attrs.asdict(given), **self.targets.summary()}

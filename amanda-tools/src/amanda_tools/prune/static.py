@@ -105,6 +105,7 @@ class PrunedWeight:
             AmandaError: the variable cannot be written.
         """
         mask, value = self.mask, found.value
+        assert mask is not None
         with amanda.disabled():
             if found.variable is not None:
                 found.variable.change(lambda old: old * arithmetic_of(old).constant(mask, old))
