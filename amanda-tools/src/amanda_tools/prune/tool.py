@@ -304,8 +304,9 @@ class PruneTool(TargetingTool[PruneOptions]):
         }
 
     def summary(self) -> dict[str, Any]:
-        """Sparsity over all weights, each counted once, null without masks; operators that are not
-        pruned, with reasons."""
+        """Sparsity over all weights, each counted once, null of a dynamic method; operators that
+        are not pruned, with reasons."""
+        is_static = isinstance(self._pruning, StaticPruning)
         ops = len(self._treated())
         weights = {id(w): w for w in self._weights().values() if w.mask is not None}.values()
         size = sum(w.mask.size for w in weights)
@@ -315,7 +316,7 @@ class PruneTool(TargetingTool[PruneOptions]):
             "ops": ops,
             "weights": size,
             "zeros": zeros,
-            "sparsity": zeros / size if size else None,
+            "sparsity": zeros / max(size, 1) if is_static else None,
             "read_without_mask": self._shared(),
             "masks_never_used": [op_id for op_id in self._unused() if op_id not in self.ops],
         }
