@@ -165,6 +165,13 @@ def _loop(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
     return run
 
 
+def _turns(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    # Two compiled models take turns within one step.
+    other = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    first, second = compiled(net), compiled(other)
+    return lambda x: (first(x) * second(x)).sum() + second(x * 2).sum() + first(x).sum()
+
+
 class _Break(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.sum() > 0 else x * 3
@@ -237,7 +244,7 @@ def _forwards(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
     "make",
     [
         *(_breaks, _recompiles, _nested, _modes, _made_modules, _in_place, _operators),
-        *(_with_step, _modules, _loop, _forwards),
+        *(_with_step, _modules, _loop, _forwards, _turns),
     ],
     ids=lambda make: str(make.__name__),
 )
@@ -306,26 +313,6 @@ def test_random_numbers_of_python_add_no_operator() -> None:
     assert results == wanted
     assert (found.ids, found.backward_ids) == (eager.ids, eager.backward_ids)
     assert set(statistics.compiled.values()) == {"eagerly (it takes random numbers of Python)"}
-
-
-def test_a_function_has_its_own_code_before_and_after_a_scope() -> None:
-    """The code that a function's own compiler made is neither used in a scope nor made anew."""
-    graphs: list[Any] = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    net, tool = _model().eval(), Counter()
-    model = torch.compile(net, backend=backend)
-    wanted = model(X)
-    with applied(tool):
-        assert torch.equal(model(X), wanted)
-        assert torch.equal(model(X), wanted)
-    with torch.compiler.set_stance("fail_on_recompile"):
-        assert torch.equal(model(X), wanted)
-    assert len(graphs) == 1
-    assert tool.ops["linear"] == 4
 
 
 def test_the_programs_own_compiler_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -662,22 +649,6 @@ def test_scopes_open_and_end_between_calls_of_a_compiled_function() -> None:
     assert _scopes(net, compiled) == _scopes(net, net)
     with torch.compiler.set_stance("fail_on_recompile"):
         compiled(X)
-
-
-def test_two_compiled_models_take_turns() -> None:
-    """Calls of two compiled models within one step, backward pass included, are those of eager
-    mode."""
-
-    def turns(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
-        other = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-        other.load_state_dict(nn.Sequential(net[0]).state_dict())
-        first, second = compiled(net), compiled(other)
-        return lambda x: (first(x) * second(x)).sum() + second(x * 2).sum() + first(x).sum()
-
-    wanted, eager, _ = _run(turns, lambda function: function, scope=True)
-    results, found, _ = _run(turns, _compiled, scope=True)
-    assert results == wanted
-    assert (found.ids, found.backward_ids) == (eager.ids, eager.backward_ids)
 
 
 class _Decoder(nn.Module):

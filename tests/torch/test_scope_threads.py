@@ -60,35 +60,6 @@ def test_a_mode_goes_where_another_thread_ends_the_scope() -> None:
     assert later.ids == ["/relu:0"]
 
 
-def test_threads_enter_and_leave_scopes_at_once() -> None:
-    """Each thread counts its own forward and backward operators, under a hasty interpreter."""
-    rounds = int(os.environ.get("AMANDA_STRESS", "3"))
-    counts: list[tuple[int, int]] = []
-    models = [torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()) for _ in range(4)]
-
-    def run(model: torch.nn.Module) -> None:
-        for _ in range(rounds):
-            forward, whole = ForwardCounter(), Counter()
-            with applied(forward):
-                model(X).sum().backward()
-            with applied(whole), amanda.disabled():
-                model(X)
-            counts.append((len(forward.ids), len(whole.ids)))
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=run, args=(model,)) for model in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    # linear, relu, sum, and the ones that the backward pass begins with
-    assert counts == [(4, 0)] * 4 * rounds
-
-
 class WhileCompiled(torch.nn.Module):
     """A module that runs something in another thread, twice, while it is compiled.
 
