@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import amanda
+from amanda_torch import _internals
 from amanda_torch.eager import gate
 from amanda_torch.plugin import TorchEagerDriver
 from tests.torch.support import Cube, applied
@@ -54,7 +57,7 @@ class Doubled(torch.Tensor):
         return result * 2 if func is torch.Tensor.add else result
 
 
-early_add, early_relu = torch.add, nn.functional.relu
+early_add, early_relu, early_mul = torch.add, nn.functional.relu, torch.ones(2, 2).mul
 
 
 def _operators(x: torch.Tensor) -> Any:
@@ -263,9 +266,52 @@ class Products(nn.Module):
         _ = torch.matmul(self.high, b), torch.sparse.mm(self.sparse, b), self.conjugated.abs()
 
 
+FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a function": lambda x: early_add(x, x),
+    "with names": lambda x: torch.add(input=x, other=x, alpha=2),
+    "with a tuple and a dict": lambda x: torch.add(*(x, x), alpha=2),
+    "of other arguments": lambda x: [torch.stack([x, x]), torch.split(x, 1), torch.zeros(2)],
+    "a method": lambda x: x.add(x),
+    "a method with names": lambda x: x.add(other=x, alpha=2),
+    "a method without arguments": lambda x: x.relu(),
+    "a method of one argument": lambda x: x.dot if x.dim() == 1 else x.matmul(x),
+    "bound before": lambda x: [early_mul(2.0), early_mul(x)],
+    "unbound": lambda x: torch.Tensor.add(x, x),
+    "of the base": lambda x: _internals.TENSOR_BASE.add(x, x),
+    "operators": lambda x: [x + 1, 1 + x, x - x, 2 / x, -x, ~(x > 0), x == x, abs(x), x @ x, x**2],
+    "functions of operators": lambda x: [operator.add(x, x), operator.neg(x), operator.eq(x, 1)],
+    "in place": lambda x: [operator.iadd(x, 1), x.mul_(2), x.__imul__(2)],
+    "items": lambda x: [x[0], x[:, None], operator.getitem(x, 1), x.__getitem__(0)],
+    "assigned items": lambda x: [operator.setitem(x, 0, 1.0), x.__setitem__(0, x[1])],
+    "properties": lambda x: [x.T, x.mT, x.real, x.shape, x.dtype, x.is_cuda],
+    "mapped": lambda x: list(map(torch.neg, [x, x, x])),
+    "partial": lambda x: functools.partial(torch.add, x)(1.0),
+    "sorted by a function": lambda x: sorted([x, x], key=torch.sum),
+    "torch.ops": lambda x: [torch.ops.aten.relu.default(x), torch.ops.aten.relu(x)],
+    "torch.ops with names": lambda x: torch.ops.aten.add.Tensor(x, x, alpha=2),
+    "functions in Python": lambda x: [nn.functional.softsign(x), torch.einsum("ij,jk", x, x)],
+    "functions of namespaces": lambda x: [torch.fft.fft(x), torch.linalg.inv(x + torch.eye(2))],
+    "a subclass": lambda x: x.as_subclass(nn.Parameter) + 1,
+    "reads": lambda x: [len(x), float(x.sum()), str(x), x.tolist(), x.numpy(), x.size()],
+    "nothing that fits": lambda x: x.add(x, x, x, x),
+    "nothing that fits by a sign": lambda x: x + object(),
+    "a name that is not there": lambda x: torch.add(x, x, nothing=1),
+    "sizes that do not fit": lambda x: x + torch.ones(3),
+}
+
+
+def _forms_of_calls(x: torch.Tensor) -> None:
+    """Each form so often that CPython specialises its instructions."""
+    for form in FORMS.values():
+        for _ in range(12):
+            with contextlib.suppress(TypeError, RuntimeError):
+                form(x.clone())
+
+
 PROGRAMS: dict[str, Callable[[], Callable[[torch.Tensor], Any]]] = {
     "operators": lambda: _operators,
     "forms": lambda: _forms,
+    "forms of calls": lambda: _forms_of_calls,
     "ignored": lambda: _ignored,
     "torch.ops": lambda: _ops,
     "refused": lambda: _refused,

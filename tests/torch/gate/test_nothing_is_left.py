@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.overrides import get_overridable_functions
+from torch.overrides import TorchFunctionMode, get_overridable_functions
 
 from amanda_torch import _internals, extension
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of
@@ -195,3 +195,25 @@ def test_other_threads_compile_without_breaks() -> None:
         ready.wait(60)
     thread.join()
     assert done == [(1, 2)]
+
+
+def test_the_stack_looks_as_if_the_mode_lay_there() -> None:
+    """Every question about the stack of modes is answered with the mode, among others, too; a
+    device that is set with a with-statement lies above it, and is taken off alone."""
+
+    class Other(TorchFunctionMode):
+        pass
+
+    with intercepted("gate", Watcher()):
+        (ours,) = _internals.modes()
+        with Other() as other, torch.device("meta"):
+            assert [_internals.mode_at(i) for i in range(2)] == [ours, other]
+            assert _internals.mode_depth() == 3
+            assert torch.ones(2).is_meta
+        assert not torch.ones(2).is_meta
+        assert _internals.pop_mode() is ours
+        assert _internals.mode_depth() == 0
+        _internals.push_mode(ours)
+        assert [*_internals.modes()] == [ours]
+        with pytest.raises(TypeError):
+            _internals.mode_at("0")  # type: ignore[arg-type]
