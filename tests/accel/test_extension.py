@@ -15,6 +15,7 @@ import torch
 
 import amanda_torch_accel
 from amanda_torch import extension
+from tests.running import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,7 +103,7 @@ except ImportError as error:
     print("refused:", error)
 """
     code = f"import torch, {name} as all; all.run_string(all.create({argument}), {loading!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, check=True)
     assert done.stdout.startswith("refused:"), done
 
 
@@ -176,13 +177,7 @@ def test_each_allocation_that_fails_is_an_error(tool: str) -> None:
     """Where an allocation of a step fails, the step raises MemoryError or does without; the process
     goes on, and the next step is counted as every step is."""
     pytest.importorskip("_testcapi")
-    run = subprocess.run(
-        [sys.executable, "-c", STEPS, tool],
-        env={**os.environ, "AMANDA_TORCH_INTERCEPTOR": "gate"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = run_python("-c", STEPS, tool, env={"AMANDA_TORCH_INTERCEPTOR": "gate"})
     assert run.returncode == 0, run.stderr[-2000:]
     *counts, outcomes = run.stdout.splitlines()
     assert outcomes == "['done', 'no memory']"

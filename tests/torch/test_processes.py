@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from tests.running import run_python
 from tests.torch.support import (
     TRANSPARENT,
     On,
@@ -149,12 +150,13 @@ print(json.dumps([first, profiled()]))
 
 def test_a_profile_with_stacks_tells_modules() -> None:
     """PyTorch's profiler finds the program's modules in a scope, and after its first use in one."""
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _PROFILED],
-        capture_output=True,
-        text=True,
+    run = run_python(
+        "-W",
+        "ignore",
+        "-c",
+        _PROFILED,
+        env={"PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])},
         check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])},
     )
     within, after = json.loads(run.stdout)
     assert within == after

@@ -21,6 +21,7 @@ from amanda_torch import _internals
 from amanda_torch.autograd.leaves import LeafClaimer
 from amanda_torch.eager import module_calls
 from amanda_torch.plugin import TorchEagerDriver
+from tests.running import in_threads
 from tests.torch.support import Counter, ForwardCounter, On, after, applied, interceptors
 
 X = torch.ones(2)
@@ -31,9 +32,7 @@ def test_a_mode_goes_where_another_thread_ends_the_scope() -> None:
     block = applied(ForwardCounter())
     block.__enter__()
     torch.relu(X)
-    thread = threading.Thread(target=lambda: block.__exit__(None, None, None))
-    thread.start()
-    thread.join()
+    in_threads(lambda: block.__exit__(None, None, None))
     assert _internals.mode_depth() == 0
 
     opened, closed = threading.Event(), threading.Event()
@@ -88,9 +87,7 @@ def traced(run: Callable[[], None]) -> float:
 
 
 def in_a_thread(run: Callable[[], None]) -> None:
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    in_threads(run)
 
 
 def test_a_thread_that_compiles_leaves_the_others_as_they_are() -> None:
@@ -356,11 +353,7 @@ def test_threads_that_share_a_leaf_find_its_hooks(
     with applied(counter):
         with monkeypatch.context() as patch:
             patch.setattr(LeafClaimer, "hook_leaf", slowly)
-            threads = [threading.Thread(target=use, args=(waits,)) for waits in (False, True)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            in_threads(*[functools.partial(use, waits) for waits in (False, True)])
         for loss in losses:
             loss.backward()
     assert counter.backward_ops["AccumulateGrad"] == 2

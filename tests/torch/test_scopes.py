@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from torch import nn
 import amanda
 from amanda.errors import CoverageWarning
 from tests import models
+from tests.running import in_threads
 from tests.torch.support import (
     Counter,
     ForwardCounter,
@@ -32,9 +32,7 @@ X = torch.linspace(-1, 1, 3)
 
 
 def _in_thread(run: Any) -> None:
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    in_threads(run)
 
 
 def test_one_model_in_several_threads() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import gc
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 
 import amanda
 from amanda.inline import Counter, Log, Timer
+from tests.running import in_threads
 from tests.torch.gate.programs import BOTH, intercepted, needs_gate
 from tests.torch.gate.tools import Inlined
 from tests.torch.support import applied
@@ -115,9 +115,7 @@ def test_a_timer_around_a_backward_operator(interceptor: str) -> None:
         return tool.timer.executions - before
 
     def in_thread() -> None:
-        thread = threading.Thread(target=passes)
-        thread.start()
-        thread.join()
+        in_threads(passes)
 
     def raises() -> None:
         raise ZeroDivisionError

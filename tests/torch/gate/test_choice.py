@@ -16,6 +16,7 @@ from amanda_torch import _internals, extension
 from amanda_torch.eager import gate
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.plugin import TorchEagerDriver
+from tests.running import run_python
 from tests.torch.gate.programs import VARIABLE, needs_gate
 from tests.torch.support import Counter, applied
 
@@ -80,7 +81,7 @@ def test_the_package_needs_no_extension() -> None:
         "with amanda.apply(tool): torch.ones(2).exp()\n"
         "print(seen, gate.reason_unusable())"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = run_python("-c", code, check=True)
     assert run.stdout.startswith("['/setup/ones:0', '/exp:0'] amanda-torch-accel is not installed")
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-import threading
 import time
 from typing import Any
 
@@ -17,6 +17,7 @@ import amanda
 from amanda.errors import ToolTypeError
 from amanda.inline import Check, Counter, Log, Timer
 from amanda_torch import _internals
+from tests.running import in_threads
 from tests.torch.gate.programs import needs_gate
 from tests.torch.gate.tools import Checks, Ids, Returning
 from tests.torch.support import applied
@@ -43,11 +44,7 @@ def test_routines_of_threads_take_turns() -> None:
                 _ = x * 2.0
                 amanda.new_iteration()
 
-    threads = [threading.Thread(target=compute) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[compute] * 3)
     assert most == [1]
     assert tool.seen.count("after 1") == 60
 
@@ -162,11 +159,7 @@ def test_checks_in_threads() -> None:
         model(x).sum().backward()
 
     with applied(tool), torch.no_grad():
-        threads = [threading.Thread(target=work, args=(v,)) for v in (1.0, math.inf, 2.0)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*[functools.partial(work, v) for v in (1.0, math.inf, 2.0)])
     assert sorted(map(any, found)) == [False, True, True]
     linear = [one for one in tool.errors if one[0].endswith("linear:0")]
     assert len(linear) == count + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -79,12 +79,9 @@ def compiled(*tools: amanda.Tool) -> amanda.apply:
 
 
 @pytest.fixture(autouse=True)
-def _fast_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _fast_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     # That of most of the tests; the others run operator by operator.
     monkeypatch.setenv(COMPILER_VARIABLE, "aot_eager")
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @pytest.fixture
