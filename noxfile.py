@@ -133,7 +133,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def sanitizers(session: nox.Session) -> None:
-    """The extension of amanda-torch with ASan and UBSan, under tests/accel and test_gate.py."""
+    """The extension of amanda-torch with ASan and UBSan, under tests/accel and tests/torch/gate."""
     folder, flags = session.create_tmp(), "-g -fno-omit-frame-pointer -fsanitize=address,undefined"
     options = ("-q", "--no-build-isolation", "--no-deps", "--no-cache-dir", "--target", folder)
     build = {"CFLAGS": flags, "LDFLAGS": flags, "AMANDA_TORCH_ACCEL_BUILD": "require"}
@@ -144,7 +144,7 @@ def sanitizers(session: nox.Session) -> None:
     checked = {"PYTHONMALLOC": "malloc", "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": folder}
     checked["LD_PRELOAD"] = " ".join(str(path).strip() for path in found)
     checked["UBSAN_OPTIONS"] = "halt_on_error=1:print_stacktrace=1"
-    tests = session.posargs or ["tests/accel", "tests/torch/test_gate.py"]
+    tests = session.posargs or ["tests/accel", "tests/torch/gate"]
     _run(session, "-m", "pytest", "-q", *tests, AMANDA_TORCH_INTERCEPTOR="gate", **checked)
 
 

@@ -15,6 +15,7 @@ import torch
 
 import amanda_torch_accel
 from amanda_torch import extension
+from tests.running import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,7 +103,7 @@ except ImportError as error:
     print("refused:", error)
 """
     code = f"import torch, {name} as all; all.run_string(all.create({argument}), {loading!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, check=True)
     assert done.stdout.startswith("refused:"), done
 
 
@@ -176,14 +177,30 @@ def test_each_allocation_that_fails_is_an_error(tool: str) -> None:
     """Where an allocation of a step fails, the step raises MemoryError or does without; the process
     goes on, and the next step is counted as every step is."""
     pytest.importorskip("_testcapi")
-    run = subprocess.run(
-        [sys.executable, "-c", STEPS, tool],
-        env={**os.environ, "AMANDA_TORCH_INTERCEPTOR": "gate"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = run_python("-c", STEPS, tool, env={"AMANDA_TORCH_INTERCEPTOR": "gate"})
     assert run.returncode == 0, run.stderr[-2000:]
     *counts, outcomes = run.stdout.splitlines()
     assert outcomes == "['done', 'no memory']"
     assert counts == (["[6, 11, 6]"] if tool == "inline" else [])
+
+
+@needs_extension
+@pytest.mark.parametrize("builtin", [vars(str)["split"], len, object()])
+def test_unknown_builtins_are_refused(builtin: Any) -> None:
+    """What is no function of PyTorch's is refused by name."""
+    with pytest.raises(ValueError, match=r"split|len|object"):
+        extension.load().add(builtin, False)
+
+
+@needs_extension
+def test_calls_look_like_the_function() -> None:
+    """An object in the place of a function has its name, its documentation and its attributes."""
+
+    def function(x: Any) -> Any:
+        """Documented."""
+        return x
+
+    call = extension.load().reported(function)
+    assert (call.__name__, call.__doc__, call.__module__) == ("function", "Documented.", __name__)
+    assert call.__wrapped__ is function
+    assert call(1) == 1

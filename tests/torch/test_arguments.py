@@ -181,14 +181,6 @@ def _twice(value: Any, target: torch.Tensor) -> Any:
 # -- single facts ---------------------------------------------------------
 
 
-def test_keyword_weight() -> None:
-    """``F.conv2d(x, weight=w)``: the weight is input 1, the absent bias None at 2."""
-    x, w = R(1, 2, 4, 4), R(3, 2, 1, 1)
-    seen = _seen(lambda: functional.conv2d(x, weight=w))
-    assert _is(seen.inputs[0], [x, w, None])
-    assert seen.names[0] == ["input", "weight", "bias"]
-
-
 @pytest.mark.parametrize("call", ["function", "module", "without", "keyword"])
 def test_absent_bias_keeps_its_position(call: str) -> None:
     """An absent bias is None in every form of call, so that positions do not shift."""

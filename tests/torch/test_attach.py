@@ -20,6 +20,7 @@ from amanda.python.patching import PatchSet
 from amanda.state import ATTACHED, LIVE_SCOPES
 from amanda_torch import _internals, plugin
 from amanda_torch._internals import symbols
+from tests.running import run_python
 from tests.torch.support import Counter, applied, framework_state
 
 
@@ -104,13 +105,7 @@ assert not [name for name, home in homes.items() if home.startswith("amanda")], 
 def _run(code: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, which finds the same packages."""
     path = os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    return run_python("-c", code, env={"PYTHONPATH": path})
 
 
 @pytest.mark.parametrize("version", ["1.13.1", "2.12.0"])

@@ -299,23 +299,6 @@ def test_gradient_routine_acts_on_every_pass() -> None:
     assert (first.item(), second.item()) == (2, 2)
 
 
-def test_create_graph_under_the_scope() -> None:
-    """Watching a backward pass that builds a graph changes neither order of gradients."""
-    x = torch.rand(4, requires_grad=True)
-
-    def both() -> Any:
-        (first,) = torch.autograd.grad((x.exp() * x).sum(), x, create_graph=True)
-        (second,) = torch.autograd.grad(first.sum(), x)
-        return fingerprint([first, second])
-
-    vanilla = both()
-    counter = Counter()
-    with applied(counter):
-        instrumented = both()
-    assert instrumented == vanilla
-    assert counter.backward_ops["ExpBackward0"] >= 1
-
-
 def test_differentiable_gradient_routines_with_create_graph() -> None:
     """A routine on gradients that takes part in AD has a gradient of its own."""
 
@@ -338,18 +321,6 @@ def test_differentiable_gradient_routines_with_create_graph() -> None:
 
 
 # -- accumulation ---------------------------------------------------------
-
-
-def test_accumulation_runs_in_every_iteration() -> None:
-    """Each parameter's accumulation is a backward operator of every iteration."""
-    layer = nn.Linear(3, 2)
-    counter = Counter()
-    with applied(counter):
-        for _ in range(3):
-            layer(torch.rand(2, 3)).sum().backward()
-            layer.zero_grad()
-    assert counter.backward_ops["AccumulateGrad"] == 6
-    assert len({i for i in counter.backward_ids if "AccumulateGrad" in i}) == 2
 
 
 @pytest.mark.parametrize(
@@ -416,39 +387,6 @@ def test_gradients_that_a_routine_gives_another_type(where: str) -> None:
     assert dtypes == [torch.float32]
 
 
-def test_gradient_accumulation_over_batches() -> None:
-    """Gradients summed over several backward passes pass each accumulation once per pass."""
-    layer = nn.Linear(3, 2)
-    tool = amanda.Tool()
-
-    def double(context: amanda.OpContext) -> None:
-        if context.get_backward_op().__name__ == "AccumulateGrad":
-            context.insert_before_backward_op(lambda g: g * 2)
-
-    tool.add_inst_for_op(double, backward=True)
-    x = torch.rand(4, 2, 3)
-    with applied(tool):
-        for batch in x:
-            layer(batch).sum().backward()
-    plain = nn.Linear(3, 2)
-    for batch in x:
-        plain(batch).sum().backward()
-    assert torch.allclose(layer.weight.grad, 2 * plain.weight.grad)
-    assert torch.equal(layer.bias.grad, 2 * plain.bias.grad)
-
-
-def test_one_backward_of_two_forwards() -> None:
-    """A leaf that two operators of one graph consume is accumulated once, for the first."""
-    w = torch.rand(3, requires_grad=True)
-    counter = Counter()
-    with applied(counter):
-        for _ in range(2):
-            counter.backward_ids.clear()
-            (torch.exp(w) + torch.sin(w)).sum().backward()
-            accumulated = [i for i in counter.backward_ids if "AccumulateGrad" in i]
-            assert accumulated == ["/exp:0/grad/AccumulateGrad:0"]
-
-
 @pytest.mark.parametrize("steps", [1, 6])
 def test_accumulation_outlives_the_graph_of_its_owner(steps: int) -> None:
     """Where the graph of the first operator that used a leaf is gone, as that of a norm which is
@@ -505,24 +443,6 @@ def test_entries_bound_before_the_scope(entry: str) -> None:
     assert counter.backward_ops == wanted
 
 
-def test_backward_in_another_thread() -> None:
-    """A backward operator follows its forward operator into a thread older than the scope."""
-    counter = Counter()
-    ready, losses = threading.Event(), []
-
-    def run() -> None:
-        ready.wait()
-        losses[0].backward()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    with applied(counter):
-        losses.append((torch.rand(3, requires_grad=True) * 2).sum())
-        ready.set()
-        thread.join()
-    assert counter.backward_ops == {"SumBackward0": 1, "MulBackward0": 1, "AccumulateGrad": 1}
-
-
 def test_gradients_of_substitutes_go_back_to_the_device() -> None:
     """A routine may return a tensor of another device: the gradient is that of the tensor's own."""
     x = torch.ones(2, device="meta", requires_grad=True)
@@ -552,29 +472,6 @@ def test_hooks_of_the_user_work_as_ever() -> None:
     counter = Counter()
     with applied(counter):
         assert run() == vanilla
-
-
-def test_post_accumulate_hook_and_optimizer_in_backward() -> None:
-    """An optimizer that steps inside the backward pass is left to work."""
-    torch.manual_seed(0)
-    layers = [nn.Linear(3, 2), nn.Linear(3, 2)]
-    layers[1].load_state_dict(layers[0].state_dict())
-
-    def step(parameter: torch.Tensor) -> None:
-        with torch.no_grad():
-            parameter.sub_(parameter.grad, alpha=0.1)
-        parameter.grad = None
-
-    x = torch.rand(4, 3)
-    for layer, scope in zip(layers, (False, True), strict=True):
-        for parameter in layer.parameters():
-            parameter.register_post_accumulate_grad_hook(step)
-        if scope:
-            with applied(Counter()):
-                layer(x).sum().backward()
-        else:
-            layer(x).sum().backward()
-    assert torch.equal(layers[0].weight, layers[1].weight)
 
 
 def test_saved_tensors_hooks_of_the_user() -> None:

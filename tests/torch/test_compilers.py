@@ -123,21 +123,6 @@ def test_module_compiled_in_place(small: Small) -> None:
     assert (backend.compiled, backend.runs) == (1, 2)
 
 
-def test_compiled_function_that_calls_uncompiled_code(small: Small) -> None:
-    """Actions reach the operators of a compiled function in every call."""
-    torch.compiler.reset()
-
-    @torch.compile(backend="eager")
-    def run(x: torch.Tensor) -> torch.Tensor:
-        return small(x).sum() * 3
-
-    with applied(_doubling()):
-        inside = [run(X), run(X)]
-    wanted = (torch.relu(small.layer(X) * 2) + 1).sum() * 3
-    assert torch.equal(inside[0], wanted)
-    assert torch.equal(inside[1], wanted)
-
-
 def test_another_thread_keeps_its_compiled_functions(small: Small) -> None:
     """A thread that no scope covers runs compiled functions compiled."""
     torch.compiler.reset()
@@ -158,13 +143,6 @@ def test_another_thread_keeps_its_compiled_functions(small: Small) -> None:
         assert done.wait(60)
     thread.join()
     assert backend.runs == 2
-
-
-def test_a_scope_without_compiled_functions_warns_of_nothing(small: Small) -> None:
-    """No warning where nothing compiled runs."""
-    with warnings.catch_warnings(), applied(Counter()):
-        warnings.simplefilter("error")
-        small(X).sum().backward()
 
 
 def test_dynamo_disable_and_is_compiling(small: Small) -> None:

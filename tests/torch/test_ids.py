@@ -237,19 +237,6 @@ def test_scopes_start_anew() -> None:
     assert _ids(lambda: X + X) == _ids(lambda: X + X) == ["/add:0"]
 
 
-def test_module_path_beside_the_id() -> None:
-    """A context tells the path of its module within the outermost one."""
-    paths: dict[str, str] = {}
-    tool = amanda.Tool()
-    tool.add_inst_for_op(lambda c: paths.setdefault(c.get_op_id(), c.get_module()))
-    model, inputs = models.build("resnet18")
-    with applied(tool):
-        torch.relu(model(**inputs))
-    assert paths["ResNet.layer1.0.conv1/conv2d:0"] == "layer1.0.conv1"
-    assert paths["ResNet/flatten:0"] == ""
-    assert paths["/relu:0"] == ""
-
-
 def test_data_parallel_wrapper_is_transparent() -> None:
     """A wrapper of PyTorch's leaves no trace in ids."""
     model = nn.Sequential(nn.Linear(3, 3))

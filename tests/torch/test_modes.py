@@ -314,17 +314,6 @@ def test_autocast_presents_the_tensors_of_the_caller() -> None:
     assert y.dtype is torch.bfloat16
 
 
-def test_dtype_change_casts_the_gradient_back() -> None:
-    """A substitute of another dtype gets the gradient cast to the original's."""
-    x = torch.tensor([1.5, 2.5], requires_grad=True)
-    with applied(On(mul=before(lambda a: a.double(), [0]))):
-        y = torch.mul(x, 2)
-    y.sum().backward()
-    assert y.dtype is torch.float64
-    assert x.grad.dtype is torch.float32
-    assert x.grad.tolist() == [2, 2]
-
-
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
 def test_inference(guard: Callable[[], Any], inside: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
 import io
 import json
@@ -18,13 +17,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from tests.running import run_python
 from tests.torch.support import (
     TRANSPARENT,
-    ForwardCounter,
     On,
     after,
     applied,
-    framework_state,
 )
 
 X = torch.linspace(-1, 1, 3)
@@ -51,27 +49,6 @@ def test_data_loader_workers_are_vanilla(workers: int) -> None:
         rows = torch.cat(list(DataLoader(Rows(), num_workers=workers)))
     factor = 1 if workers else 100
     assert rows[:, 0].tolist() == [factor * i for i in (1, 2, 3, 4)]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_forked_child_is_vanilla() -> None:
-    """A child process forked inside a scope is vanilla, and the parent is not touched."""
-    state = framework_state()
-    counter = ForwardCounter()
-    with applied(counter):
-        torch.relu(X)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            with contextlib.suppress(BaseException):
-                nn.Linear(3, 2)(X)
-                code = int(framework_state() != state or counter.ids != ["/relu:0"])
-            os._exit(code)
-        _, status = os.waitpid(child, 0)
-        torch.sin(X)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert counter.ids == ["/relu:0", "/sin:0"]
 
 
 _PROGRAM = """
@@ -173,12 +150,13 @@ print(json.dumps([first, profiled()]))
 
 def test_a_profile_with_stacks_tells_modules() -> None:
     """PyTorch's profiler finds the program's modules in a scope, and after its first use in one."""
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _PROFILED],
-        capture_output=True,
-        text=True,
+    run = run_python(
+        "-W",
+        "ignore",
+        "-c",
+        _PROFILED,
+        env={"PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])},
         check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])},
     )
     within, after = json.loads(run.stdout)
     assert within == after

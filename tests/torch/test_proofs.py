@@ -23,6 +23,7 @@ from amanda_torch.compiled.driver import GraphDriver
 from amanda_torch.driver import NEWEST_TESTED, OLDEST_TESTED
 from amanda_torch.eager import checkpoints, functions, proofs, tracers
 from amanda_torch.eager.driver import InterceptingDriver
+from tests.running import in_threads
 from tests.torch.support import Counter, applied
 
 _VERSIONS = itertools.count()
@@ -172,11 +173,7 @@ def test_proofs_are_made_once(monkeypatch: pytest.MonkeyPatch, untested: str) ->
         with applied(Counter()):
             torch.ones(1)
 
-    threads = [threading.Thread(target=enter) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[enter] * 4)
     enter()
     assert len(calls) == 1
 

@@ -12,11 +12,8 @@ import torch
 from torch import nn
 
 import amanda
-from amanda.python.memo import Memo
 from amanda_torch import _internals
-from amanda_torch.operators import replaced_functions
 from amanda_torch.operators.replaced_functions import original_of
-from tests.counting import called
 from tests.torch.support import applied
 
 _NN = next(o for o in _internals.BUILTIN_FUNCTIONS if o.__name__.endswith("._nn"))
@@ -136,24 +133,6 @@ class _Exp:
 
     def __get__(self, tensor: Any, owner: Any = None) -> Any:
         return self if tensor is None else functools.partial(self, tensor)
-
-
-def test_what_the_program_has_put_there_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The place of a function, an object or a property is remembered, and checked at each use."""
-    # An object of an earlier test may have had the identity of one of these.
-    monkeypatch.setattr(replaced_functions, "_FOUND", Memo(4096))
-    base = _internals.TENSOR_BASE
-    turned = property(lambda x: base.T.__get__(x))
-    put = {"exp": _Exp(), "sin": lambda x: base.sin(x), "T": turned}
-    reported = {**put, "T": turned.__get__}
-    with monkeypatch.context() as patched:
-        for name, value in put.items():
-            patched.setattr(torch.Tensor, name, value, raising=False)
-        with called((replaced_functions.__file__,)) as codes:
-            found = [{name: original_of(reported[name]) for name in put} for _ in range(3)]
-    assert found == 3 * [{"exp": base.exp, "sin": base.sin, "T": base.T.__get__}]
-    assert sum(code.co_name == "_search" for code in codes) == 3
-    assert all(original_of(value) is None for value in reported.values())
 
 
 def test_what_the_program_has_put_there_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from amanda_torch import _internals
 from amanda_torch.autograd.leaves import LeafClaimer
 from amanda_torch.eager import module_calls
 from amanda_torch.plugin import TorchEagerDriver
+from tests.running import in_threads
 from tests.torch.support import Counter, ForwardCounter, On, after, applied, interceptors
 
 X = torch.ones(2)
@@ -31,9 +32,7 @@ def test_a_mode_goes_where_another_thread_ends_the_scope() -> None:
     block = applied(ForwardCounter())
     block.__enter__()
     torch.relu(X)
-    thread = threading.Thread(target=lambda: block.__exit__(None, None, None))
-    thread.start()
-    thread.join()
+    in_threads(lambda: block.__exit__(None, None, None))
     assert _internals.mode_depth() == 0
 
     opened, closed = threading.Event(), threading.Event()
@@ -58,35 +57,6 @@ def test_a_mode_goes_where_another_thread_ends_the_scope() -> None:
     thread.join()
     assert found == [0, 0]
     assert later.ids == ["/relu:0"]
-
-
-def test_threads_enter_and_leave_scopes_at_once() -> None:
-    """Each thread counts its own forward and backward operators, under a hasty interpreter."""
-    rounds = int(os.environ.get("AMANDA_STRESS", "3"))
-    counts: list[tuple[int, int]] = []
-    models = [torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()) for _ in range(4)]
-
-    def run(model: torch.nn.Module) -> None:
-        for _ in range(rounds):
-            forward, whole = ForwardCounter(), Counter()
-            with applied(forward):
-                model(X).sum().backward()
-            with applied(whole), amanda.disabled():
-                model(X)
-            counts.append((len(forward.ids), len(whole.ids)))
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=run, args=(model,)) for model in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    # linear, relu, sum, and the ones that the backward pass begins with
-    assert counts == [(4, 0)] * 4 * rounds
 
 
 class WhileCompiled(torch.nn.Module):
@@ -117,9 +87,7 @@ def traced(run: Callable[[], None]) -> float:
 
 
 def in_a_thread(run: Callable[[], None]) -> None:
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    in_threads(run)
 
 
 def test_a_thread_that_compiles_leaves_the_others_as_they_are() -> None:
@@ -385,11 +353,7 @@ def test_threads_that_share_a_leaf_find_its_hooks(
     with applied(counter):
         with monkeypatch.context() as patch:
             patch.setattr(LeafClaimer, "hook_leaf", slowly)
-            threads = [threading.Thread(target=use, args=(waits,)) for waits in (False, True)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            in_threads(*[functools.partial(use, waits) for waits in (False, True)])
         for loss in losses:
             loss.backward()
     assert counter.backward_ops["AccumulateGrad"] == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from torch import nn
 import amanda
 from amanda.errors import CoverageWarning
 from tests import models
+from tests.running import in_threads
 from tests.torch.support import (
     Counter,
     ForwardCounter,
@@ -23,7 +23,6 @@ from tests.torch.support import (
     Watcher,
     applied,
     before,
-    framework_state,
 )
 
 X = torch.linspace(-1, 1, 3)
@@ -33,9 +32,7 @@ X = torch.linspace(-1, 1, 3)
 
 
 def _in_thread(run: Any) -> None:
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    in_threads(run)
 
 
 def test_one_model_in_several_threads() -> None:
@@ -54,19 +51,6 @@ def _generator(tool: amanda.Tool) -> Iterator[torch.Tensor]:
     with applied(tool):
         yield torch.relu(X)
         yield torch.sin(X)
-
-
-def test_suspended_generator_does_not_instrument_its_caller() -> None:
-    """What runs while a generator is suspended inside a scope is vanilla."""
-    counter = ForwardCounter()
-    generator = _generator(counter)
-    next(generator)
-    torch.cos(X)
-    next(generator)
-    torch.tan(X)
-    generator.close()
-    torch.exp(X)
-    assert counter.ids == ["/relu:0", "/sin:0"]
 
 
 def test_suspended_generator_and_modules() -> None:
@@ -96,35 +80,6 @@ def test_a_generator_of_the_model_inside_a_scope() -> None:
 
 
 # -- exceptions -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("point", ["forward", "backward", "analysis", "user", "interrupt"])
-def test_exceptions_leave_everything_vanilla(point: str) -> None:
-    """Whatever raises, and wherever, PyTorch is afterwards as it was."""
-    state = framework_state()
-    error = KeyboardInterrupt if point == "interrupt" else ValueError
-
-    def fail(*_: Any) -> None:
-        raise error("on purpose")
-
-    tool = On(relu=fail if point == "analysis" else before(fail))
-    if point == "backward":
-        tool = On(relu=lambda c: c.insert_before_backward_op(fail))
-    elif point == "user":
-        tool = On()
-    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-
-    def run() -> None:
-        with applied(tool):
-            model(X).sum().backward()
-            fail()
-
-    with pytest.raises(error, match="on purpose") as caught:
-        run()
-    assert framework_state() == state
-    notes = "".join(getattr(caught.value, "__notes__", ()))
-    # An interrupt comes from the user, wherever it hits.
-    assert ("Sequential.1/relu:0" in notes) == (point not in ("user", "interrupt"))
 
 
 def test_the_scope_goes_on_after_an_exception() -> None:
@@ -189,19 +144,6 @@ def test_a_tool_that_runs_the_model_itself_is_vanilla() -> None:
     assert counter.ids == ["Linear/linear:0", "/sum:0", "/ones_like:0"]
     assert other.weight.grad is not None
     assert counter.backward_ops["AccumulateGrad"] == 2
-
-
-def test_disabled_parts() -> None:
-    """Under ``disabled()`` nothing is seen, modules and gradients included."""
-    model, counter = nn.Linear(3, 2), Counter()
-    with applied(counter):
-        with amanda.disabled():
-            model(X).sum().backward()
-            with amanda.enabled():
-                torch.relu(X)
-        torch.sin(X)
-    assert counter.ids == ["/relu:0", "/sin:0"]
-    assert counter.backward_ids == []
 
 
 def test_generate_with_a_key_value_cache() -> None:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from functorch.compile import make_boxed_compiler
 from torch import fx, nn
-from torch._dynamo import graph_break
 from torch._dynamo.backends.common import aot_autograd
 
 import amanda
 from amanda.errors import CoverageWarning
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState, owned_locks
 from amanda.testing import interrupts, soak
-from amanda_torch.compiled.bound_graph import BoundGraph
 from amanda_torch.compiled.compilers import OWN_COMPILER
-from amanda_torch.compiled.first_run import NotedRun
 from amanda_torch.plugin import COMPILER_VARIABLE, TorchEagerDriver, TorchGraphDriver
 from tests.torch.support import Counter, applied, fingerprint
 
@@ -82,38 +79,9 @@ def compiled(*tools: amanda.Tool) -> amanda.apply:
 
 
 @pytest.fixture(autouse=True)
-def _fast_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _fast_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     # That of most of the tests; the others run operator by operator.
     monkeypatch.setenv(COMPILER_VARIABLE, "aot_eager")
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-class Runs:
-    """How often graphs have run with the interceptor on, and without it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.noticing = self.bound = 0
-        notice, bound = NotedRun.run, BoundGraph.run
-
-        def noticing_run(run: NotedRun, inputs: Any) -> Any:
-            self.noticing += 1
-            return notice(run, inputs)
-
-        def bound_run(binding: BoundGraph, *args: Any) -> Any:
-            self.bound += 1
-            return bound(binding, *args)
-
-        monkeypatch.setattr(NotedRun, "run", noticing_run)
-        monkeypatch.setattr(BoundGraph, "run", bound_run)
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    """Counts the runs of captured graphs, operator by operator."""
-    monkeypatch.delenv(COMPILER_VARIABLE)
-    return Runs(monkeypatch)
 
 
 @pytest.fixture
@@ -191,153 +159,6 @@ def test_reanalyse(net: Net) -> None:
 
 
 # -- operator by operator ---------------------------------------------------
-
-
-class Attention(nn.Module):
-    """A convolution, a normalisation, dropout, attention and a part that is called twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
-        self.norm = nn.BatchNorm2d(8)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.twice = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.norm(self.conv(x))).flatten(2).transpose(1, 2)
-        x = x + self.attention(x, x, x)[0]
-        return self.twice(self.twice(x)).mean()
-
-
-def traced(
-    model: Callable[..., torch.Tensor], net: nn.Module, driver: Any, times: int = 3
-) -> tuple[Counter, list[Any]]:
-    """What a counting tool has met in training steps, and the losses and gradients."""
-    tool, results = Counter(), []
-    torch.manual_seed(0)
-    with amanda.apply(tool, drivers=[driver]):
-        for _ in range(times):
-            net.zero_grad()
-            loss = model(torch.rand(2, 3, 6, 6))
-            loss.backward()
-            gradients = [p.grad for p in net.parameters()]
-            results.append(fingerprint([loss, *gradients]))
-    return tool, results
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("options", [{}, {"fullgraph": True}, {"mode": "reduce-overhead"}], ids=str)
-def test_captured_operators_are_those_of_eager_mode(runs: Runs, options: dict[str, Any]) -> None:
-    """Operators, backward operators, their ids and all bits are those of eager mode."""
-    net, other = Attention(), Attention()
-    other.load_state_dict(net.state_dict())
-    eager = traced(other, other, TorchEagerDriver)
-    backend = {} if "mode" in options else {"backend": "eager"}
-    model = torch.compile(net, **backend, **options)
-    captured = traced(model, net, TorchGraphDriver)
-    assert captured[0].ids == eager[0].ids
-    assert captured[0].backward_ids == eager[0].backward_ids
-    assert captured[1] == eager[1]
-    assert (runs.noticing, runs.bound) == (1, 2)
-
-
-def test_graph_breaks_and_calls_of_modules(runs: Runs) -> None:
-    """A compiled function that calls a model twice, with a graph break between, has its ids."""
-    net, other = Net(), Net()
-    other.load_state_dict(net.state_dict())
-
-    def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        first = model(x * 2)
-        graph_break()
-        return first + model(x) * 3
-
-    def trained(driver: Any, model: Net, run: Callable[..., torch.Tensor]) -> Any:
-        tool = Counter()
-        with amanda.apply(tool, drivers=[driver]):
-            results = [train(lambda x: run(model, x), model) for _ in range(3)]
-        return tool.ids, tool.backward_ids, fingerprint(results)
-
-    eager = trained(TorchEagerDriver, other, step)
-    assert trained(TorchGraphDriver, net, torch.compile(step, backend="eager")) == eager
-    assert runs.bound
-
-
-def test_sizes_that_change(runs: Runs) -> None:
-    """With symbolic sizes, what a function computes of them is computed at each execution."""
-    layer = nn.Linear(3, 3)
-    run = torch.compile(lambda x: nn.functional.softmax(layer(x).flatten(), 0), backend="eager")
-    tool = Counter()
-    with compiled(tool):
-        for size in (2, 3, 4, 5):
-            x = torch.rand(size, 3)
-            result = run(x)
-            with amanda.disabled():
-                assert torch.equal(result, layer(x).flatten().softmax(0))
-    assert tool.ids.count("Linear/linear:0") == 4
-
-
-def test_what_is_captured_serves_the_next_scope(runs: Runs) -> None:
-    """A function is captured once for all scopes; its own code is used before and after them."""
-    graphs: list[Any] = []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    net = Net()
-    model, x = torch.compile(net, backend=backend), torch.rand(4, 3)
-    vanilla = model(x)
-    counted: list[int] = []
-    for _ in range(2):
-        tool = Counter()
-        with compiled(tool):
-            assert torch.equal(model(x), vanilla) or net.training
-        counted.append(tool.ops["linear"])
-    with torch.compiler.set_stance("fail_on_recompile"):
-        model(x)
-    assert counted == [1, 1]
-    assert len(graphs) == 1
-
-
-def test_one_code_for_two_models(runs: Runs) -> None:
-    """Two models that share the captured code keep their ids and their parameters."""
-    models = [nn.Sequential(nn.Linear(3, 3), nn.ReLU()) for _ in range(2)]
-
-    @torch.compile(backend="eager")
-    def run(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return model(x)
-
-    tool, x = Counter(), torch.rand(2, 3)
-    with compiled(tool):
-        results = [run(model, x) for _ in range(2) for model in models]
-    wanted = [model(x) for _ in range(2) for model in models]
-    assert all(map(torch.equal, results, wanted))
-    first, second = [f"Sequential{n}.{i}" for n in ("", "@1") for i in (0, 1)][::2]
-    assert tool.ids[::2] == [f"{first}/linear:0", f"{second}/linear:0"] * 2
-
-
-def test_what_dynamo_cannot_take_runs_eagerly(runs: Runs, net: Net) -> None:
-    """A function with a graph within its graph runs with the operators of eager mode."""
-
-    @torch.compile(backend="eager", fullgraph=True)
-    def run(x: torch.Tensor) -> torch.Tensor:
-        return torch.utils.checkpoint.checkpoint(net.layers, x, use_reentrant=False) * 2
-
-    tool, x = Counter(), torch.rand(4, 3)
-    with compiled(tool):
-        results = [run(x) for _ in range(2)]
-    assert torch.equal(results[1], net.layers(x) * 2)
-    assert tool.ops["linear"] == 2
-    assert not runs.noticing
-
-
-def test_stances_are_kept(runs: Runs) -> None:
-    """Where the user has set a stance, nothing is captured."""
-    model, tool = torch.compile(Net(), backend="eager"), Counter()
-    with torch.compiler.set_stance("force_eager"), compiled(tool), pytest.warns(CoverageWarning):
-        model(torch.rand(4, 3))
-    assert tool.ops["linear"] == 1
-    assert not runs.noticing
 
 
 def test_a_routine_that_is_not_traceable_runs_operator_by_operator(net: Net) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,32 +13,24 @@ from torch import nn
 
 import amanda
 from amanda.errors import CoverageWarning
-from amanda.inline import Counter
 from amanda_torch.compiled import captured
 from amanda_torch.compiled.compilers import OWN_COMPILER
 from amanda_torch.plugin import COMPILER_VARIABLE, TorchGraphDriver
 from tests import models
+from tests.torch.compiled.support import Counting, X
 from tests.torch.support import applied, fingerprint
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.torch.jit:DeprecationWarning", "ignore:.*script_method:DeprecationWarning"
-)
 
 COMPILERS = pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 
 Analysis = Callable[[amanda.OpContext], Any]
-X = torch.linspace(-1, 1, 12).reshape(3, 4)
 RUNS = 5
 
 
 @pytest.fixture(autouse=True)
-def _own_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMPILER_VARIABLE, OWN_COMPILER)
     # Each message is said once in a process.
     monkeypatch.setattr(captured, "_SAID", set())
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def net() -> nn.Module:
@@ -171,32 +163,11 @@ def test_code_with_routines_on_gradients_stays_in_its_scope(compiler: str) -> No
     assert close(train(run, model), vanilla)
 
 
-class Counts(amanda.Tool):
-    """Has a counter at each operator, forward and backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counters: dict[str, Counter] = {}
-        self.add_inst_for_op(self.forward)
-        self.add_inst_for_op(self.backward, backward=True)
-
-    def forward(self, context: amanda.OpContext) -> None:
-        counter = self.counters.setdefault(context.get_op_id(), Counter())
-        context.insert_before_op(counter, inputs=[])
-
-    def backward(self, context: amanda.OpContext) -> None:
-        counter = self.counters.setdefault(str(context.get_backward_op_id()), Counter())
-        context.insert_before_backward_op(counter, grad_outputs=[])
-
-    def counts(self) -> dict[str, int]:
-        return {op_id: counter.count for op_id, counter in self.counters.items()}
-
-
 @COMPILERS
 def test_counters_at_backward_operators_leave_a_function_compiled(compiler: str) -> None:
     """Backward operators of compiled code are counted with the ids of eager mode, accumulations
     of gradients among them, and results are those of the compiler."""
-    model, eager, tool = net(), Counts(), Counts()
+    model, eager, tool = net(), Counting(), Counting()
     with applied(eager):
         train(model, model)
     run = torch.compile(model, backend=compiler)
@@ -216,10 +187,10 @@ def test_counters_at_backward_operators_leave_a_function_compiled(compiler: str)
 @COMPILERS
 def test_routines_on_gradients_beside_counters_at_backward_operators(compiler: str) -> None:
     """Both are compiled: the gradients and the counts are those of eager mode."""
-    counts: list[Counts] = []
+    counts: list[Counting] = []
 
     def make() -> amanda.Tool:
-        counts.append(Counts())
+        counts.append(Counting())
         tool = tool_of(_mask_weights)
         tool.depends_on(counts[-1])
         return tool
@@ -240,7 +211,7 @@ def test_each_backward_operator_of_a_model_has_its_owner(name: str) -> None:
 
     def counted(run: Callable[..., Any], **options: Any) -> tuple[dict[str, int], Any, Any]:
         model.load_state_dict(state)
-        with amanda.apply(tool := Counts(), **options) as scope:
+        with amanda.apply(tool := Counting(), **options) as scope:
             for _ in range(4):
                 model.zero_grad()
                 torch.manual_seed(1)
@@ -284,7 +255,7 @@ def test_routines_on_gradients_that_are_not_traceable_run_operator_by_operator(
 def test_a_compiled_backward_pass_after_the_scope(ends: bool) -> None:
     """Routines in a compiled backward pass act after the end of the scope of the forward pass,
     and under ``disabled()``; counters count nothing then."""
-    model, counts = net(), Counts()
+    model, counts = net(), Counting()
     tool = tool_of(_mask_weights)
     tool.depends_on(counts)
     run = torch.compile(model, backend="aot_eager")
@@ -329,7 +300,7 @@ def test_a_graph_that_no_backward_pass_comes_to() -> None:
     model = net()
     run = torch.compile(model, backend="aot_eager")
     with (
-        amanda.apply(Counts(), drivers=[TorchGraphDriver]) as scope,
+        amanda.apply(Counting(), drivers=[TorchGraphDriver]) as scope,
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import random
-import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.attention.flex_attention
-from torch import fx, nn
+from torch import nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
@@ -23,9 +21,8 @@ from torch.overrides import TorchFunctionMode
 import amanda
 from amanda.cli.last_line import last_line
 from amanda.errors import CoverageWarning
-from amanda_torch.compiled.captured import CapturedGraph
-from amanda_torch.eager.interceptors import LOCAL
-from tests.torch.support import TRANSPARENT, Counter, applied, fingerprint
+from tests.torch.compiled.support import X, compiled_eagerly
+from tests.torch.support import Counter, applied, fingerprint
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::amanda.errors.CoverageWarning", "ignore:The .grad attribute:UserWarning"
@@ -34,19 +31,6 @@ pytestmark = pytest.mark.filterwarnings(
 Step = Callable[..., torch.Tensor]
 Make = Callable[[nn.Module, Callable[[Any], Any]], Step]
 """Makes a step of a model; the second argument compiles a function or does nothing."""
-
-X = torch.linspace(-1, 1, 12).reshape(3, 4)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-def _compiled(function: Any) -> Any:
-    return torch.compile(function, backend="eager")
 
 
 def _model() -> nn.Module:
@@ -165,6 +149,13 @@ def _loop(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
     return run
 
 
+def _turns(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    # Two compiled models take turns within one step.
+    other = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    first, second = compiled(net), compiled(other)
+    return lambda x: (first(x) * second(x)).sum() + second(x * 2).sum() + first(x).sum()
+
+
 class _Break(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.sum() > 0 else x * 3
@@ -237,16 +228,16 @@ def _forwards(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
     "make",
     [
         *(_breaks, _recompiles, _nested, _modes, _made_modules, _in_place, _operators),
-        *(_with_step, _modules, _loop, _forwards),
+        *(_with_step, _modules, _loop, _forwards, _turns),
     ],
     ids=lambda make: str(make.__name__),
 )
 def test_compiled_functions_run_captured(make: Make) -> None:
     """A compiled function stays captured, with its own results and the ids of eager mode."""
-    own, _, _ = _run(make, _compiled, scope=False)
+    own, _, _ = _run(make, compiled_eagerly, scope=False)
     torch.compiler.reset()
     _, eager, _ = _run(make, lambda function: function, scope=True)
-    results, found, statistics = _run(make, _compiled, scope=True)
+    results, found, statistics = _run(make, compiled_eagerly, scope=True)
     assert results == own
     assert found.ids == eager.ids
     assert found.backward_ids == eager.backward_ids
@@ -265,7 +256,7 @@ def test_compiled_steps_of_optimizers_do_not_warn(
 
     def train() -> Any:
         net = _model()
-        step = _compiled(make(optimizer(net.parameters()).step))  # type: ignore[call-arg]
+        step = compiled_eagerly(make(optimizer(net.parameters()).step))  # type: ignore[call-arg]
         for _ in range(3):
             torch.manual_seed(1)
             net(X).sum().backward()
@@ -287,7 +278,7 @@ def test_compiled_steps_of_optimizers_do_not_warn(
 def test_layers_of_pytorch_have_their_ids_where_they_are_not_captured(make: Make) -> None:
     """A compiled layer of ``torch.nn`` that Dynamo does not capture whole has its eager ids."""
     wanted, eager, _ = _run(make, lambda function: function, scope=True)
-    results, found, _ = _run(make, _compiled, scope=True)
+    results, found, _ = _run(make, compiled_eagerly, scope=True)
     assert results == wanted
     assert (found.ids, found.backward_ids) == (eager.ids, eager.backward_ids)
 
@@ -302,30 +293,10 @@ def test_random_numbers_of_python_add_no_operator() -> None:
     random.seed(3)
     wanted, eager, _ = _run(noisy, lambda function: function, scope=True)
     random.seed(3)
-    results, found, statistics = _run(noisy, _compiled, scope=True)
+    results, found, statistics = _run(noisy, compiled_eagerly, scope=True)
     assert results == wanted
     assert (found.ids, found.backward_ids) == (eager.ids, eager.backward_ids)
     assert set(statistics.compiled.values()) == {"eagerly (it takes random numbers of Python)"}
-
-
-def test_a_function_has_its_own_code_before_and_after_a_scope() -> None:
-    """The code that a function's own compiler made is neither used in a scope nor made anew."""
-    graphs: list[Any] = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    net, tool = _model().eval(), Counter()
-    model = torch.compile(net, backend=backend)
-    wanted = model(X)
-    with applied(tool):
-        assert torch.equal(model(X), wanted)
-        assert torch.equal(model(X), wanted)
-    with torch.compiler.set_stance("fail_on_recompile"):
-        assert torch.equal(model(X), wanted)
-    assert len(graphs) == 1
-    assert tool.ops["linear"] == 4
 
 
 def test_the_programs_own_compiler_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,7 +461,7 @@ def test_a_graph_with_a_graph_inside_runs_eagerly() -> None:
     """What Dynamo captures with a graph inside runs eagerly, for a reason in the last line."""
     net, tool = _model().eval(), Counter()
 
-    @_compiled
+    @compiled_eagerly
     def run(x: torch.Tensor) -> torch.Tensor:
         return torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False) * 2
 
@@ -518,7 +489,7 @@ def test_the_last_line_of_each_scope_says_what_dynamo_leaves_alone(
     make: Callable[[], nn.Module],
 ) -> None:
     """What Dynamo cannot take runs eagerly, and each scope's last line gives Dynamo's reason."""
-    run = _compiled(make())
+    run = compiled_eagerly(make())
     for _ in range(2):
         with applied(Counter()) as scope:
             run(X[None])
@@ -608,7 +579,7 @@ def test_tools_are_told_of_the_passes_in_compiled_functions(make: Make) -> None:
                 step(X)
         return tool.ids
 
-    assert told(_compiled) == told(lambda function: function)
+    assert told(compiled_eagerly) == told(lambda function: function)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -657,27 +628,11 @@ def test_scopes_open_and_end_between_calls_of_a_compiled_function() -> None:
     """Nested scopes, and ``disabled()``, act on each call of a compiled function as in eager mode,
     and the function's own code is as before when they have ended."""
     net = _model().eval()
-    compiled = _compiled(net)
+    compiled = compiled_eagerly(net)
     compiled(X)
     assert _scopes(net, compiled) == _scopes(net, net)
     with torch.compiler.set_stance("fail_on_recompile"):
         compiled(X)
-
-
-def test_two_compiled_models_take_turns() -> None:
-    """Calls of two compiled models within one step, backward pass included, are those of eager
-    mode."""
-
-    def turns(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
-        other = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-        other.load_state_dict(nn.Sequential(net[0]).state_dict())
-        first, second = compiled(net), compiled(other)
-        return lambda x: (first(x) * second(x)).sum() + second(x * 2).sum() + first(x).sum()
-
-    wanted, eager, _ = _run(turns, lambda function: function, scope=True)
-    results, found, _ = _run(turns, _compiled, scope=True)
-    assert results == wanted
-    assert (found.ids, found.backward_ids) == (eager.ids, eager.backward_ids)
 
 
 class _Decoder(nn.Module):
@@ -708,7 +663,7 @@ def test_a_cache_of_keys_and_values_may_grow() -> None:
                 results.append(fingerprint([y, *cache]))
         return results, tool.ids
 
-    assert generated(_compiled) == generated(lambda model: model)
+    assert generated(compiled_eagerly) == generated(lambda model: model)
 
 
 def test_routines_without_tensors_around_an_operator_of_several_outputs() -> None:
@@ -725,262 +680,9 @@ def test_routines_without_tensors_around_an_operator_of_several_outputs() -> Non
                 context.insert_before_op(begun, inputs=[])
                 context.insert_after_op(ended, outputs=[])
 
-    tool, model = amanda.Tool(), _compiled(_Decoder())
+    tool, model = amanda.Tool(), compiled_eagerly(_Decoder())
     tool.add_inst_for_op(analyse)
     with applied(tool):
         for _ in range(runs):
             model(torch.ones(2, 3, 4), (torch.zeros(2, 1, 4),) * 2)[0].sum().backward()
     assert called == ["first begun", "second begun", "first ended", "second ended"] * runs
-
-
-# -- scopes within compiled functions ------------------------------------------
-
-DYNAMO_SAYS = "ignore:.*Dynamo d.*:UserWarning"
-"""What Dynamo says of functions of core that it meets before the driver does."""
-
-
-@pytest.mark.filterwarnings(DYNAMO_SAYS)
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
-def test_a_scope_may_be_opened_within_a_compiled_function(compiler: str) -> None:
-    """What a compiled function runs within a scope that it opens is seen, and runs as it is."""
-    tool = Counter()
-
-    @torch.compile(backend=compiler)
-    def function(x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        with applied(tool):
-            z = torch.relu(y) + 1
-        return z - 1
-
-    x = torch.tensor([1.0, -2.0], requires_grad=True)
-    for number in range(1, 4):
-        result = function(x)
-        assert torch.equal(result, torch.tensor([2.0, 0.0]))
-        assert dict(tool.ops) == {"relu": number, "add": number}
-    assert LOCAL.interceptor is None
-
-
-@pytest.mark.filterwarnings(DYNAMO_SAYS)
-def test_after_a_scope_within_a_compiled_function_functions_are_compiled_as_ever() -> None:
-    """The scope takes no callback of Dynamo's along, also if it outlives the compiled function."""
-    graphs: list[fx.GraphModule] = []
-
-    def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    @torch.compile(backend=compiler)
-    def closes(x: torch.Tensor) -> torch.Tensor:
-        with applied(Counter()):
-            x = x + 1
-        return x.sin()
-
-    @torch.compile(backend=compiler)
-    def opens(x: torch.Tensor) -> Any:
-        scope = applied(Counter())
-        scope.__enter__()
-        return scope
-
-    def called(x: torch.Tensor) -> torch.Tensor:
-        return x.cos()
-
-    x = torch.rand(2)
-    assert torch.equal(closes(x), (x + 1).sin())
-    opens(x).__exit__(None, None, None)
-    count = len(graphs)
-    called(x)
-    assert len(graphs) == count
-    torch.compile(called, backend=compiler)(x)
-    assert len(graphs) == count + 1
-
-
-# -- what Dynamo counts, and what it captures once --------------------------------
-
-
-def _counters() -> dict[str, dict[str, int]]:
-    counters = torch._dynamo.utils.counters  # noqa: SLF001
-    return {name: dict(found) for name, found in counters.items() if found}
-
-
-@pytest.mark.parametrize("is_isolated", [False, True])
-@pytest.mark.parametrize(
-    "wish", [{"recompile_limit": 1}, {"error_on_recompile": True}], ids=["limit", "error"]
-)
-def test_captures_do_not_count_towards_the_limits_of_the_program(
-    wish: dict[str, Any], is_isolated: bool
-) -> None:
-    """A function that Dynamo may capture once can be called before, in and after scopes."""
-    options = {"isolate_recompiles": True} if is_isolated else {}
-    if is_isolated and "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
-        pytest.skip("new in PyTorch 2.13")
-    function = torch.compile(lambda x: x.sin() + 1, backend="eager", fullgraph=True, **options)
-    counter = Counter()
-    with torch._dynamo.config.patch(wish):  # noqa: SLF001
-        for _ in range(2):
-            vanilla = function(X)
-            with applied(counter) as scope:
-                instrumented = function(X)
-            assert list(scope.statistics.compiled.values()) == ["operator by operator"]
-            assert torch.equal(vanilla, instrumented)
-        with applied(counter):
-            torch.compiler.reset()
-            assert torch.equal(function(X), vanilla)
-        assert torch.equal(function(X), vanilla)
-    assert counter.ops["sin"] == 3
-
-
-def test_captures_are_in_no_counter_of_the_program() -> None:
-    """Dynamo's counters say what the program has compiled."""
-    function = _compiled(lambda x: x.sin() + 1)
-    torch._dynamo.utils.counters.clear()  # noqa: SLF001
-    function(X)
-    vanilla = _counters()
-    with applied(Counter()):
-        function(X)
-        _compiled(lambda x: x.cos().sum().item())(X)
-    assert vanilla
-    assert _counters() == vanilla
-
-
-def _attention(heads: int = 2) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.MultiheadAttention(4, heads, batch_first=True)
-
-
-def _encoder() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-
-
-def _attend(model: nn.Module) -> Callable[[], Any]:
-    attention = _compiled(model)
-    inputs = (X[None],) * (3 if isinstance(model, nn.MultiheadAttention) else 1)
-    return lambda: attention(*inputs)
-
-
-def _attend_flexibly() -> Any:
-    x = torch.linspace(-1, 1, 2 * 16 * 8).reshape(1, 2, 16, 8)
-    return torch.nn.attention.flex_attention.flex_attention(x, x, x)
-
-
-def _compile_anew() -> Any:
-    return _compiled(_plus_one)(X)
-
-
-def _plus_one(x: torch.Tensor) -> torch.Tensor:
-    return x.sin() + 1
-
-
-ATTENTION: dict[str, Callable[[], Callable[[], Any]]] = {
-    "attention": lambda: _attend(_attention().eval()),
-    "attention in training": lambda: _attend(_attention()),
-    "encoder": lambda: _attend(_encoder().eval()),
-    "flex_attention": lambda: _compiled(_attend_flexibly),
-    "compiled at each call": lambda: _compile_anew,
-}
-
-
-@pytest.mark.parametrize("make", ATTENTION.values(), ids=list(ATTENTION))
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_a_function_is_captured_once(
-    make: Callable[[], Callable[[], Any]], gradients: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Calls in one form share what Dynamo has captured, and what it has not; tools see each."""
-    captured = []
-    init = CapturedGraph.__init__
-
-    def noting(self: CapturedGraph, *args: Any) -> None:
-        captured.append(self)
-        init(self, *args)
-
-    monkeypatch.setattr(CapturedGraph, "__init__", noting)
-    run, counter = make(), Counter()
-    with torch.set_grad_enabled(gradients), applied(counter):
-        run()
-        once, first = counter.ops.copy(), len(captured)
-        for _ in range(3):
-            run()
-    assert first
-    assert len(captured) == first
-    assert counter.ops == {name: 4 * count for name, count in once.items()}
-
-
-def test_code_of_dynamo_may_have_no_hash() -> None:
-    """Operators that code of Dynamo calls have a phase, also where constants of it are mutable."""
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        return x.sin()
-
-    constants = (*run.__code__.co_consts, {"a": 1})
-    unhashable = types.FunctionType(run.__code__.replace(co_consts=constants), globals(), "run")
-    with pytest.raises(TypeError):
-        hash(unhashable.__code__)
-    counter = Counter()
-    with applied(counter):
-        unhashable(X)
-    assert counter.ops == {"sin": 1}
-    with amanda.apply(amanda.tools.load("coverage")()):
-        unhashable(X)
-
-
-CONTROL_FLOW: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "cond": lambda x: torch.cond(x.sum() > 9, torch.cos, lambda t: t.sin() * 2, (x,)),
-    "while_loop": lambda x: torch._higher_order_ops.while_loop(  # noqa: SLF001
-        lambda i, _: i < 3, lambda i, t: (i + 1, t * 2), (torch.tensor(0), x)
-    )[1],
-}
-
-
-@pytest.mark.parametrize("name", CONTROL_FLOW)
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("make", [amanda.Tool, Counter, *TRANSPARENT])
-def test_control_flow_has_the_gradients_that_it_has_without_a_tool(
-    name: str, compiled: bool, make: Callable[[], amanda.Tool]
-) -> None:
-    """``torch.cond`` and its like are operators with gradients, called in a scope as without."""
-    function = _compiled(CONTROL_FLOW[name]) if compiled else CONTROL_FLOW[name]
-
-    def run() -> list[torch.Tensor]:
-        x = X.clone().requires_grad_()
-        y = function(x)
-        y.sum().backward()
-        assert x.grad is not None
-        return [y.detach(), x.grad]
-
-    vanilla, counter = run(), Counter()
-    with applied(make(), counter):
-        for _ in range(2):
-            assert all(map(torch.equal, run(), vanilla))
-    assert counter.ops[name] == 2
-
-
-class _Standing:
-    """No tensor, but stands for one, as a variable of Keras does."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    @classmethod
-    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        values = [value.tensor if isinstance(value, cls) else value for value in args]
-        return func(*values, **(kwargs or {}))
-
-
-class _Product(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = _Standing(nn.Parameter(torch.ones(4, 2)))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return x @ self.weight  # type: ignore[operator]
-
-
-def test_operators_on_what_stands_for_a_tensor_have_their_eager_ids() -> None:
-    """A captured operator that a ``__torch_function__`` of the program calls is in its module."""
-    model = nn.Sequential(_Product(), nn.ReLU())
-    with applied(eager := Counter()):
-        model(X)
-    with applied(found := Counter()):
-        _compiled(model)(X)
-    assert found.ids == eager.ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,22 +16,8 @@ from torch import nn
 import amanda
 from amanda.errors import CoverageWarning
 from amanda.interface.points import PointContext
+from tests.torch.compiled.support import Calls, Counting, X, shifting
 from tests.torch.support import applied, fingerprint
-from tests.torch.test_compiled_watching import Calls, Counting, shifting
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.torch.jit:DeprecationWarning",
-    "ignore:.*script_method:DeprecationWarning",
-)
-
-X = torch.linspace(-1, 1, 12).reshape(3, 4)
-
-
-@pytest.fixture(autouse=True)
-def _compiler_anew() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def _specs(tensors: Any) -> Any:

@@ -1,0 +1,45 @@
+"""Other threads and other processes of Python, run to their ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def in_threads(*functions: Callable[[], Any]) -> None:
+    """Call each function in a thread of its own, all at once, and wait for them."""
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def run_python(
+    *words: str,
+    cwd: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own.
+
+    Args:
+        words: its arguments.
+        cwd: its folder; that of this process if None.
+        env: variables beside those of this process.
+        check: raise an error where it ends with another status than 0.
+    """
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=check,
+    )
