@@ -280,7 +280,7 @@ class MarkedGradients:
         # A thread that no scope covers runs the backward pass: the scopes of the forward apply.
         LOCAL.tracker = tracker = EagerTracker(self._dispatcher)
         tracker.outdated = False
-        tracker.generation = -1
+        tracker.generation, tracker.depth = -1, 1
         try:
             return self._run(tracker, mark, call, out_grads)
         finally:

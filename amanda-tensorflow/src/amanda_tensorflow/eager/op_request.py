@@ -42,7 +42,8 @@ class OpRequest:
         context: TensorFlow's context.
         name: the name that the caller gave.
         vanilla: TensorFlow's functions.
-        has_fallen: whether the vanilla operator would have run on the fast path.
+        has_fallen: whether the vanilla operator would have run on the fast path, but for callbacks
+            of TensorFlow's.
     """
 
     kind: str
@@ -65,7 +66,8 @@ class OpRequest:
                 self.name,
             )
         except tf.errors.OpError as error:
-            raise (_internals.named(error, self.name) if self.has_fallen else error) from None
+            is_named = self.has_fallen and not _internals.local_data().op_callbacks
+            raise (_internals.named(error, self.name) if is_named else error) from None
         return result
 
     def record(self, inputs: Sequence[Any], outputs: Sequence[Any], mark: Mark | None) -> None:

@@ -108,19 +108,6 @@ def entry_of_plan(plan: ActionPlan, is_noted: bool) -> OperatorEntry:
     return entry
 
 
-def slow_path_reason(plan: ActionPlan | None, is_recorded: bool) -> Reason | None:
-    """Return the reason that follows from a plan and from whether tapes record the execution.
-
-    Args:
-        plan: None if it is not known.
-    """
-    if plan is None:
-        return Reason.ANALYSIS
-    if plan.has_actions and not plan.is_blind:
-        return Reason.TENSORS
-    return Reason.MARK if plan.claims and is_recorded else None
-
-
 def inlined(
     plan: ActionPlan, before: Sequence[Step], after: Sequence[Step]
 ) -> OperatorEntry | None:
