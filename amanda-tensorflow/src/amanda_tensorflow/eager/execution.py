@@ -64,18 +64,15 @@ class EagerExecutor:
             values: the inputs after the routines before it.
             analyses: are finished when its outputs are known; None if all have run.
         """
-        acts = plan.has_actions and not plan.is_blind
-        is_recorded = bool(analyses or acts or plan.claims) and not _internals.no_tape_records()
-        mark = replacement = None
-        if is_recorded and (analyses is not None or plan.replace is not None or _is_marked(plan)):
-            mark = self._mark(tracker, plan, request, inputs)
+        has_mark = bool(analyses or plan.claims or plan.acts_on_gradients or plan.replace)
+        is_recorded = (has_mark or plan.is_around) and not _internals.no_tape_records()
+        mark = self._mark(tracker, plan, request, inputs) if has_mark and is_recorded else None
+        replacement = None
         if plan.replace is None:
             outputs = request.execute(values)
         else:
             replacement = OpReplacement(self._dispatcher, tracker, request, plan, mark)
             outputs = replacement.run(plan.replace, values)
-        if mark is not None and not mark.shared:
-            mark.outputs = self._values.weak(outputs)
         if analyses is not None:
             plan = analyses.finish(outputs)
         if mark is not None:
@@ -102,11 +99,14 @@ class EagerExecutor:
         gradient function for their outputs; the operators of that function are theirs.
         """
         values, outputs, replacement, mark = execution
+        if not mark.shared:
+            mark.outputs = self._values.weak(outputs)
         if plan.replace_backward is not None:
             mark.shapes = gradient_shapes(values)
         if replacement is not None:
             return replacement.recorded(plan, mark, outputs)
-        request.record(values, outputs, mark if _is_marked(plan) else None)
+        is_marked = plan.claims or plan.acts_on_gradients
+        request.record(values, outputs, mark if is_marked else None)
         if (plan.is_claim or plan.is_blind) and plan.driver_data is None:
             plan.driver_data = SharedMark(mark, tracker.passes)
         if request.kind == "Identity":
@@ -122,8 +122,3 @@ class EagerExecutor:
             return shared
         weak, names = self._values.weak(inputs), request.input_names(len(inputs))
         return Mark(plan.op_id, request.kind, names, tracker.active, weak, tracker.generation)
-
-
-def _is_marked(plan: ActionPlan) -> bool:
-    """True if anything is to happen when the operator is differentiated."""
-    return plan.claims or plan.acts_on_gradients

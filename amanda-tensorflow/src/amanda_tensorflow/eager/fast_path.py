@@ -104,9 +104,8 @@ class FastPath:
         now, counted, exception = _now, list, sys.exception
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
-            # For each operator the runtime finds the lines at which all running functions are (2.16
-            # to 2.21), which takes the longer the more code lies before: the decision is made by a
-            # function that has ended, and the usual cases come first.
+            # At each operator the runtime finds the lines of all running functions, longer the more
+            # code lies before (2.16 to 2.21): another function decides, and usual cases come first.
             tracker = LOCAL.tracker
             if tracker is None:
                 return vanilla(ctx, op_name, name, *args)
@@ -168,7 +167,6 @@ class FastPath:
 
         Args:
             scopes: the cells by name scope.
-            ctx: TensorFlow's context.
             args: the arguments of the fast path: inputs, then names and values of attributes.
 
         Raises:

@@ -18,7 +18,6 @@ from typing import Any
 from amanda.engine.backward import replaced_gradients
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
-from amanda.errors import RoutineResultError, described
 from amanda.interface.action import Action, ActionKind
 from amanda_tensorflow.eager.autodiff import (
     detached,
@@ -30,6 +29,7 @@ from amanda_tensorflow.eager.op_request import EagerCall, OpRequest
 from amanda_tensorflow.eager.tape_marks import Mark, live_actions
 from amanda_tensorflow.eager.thread import EagerTracker
 from amanda_tensorflow.operators.gradient_shapes import checked
+from amanda_tensorflow.operators.replacements import replaced_outputs
 from amanda_tensorflow.operators.types import is_differentiable
 
 
@@ -73,15 +73,7 @@ class OpReplacement:
             result = self._dispatcher.replace(action, inputs, call)
         finally:
             tracker.marking = outer
-        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
-        if len(outputs) != self._request.count or not all(map(is_tensor, outputs)):
-            count = self._request.count
-            wanted = "its output tensor" if count == 1 else f"its {count} output tensors"
-            raise RoutineResultError(
-                f"{action.routine} replaces op {action.op_id} and must return {wanted}, "
-                f"got {described(result)}"
-            )
-        return outputs
+        return replaced_outputs(result, action, self._request.count, is_tensor)
 
     def recorded(self, plan: ActionPlan, mark: Mark, outputs: list[Any]) -> list[Any]:
         """The outputs, behind ``AmandaOutputs`` if the plan acts on their gradients."""

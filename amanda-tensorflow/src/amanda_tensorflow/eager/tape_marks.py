@@ -100,18 +100,15 @@ class OpGradients:
             of its outputs is, as an earlier run has shown.
         last: of a replaced operator, the mark and the backward pass that its backward operators
             were numbered for last.
-        run: the call of the gradient function whose mark later executions share; it stands for
-            all of them. None before the first one.
     """
 
-    __slots__ = ("cells", "last", "names", "run", "scopes")
+    __slots__ = ("cells", "last", "names", "scopes")
 
     def __init__(self) -> None:
         self.cells: Cells = {}
         self.scopes = AnyScope(self.cells)
         self.names: dict[tuple[str, int], list[str]] = {}
         self.last: tuple[Any, int] | None = None
-        self.run: Any = None
 
 
 @attrs.frozen(eq=False)

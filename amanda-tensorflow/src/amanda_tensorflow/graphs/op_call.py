@@ -37,10 +37,10 @@ class GraphOpCall(OpCall):
         write: writes a variable of a session.
     """
 
-    site: OpSite | None = None
-    source: Any = None
-    read: ReadVariable | None = None
-    write: WriteVariable | None = None
+    site: OpSite = attrs.field(kw_only=True)
+    source: Any = attrs.field(kw_only=True)
+    read: ReadVariable = attrs.field(kw_only=True)
+    write: WriteVariable | None = attrs.field(kw_only=True)
 
     def shown_inputs(self) -> Sequence[Any]:
         return placed(shown(self.inputs, self.source, "inputs"))
@@ -49,16 +49,12 @@ class GraphOpCall(OpCall):
         return placed(shown(outputs, self.source, "outputs"))
 
     def value(self, index: int) -> Any:
-        assert self.site is not None
-        assert self.read is not None
         return value_of(self.site, self.source.inputs[index], self.read)
 
     def value_key(self, index: int) -> Hashable | None:
-        assert self.site is not None
         return variable_key(self.site, self.source.inputs[index])
 
     def variable(self, index: int) -> Variable | None:
-        assert self.site is not None
         tensor = self.source.inputs[index]
         origin = variable_origin(self.site, tensor)
         if origin is None:
@@ -69,7 +65,6 @@ class GraphOpCall(OpCall):
         return None if self.write is None else GraphVariable(origin.name, steps, self.write)
 
     def value_view(self, index: int) -> tuple[Any, ...]:
-        assert self.site is not None
         return variable_view(self.site, self.source.inputs[index])
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
