@@ -142,15 +142,7 @@ def run_in_this_thread(
         feeds: pairs of a tensor and its value.
     """
     with in_this_thread(None) as options:
-        result: list[Any] = pywrap_tf_session.TF_SessionRun_wrapper(
-            of._session,
-            options,
-            {tensor._as_tf_output(): value for tensor, value in feeds},
-            [tensor._as_tf_output() for tensor in fetches],
-            [],
-            None,
-        )
-    return result
+        return run_vanilla(of, fetches, (), feeds, options, extends=False)
 
 
 @contextmanager

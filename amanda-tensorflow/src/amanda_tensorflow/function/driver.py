@@ -31,7 +31,7 @@ from amanda_tensorflow.graphs.gradients import acts_on_gradients
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.iterations import GraphIterations, sets_variables_only
 from amanda_tensorflow.graphs.module_marks import calls_modules
-from amanda_tensorflow.graphs.passes import GraphRun, InnerPasses, Passing, RunningModules
+from amanda_tensorflow.graphs.passes import GraphRun, InnerPasses, RunningModules
 from amanda_tensorflow.graphs.random_state import first_seeded
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.run_time_routines import may_wait_for_tools
@@ -351,12 +351,9 @@ def _call_shown(vanilla: Any, function: Any, tensors: Any, captured: Any) -> Any
 
 def _told_run(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> GraphRun:
     """Report the start of a run of a copy to the tools."""
-    found, passing = copy.iterations, None
-    if copy.told:
-        assert found is not None
-        told = copy.told, found.trains, found.differentiates
-        passing = Passing(points, scopes, *told, copy.inner_passes)
-    return GraphRun(passing, copy.modules, copy.inner_passes, scopes)
+    found = copy.iterations or GraphIterations()
+    told = copy.told, found.trains, found.differentiates
+    return GraphRun(points, scopes, *told, copy.modules, copy.inner_passes)
 
 
 def function_name(graph: Any) -> str:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from amanda.inline import Counter
 from amanda.state import tool_locked
 from amanda_tensorflow.graphs.building import Building, identity_after
-from amanda_tensorflow.graphs.run_time_routines import PythonNode
+from amanda_tensorflow.graphs.run_time_routines import PythonNode, insert_mark
 from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.operators.types import ROUTING
 
@@ -213,8 +213,7 @@ def count_runs(building: Building, is_loop: bool) -> None:
     node = _RunsNode(executions, building)
     # In a loop an operator without inputs might run before the first iteration, and once.
     anchors = [tensor.op for tensor in graph.inputs[:1]]
-    with graph.as_default(), tf.control_dependencies(anchors):
-        node.insert([], [])
+    insert_mark(building, node, "amanda/runs/", anchors, [])
     # The runtime may leave out what nothing reads, and leave a loop before the last run of its body
     # has ended. What a body only passes on stays as it is: its gradient is another one.
     passed = {id(tensor) for tensor in graph.inputs} if is_loop else frozenset[int]()
@@ -223,8 +222,6 @@ def count_runs(building: Building, is_loop: bool) -> None:
             t if id(t) in passed else identity_after(t, [node.op]) for t in graph.outputs
         ]
     graph.control_outputs = [*graph.control_outputs, node.op]
-    building.is_changed = building.has_python = True
-    building.routines.append(node)
 
 
 class _RunsNode(PythonNode):

@@ -37,13 +37,14 @@ from amanda_tensorflow.graphs.op_call import GraphBackwardCall, GraphOpCall
 from amanda_tensorflow.graphs.op_ids import GraphIds, IdentifiedOp
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, captured_tensors
 from amanda_tensorflow.graphs.replacement_gradients import leave
-from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine, is_routable, replaced_outputs
+from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine, is_routable
 from amanda_tensorflow.graphs.sites import ForwardState, GraphSegment, LazyAttributes, OpSite
 from amanda_tensorflow.graphs.variable_values import ReadVariable, WriteVariable
 from amanda_tensorflow.keras_layers.module_names import is_plain_module
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.operators.description import NamedOperator, input_names
 from amanda_tensorflow.operators.phases import phase_of_node
+from amanda_tensorflow.operators.replacements import replaced_outputs
 from amanda_tensorflow.operators.types import CONTROL_FLOW, DATASET_LOOPS, is_differentiable
 
 Create = Callable[[OpSite, Any, Sequence[Any], Sequence[Any]], Any]

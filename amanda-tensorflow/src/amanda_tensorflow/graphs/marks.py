@@ -18,15 +18,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import tensorflow as tf
-
 from amanda.engine.points import Points
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.executions import Ends, Executions, needed_by, sources
 from amanda_tensorflow.graphs.passes import Tell
-from amanda_tensorflow.graphs.run_time_routines import PythonNode
+from amanda_tensorflow.graphs.run_time_routines import PythonNode, insert_mark
 from amanda_tensorflow.operators.types import CONTROL_FLOW
 
 _FIRST_COME = frozenset({"Merge", "RefMerge"})
@@ -59,19 +57,12 @@ class Marks:
         graph = building.graph
         before = _internals.operations_since(graph, self._size)
         node = _Mark(self._points, tell, building.scopes)
-        with (
-            graph.as_default(),
-            tf.name_scope("amanda/mark/"),
-            graph.control_dependencies(None),
-            graph.control_dependencies([] if self.last is None else [self.last]),
-        ):
-            node.insert([], [])
+        waits = [] if self.last is None else [self.last]
+        insert_mark(building, node, "amanda/mark/", waits, [])
         self._waiting.append((node.op, before))
         self.last, self._size, self._later = node.op, _internals.count_operations(graph), set()
         counts, building.counts = building.counts, []
         self._nodes.append((node, counts))
-        building.is_changed = building.has_python = True
-        building.routines.append(node)
 
     @contextmanager
     def after(self) -> Iterator[None]:

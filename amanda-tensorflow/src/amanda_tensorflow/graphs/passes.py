@@ -84,50 +84,6 @@ class InnerPasses:
             self.points.forward_ends(scopes, "")
 
 
-class Passing:
-    """A run of a graph: a forward pass, and a step if an optimizer steps in it. It begins at once.
-
-    Args:
-        points: of the driver.
-        scopes: those that are told.
-        name: the name of the graph.
-        trains: whether an optimizer steps in it.
-        differentiates: whether gradients are computed in it.
-        inner: of the copy; a branch may let an optimizer step.
-    """
-
-    __slots__ = ("_inner", "_name", "_points", "_scopes", "_trains")
-
-    def __init__(
-        self,
-        points: Points,
-        scopes: Sequence[LiveScope],
-        name: str,
-        trains: bool,
-        differentiates: bool,
-        inner: InnerPasses | None = None,
-    ) -> None:
-        self._points = points
-        self._inner = inner
-        self._scopes = scopes
-        self._name = name
-        self._trains = trains
-        # The forward part of a function that is differentiated is a function of its own.
-        in_training = trains or differentiates or name.endswith(".forward")
-        points.forward_begins(scopes, name, in_training, differentiates)
-
-    def end(self, has_run: bool) -> None:
-        """The pass has ended.
-
-        Args:
-            has_run: False if it has raised.
-        """
-        self._points.forward_ends(self._scopes, self._name)
-        has_stepped = self._trains or (self._inner is not None and self._inner.take())
-        if has_run and has_stepped:
-            self._points.optimizer_ends(self._scopes)
-
-
 Facts = Mapping[str, Any]
 """The facts about a call of a module for tools: its path, id, and target."""
 
@@ -191,26 +147,39 @@ class RunningModules:
 class GraphRun:
     """One run of a copy of which tools are told, in both modes of graphs. It begins at once.
 
-    Args:
-        passing: the pass that it is; None where nobody is told.
-        modules: tells of the modules that it enters; None where nobody is told.
-        inner: tells of the passes within it; None where nobody is told.
-        scopes: those that are told.
-    """
+    A run that is a forward pass is a step, too, if an optimizer steps in it.
 
-    __slots__ = ("_inner", "_modules", "_passing", "_scopes")
+    Args:
+        points: of the driver.
+        scopes: those that are told.
+        name: the name of the pass that it is; "" for none.
+        trains: whether an optimizer steps in it.
+        differentiates: whether gradients are computed in it.
+        modules: tells of the modules that it enters; None where nobody is told.
+        inner: tells of the passes within it, and of a branch that lets an optimizer step; None
+            where nobody is told.
+    """
 
     def __init__(
         self,
-        passing: Passing | None,
+        points: Points,
+        scopes: Sequence[LiveScope],
+        name: str,
+        trains: bool,
+        differentiates: bool,
         modules: RunningModules | None,
         inner: InnerPasses | None = None,
-        scopes: Sequence[LiveScope] = (),
     ) -> None:
-        self._passing = passing
+        self._points = points
+        self._scopes = scopes
+        self._name = name
+        self._trains = trains
         self._modules = modules
         self._inner = inner
-        self._scopes = scopes
+        if name:
+            # The forward part of a function that is differentiated is a function of its own.
+            in_training = trains or differentiates or name.endswith(".forward")
+            points.forward_begins(scopes, name, in_training, differentiates)
         if modules is not None:
             modules.begin_run()
 
@@ -227,5 +196,8 @@ class GraphRun:
             self._inner.abandon(self._scopes)
         if has_run and count is not None:
             count()
-        if self._passing is not None:
-            self._passing.end(has_run)
+        if self._name:
+            self._points.forward_ends(self._scopes, self._name)
+            has_stepped = self._trains or (self._inner is not None and self._inner.take())
+            if has_run and has_stepped:
+                self._points.optimizer_ends(self._scopes)

@@ -42,8 +42,8 @@ from amanda_tensorflow.session.runs import Key, SessionRun, is_handle
 from amanda_tensorflow.session.stateful_runs import InlineFunction, needs_inline
 from amanda_tensorflow.session.variables import (
     VARIABLES,
-    ShadowVariables,
-    VanillaVariables,
+    VariableOps,
+    Variables,
     variables_in,
 )
 
@@ -92,7 +92,7 @@ class SessionCopies:
         self._dispatcher = dispatcher
         self._graph_ids = ids
         self._user = session
-        self._vanilla = VanillaVariables(session)
+        self._vanilla = Variables(session, VariableOps.found)
         self._ids = ids.ids_of(session.graph, "graph", {})
         self._prepared: dict[tuple[Key, int], Prepared] = {}
         self.keys: list[str] = []
@@ -103,7 +103,7 @@ class SessionCopies:
         self._replay = Replay(self.graph, self._instrument, draws_from(session, self._apart))
         self._site = OpSite(session.graph, self._ids, ids.layer_ids(session.graph))
         self._session: Any = None
-        self._variables: ShadowVariables | None = None
+        self._variables: Variables | None = None
         self._here: set[str] = set()
         self._size = 0
         self._version = 0
@@ -331,7 +331,7 @@ class SessionCopies:
         """Make the session that runs the shadow."""
         config = _internals.session_config(self._user)
         self._session = _internals.shadow_session(self.graph, config)
-        self._variables = ShadowVariables(self._session)
+        self._variables = Variables(self._session, VariableOps.added, extends=False)
         self._running = {}
 
     def _enter(self) -> None:
@@ -348,7 +348,8 @@ class SessionCopies:
             variables, operations = self._variables, self.graph.get_operations()
             assert variables is not None
             new = [n for n in variables_in(operations[self._size :]) if n not in self._here]
-            variables.add(new)
+            for name in new:
+                variables.ops(name)
             _internals.extend_graph(self._session)
             if new:
                 variables.write(self._vanilla.read(new))

@@ -23,7 +23,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
-from amanda_tensorflow.graphs.passes import GraphRun, Passing
+from amanda_tensorflow.graphs.passes import GraphRun
 from amanda_tensorflow.graphs.run_time_routines import may_wait_for_tools
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.plugin import TensorFlowGraphDriver
@@ -203,12 +203,10 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
 def _told_run(points: Points, scopes: tuple[LiveScope, ...], prepared: Prepared) -> GraphRun | None:
     """Report the start of a run to the tools; None if no routine is called for it."""
-    passing = None
-    if prepared.kind in ("train", "forward"):
-        passing = Passing(points, scopes, "session", prepared.kind == "train", False)
-    if passing is None and prepared.modules is None:
+    name = "session" if prepared.kind in ("train", "forward") else ""
+    if not name and prepared.modules is None:
         return None
-    return GraphRun(passing, prepared.modules)
+    return GraphRun(points, scopes, name, prepared.kind == "train", False, prepared.modules)
 
 
 def _run_vanilla(vanilla: Callable[..., Any], session: Any, options: Any, *given: Any) -> Any:
