@@ -91,57 +91,41 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 return vanilla(function, tensor_inputs, captured_inputs)
             copy = find(function, scopes)
             if copy is None:
-                if _has_no_copy(function, len(tensor_inputs) + len(captured_inputs)):
+                if _internals.is_instrumented(function):
+                    # It is derived from a copy, and has its routines.
                     return _call_shown(vanilla, function, tensor_inputs, captured_inputs)
-                copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
+                count = len(_internals.graph_of(function).inputs)
+                if count != len(tensor_inputs) + len(captured_inputs):
+                    # TensorFlow refuses the call.
+                    return vanilla(function, tensor_inputs, captured_inputs)
+                make = self._found_or_made
+                copy = self.lock.hold(make, function, scopes, tensor_inputs, captured_inputs)
             ready, executions = copy.payload, copy.executions
-            add = None if executions is None else executions.add
-            told = _told_run(points, scopes, copy) if copy.is_told else None
             called, given = function, captured_inputs
             if ready is not None:
                 called, given = ready.function, [*captured_inputs, *ready.captures]
+            if copy.is_told:
+                with _told_run(points, scopes, copy):
+                    return _call_shown(vanilla, called, tensor_inputs, given)
             try:
-                try:
-                    result = vanilla(called, tensor_inputs, given)
-                except Exception as error:
-                    _raise_shown(error, called)
-            except BaseException:
-                if told is not None:
-                    told.end(False)
-                raise
-            if told is not None:
-                told.end(True, add)
-            elif add is not None:
-                add()
+                result = vanilla(called, tensor_inputs, given)
+            except Exception as error:
+                _raise_shown(error, called)
+            if executions is not None:
+                executions.add()
             return result
 
         return named_as(vanilla, call_flat)
 
-    def _copied(
-        self,
-        function: Any,
-        scopes: tuple[LiveScope, ...],
-        given: Sequence[Any],
-        captured: Sequence[Any],
-    ) -> Copy:
-        """The instrumented copy of a function, made now unless another thread has just done so."""
-        return self.lock.hold(self._found_or_made, function, scopes, given, captured)
-
     def _found_or_made(self, function: Any, scopes: tuple[LiveScope, ...], *tensors: Any) -> Copy:
+        """The instrumented copy of a function, made unless another thread has just done so."""
         return self.copies.find(function, scopes) or self._made(function, scopes, *tensors)
 
-    def _made(
-        self,
-        function: Any,
-        scopes: tuple[LiveScope, ...],
-        given: Sequence[Any],
-        captured: Sequence[Any],
-    ) -> Copy:
+    def _made(self, function: Any, scopes: tuple[LiveScope, ...], *tensors: Any) -> Copy:
         """A new instrumented copy, which is kept for later calls.
 
         Args:
-            given: the tensors that the function is called with.
-            captured: the tensors that it captures.
+            tensors: those that the function is called with, and those that it captures.
         """
         # Read first: what an analysis drops while the copy is made makes it out of date.
         generation = self.copies.generation
@@ -151,7 +135,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         iterations = self._iterations(source, building)
         self._prepare(building, source, iterations)
         instrument = Instrument(self.dispatcher, building, self.ids, read_variable)
-        site = self._site(source, given, captured)
+        site = self._site(source, *tensors)
         if building.inner_passes is not None:
             site.iterations = iterations
         name = f"function {function_name(source)}"
@@ -166,10 +150,8 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             self._warn_about_seeds(name, source)
             payload = self._payload(function, building)
         copy = Copy.of(scopes, building, payload, generation)
-        if made and building.deferral.is_open:
-            copy.executions = Executions.of_vanilla(building, site, count)
-        elif made:
-            copy.executions = Executions.of_function(building)
+        if made:
+            copy.executions = Executions.of_call(building, site, count)
         is_told_inside = made and iterations is not None and iterations.is_inside
         _note_reports(copy, building, iterations, "" if is_told_inside else function_name(source))
         building.forget()
@@ -328,32 +310,19 @@ def _note_reports(
     copy.is_told = bool(copy.told) or copy.modules is not None or copy.inner_passes is not None
 
 
-def _has_no_copy(function: Any, given: int) -> bool:
-    """True if a concrete function runs itself: it is called wrongly, or derived from a copy.
-
-    Args:
-        given: how many tensors it is called with.
-    """
-    return given != len(_internals.graph_of(function).inputs) or _internals.is_instrumented(
-        function
-    )
-
-
 def _call_shown(vanilla: Any, function: Any, tensors: Any, captured: Any) -> Any:
-    """Call a function of which no copy is made; one that is derived from a copy has routines."""
+    """Call a function that may have routines; raise what the program is to see."""
     try:
         return vanilla(function, tensors, captured)
     except Exception as error:
-        if _internals.is_instrumented(function):
-            _raise_shown(error, function)
-        raise
+        _raise_shown(error, function)
 
 
 def _told_run(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> GraphRun:
     """Report the start of a run of a copy to the tools."""
     found = copy.iterations or GraphIterations()
     told = copy.told, found.trains, found.differentiates
-    return GraphRun(points, scopes, *told, copy.modules, copy.inner_passes)
+    return GraphRun(points, scopes, *told, copy.executions, copy.modules, copy.inner_passes)
 
 
 def function_name(graph: Any) -> str:

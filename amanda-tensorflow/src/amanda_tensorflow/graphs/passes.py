@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amanda.engine.points import Points
 from amanda.interface.points import Point
 from amanda.state import LiveScope
+
+if TYPE_CHECKING:
+    from amanda_tensorflow.graphs.executions import Executions
 
 Tell = Callable[[Points, Sequence[LiveScope]], None]
 """Tells tools of a point."""
@@ -147,7 +150,10 @@ class RunningModules:
 class GraphRun:
     """One run of a copy of which tools are told, in both modes of graphs. It begins at once.
 
-    A run that is a forward pass is a step, too, if an optimizer steps in it.
+    A run that is a forward pass is a step, too, if an optimizer steps in it::
+
+        with GraphRun(points, scopes, name, trains, differentiates, executions, modules):
+            ...                             # run the copy
 
     Args:
         points: of the driver.
@@ -155,6 +161,7 @@ class GraphRun:
         name: the name of the pass that it is; "" for none.
         trains: whether an optimizer steps in it.
         differentiates: whether gradients are computed in it.
+        executions: are counted if it does not raise; None if there are none.
         modules: tells of the modules that it enters; None where nobody is told.
         inner: tells of the passes within it, and of a branch that lets an optimizer step; None
             where nobody is told.
@@ -167,6 +174,7 @@ class GraphRun:
         name: str,
         trains: bool,
         differentiates: bool,
+        executions: Executions | None,
         modules: RunningModules | None,
         inner: InnerPasses | None = None,
     ) -> None:
@@ -174,6 +182,7 @@ class GraphRun:
         self._scopes = scopes
         self._name = name
         self._trains = trains
+        self._executions = executions
         self._modules = modules
         self._inner = inner
         if name:
@@ -183,19 +192,18 @@ class GraphRun:
         if modules is not None:
             modules.begin_run()
 
-    def end(self, has_run: bool, count: Callable[[], None] | None = None) -> None:
-        """The run has ended.
+    def __enter__(self) -> None:
+        """Nothing: it has begun."""
 
-        Args:
-            has_run: False if it has raised.
-            count: called if it has not.
-        """
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        """The run has ended, or raised."""
+        has_run = error is None
         if self._modules is not None:
             self._modules.end_run()
         if not has_run and self._inner is not None:
             self._inner.abandon(self._scopes)
-        if has_run and count is not None:
-            count()
+        if has_run and self._executions is not None:
+            self._executions.add()
         if self._name:
             self._points.forward_ends(self._scopes, self._name)
             has_stepped = self._trains or (self._inner is not None and self._inner.take())

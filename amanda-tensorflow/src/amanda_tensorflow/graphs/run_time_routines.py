@@ -289,14 +289,7 @@ class RunTimeRoutine(PythonNode):
         inputs += [self._action.kwargs[name] for name in self._keywords]
         anchors: list[Any] = []
         if not inputs:
-            present = [t for t in values if t is not None]
-            if building.takes_feeds:
-                inputs = [t for t in present if is_routable(t)]
-            else:
-                inputs = [t for t in present if t.op.type in _SWITCHES and is_routable(t)][:1]
-            read = {id(t) for t in inputs}
-            others = [t.op for t in present if id(t) not in read]
-            anchors = others if present else list(building.anchors)
+            inputs, anchors = self._anchors(building, values)
         self._anchored = len(inputs) - len(self._positions) - len(self._keywords)
         waits = [*anchors, *building.earlier()]
         gradient = DIFFERENTIABLE if self._outlives else PASSING
@@ -306,6 +299,17 @@ class RunTimeRoutine(PythonNode):
         if not outputs:
             building.controls.append(self.op)
         return outputs
+
+    def _anchors(self, building: Building, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the tensors that a node reads in place of selected ones, and what it waits for."""
+        present = [t for t in values if t is not None]
+        if building.takes_feeds:
+            inputs = [t for t in present if is_routable(t)]
+        else:
+            inputs = [t for t in present if t.op.type in _SWITCHES and is_routable(t)][:1]
+        read = {id(t) for t in inputs}
+        others = [t.op for t in present if id(t) not in read]
+        return inputs, others if present else list(building.anchors)
 
     def _forget_symbols(self) -> None:
         """Forget symbolic keywords: they are inputs now, and would keep the graph alive."""
