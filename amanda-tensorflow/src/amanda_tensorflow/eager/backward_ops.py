@@ -62,11 +62,6 @@ class GradientRun:
             once it is entered.
     """
 
-    __slots__ = (
-        *("_dispatcher", "_generation", "_keeps", "_known", "_outer", "_tracker", "cells"),
-        *("has_sums", "is_running", "mark", "produced", "scopes"),
-    )
-
     def __init__(self, dispatcher: Dispatcher, tracker: EagerTracker, mark: Mark) -> None:
         self._dispatcher = dispatcher
         self._tracker = tracker

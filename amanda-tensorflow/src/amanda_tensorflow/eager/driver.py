@@ -277,7 +277,7 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
     is_part = bool(places) and places[-1].layer() is layer
     if tracker.tells and not is_part and not is_symbolic((args, kwargs)):
         call = ToldCall(tracker.dispatcher, tracker, layer, (args, kwargs))
-        tracker.enter_layer(layer, method)
+        tracker.move(tracker.ids.enter_layer, layer, method)
         try:
             call.begin(is_outermost, kwargs.get("training") is not False)
             try:
@@ -285,12 +285,12 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
             finally:
                 call.end()
         finally:
-            tracker.exit_layer()
-    tracker.enter_layer(layer, method)
+            tracker.move(tracker.ids.leave)
+    tracker.move(tracker.ids.enter_layer, layer, method)
     try:
         return vanilla(layer, *args, **kwargs)
     finally:
-        tracker.exit_layer()
+        tracker.move(tracker.ids.leave)
 
 
 def _prove() -> Sequence[str]:

@@ -68,11 +68,6 @@ class OperatorEntry:
             as they do not share one.
     """
 
-    __slots__ = (
-        *("counters", "has_routines", "is_inlined", "is_noted", "marked", "plan", "reason"),
-        "timers",
-    )
-
     def __init__(self, plan: Any, reason: Reason | None = None) -> None:
         self.plan = plan
         self.reason = reason

@@ -76,8 +76,6 @@ class SharedMark:
         passes: how many backward passes had begun when the operator was first marked.
     """
 
-    __slots__ = ("mark", "marked", "passes")
-
     def __init__(self, mark: Mark, passes: int) -> None:
         self.mark = mark.with_inputs(len(mark.inputs))
         self.mark.shared = True
@@ -101,8 +99,6 @@ class OpGradients:
         last: of a replaced operator, the mark and the backward pass that its backward operators
             were numbered for last.
     """
-
-    __slots__ = ("cells", "last", "names", "scopes")
 
     def __init__(self) -> None:
         self.cells: Cells = {}

@@ -193,27 +193,9 @@ class EagerTracker:
 
     # -- layers -----------------------------------------------------------
 
-    def enter_layer(self, layer: Any, method: str) -> None:
-        """A layer is called, by this method."""
-        self.ids.enter_layer(layer, method)
-        if not self.depth:
-            self.cells = self.ids.current
-
-    def enter_build(self) -> None:
-        """The layer that runs is built."""
-        self.ids.enter_build()
-        if not self.depth:
-            self.cells = self.ids.current
-
-    def enter_optimizer(self, optimizer: Any) -> None:
-        """An optimizer steps."""
-        self.ids.enter_optimizer(optimizer)
-        if not self.depth:
-            self.cells = self.ids.current
-
-    def exit_layer(self) -> None:
-        """The layer's call, what builds it, or an optimizer's step has ended."""
-        self.ids.exit_layer()
+    def move(self, change: Callable[..., None], *args: Any) -> None:
+        """Enter or leave a layer or an optimizer by a method of :attr:`ids`."""
+        change(*args)
         if not self.depth:
             self.cells = self.ids.current
 

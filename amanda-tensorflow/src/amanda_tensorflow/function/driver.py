@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import attrs
 import tensorflow as tf
 
 import amanda
@@ -46,19 +45,6 @@ _DERIVED = re.compile(r"__(backward|forward)_(.+?)(?:_\d+)?$")
 
 _XLA = ("_XlaMustCompile", "_XlaHasReferenceVars", "_XlaScope")
 """Attributes of functions that ask for XLA."""
-
-
-@attrs.frozen(eq=False)
-class FunctionCopy:
-    """The function that runs instead of a vanilla one.
-
-    Attributes:
-        function: the concrete function of the copy.
-        captures: tensors that traced routines use; they follow the vanilla inputs.
-    """
-
-    function: Any
-    captures: Sequence[Any]
 
 
 class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
@@ -103,7 +89,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             ready, executions = copy.payload, copy.executions
             called, given = function, captured_inputs
             if ready is not None:
-                called, given = ready.function, [*captured_inputs, *ready.captures]
+                called, given = ready[0], [*captured_inputs, *ready[1]]
             if copy.is_told:
                 with _told_run(points, scopes, copy):
                     return _call_shown(vanilla, called, tensor_inputs, given)
@@ -159,11 +145,12 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         self.copies.keep(function, copy, scopes)
         return copy
 
-    def _payload(self, function: Any, building: Building) -> FunctionCopy:
-        """Return the function of an instrumented copy, and the tensors that it captures."""
+    def _payload(self, function: Any, building: Building) -> tuple[Any, Sequence[Any]]:
+        """Return the concrete function of an instrumented copy, and the tensors that traced
+        routines use, which follow the vanilla inputs."""
         attributes = self._attributes(function, building)
         instrumented = _internals.instrumented(function, building.graph, attributes)
-        return FunctionCopy(instrumented, list(building.graph.external_captures))
+        return instrumented, list(building.graph.external_captures)
 
     def _prepare(self, building: Building, source: Any, iterations: GraphIterations | None) -> None:
         """Decide whether a copy reports modules, and whether its operators are added immediately.
@@ -322,7 +309,8 @@ def _told_run(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> Grap
     """Report the start of a run of a copy to the tools."""
     found = copy.iterations or GraphIterations()
     told = copy.told, found.trains, found.differentiates
-    return GraphRun(points, scopes, *told, copy.executions, copy.modules, copy.inner_passes)
+    count = None if copy.executions is None else copy.executions.add
+    return GraphRun(points, scopes, *told, count, copy.modules, copy.inner_passes)
 
 
 def function_name(graph: Any) -> str:

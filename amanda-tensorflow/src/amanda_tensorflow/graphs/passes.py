@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amanda.engine.points import Points
 from amanda.interface.points import Point
 from amanda.state import LiveScope
-
-if TYPE_CHECKING:
-    from amanda_tensorflow.graphs.executions import Executions
 
 Tell = Callable[[Points, Sequence[LiveScope]], None]
 """Tells tools of a point."""
@@ -152,7 +149,7 @@ class GraphRun:
 
     A run that is a forward pass is a step, too, if an optimizer steps in it::
 
-        with GraphRun(points, scopes, name, trains, differentiates, executions, modules):
+        with GraphRun(points, scopes, name, trains, differentiates, count, modules):
             ...                             # run the copy
 
     Args:
@@ -161,7 +158,7 @@ class GraphRun:
         name: the name of the pass that it is; "" for none.
         trains: whether an optimizer steps in it.
         differentiates: whether gradients are computed in it.
-        executions: are counted if it does not raise; None if there are none.
+        count: counts the executions in it, if it does not raise; None if there are none.
         modules: tells of the modules that it enters; None where nobody is told.
         inner: tells of the passes within it, and of a branch that lets an optimizer step; None
             where nobody is told.
@@ -174,7 +171,7 @@ class GraphRun:
         name: str,
         trains: bool,
         differentiates: bool,
-        executions: Executions | None,
+        count: Callable[[], None] | None,
         modules: RunningModules | None,
         inner: InnerPasses | None = None,
     ) -> None:
@@ -182,7 +179,7 @@ class GraphRun:
         self._scopes = scopes
         self._name = name
         self._trains = trains
-        self._executions = executions
+        self._count = count
         self._modules = modules
         self._inner = inner
         if name:
@@ -202,8 +199,8 @@ class GraphRun:
             self._modules.end_run()
         if not has_run and self._inner is not None:
             self._inner.abandon(self._scopes)
-        if has_run and self._executions is not None:
-            self._executions.add()
+        if has_run and self._count is not None:
+            self._count()
         if self._name:
             self._points.forward_ends(self._scopes, self._name)
             has_stepped = self._trains or (self._inner is not None and self._inner.take())

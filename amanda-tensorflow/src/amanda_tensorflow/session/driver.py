@@ -203,7 +203,8 @@ def _told_run(points: Points, scopes: tuple[LiveScope, ...], prepared: Prepared)
     """Report the start of a run to the tools."""
     name = "session" if prepared.kind in ("train", "forward") else ""
     told = name, prepared.kind == "train", False
-    return GraphRun(points, scopes, *told, prepared.executions, prepared.modules)
+    count = None if prepared.executions is None else prepared.executions.add
+    return GraphRun(points, scopes, *told, count, prepared.modules)
 
 
 def _run_copy(
