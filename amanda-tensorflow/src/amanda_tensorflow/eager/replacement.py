@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
+
 from amanda.engine.backward import replaced_gradients
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
@@ -33,6 +35,7 @@ from amanda_tensorflow.operators.replacements import replaced_outputs
 from amanda_tensorflow.operators.types import is_differentiable
 
 
+@attrs.define(eq=False)
 class OpReplacement:
     """One execution of the function that replaces an operator.
 
@@ -40,20 +43,12 @@ class OpReplacement:
         mark: the mark of the execution; None if no tape records.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        tracker: EagerTracker,
-        request: OpRequest,
-        plan: ActionPlan,
-        mark: Mark | None,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._tracker = tracker
-        self._request = request
-        self._plan = plan
-        self._mark = mark
-        self._inputs: list[Any] = []
+    _dispatcher: Dispatcher
+    _tracker: EagerTracker
+    _request: OpRequest
+    _plan: ActionPlan
+    _mark: Mark | None
+    _inputs: list[Any] = attrs.field(factory=list, init=False)
 
     def run(self, action: Action, inputs: list[Any]) -> list[Any]:
         """Call the function; returns its outputs.

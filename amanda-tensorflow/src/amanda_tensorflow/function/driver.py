@@ -20,7 +20,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.compiled_only import refuse_compiled_only
-from amanda_tensorflow.graphs.copies import Copy
+from amanda_tensorflow.graphs.copies import Copy, Report
 from amanda_tensorflow.graphs.deferral import Deferral
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.error_texts import reworded
@@ -69,7 +69,6 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
     def _calling(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         """The patch of ``ConcreteFunction._call_flat``, which runs every concrete function."""
         find, scopes_now = self.copies.find, self.dispatcher.scopes
-        points = self.dispatcher.points
 
         def call_flat(function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
             scopes = scopes_now()
@@ -86,12 +85,12 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                     return vanilla(function, tensor_inputs, captured_inputs)
                 make = self._found_or_made
                 copy = self.lock.hold(make, function, scopes, tensor_inputs, captured_inputs)
-            ready, executions = copy.payload, copy.executions
+            ready, executions, report = copy.payload, copy.executions, copy.report
             called, given = function, captured_inputs
             if ready is not None:
                 called, given = ready[0], [*captured_inputs, *ready[1]]
-            if copy.is_told:
-                with _told_run(points, scopes, copy):
+            if report is not None:
+                with report(scopes):
                     return _call_shown(vanilla, called, tensor_inputs, given)
             try:
                 result = vanilla(called, tensor_inputs, given)
@@ -139,7 +138,8 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         if made:
             copy.executions = Executions.of_call(building, site, count)
         is_told_inside = made and iterations is not None and iterations.is_inside
-        _note_reports(copy, building, iterations, "" if is_told_inside else function_name(source))
+        name = "" if is_told_inside else function_name(source)
+        copy.report = _report(self.dispatcher.points, copy, building, iterations, name)
         building.forget()
         copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)
@@ -281,20 +281,24 @@ def _recording_call(vanilla: Callable[..., Any]) -> Callable[..., Any]:
     return named_as(vanilla, record)
 
 
-def _note_reports(
-    copy: Copy, building: Building, iterations: GraphIterations | None, name: str
-) -> None:
-    """Note which of the passes and modules in runs of a copy are reported to tools.
+def _report(
+    points: Points, copy: Copy, building: Building, iterations: GraphIterations | None, name: str
+) -> Report | None:
+    """A function of scopes that reports the start of a run of a copy to the tools; None if there is
+    nothing to report.
 
     Args:
         iterations: those in its runs; None where none is reported.
         name: the function's name to report them by; "" where they are reported from within a run.
     """
-    if iterations is not None:
-        copy.iterations, copy.inner_passes = iterations, building.inner_passes
-        copy.told = name
-    copy.modules = building.modules if building.tells_modules else None
-    copy.is_told = bool(copy.told) or copy.modules is not None or copy.inner_passes is not None
+    found, inner = iterations or GraphIterations(), building.inner_passes
+    modules = building.modules if building.tells_modules else None
+    name = "" if iterations is None else name
+    if not name and modules is None and inner is None:
+        return None
+    count = None if copy.executions is None else copy.executions.add
+    told = name, found.trains, found.differentiates, count, modules, inner
+    return lambda scopes: GraphRun(points, scopes, *told)
 
 
 def _call_shown(vanilla: Any, function: Any, tensors: Any, captured: Any) -> Any:
@@ -303,14 +307,6 @@ def _call_shown(vanilla: Any, function: Any, tensors: Any, captured: Any) -> Any
         return vanilla(function, tensors, captured)
     except Exception as error:
         _raise_shown(error, function)
-
-
-def _told_run(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> GraphRun:
-    """Report the start of a run of a copy to the tools."""
-    found = copy.iterations or GraphIterations()
-    told = copy.told, found.trains, found.differentiates
-    count = None if copy.executions is None else copy.executions.add
-    return GraphRun(points, scopes, *told, count, copy.modules, copy.inner_passes)
 
 
 def function_name(graph: Any) -> str:
@@ -328,7 +324,7 @@ def read_variable(handle: Any, dtype: Any) -> Any:
         dtype: its type; None to ask the handle.
     """
     with _internals.eager_mode(), _internals.stop_recording():
-        dtype = dtype or _internals.handle_dtype(handle)
+        dtype = dtype or _internals.variable_dtype(handle)
         if dtype is None:
             return None
         try:

@@ -52,6 +52,7 @@ from amanda_tensorflow.operators.types import is_op
 Tensors = list[Any]
 
 
+@attrs.define(eq=False)
 class ForwardTensor:
     """A forward tensor as a backward analysis reads it: called, it gives the tensor of the copy.
 
@@ -60,11 +61,8 @@ class ForwardTensor:
         index: its position among them.
     """
 
-    __slots__ = ("_index", "_of")
-
-    def __init__(self, of: ForwardTensors, index: int) -> None:
-        self._of = of
-        self._index = index
+    _of: ForwardTensors
+    _index: int
 
     def __call__(self) -> Any:
         """The tensor of the copy; None if it is in another graph."""

@@ -4,8 +4,8 @@ A mark tells tools of an iteration that begins or ends within a run of a graph. 
 executes, all that was added to the copy before it runs before it, and all that is added later runs
 after it. No operator runs for its sake, and loops compute no result that nothing reads::
 
-    marks = Marks(building, points)
-    marks.add(tell)                     # tell(points, scopes) is called in each run
+    marks = Marks(building)
+    marks.add(tell)                     # tell(scopes) is called in each run
     with marks.after():
         ...                             # add operators
     marks.add_waits(roots)              # the copy is complete
@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from amanda.engine.points import Points
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
@@ -36,15 +35,13 @@ class Marks:
 
     Args:
         building: the copy.
-        points: of the driver.
 
     Attributes:
         last: the node of the last one; None before the first.
     """
 
-    def __init__(self, building: Building, points: Points) -> None:
+    def __init__(self, building: Building) -> None:
         self._building = building
-        self._points = points
         self._size = 0
         self._nodes: list[tuple[_Mark, list[Any]]] = []
         self._waiting: list[tuple[Any, Sequence[Any]]] = []
@@ -56,7 +53,7 @@ class Marks:
         building = self._building
         graph = building.graph
         before = _internals.operations_since(graph, self._size)
-        node = _Mark(self._points, tell, building.scopes)
+        node = _Mark(tell, building.scopes)
         waits = [] if self.last is None else [self.last]
         insert_mark(building, node, "amanda/mark/", waits, [])
         self._waiting.append((node.op, before))
@@ -138,9 +135,8 @@ class _Mark(PythonNode):
         executions: counts what was executed between the last mark and this one.
     """
 
-    def __init__(self, points: Points, tell: Tell, scopes: Sequence[LiveScope]) -> None:
+    def __init__(self, tell: Tell, scopes: Sequence[LiveScope]) -> None:
         super().__init__()
-        self._points = points
         self._tell: Tell | None = tell
         self._scopes = [weakref.ref(scope) for scope in scopes]
         self.executions: Executions | None = None
@@ -152,7 +148,7 @@ class _Mark(PythonNode):
         if scopes and tell is not None:
             if self.executions is not None:
                 self.executions.add()
-            tell(self._points, scopes)
+            tell(scopes)
         return []
 
     def release(self) -> None:

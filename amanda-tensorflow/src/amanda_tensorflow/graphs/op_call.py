@@ -197,7 +197,9 @@ def runner(op: Any) -> Callable[[Sequence[Any]], Any]:
                 )
             outputs = _internals.execute_now(kind, count, tensors, attributes)
         else:
-            outputs = _internals.create_op(kind, tensors, types, protos)
+            graph = _internals.default_graph()
+            new = _internals.create_op_in(graph, kind, tensors, types, attrs=dict(protos))
+            outputs = list(new.outputs)
         return outputs[0] if count == 1 else outputs
 
     return run

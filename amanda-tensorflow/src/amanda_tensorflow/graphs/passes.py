@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from amanda.engine.points import Points
 from amanda.interface.points import Point
 from amanda.state import LiveScope
 
-Tell = Callable[[Points, Sequence[LiveScope]], None]
+Tell = Callable[[Sequence[LiveScope]], None]
 """Tells tools of a point."""
 
 
@@ -31,44 +33,33 @@ class InnerPasses:
         self.has_stepped = False
         self.running = 0
 
-    def begins(self, name: str, trains: bool, differentiates: bool) -> Tell:
-        """Tells that an iteration begins.
+    def begin(
+        self, name: str, trains: bool, differentiates: bool, scopes: Sequence[LiveScope]
+    ) -> None:
+        """Tell that an iteration begins.
 
         Args:
             name: of the graph.
             trains: whether an optimizer steps in it.
             differentiates: whether gradients are computed in it.
         """
+        self.running += 1
+        self.points.forward_begins(scopes, name, trains or differentiates, differentiates)
 
-        def tell(points: Points, scopes: Sequence[LiveScope]) -> None:
-            self.running += 1
-            points.forward_begins(scopes, name, trains or differentiates, differentiates)
+    def end(self, name: str, trains: bool, scopes: Sequence[LiveScope]) -> None:
+        """Tell that it has ended."""
+        self.running -= 1
+        self.points.forward_ends(scopes, name)
+        if self.take() or trains:
+            self.points.optimizer_ends(scopes)
 
-        return tell
+    def go_on(self, name: str, scopes: Sequence[LiveScope]) -> None:
+        """Tell that one iteration has ended and the next one begins."""
+        self.end(name, True, scopes)
+        self.begin(name, True, True, scopes)
 
-    def ends(self, name: str, trains: bool) -> Tell:
-        """Tells that it has ended."""
-
-        def tell(points: Points, scopes: Sequence[LiveScope]) -> None:
-            self.running -= 1
-            points.forward_ends(scopes, name)
-            if self.take() or trains:
-                points.optimizer_ends(scopes)
-
-        return tell
-
-    def goes_on(self, name: str) -> Tell:
-        """Tells that one iteration has ended and the next one begins."""
-        end, begin = self.ends(name, True), self.begins(name, True, True)
-
-        def tell(points: Points, scopes: Sequence[LiveScope]) -> None:
-            end(points, scopes)
-            begin(points, scopes)
-
-        return tell
-
-    def steps(self, points: Points, scopes: Sequence[LiveScope]) -> None:
-        """A branch has let an optimizer step."""
+    def step(self, scopes: Sequence[LiveScope]) -> None:
+        """Note that a branch has let an optimizer step."""
         self.has_stepped = True
 
     def take(self) -> bool:
@@ -144,6 +135,7 @@ class RunningModules:
         self._points.module(scopes, Point.MODULE_EXIT, **facts, outputs=outputs)
 
 
+@attrs.define(eq=False)
 class GraphRun:
     """One run of a copy of which tools are told, in both modes of graphs. It begins at once.
 
@@ -164,30 +156,23 @@ class GraphRun:
             where nobody is told.
     """
 
-    def __init__(
-        self,
-        points: Points,
-        scopes: Sequence[LiveScope],
-        name: str,
-        trains: bool,
-        differentiates: bool,
-        count: Callable[[], None] | None,
-        modules: RunningModules | None,
-        inner: InnerPasses | None = None,
-    ) -> None:
-        self._points = points
-        self._scopes = scopes
-        self._name = name
-        self._trains = trains
-        self._count = count
-        self._modules = modules
-        self._inner = inner
-        if name:
+    _points: Points
+    _scopes: Sequence[LiveScope]
+    _name: str
+    _trains: bool
+    _differentiates: bool
+    _count: Callable[[], None] | None
+    _modules: RunningModules | None
+    _inner: InnerPasses | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self._name:
             # The forward part of a function that is differentiated is a function of its own.
-            in_training = trains or differentiates or name.endswith(".forward")
-            points.forward_begins(scopes, name, in_training, differentiates)
-        if modules is not None:
-            modules.begin_run()
+            differentiates = self._differentiates
+            in_training = self._trains or differentiates or self._name.endswith(".forward")
+            self._points.forward_begins(self._scopes, self._name, in_training, differentiates)
+        if self._modules is not None:
+            self._modules.begin_run()
 
     def __enter__(self) -> None:
         """Nothing: it has begun."""

@@ -20,6 +20,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -122,10 +123,10 @@ class Replay:
         passes, iterations = self._instrument.building.inner_passes, site.iterations
         if passes is None or iterations is None or not (site.passing or iterations.ends):
             return
-        marks = self._marks = Marks(self._instrument.building, passes.points)
+        marks = self._marks = Marks(self._instrument.building)
         if site.passing == "pass":
             told = iterations.trains, iterations.differentiates
-            marks.add(passes.begins(site.ids, *told))
+            marks.add(partial(passes.begin, site.ids, *told))
             self._note_boundary(site, -1)
 
     def _end_marks(self, site: OpSite, ends: Sequence[Any]) -> list[Any]:
@@ -142,7 +143,8 @@ class Replay:
         assert iterations is not None
         if site.passing:
             is_pass = site.passing == "pass"
-            marks.add(passes.ends(site.ids, iterations.trains) if is_pass else passes.steps)
+            end = partial(passes.end, site.ids, iterations.trains)
+            marks.add(end if is_pass else passes.step)
             self._note_boundary(site, _internals.count_operations(site.graph) + 1)
         marks.add_waits([*(tensor.op for tensor in graph.outputs), *ends])
         if site.passing:
@@ -262,7 +264,7 @@ class Replay:
         for _ in range(ended or 0):
             assert passes is not None
             assert self._marks is not None
-            self._marks.add(passes.goes_on(site.root_ids))
+            self._marks.add(partial(passes.go_on, site.root_ids))
             assert site.iterations is not None
             passed = len(self._boundaries.get(id(site), ())) - (site.passing == "pass")
             self._note_boundary(site, site.iterations.ends[passed])

@@ -79,6 +79,7 @@ class VariableOps:
             return cls(read, assign, fed, tf.raw_ops.VarIsInitializedOp(resource=handle))
 
 
+@attrs.define(eq=False)
 class Variables:
     """The variables of a session, read and written by operators of its graph.
 
@@ -89,13 +90,10 @@ class Variables:
             run. A copy that is being made may read a variable.
     """
 
-    def __init__(
-        self, session: Any, make: Callable[[Any], VariableOps], extends: bool = True
-    ) -> None:
-        self._session = session
-        self._make = make
-        self._extends = extends
-        self._known: dict[str, VariableOps] = {}
+    _session: Any
+    _make: Callable[[Any], VariableOps]
+    _extends: bool = True
+    _known: dict[str, VariableOps] = attrs.field(factory=dict, init=False)
 
     def ops(self, name: str) -> VariableOps:
         """The operators for the variable that the operator of this name makes."""
