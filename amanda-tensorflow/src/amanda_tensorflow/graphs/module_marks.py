@@ -43,7 +43,7 @@ def calls_modules(graph: Any) -> bool:
         calls_modules(body)
         for op in graph.get_operations()
         if op.type in CALLS or op.type in CONTROL_FLOW
-        for body in bodies(op).values()
+        for body in bodies(op)
     )
 
 
