@@ -243,7 +243,7 @@ def _entry(plan: ActionPlan) -> OperatorEntry:
     if plan.replace_backward is None:
         before, after = map(lowered_all, (plan.before_backward, plan.after_backward))
         found = inlined(plan, before, after)
-    return found or OperatorEntry(plan, Reason.TENSORS)
+    return found or OperatorEntry(plan, Reason.ROUTINES)
 
 
 class MarkedGradients:

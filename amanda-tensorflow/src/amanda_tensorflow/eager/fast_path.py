@@ -5,7 +5,7 @@ raises ``_FallbackException``, the function converts its arguments to tensors an
 path, ``execute.execute``::
 
     gen_math_ops.mat_mul
-        fast path        operators without routines that look at tensors
+        fast path        operators without routines, or with counters and timers alone
         slow path        all others
 
 The patch lets an operator run on the fast path, and counts it, or raises that exception. The
@@ -23,7 +23,7 @@ reason         found by
 =============  ==================================================================================
 `REPLACEMENT`  the thread: a replacement runs, and tapes record
 `ANALYSIS`     no entry, or :data:`~amanda_tensorflow.eager.plan_cache.UNKNOWN`
-`TENSORS`      the entry
+`ROUTINES`     the entry
 `READINGS`     the types of the arguments, if variables are among them, and the entries of readings
 `MARK`         the entry, and whether tapes record
 =============  ==================================================================================
@@ -197,8 +197,6 @@ class FastPath:
             marked = entry.marked
             if marked is None or tracker.local.op_callbacks:
                 return self._first_marked(tracker, cell, entry, op_name, args)
-        if entry.has_routines:
-            return self._with_routines(tracker, cell, entry, marked)
         return tracker, cell, marked, entry, None, args
 
     def _replacing(self, tracker: EagerTracker, op_name: str, args: tuple[Any, ...]) -> Any:
@@ -268,8 +266,6 @@ class FastPath:
         marked = self._shared_mark(tracker, entry)
         if marked is None:
             return self._fall_back(Reason.MARK, tracker, op_name, args)
-        if entry.has_routines:
-            return self._with_routines(tracker, cell, entry, marked)
         return tracker, cell, marked, entry, None, args
 
     def _mark(self, tracker: EagerTracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
@@ -372,7 +368,7 @@ class FastPath:
         """
         is_inlined = entry.is_inlined
         readings = self._readings(cells, number, may_be_inlined=is_inlined)
-        is_told = is_inlined or not (entry.has_routines or op_name in READING)
+        is_told = is_inlined or op_name not in READING
         marked = self._mark(tracker, entry) if is_told and readings is not None else None
         if marked is None or readings is None:
             return self._fall_back(Reason.READINGS, tracker, op_name, args)
@@ -415,7 +411,7 @@ class FastPath:
             return None
         for entry in known:
             is_told = entry.is_inlined and not may_be_inlined
-            if entry.reason is not None or entry.has_routines or is_told:
+            if entry.reason is not None or is_told:
                 return None
         return cell
 
@@ -440,28 +436,6 @@ class FastPath:
         return result
 
     # -- ways to run an operator ------------------------------------------
-
-    def _with_routines(
-        self, tracker: EagerTracker, cell: Cell, entry: OperatorEntry, marked: tuple[Any, ...]
-    ) -> Runner:
-        """Return what runs an operator with routines that look at no tensor."""
-
-        def run(ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]) -> Any:
-            if marked:
-                return self._fall_back(Reason.MARK, tracker, op_name, args)(
-                    ctx, op_name, name, args
-                )
-            raise_if_retried()
-            self._slow_path.start(tracker, entry.plan, cell)
-            result = self._vanilla.fast_path(ctx, op_name, name, *args)
-            cell[0] += 1
-            tracker.ids.started.discard((id(cell), cell[0] - 1))
-            if entry.is_noted:
-                self._values.note(op_name, args, result)
-            self._dispatcher.run_all(entry.plan.after, [])
-            return result
-
-        return run
 
     def _outside(self, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]) -> Any:
         """Run an operator of a backward pass that no known operator's gradient function runs."""

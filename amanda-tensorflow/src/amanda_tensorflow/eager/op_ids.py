@@ -101,14 +101,11 @@ class EagerOpIds:
         nesting: how many calls of layers and backward passes run within each other; only an
             outermost one begins an iteration.
         places: the calls of layers that are running, outermost first.
-        started: cells (by ``id``) and numbers of operators whose routines have run on the fast
-            path and must not run again if the operator is executed on the slow path after all.
     """
 
     def __init__(self) -> None:
         self.cells: dict[str, Cells] = {}
         self.nesting = 0
-        self.started: set[tuple[int, int]] = set()
         self.places: tuple[RunningLayer, ...] = ()
         self._outer: list[tuple[RunningLayer, ...]] = []
         self._within: dict[str, AnyScope] = {}
@@ -178,7 +175,6 @@ class EagerOpIds:
                     cell[0] = 0
         self._layers.clear()
         self._functions.clear()
-        self.started.clear()
         self._iterations += 1
         if self._iterations == _LEARNING:
             self._outside.learn(self.cells)
@@ -271,4 +267,3 @@ class EagerOpIds:
         self._within.clear()
         self._layers.clear()
         self._functions.clear()
-        self.started.clear()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from amanda.engine.dispatch import Dispatcher
-from amanda.engine.plan import ActionPlan
 from amanda.python.patching import named_as
 from amanda.state import STATE
 from amanda_tensorflow import _internals
@@ -145,7 +144,7 @@ class SlowPath:
         run = tracker.run
         if run is None:
             return request.execute(inputs)
-        if entry.reason is not Reason.TENSORS and run.is_vanilla(request.kind):
+        if entry.reason is not Reason.ROUTINES and run.is_vanilla(request.kind):
             outputs = request.execute(inputs)
             run.cell(request.kind)[0] += 1
             return outputs
@@ -169,29 +168,18 @@ class SlowPath:
             scope = ids.scope(tracker.local.scope_name)
             cell = ids.cell(scope, kind)
             entry = entry_of(cell)
-        number, plan, values = cell[0], entry.plan, inputs
+        number, plan = cell[0], entry.plan
+        cell[0] = number + 1
         if plan is None:
             op_id = ids.op_id(scope, kind, number)
             plan = self._dispatcher.plan(op_id)
-        if plan is not None and plan.is_blind:
-            self.start(tracker, plan, cell)
-        cell[0] = number + 1
-        ids.started.discard((id(cell), number))
         if plan is None:
             outputs, plan = self._executor.run_analysed(tracker, op_id, request, inputs, scope)
         else:
-            if plan.before and not plan.is_blind:
-                values = self._dispatcher.run_all(plan.before, inputs)
+            values = self._dispatcher.run_all(plan.before, inputs) if plan.before else inputs
             outputs = self._executor.run(tracker, plan, request, inputs, values)
         if op_id and tracker.keeps_plans(generation):
             keep(cell, number, entry_of_plan(plan, kind in READING))
         if kind in READING and outputs:
             self._values.note(kind, inputs, outputs[0])
         return outputs
-
-    def start(self, tracker: EagerTracker, plan: ActionPlan, cell: Cell) -> None:
-        """Run the routines before an operator, which look at no tensor; once, on either path."""
-        this = id(cell), cell[0]
-        if this not in tracker.ids.started:
-            self._dispatcher.run_all(plan.before, [])
-            tracker.ids.started.add(this)
