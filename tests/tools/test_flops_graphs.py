@@ -11,6 +11,7 @@ import tensorflow as tf
 import amanda
 from amanda_tensorflow.graphs.replay import Replay
 from amanda_tensorflow.graphs.run_time_routines import PythonNode
+from amanda_tools import flops
 from amanda_tools.count import CountTool
 from amanda_tools.flops import FlopsTool
 
@@ -52,6 +53,22 @@ def figures(run: Callable[[Any], Any], *others: amanda.Tool) -> tuple[dict[str, 
 
 
 UNKNOWN = [tf.TensorSpec([None, 6, 6, 3])]
+
+
+@pytest.mark.usefixtures("restored_table")
+def test_a_formula_of_the_program_gets_all_shapes() -> None:
+    """Also where the graph tells those of some tensors only."""
+    seen = []
+
+    def formula(call: flops.CallShapes) -> int:
+        seen.append((tuple(call.inputs), tuple(call.outputs)))
+        return 1
+
+    flops.register("conv2d", formula)
+    flops.register("Conv2DBackpropFilter", formula, backward=True)
+    figures(tf.function(step, input_signature=UNKNOWN))
+    image, kernel, sizes, result = (2, 6, 6, 3), (3, 3, 3, 4), (4,), (2, 6, 6, 4)
+    assert set(seen) == {((image, kernel), (result,)), ((image, sizes, result), (kernel,))}
 
 
 @pytest.mark.parametrize("program", [step, looping])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,28 +11,12 @@ import tensorflow as tf
 
 import amanda
 from amanda.engine.dispatch import Dispatcher
-from amanda.engine.plan import EMPTY_PLAN, ActionPlan
+from amanda.engine.plan import EMPTY_PLAN
 from amanda_tensorflow.eager import op_ids
-from amanda_tensorflow.eager.plan_cache import PLAIN, Reason, entry_of_plan, slow_path_reason
+from amanda_tensorflow.eager.plan_cache import PLAIN, entry_of_plan
 from tests.tensorflow.eager.support import Acting, Seen, apply
 
 X = tf.constant([[1.0, -2.0]])
-
-
-@pytest.mark.parametrize(
-    ("plan", "is_recorded", "reason"),
-    [
-        (None, False, Reason.ANALYSIS),
-        (EMPTY_PLAN, True, None),
-        (ActionPlan("/Relu:0", claims=True), True, Reason.MARK),
-        (ActionPlan("/Relu:0", claims=True), False, None),
-    ],
-)
-def test_the_reason_follows_from_the_plan_and_the_tapes(
-    plan: ActionPlan | None, is_recorded: bool, reason: Reason | None
-) -> None:
-    """An operator takes the slow path to be analysed, or to be recorded under a mark."""
-    assert slow_path_reason(plan, is_recorded) is reason
 
 
 def test_operators_without_actions_share_an_entry() -> None:
@@ -41,8 +26,8 @@ def test_operators_without_actions_share_an_entry() -> None:
     assert (entry.is_noted, entry.reason) == (True, None)
 
 
-def paths_of(tool: amanda.Tool) -> list[str]:
-    """The patches that run when an operator is executed, after iterations under a tool."""
+def patches_run_by(call: Callable[[], object]) -> list[str]:
+    """The patches of operators that run in a call."""
     names: list[str] = []
 
     def profile(frame: Any, event: str, _: Any) -> None:
@@ -50,16 +35,35 @@ def paths_of(tool: amanda.Tool) -> list[str]:
         if event == "call" and path.endswith(("eager/fast_path.py", "eager/slow_path.py")):
             names.append(frame.f_code.co_name)
 
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return [name for name in names if name in ("TFE_Py_FastPathExecute", "execute")]
+
+
+def paths_of(tool: amanda.Tool) -> list[str]:
+    """The patches that run when an operator is executed, after iterations under a tool."""
     with apply(tool):
         for _ in range(4):
             tf.nn.relu(X)
             amanda.new_iteration()
-        sys.setprofile(profile)
-        try:
-            tf.nn.relu(X)
-        finally:
-            sys.setprofile(None)
-    return [name for name in names if name in ("TFE_Py_FastPathExecute", "execute")]
+        return patches_run_by(lambda: tf.nn.relu(X))
+
+
+def test_a_recorded_operator_takes_the_slow_path_until_its_executions_share_a_mark() -> None:
+    """From the second backward pass on it stays on the fast path, as outside of tapes."""
+    found = []
+    with apply(Seen()):
+        for _ in range(3):
+            with tf.GradientTape() as tape:
+                tape.watch(X)
+                found.append(patches_run_by(lambda: tf.nn.relu(X)))
+                y = tf.nn.relu(X)
+            tape.gradient(y, X)
+    fast = ["TFE_Py_FastPathExecute"]
+    assert found == [[*fast, "execute"], fast, fast]
 
 
 def test_an_operator_takes_the_slow_path_where_a_routine_looks_at_tensors() -> None:

@@ -141,6 +141,16 @@ def callee_named(graph: Any, name: str) -> Callee | None:
     return None
 
 
+def callees_of(op: Any) -> Iterator[tuple[str, Callee]]:
+    """The functions that an operator runs, as far as its graph knows them, with the attribute that
+    names each."""
+    for attribute, names in function_attributes(op).items():
+        for name in names:
+            callee = callee_named(op.graph, name)
+            if callee is not None:
+                yield attribute, callee
+
+
 def differentiate_as(op: Any, graph: Any, callee: Callee) -> None:
     """Let a call of a copy have the gradient of a function, as calls in a traced graph have it.
 

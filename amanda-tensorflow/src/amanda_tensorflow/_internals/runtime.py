@@ -163,14 +163,6 @@ def default_graph() -> Any:
     return ops.get_default_graph()
 
 
-def handle_dtype(handle: Any) -> Any:
-    """The dtype of the variable that a resource handle stands for; None if it is not known."""
-    data = getattr(handle, "_handle_data", None)
-    if data is None or not data.is_set or len(data.shape_and_type) != 1:
-        return None
-    return data.shape_and_type[0].dtype
-
-
 def variable_dtype(handle: Any) -> Any:
     """The dtype of the variable that a resource tensor is the handle of; None for others."""
     data = getattr(handle, "_handle_data", None)
@@ -256,17 +248,6 @@ def named(error: Any, name: str | None) -> Any:
     message = f"{error.message} name: {name or ''}"
     made = type(error)(error.node_def, error.op, message, *error.args[3:])
     return made.with_traceback(error.__traceback__)
-
-
-def create_op(kind: str, inputs: list[Any], types: list[Any], attributes: Any) -> list[Any]:
-    """Add an operator to the default graph. Returns its outputs.
-
-    Args:
-        types: the dtypes of the outputs.
-        attributes: as protocol buffers, by name.
-    """
-    graph = ops.get_default_graph()
-    return list(graph._create_op_internal(kind, inputs, types, attrs=dict(attributes)).outputs)
 
 
 def is_recomputed(function: Any) -> bool:

@@ -142,15 +142,7 @@ def run_in_this_thread(
         feeds: pairs of a tensor and its value.
     """
     with in_this_thread(None) as options:
-        result: list[Any] = pywrap_tf_session.TF_SessionRun_wrapper(
-            of._session,
-            options,
-            {tensor._as_tf_output(): value for tensor, value in feeds},
-            [tensor._as_tf_output() for tensor in fetches],
-            [],
-            None,
-        )
-    return result
+        return run_vanilla(of, fetches, (), feeds, options, extends=False)
 
 
 @contextmanager
@@ -237,24 +229,27 @@ def twin_in(graph: Any, op: Any, name: str, device: str) -> Any:
     before = int(graph.version)
     try:
         with unfinalized(graph), graph.as_default(), graph.control_dependencies(None):
-            with graph.device(None), ops.name_scope(""):
-                inputs = [
-                    array_ops.placeholder(t.dtype, t.shape, name="amanda/drawn") for t in op.inputs
-                ]
-            with graph.device(device):
-                return create_op_in(
-                    graph,
-                    op.type,
-                    inputs,
-                    [tensor.dtype for tensor in op.outputs],
-                    name=f"{name}/",
-                    attrs={k: v for k, v in op.node_def.attr.items() if not k.startswith("_")},
-                    compute_device=bool(device),
-                )
+            return _twin(graph, op, name, device)
     finally:
         added = int(graph.version) - before
         graph._amanda_inserted = getattr(graph, "_amanda_inserted", 0) + added
         hide(graph)
+
+
+def _twin(graph: Any, op: Any, name: str, device: str) -> Any:
+    """Add an operator like another one, of placeholders, to a graph; arguments of `twin_in`."""
+    with graph.device(None), ops.name_scope(""):
+        inputs = [array_ops.placeholder(t.dtype, t.shape, name="amanda/drawn") for t in op.inputs]
+    with graph.device(device):
+        return create_op_in(
+            graph,
+            op.type,
+            inputs,
+            [tensor.dtype for tensor in op.outputs],
+            name=f"{name}/",
+            attrs={k: v for k, v in op.node_def.attr.items() if not k.startswith("_")},
+            compute_device=bool(device),
+        )
 
 
 def _twins(graph: Any) -> set[str]:

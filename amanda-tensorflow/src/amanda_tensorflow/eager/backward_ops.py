@@ -57,14 +57,10 @@ class GradientRun:
         cells: their cells.
         scopes: the same for every name scope.
         produced: the outputs of those that did not run vanilla, by type and number.
-        is_running: whether the function of a shared mark runs now.
-        has_sums: whether some of its gradients may be sums; then :meth:`summed` has to be called.
+        is_running: whether the function runs now.
+        has_sums: whether some of its gradients may be sums; then :meth:`summed` has to be called
+            once it is entered.
     """
-
-    __slots__ = (
-        *("_dispatcher", "_generation", "_keeps", "_known", "_outer", "_tracker", "cells"),
-        *("has_sums", "is_running", "mark", "produced", "scopes"),
-    )
 
     def __init__(self, dispatcher: Dispatcher, tracker: EagerTracker, mark: Mark) -> None:
         self._dispatcher = dispatcher
@@ -210,15 +206,12 @@ class GradientRun:
         """Count operators as those of the function, which runs until :meth:`leave` is called."""
         tracker = self._tracker
         self._outer = tracker.cells, tracker.run
-        self.is_running = True
-        tracker.cells, tracker.run, tracker.stale = self.scopes, self, False
+        self.is_running, self.has_sums = True, bool(tracker.sums)
+        tracker.cells, tracker.run, tracker.stale = self.scopes, self, tracker.outdated
 
     def summed(self, gradients: Sequence[Any]) -> list[Any]:
-        """Enter the function; return the gradients that it is given."""
-        self.has_sums = False
-        gradients = [self.sum(gradient) for gradient in gradients]
-        self.enter()
-        return gradients
+        """Return the gradients that the function is given, with sums as backward operators."""
+        return [self.sum(gradient) for gradient in gradients]
 
     def leave(self, results: Any) -> None:
         """Leave the function.
@@ -250,7 +243,7 @@ def _entry(plan: ActionPlan) -> OperatorEntry:
     if plan.replace_backward is None:
         before, after = map(lowered_all, (plan.before_backward, plan.after_backward))
         found = inlined(plan, before, after)
-    return found or OperatorEntry(plan, Reason.TENSORS)
+    return found or OperatorEntry(plan, Reason.ROUTINES)
 
 
 class MarkedGradients:
@@ -280,7 +273,7 @@ class MarkedGradients:
         # A thread that no scope covers runs the backward pass: the scopes of the forward apply.
         LOCAL.tracker = tracker = EagerTracker(self._dispatcher)
         tracker.outdated = False
-        tracker.generation = -1
+        tracker.generation, tracker.depth = -1, 1
         try:
             return self._run(tracker, mark, call, out_grads)
         finally:
@@ -296,8 +289,7 @@ class MarkedGradients:
         """
         tracker, state = LOCAL.tracker, STATE
         if (
-            not mark.shared
-            or tracker is None
+            tracker is None
             or tracker.muted
             or tracker.outdated
             or mark.generation != tracker.generation
@@ -307,26 +299,20 @@ class MarkedGradients:
             or not tracker.local.is_eager
         ):
             return None
-        known = tracker.gradients.get(mark.op_id)
-        run: GradientRun | None = None if known is None else known.run
-        if run is None or run.mark is not mark or run.is_running:
-            run = GradientRun(self._dispatcher, tracker, mark)
-            tracker.gradients[mark.op_id].run = run
+        run: GradientRun | None = tracker.runs.get(mark)
+        if run is None or run.is_running:
+            run = tracker.runs[mark] = GradientRun(self._dispatcher, tracker, mark)
         else:
             for cell in run.cells.values():
                 cell[0] = 0
-        if tracker.sums:
-            run.has_sums = True
-        else:
-            run.enter()
+        run.enter()
         return run
 
     def _run(self, tracker: EagerTracker, mark: Mark, call: Call, out_grads: Sequence[Any]) -> Any:
         run = GradientRun(self._dispatcher, tracker, mark)
         if not mark.whole or not any(record.has_actions for _, record in mark.records()):
-            return self._called(tracker, run, call, out_grads)
-        if tracker.sums:
-            out_grads = [run.sum(gradient) for gradient in out_grads]
+            return _called(run, call, out_grads)
+        out_grads = run.summed(out_grads)
         before = mark.actions(ActionKind.BEFORE_BACKWARD_OP)
         out_grads = run_on_gradients(self._dispatcher.run, before, out_grads)
         replacements = mark.actions(ActionKind.REPLACE_BACKWARD_OP)
@@ -337,25 +323,20 @@ class MarkedGradients:
             )
             results = checked(results, replacements[0], mark.shapes or nothing)
         else:
-            results = self._called(tracker, run, call, out_grads)
+            results = _called(run, call, out_grads)
         after = mark.actions(ActionKind.AFTER_BACKWARD_OP)
         if after:
             listed = results if isinstance(results, (list, tuple)) else [results]
             results = run_on_gradients(self._dispatcher.run, after, listed)
         return results
 
-    def _called(
-        self, tracker: EagerTracker, run: GradientRun, call: Call, out_grads: Sequence[Any]
-    ) -> Any:
-        """The results of the function, whose operators are counted as those of `run`."""
-        if tracker.sums:
-            out_grads = [run.sum(gradient) for gradient in out_grads]
-        outer = tracker.cells, tracker.run
-        tracker.go_to(run.scopes, run)
-        try:
-            results = call(out_grads)
-        finally:
-            tracker.go_to(*outer)
-        if run.produced:
-            run.learn(results)
+
+def _called(run: GradientRun, call: Call, out_grads: Sequence[Any]) -> Any:
+    """Return the results of a gradient function, whose operators are counted as those of `run`."""
+    results = None
+    run.enter()
+    try:
+        results = call(run.summed(out_grads) if run.has_sums else out_grads)
         return results
+    finally:
+        run.leave(results)

@@ -19,7 +19,6 @@ import amanda
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
 from amanda.python.patching import PatchSet, named_as
-from amanda.registry.import_hook import Watch
 from amanda.state import STATE, WeakMembers
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.autodiff import EagerRoutine, is_tensor, substitute
@@ -54,13 +53,12 @@ class EagerModeDriver(TensorFlowEagerDriver):
         self._values = VariableValues()
         self._gradients = MarkedGradients(dispatcher)
         self._trackers: WeakMembers[EagerTracker] = WeakMembers()
-        self._watch: Watch | None = None
         self._slow_path: SlowPath | None = None
 
     # -- life cycle -------------------------------------------------------
 
     def patch(self, patches: PatchSet) -> None:
-        """Patch TensorFlow, and Keras if it is imported or as soon as it is."""
+        """Patch TensorFlow, and follow the calls of Keras."""
         vanilla = Vanilla(
             _internals.PYWRAP.TFE_Py_FastPathExecute,
             _internals.EXECUTE.execute,
@@ -81,17 +79,9 @@ class EagerModeDriver(TensorFlowEagerDriver):
         if _LAYERS not in self.switched_off:
             layers.EAGER.call, layers.EAGER.place = _call_layer, _place
         optimizers.EAGER.call = step_optimizer
-        missing = [name for name in layers.KERAS if name not in sys.modules]
-        if missing:
-            # Kept before it is put in place: detach() finds it also after an interrupt.
-            self._watch = Watch(layers.patch)
-            self._watch.add(missing)
 
     def detach(self) -> None:
         """Undo every patch."""
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
         if layers.EAGER.call is _call_layer:
             layers.EAGER.call, layers.EAGER.place = None, layers.LayerPath
         if recording.EAGER.run == self._gradients.run:
@@ -287,7 +277,7 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
     is_part = bool(places) and places[-1].layer() is layer
     if tracker.tells and not is_part and not is_symbolic((args, kwargs)):
         call = ToldCall(tracker.dispatcher, tracker, layer, (args, kwargs))
-        tracker.enter_layer(layer, method)
+        tracker.move(tracker.ids.enter_layer, layer, method)
         try:
             call.begin(is_outermost, kwargs.get("training") is not False)
             try:
@@ -295,12 +285,12 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
             finally:
                 call.end()
         finally:
-            tracker.exit_layer()
-    tracker.enter_layer(layer, method)
+            tracker.move(tracker.ids.leave)
+    tracker.move(tracker.ids.enter_layer, layer, method)
     try:
         return vanilla(layer, *args, **kwargs)
     finally:
-        tracker.exit_layer()
+        tracker.move(tracker.ids.leave)
 
 
 def _prove() -> Sequence[str]:

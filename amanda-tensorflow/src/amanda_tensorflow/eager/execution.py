@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from amanda.engine.dispatch import Dispatcher
+from amanda.engine.dispatch import Dispatcher, OpExecution
 from amanda.engine.plan import ActionPlan
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.op_request import OpRequest
@@ -21,8 +21,6 @@ from amanda_tensorflow.operators.phases import phase_of_eager
 class EagerExecutor:
     """Runs operators that are not plainly vanilla, and has the tapes record them.
 
-    All methods return the operator's outputs, which the tapes know already.
-
     Args:
         values: the tensors that were read from variables.
     """
@@ -31,49 +29,10 @@ class EagerExecutor:
         self._dispatcher = dispatcher
         self._values = values
 
-    def run_claimed(
-        self, tracker: EagerTracker, plan: ActionPlan, request: OpRequest, inputs: list[Any]
-    ) -> list[Any]:
-        """Run an operator without actions whose backward operators some tool analyses."""
-        outputs = request.execute(inputs)
-        if tracker.has_passed(plan.driver_data):
-            mark: Mark = plan.driver_data.mark
-        else:
-            names = request.input_names(len(inputs))
-            mark = self._mark(tracker, plan, request, inputs, names)
-            mark.outputs = self._values.weak(outputs)
-            self._share(tracker, plan, mark)
-        request.record(inputs, outputs, mark)
-        self._note_owner(tracker, request, outputs, mark)
-        return outputs
-
-    def run_planned(
-        self, tracker: EagerTracker, plan: ActionPlan, request: OpRequest, inputs: list[Any]
-    ) -> list[Any]:
-        """Run an operator whose plan is known, with its actions."""
-        run_all = self._dispatcher.run_all
-        values = run_all(plan.before, inputs) if plan.before else inputs
-        tape = not _internals.no_tape_records()
-        if plan.replace is None and not (tape and _is_marked(plan)):
-            outputs = request.execute(values)
-            if tape:
-                request.record(values, outputs, None)
-        else:
-            mark = None
-            if tape:
-                names = request.input_names(len(inputs))
-                mark = self._mark(tracker, plan, request, inputs, names)
-            outputs, replacement = self._computed(tracker, plan, request, values, mark)
-            if mark is not None:
-                outputs = self._recorded(
-                    tracker, plan, request, (values, outputs, replacement, mark)
-                )
-        return run_all(plan.after, outputs) if plan.after else outputs
-
     def run_analysed(
         self, tracker: EagerTracker, op_id: str, request: OpRequest, inputs: list[Any], scope: str
     ) -> tuple[list[Any], ActionPlan]:
-        """Run an operator that some tool has yet to analyse; returns its outputs and its plan.
+        """Run an operator that some tool has yet to analyse; return its outputs and its plan.
 
         Args:
             scope: the name scope that it has in ids.
@@ -85,36 +44,46 @@ class EagerExecutor:
         in_layer = bool(places) and not in_module
         call.phase = told or phase_of_eager(request.kind, in_layer, in_module)
         analyses = self._dispatcher.begin(call)
-        plan = analyses.plan
-        values = self._dispatcher.run_all(plan.before, inputs)
-        mark = None
-        if not _internals.no_tape_records():
-            mark = self._mark(tracker, plan, request, inputs, call.names)
-        outputs, replacement = self._computed(tracker, plan, request, values, mark)
-        plan = analyses.finish(outputs)
-        if mark is not None:
-            execution = values, outputs, replacement, mark
-            outputs = self._recorded(tracker, plan, request, execution)
-        return self._dispatcher.run_all(plan.after, outputs), plan
+        values = self._dispatcher.run_all(analyses.plan.before, inputs)
+        return self.run(tracker, analyses.plan, request, inputs, values, analyses), analyses.plan
 
-    def _computed(
+    def run(
         self,
         tracker: EagerTracker,
         plan: ActionPlan,
         request: OpRequest,
+        inputs: list[Any],
         values: list[Any],
-        mark: Mark | None,
-    ) -> tuple[list[Any], OpReplacement | None]:
-        """The outputs of the operator or of its replacement, which is returned too."""
+        analyses: OpExecution | None = None,
+    ) -> list[Any]:
+        """Run an operator and the routines after it; return its outputs, which tapes know.
+
+        An operator that is in no need of a record of ours is recorded by TensorFlow.
+
+        Args:
+            values: the inputs after the routines before it.
+            analyses: are finished when its outputs are known; None if all have run.
+        """
+        has_mark = bool(analyses or plan.claims or plan.acts_on_gradients or plan.replace)
+        is_recorded = (has_mark or plan.is_around) and not _internals.no_tape_records()
+        mark = self._mark(tracker, plan, request, inputs) if has_mark and is_recorded else None
         replacement = None
         if plan.replace is None:
             outputs = request.execute(values)
         else:
             replacement = OpReplacement(self._dispatcher, tracker, request, plan, mark)
             outputs = replacement.run(plan.replace, values)
+        if analyses is not None:
+            plan = analyses.finish(outputs)
         if mark is not None:
-            mark.outputs = self._values.weak(outputs)
-        return outputs, replacement
+            outputs = self._recorded(tracker, plan, request, (values, outputs, replacement, mark))
+        elif is_recorded:
+            request.record(values, outputs, None)
+        if plan.after:
+            outputs = self._dispatcher.run_all(plan.after, outputs)
+        if is_recorded:
+            tracker.note_recorded(outputs)
+        return outputs
 
     def _recorded(
         self,
@@ -123,46 +92,33 @@ class EagerExecutor:
         request: OpRequest,
         execution: tuple[list[Any], list[Any], OpReplacement | None, Mark],
     ) -> list[Any]:
-        """The outputs of an execution, once the tapes know it."""
+        """Return the outputs of an execution, once the tapes know it.
+
+        Later executions share its mark, if no action looks at a tensor. The mark of an Identity is
+        remembered: ``tf.custom_gradient`` passes its results through Identities and records its
+        gradient function for their outputs; the operators of that function are theirs.
+        """
         values, outputs, replacement, mark = execution
+        if not mark.shared:
+            mark.outputs = self._values.weak(outputs)
         if plan.replace_backward is not None:
             mark.shapes = gradient_shapes(values)
         if replacement is not None:
             return replacement.recorded(plan, mark, outputs)
-        request.record(values, outputs, mark if _is_marked(plan) else None)
-        self._share(tracker, plan, mark)
-        self._note_owner(tracker, request, outputs, mark)
+        is_marked = plan.claims or plan.acts_on_gradients
+        request.record(values, outputs, mark if is_marked else None)
+        if (plan.is_claim or plan.is_blind) and plan.driver_data is None:
+            plan.driver_data = SharedMark(mark, tracker.passes)
+        if request.kind == "Identity":
+            tracker.note_owner(outputs[0], mark)
         return outputs
 
     def _mark(
-        self,
-        tracker: EagerTracker,
-        plan: ActionPlan,
-        request: OpRequest,
-        inputs: Sequence[Any],
-        names: Sequence[str],
+        self, tracker: EagerTracker, plan: ActionPlan, request: OpRequest, inputs: Sequence[Any]
     ) -> Mark:
-        """The mark of one execution."""
-        weak = self._values.weak(inputs)
+        """Return the mark of one execution, or the one that executions share."""
+        if tracker.has_passed(plan.driver_data):
+            shared: Mark = plan.driver_data.mark
+            return shared
+        weak, names = self._values.weak(inputs), request.input_names(len(inputs))
         return Mark(plan.op_id, request.kind, names, tracker.active, weak, tracker.generation)
-
-    def _share(self, tracker: EagerTracker, plan: ActionPlan, mark: Mark) -> None:
-        """Let later executions of an operator share a mark, if no action looks at a tensor."""
-        if (plan.is_claim or plan.is_blind) and plan.driver_data is None:
-            plan.driver_data = SharedMark(mark, tracker.passes)
-
-    def _note_owner(
-        self, tracker: EagerTracker, request: OpRequest, outputs: Sequence[Any], mark: Mark
-    ) -> None:
-        """Remember the mark of an Identity.
-
-        ``tf.custom_gradient`` passes its results through Identities and records its gradient
-        function for their outputs: the operators of that function are theirs.
-        """
-        if request.kind == "Identity":
-            tracker.note_owner(outputs[0], mark)
-
-
-def _is_marked(plan: ActionPlan) -> bool:
-    """Whether anything is to happen when the operator is differentiated."""
-    return bool(plan.claims or plan.before_backward or plan.after_backward or plan.replace_backward)

@@ -5,19 +5,25 @@ raises ``_FallbackException``, the function converts its arguments to tensors an
 path, ``execute.execute``::
 
     gen_math_ops.mat_mul
-        fast path        operators without routines that look at tensors
+        fast path        operators without routines, or with counters and timers alone
         slow path        all others
 
 The patch lets an operator run on the fast path, and counts it, or raises that exception. The
 reasons are those of :class:`~amanda_tensorflow.eager.plan_cache.Reason`, found in this order by
-:meth:`FastPath.decide`:
+:meth:`FastPath.decide`, which returns one of:
+
+* a cell: the operator runs vanilla and is counted there;
+* a tuple: the tracker; the cell; the attribute by which the execution is marked, or an empty tuple;
+  the entry; the cell that counts readings of variables and how many the operator does, or None; the
+  arguments, in which variables may have been read;
+* a :data:`Runner`.
 
 =============  ==================================================================================
 reason         found by
 =============  ==================================================================================
 `REPLACEMENT`  the thread: a replacement runs, and tapes record
 `ANALYSIS`     no entry, or :data:`~amanda_tensorflow.eager.plan_cache.UNKNOWN`
-`TENSORS`      the entry
+`ROUTINES`     the entry
 `READINGS`     the types of the arguments, if variables are among them, and the entries of readings
 `MARK`         the entry, and whether tapes record
 =============  ==================================================================================
@@ -51,7 +57,7 @@ from amanda_tensorflow.eager.plan_cache import (
 from amanda_tensorflow.eager.slow_path import SlowPath
 from amanda_tensorflow.eager.tape_marks import Sum
 from amanda_tensorflow.eager.thread import LOCAL, EagerTracker
-from amanda_tensorflow.eager.tool_errors import call_python, retried
+from amanda_tensorflow.eager.tool_errors import call_python, raise_if_retried
 from amanda_tensorflow.eager.variable_values import READING, VariableValues
 from amanda_tensorflow.operators.types import NOT_OPS, PYTHON_FUNCTIONS
 
@@ -95,25 +101,29 @@ class FastPath:
     def patch(self, vanilla: Any) -> Any:
         """Return the patch of ``TFE_Py_FastPathExecute``."""
         decide, ended, note = self.decide, self._ended, self._values.note
-        now, counted = _now, list
+        now, counted, exception = _now, list, sys.exception
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
-            # For each operator the runtime finds the lines at which all running functions are (2.16
-            # to 2.21), which takes the longer the more code lies before: the decision is made by a
-            # function that has ended, and the usual cases come first.
-            decision = decide(ctx, op_name, args)
+            # At each operator the runtime finds the lines of all running functions, longer the more
+            # code lies before (2.16 to 2.21): another function decides, and usual cases come first.
+            tracker = LOCAL.tracker
+            if tracker is None:
+                return vanilla(ctx, op_name, name, *args)
+            decision = decide(tracker, tracker.cells, ctx, op_name, args)
             if type(decision) is counted:
                 result = vanilla(ctx, op_name, name, *args)
                 decision[0] += 1
                 return result
             if type(decision) is not tuple:
                 return decision(ctx, op_name, name, args)
-            tracker, cell, marked, entry, read, args = decision
+            _, cell, marked, entry, read, args = decision
             # The runtime ignores attributes that the operator does not declare.
             if not entry.is_inlined:
                 result = vanilla(ctx, op_name, name, *args, *marked)
                 cell[0] += 1
             else:
+                if exception() is not None:
+                    raise_if_retried()
                 start = now()
                 result = vanilla(ctx, op_name, name, *args, *marked)
                 end = now()
@@ -151,37 +161,22 @@ class FastPath:
     # -- the decision -----------------------------------------------------
 
     def decide(
-        self, ctx: Any, op_name: str, args: tuple[Any, ...], cells: Cells | None = None
+        self, tracker: EagerTracker, scopes: Any, ctx: Any, op_name: str, args: tuple[Any, ...]
     ) -> Any:
-        """Decide how an operator runs.
+        """Decide how an operator runs; for what is returned see the module.
 
         Args:
-            ctx: TensorFlow's context.
+            scopes: the cells by name scope.
             args: the arguments of the fast path: inputs, then names and values of attributes.
-            cells: the cells of its scope; None to look them up.
-
-        Returns:
-            One of:
-
-            * a cell: the operator runs vanilla and is counted there;
-            * a tuple: the tracker; the cell; the attribute by which the execution is marked, or an
-              empty tuple; the entry; the cell that counts readings of variables and how many the
-              operator does, or None; the arguments, in which variables may have been read;
-            * a :data:`Runner`.
 
         Raises:
             FallbackException: it has to take the slow path.
         """
-        tracker = LOCAL.tracker
-        if tracker is None:
-            return self._uncounted
         # A tool's code runs vanilla, whichever driver has called it.
         if STATE.paused or (tracker.stale and not tracker.refresh()):
-            in_replacement = tracker.marking is not None
-            return self._replacing(tracker, op_name, args) if in_replacement else self._uncounted
+            return self._replacing(tracker, op_name, args)
         try:
-            if cells is None:
-                cells = tracker.cells[tracker.local.scope_name]
+            cells = scopes[tracker.local.scope_name]
             cell = cells[op_name]
             entry = cell[cell[0] + 1]
         except LookupError:
@@ -189,29 +184,24 @@ class FastPath:
         if entry.reason is not None:
             return self._by_reason(entry.reason, tracker, ctx, op_name, args)
         # Attributes follow the inputs.
-        number = self._numbers.get(tuple(map(type, args[: _inputs_of[op_name]])))
-        if number != 0:
-            decision = self._with_variables(tracker, cells, entry, ctx, op_name, args, number)
-            if decision is not None:
-                return decision
+        inputs = args[: _inputs_of[op_name]]
+        number = self._numbers.get(tuple(map(type, inputs)))
+        if number is None:
+            number = self._number_of_readings(inputs)
+        if number:
+            return self._with_variables(tracker, cells, entry, ctx, op_name, args, number)
         if entry is PLAIN:
             return cell
-        if entry.is_inlined and sys.exception() is not None:
-            raise_if_retried()
         marked: Any = ()
         if entry.plan.claims and not _no_tape_records():
             marked = entry.marked
             if marked is None or tracker.local.op_callbacks:
-                marked = self._shared_mark(tracker, entry)
-            if marked is None:
-                return self._fall_back(Reason.MARK, tracker, op_name, args)
-        if entry.has_routines:
-            return self._with_routines(tracker, cell, entry, marked)
+                return self._first_marked(tracker, cell, entry, op_name, args)
         return tracker, cell, marked, entry, None, args
 
     def _replacing(self, tracker: EagerTracker, op_name: str, args: tuple[Any, ...]) -> Any:
-        """Decide on an operator of a replacement; see :meth:`decide`."""
-        if _internals.no_tape_records():
+        """Decide on an operator of a tool's code, perhaps of a replacement; see :meth:`decide`."""
+        if tracker.marking is None or _internals.no_tape_records():
             return self._uncounted
         return self._fall_back(Reason.REPLACEMENT, tracker, op_name, args)
 
@@ -229,9 +219,10 @@ class FastPath:
         if op_name in NOT_OPS:
             return self._uncounted
         # Outside of layers ids depend on the code that runs, beside the name scope.
-        cells = tracker.ids.cells.get(tracker.ids.scope(tracker.local.scope_name), {})
+        scope = tracker.local.scope_name
+        cells = tracker.ids.cells.get(tracker.ids.scope(scope), {})
         if op_name in cells and entry_of(cells[op_name]) is not UNKNOWN:
-            return self.decide(ctx, op_name, args, cells)
+            return self.decide(tracker, {scope: cells}, ctx, op_name, args)
         return self._fall_back(Reason.ANALYSIS, tracker, op_name, args)
 
     def _by_reason(
@@ -262,6 +253,20 @@ class FastPath:
             return None
         entry.marked = entry.plan.driver_data.marked
         return entry.marked
+
+    def _first_marked(
+        self,
+        tracker: EagerTracker,
+        cell: Cell,
+        entry: OperatorEntry,
+        op_name: str,
+        args: tuple[Any, ...],
+    ) -> Any:
+        """Decide on an operator whose executions may share a mark from now on."""
+        marked = self._shared_mark(tracker, entry)
+        if marked is None:
+            return self._fall_back(Reason.MARK, tracker, op_name, args)
+        return tracker, cell, marked, entry, None, args
 
     def _mark(self, tracker: EagerTracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
         """Return the attribute that marks an execution, if tapes record it, or an empty tuple.
@@ -349,40 +354,32 @@ class FastPath:
         ctx: Any,
         op_name: str,
         args: tuple[Any, ...],
-        number: int | None,
+        number: int,
     ) -> Any:
-        """Decide on an operator that may be passed variables; None if it is passed none.
+        """Decide on an operator that is passed `number` variables; -1 if that is unclear.
 
         On the fast path the runtime reads a variable in C, and that reading, an operator like any
         other, is not seen. Where neither the operator nor the readings have actions, the operator
         takes the fast path, and the readings are counted. Where counters and timers are all that is
         told, the driver reads the variables before.
 
-        Args:
-            number: how many variables it is passed; None if that has yet to be counted.
-
         Raises:
             FallbackException: it has to take the slow path, where readings are seen.
         """
-        if number is None:
-            number = self._number_of_readings(args[: _inputs_of[op_name]])
-        if not number:
-            return None
         is_inlined = entry.is_inlined
         readings = self._readings(cells, number, may_be_inlined=is_inlined)
-        is_told = is_inlined or not (entry.has_routines or op_name in READING)
+        is_told = is_inlined or op_name not in READING
         marked = self._mark(tracker, entry) if is_told and readings is not None else None
         if marked is None or readings is None:
             return self._fall_back(Reason.READINGS, tracker, op_name, args)
-        cell = cells[op_name]
         if not is_inlined:
-            return tracker, cell, marked, entry, (readings, number), args
+            return tracker, cells[op_name], marked, entry, (readings, number), args
         plain, values = _internals.NO_VARIABLES, list(args)
         for position, value in enumerate(args):
             if type(value) not in plain:
                 # Each reading is an operator that is counted, and in this order.
                 values[position] = self._value_of(tracker, readings, ctx, value)
-        return tracker, cell, marked, entry, None, values
+        return tracker, cells[op_name], marked, entry, None, values
 
     def _number_of_readings(self, inputs: tuple[Any, ...]) -> int:
         """Return how many variables the runtime reads in C for an operator; -1 if that is unclear.
@@ -414,7 +411,7 @@ class FastPath:
             return None
         for entry in known:
             is_told = entry.is_inlined and not may_be_inlined
-            if entry.reason is not None or entry.has_routines or is_told:
+            if entry.reason is not None or is_told:
                 return None
         return cell
 
@@ -440,29 +437,6 @@ class FastPath:
 
     # -- ways to run an operator ------------------------------------------
 
-    def _with_routines(
-        self, tracker: EagerTracker, cell: Cell, entry: OperatorEntry, marked: tuple[Any, ...]
-    ) -> Runner:
-        """Return what runs an operator with routines that look at no tensor."""
-
-        def run(ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]) -> Any:
-            if marked:
-                return self._fall_back(Reason.MARK, tracker, op_name, args)(
-                    ctx, op_name, name, args
-                )
-            raise_if_retried()
-            self._slow_path.start(tracker, entry.plan, cell)
-            result = self._vanilla.fast_path(ctx, op_name, name, *args)
-            cell[0] += 1
-            tracker.ids.started.discard((id(cell), cell[0] - 1))
-            if entry.is_noted:
-                self._values.note(op_name, args, result)
-            for action in entry.plan.after:
-                self._dispatcher.run(action, [])
-            return result
-
-        return run
-
     def _outside(self, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]) -> Any:
         """Run an operator of a backward pass that no known operator's gradient function runs."""
         tracker = LOCAL.tracker
@@ -480,13 +454,6 @@ class FastPath:
         assert tracker is not None  # the decision was made for it
         call = functools.partial(self._vanilla.fast_path, ctx, op_name, name, *args)
         return call_python(tracker, call)
-
-
-def raise_if_retried() -> None:
-    """Raise a tool's exception after which TensorFlow tries the operator reflected."""
-    failed = retried()
-    if failed is not None:
-        raise failed
 
 
 def _is_of_stateless(error: Exception, op_name: str) -> bool:

@@ -24,8 +24,6 @@ class ToldCall:
         inputs: its arguments.
     """
 
-    __slots__ = ("_dispatcher", "_inputs", "_layer", "_outputs", "_pass", "_scopes", "_tracker")
-
     def __init__(
         self, dispatcher: Dispatcher, tracker: EagerTracker, layer: Any, inputs: Sequence[Any]
     ) -> None:
@@ -103,11 +101,11 @@ def apart(vanilla: Callable[..., Any], tracker: EagerTracker) -> Callable[..., A
 
         @functools.wraps(build)
         def building(*shapes: Any, **named: Any) -> Any:
-            tracker.enter_build()
+            tracker.move(tracker.ids.enter_build)
             try:
                 return build(*shapes, **named)
             finally:
-                tracker.exit_layer()
+                tracker.move(tracker.ids.leave)
 
         vars(layer)["build"] = building
         try:
@@ -125,7 +123,7 @@ def step_optimizer(vanilla: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
         return vanilla(optimizer, *args, **kwargs)
     if tracker.outdated:
         tracker.refresh()
-    tracker.enter_optimizer(optimizer)
+    tracker.move(tracker.ids.enter_optimizer, optimizer)
     try:
         if not tracker.tells:
             return vanilla(optimizer, *args, **kwargs)
@@ -133,7 +131,7 @@ def step_optimizer(vanilla: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
         steps = functools.partial(_steps_of, optimizer)
         return tracker.dispatcher.points.call_optimizer(step, steps)
     finally:
-        tracker.exit_layer()
+        tracker.move(tracker.ids.leave)
 
 
 def _steps_of(optimizer: Any) -> int | None:

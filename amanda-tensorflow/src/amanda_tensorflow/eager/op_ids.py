@@ -101,14 +101,11 @@ class EagerOpIds:
         nesting: how many calls of layers and backward passes run within each other; only an
             outermost one begins an iteration.
         places: the calls of layers that are running, outermost first.
-        started: cells (by ``id``) and numbers of operators whose routines have run on the fast
-            path and must not run again if the operator is executed on the slow path after all.
     """
 
     def __init__(self) -> None:
         self.cells: dict[str, Cells] = {}
         self.nesting = 0
-        self.started: set[tuple[int, int]] = set()
         self.places: tuple[RunningLayer, ...] = ()
         self._outer: list[tuple[RunningLayer, ...]] = []
         self._within: dict[str, AnyScope] = {}
@@ -178,7 +175,6 @@ class EagerOpIds:
                     cell[0] = 0
         self._layers.clear()
         self._functions.clear()
-        self.started.clear()
         self._iterations += 1
         if self._iterations == _LEARNING:
             self._outside.learn(self.cells)
@@ -206,35 +202,36 @@ class EagerOpIds:
             scope, module = f"{LABELS.label(layer)}/", name
         else:
             scope, module = f"{outer.scope}{name}/", f"{outer.module}/{name}"
-        cells = self._within.get(scope)
-        if cells is None:
-            cells = self._within[scope] = AnyScope(self._cells(scope))
-        self._outer.append(self.places)
-        self.places = (*self.places, RunningLayer(weakref.ref(layer), scope, module, cells))
+        self._enter(weakref.ref(layer), scope, module)
 
     def enter_build(self) -> None:
         """The layer that runs is built: operators of that do not count with those of its calls."""
         self.nesting += 1
-        self._outer.append(self.places)
         if self.places:
             place = self.places[-1]
-            scope = f"{place.scope}build/"
-            cells = self._within.get(scope)
-            if cells is None:
-                cells = self._within[scope] = AnyScope(self._cells(scope))
-            self.places = (*self.places, RunningLayer(place.layer, scope, place.module, cells))
+            self._enter(place.layer, f"{place.scope}build/", place.module)
+        else:
+            self._outer.append(())
 
     def enter_optimizer(self, optimizer: Any) -> None:
         """An optimizer steps."""
-        self._outer.append(self.places)
         self.nesting += 1
         if not self.places or is_plain_module(self.places[-1].layer()):
-            scope = "/optimizer/"
-            cells = self._within.setdefault(scope, AnyScope(self._cells(scope)))
-            place = RunningLayer(weakref.ref(optimizer), scope, "", cells, "optimizer")
-            self.places = (*self.places, place)
+            self._enter(weakref.ref(optimizer), "/optimizer/", "", "optimizer")
+        else:
+            self._outer.append(self.places)
 
-    def exit_layer(self) -> None:
+    def _enter(
+        self, layer: weakref.ref[Any], scope: str, module: str, phase: Phase | Literal[""] = ""
+    ) -> None:
+        """Go to a place within the current one; see :class:`RunningLayer`."""
+        if scope not in self._within:
+            self._within[scope] = AnyScope(self._cells(scope))
+        self._outer.append(self.places)
+        place = RunningLayer(layer, scope, module, self._within[scope], phase)
+        self.places = (*self.places, place)
+
+    def leave(self) -> None:
         """The layer's call, what builds it, or an optimizer's step has ended."""
         self.nesting -= 1
         self.places = self._outer.pop() if self._outer else ()
@@ -270,4 +267,3 @@ class EagerOpIds:
         self._within.clear()
         self._layers.clear()
         self._functions.clear()
-        self.started.clear()

@@ -11,7 +11,7 @@ import tensorflow as tf
 from amanda.interface.calls import OpCall, Variable
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.tape_marks import Mark
-from amanda_tensorflow.eager.variable_values import VariableValues
+from amanda_tensorflow.eager.variable_values import VariableSource, VariableValues
 from amanda_tensorflow.gradient_map.recording import MARK
 from amanda_tensorflow.operators.description import NamedOperator, input_names, presented
 from amanda_tensorflow.operators.types import has_one_output
@@ -42,7 +42,8 @@ class OpRequest:
         context: TensorFlow's context.
         name: the name that the caller gave.
         vanilla: TensorFlow's functions.
-        has_fallen: whether the vanilla operator would have run on the fast path.
+        has_fallen: whether the vanilla operator would have run on the fast path, but for callbacks
+            of TensorFlow's.
     """
 
     kind: str
@@ -65,7 +66,8 @@ class OpRequest:
                 self.name,
             )
         except tf.errors.OpError as error:
-            raise (_internals.named(error, self.name) if self.has_fallen else error) from None
+            is_named = self.has_fallen and not _internals.local_data().op_callbacks
+            raise (_internals.named(error, self.name) if is_named else error) from None
         return result
 
     def record(self, inputs: Sequence[Any], outputs: Sequence[Any], mark: Mark | None) -> None:
@@ -121,34 +123,33 @@ class OpRequest:
 class EagerCall(OpCall):
     """An eager operator that is about to run."""
 
-    request: OpRequest | None = None
+    request: OpRequest = attrs.field(kw_only=True)
     values: VariableValues | None = None
+
+    def _source(self, index: int) -> VariableSource | None:
+        """The variable that an input is the handle or the value of; None for other inputs."""
+        return None if self.values is None else self.values.source_of(self.inputs[index])
 
     def value(self, index: int) -> Any:
         """The value of the variable that input `index` was read from, or is; else None."""
-        assert self.values is not None
-        return self.values.of(self.inputs[index])
+        return None if self.values is None else self.values.of(self.inputs[index])
 
     def value_key(self, index: int) -> Hashable | None:
         """The number of the handle of an input's variable; None for other inputs."""
-        assert self.values is not None
-        source = self.values.source_of(self.inputs[index])
+        source = self._source(index)
         return None if source is None else source.key
 
     def variable(self, index: int) -> Variable | None:
         """The variable that an input is the handle or the value of; None for other inputs."""
-        assert self.values is not None
-        source = self.values.source_of(self.inputs[index])
+        source = self._source(index)
         handle = None if source is None else source.handle()
         return None if source is None or handle is None else HandleVariable(handle, source.steps)
 
     def value_view(self, index: int) -> tuple[Any, ...]:
         """The reshapes and transpositions between that variable and input `index`."""
-        assert self.values is not None
-        source = self.values.source_of(self.inputs[index])
+        source = self._source(index)
         return () if source is None else view_of(source.steps)
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         """See :meth:`OpRequest.run`."""
-        assert self.request is not None
         return self.request.run

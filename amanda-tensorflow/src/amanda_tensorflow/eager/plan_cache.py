@@ -10,8 +10,7 @@ plan                                   entry
 no action                              :data:`PLAIN`; an entry of its own where the output may be
                                        the value of a variable, or the plan has claims
 counters and timers alone              ``is_inlined``: the driver updates them on the fast path
-other routines that look at no tensor  ``has_routines``: called on the fast path
-any other action                       ``reason`` is :attr:`Reason.TENSORS`
+any other action                       ``reason`` is :attr:`Reason.ROUTINES`
 not known                              :data:`UNKNOWN`, whose reason is :attr:`Reason.ANALYSIS`
 =====================================  =========================================================
 
@@ -47,7 +46,7 @@ class Reason(enum.Enum):
     """Why an operator takes the slow path."""
 
     ANALYSIS = "a tool may have yet to analyse it"
-    TENSORS = "routines look at its tensors, or replace it"
+    ROUTINES = "routines are called around it, or replace it"
     MARK = "tapes record it, and its executions do not share a mark yet"
     READINGS = "tools may act on the readings of the variables that it is passed"
     REPLACEMENT = "tapes record it under the mark of the operator that it replaces"
@@ -62,16 +61,10 @@ class OperatorEntry:
         is_inlined: True if the driver updates `counters` and `timers` in place of calling routines.
         counters: they count each execution that has ended.
         timers: they measure it, each with the action that would stop it.
-        has_routines: True if routines that look at no tensor are called.
         is_noted: True if the output may be the value of a variable, which the driver notes.
         marked: the attribute that marks all executions on tapes, a name and a value; None as long
             as they do not share one.
     """
-
-    __slots__ = (
-        *("counters", "has_routines", "is_inlined", "is_noted", "marked", "plan", "reason"),
-        "timers",
-    )
 
     def __init__(self, plan: Any, reason: Reason | None = None) -> None:
         self.plan = plan
@@ -79,7 +72,6 @@ class OperatorEntry:
         self.is_inlined = False
         self.counters: Sequence[Counter] = ()
         self.timers: Sequence[tuple[Timer, Action]] = ()
-        self.has_routines = False
         self.is_noted = False
         self.marked: tuple[Any, ...] | None = None
 
@@ -100,25 +92,10 @@ def entry_of_plan(plan: ActionPlan, is_noted: bool) -> OperatorEntry:
     if not (plan or is_noted):
         return PLAIN
     inline = inlined(plan, plan.steps_before, plan.steps_after) if plan.is_blind else None
-    entry = inline or OperatorEntry(plan)
-    if inline is None and plan.has_actions:
-        entry.has_routines = plan.is_blind
-        entry.reason = None if plan.is_blind else Reason.TENSORS
+    reason = Reason.ROUTINES if plan.has_actions else None
+    entry = inline or OperatorEntry(plan, reason)
     entry.is_noted = is_noted
     return entry
-
-
-def slow_path_reason(plan: ActionPlan | None, is_recorded: bool) -> Reason | None:
-    """Return the reason that follows from a plan and from whether tapes record the execution.
-
-    Args:
-        plan: None if it is not known.
-    """
-    if plan is None:
-        return Reason.ANALYSIS
-    if plan.has_actions and not plan.is_blind:
-        return Reason.TENSORS
-    return Reason.MARK if plan.claims and is_recorded else None
 
 
 def inlined(

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
+
 from amanda.engine.backward import replaced_gradients
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
-from amanda.errors import RoutineResultError, described
 from amanda.interface.action import Action, ActionKind
 from amanda_tensorflow.eager.autodiff import (
     detached,
@@ -30,9 +31,11 @@ from amanda_tensorflow.eager.op_request import EagerCall, OpRequest
 from amanda_tensorflow.eager.tape_marks import Mark, live_actions
 from amanda_tensorflow.eager.thread import EagerTracker
 from amanda_tensorflow.operators.gradient_shapes import checked
+from amanda_tensorflow.operators.replacements import replaced_outputs
 from amanda_tensorflow.operators.types import is_differentiable
 
 
+@attrs.define(eq=False)
 class OpReplacement:
     """One execution of the function that replaces an operator.
 
@@ -40,20 +43,12 @@ class OpReplacement:
         mark: the mark of the execution; None if no tape records.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        tracker: EagerTracker,
-        request: OpRequest,
-        plan: ActionPlan,
-        mark: Mark | None,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._tracker = tracker
-        self._request = request
-        self._plan = plan
-        self._mark = mark
-        self._inputs: list[Any] = []
+    _dispatcher: Dispatcher
+    _tracker: EagerTracker
+    _request: OpRequest
+    _plan: ActionPlan
+    _mark: Mark | None
+    _inputs: list[Any] = attrs.field(factory=list, init=False)
 
     def run(self, action: Action, inputs: list[Any]) -> list[Any]:
         """Call the function; returns its outputs.
@@ -73,15 +68,7 @@ class OpReplacement:
             result = self._dispatcher.replace(action, inputs, call)
         finally:
             tracker.marking = outer
-        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
-        if len(outputs) != self._request.count or not all(map(is_tensor, outputs)):
-            count = self._request.count
-            wanted = "its output tensor" if count == 1 else f"its {count} output tensors"
-            raise RoutineResultError(
-                f"{action.routine} replaces op {action.op_id} and must return {wanted}, "
-                f"got {described(result)}"
-            )
-        return outputs
+        return replaced_outputs(result, action, self._request.count, is_tensor)
 
     def recorded(self, plan: ActionPlan, mark: Mark, outputs: list[Any]) -> list[Any]:
         """The outputs, behind ``AmandaOutputs`` if the plan acts on their gradients."""

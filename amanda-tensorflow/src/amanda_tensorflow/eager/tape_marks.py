@@ -76,8 +76,6 @@ class SharedMark:
         passes: how many backward passes had begun when the operator was first marked.
     """
 
-    __slots__ = ("mark", "marked", "passes")
-
     def __init__(self, mark: Mark, passes: int) -> None:
         self.mark = mark.with_inputs(len(mark.inputs))
         self.mark.shared = True
@@ -100,18 +98,13 @@ class OpGradients:
             of its outputs is, as an earlier run has shown.
         last: of a replaced operator, the mark and the backward pass that its backward operators
             were numbered for last.
-        run: the call of the gradient function whose mark later executions share; it stands for
-            all of them. None before the first one.
     """
-
-    __slots__ = ("cells", "last", "names", "run", "scopes")
 
     def __init__(self) -> None:
         self.cells: Cells = {}
         self.scopes = AnyScope(self.cells)
         self.names: dict[tuple[str, int], list[str]] = {}
         self.last: tuple[Any, int] | None = None
-        self.run: Any = None
 
 
 @attrs.frozen(eq=False)

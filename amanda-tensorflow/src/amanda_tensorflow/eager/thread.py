@@ -72,6 +72,7 @@ class EagerTracker:
         fallen: types of operators that the driver has told to take the slow path, and that have
             not arrived there.
         gradients: what is remembered of backward operators, by id of the forward operator.
+        runs: by mark that executions share, a call of the gradient function; it stands for all.
         sums: within a backward pass, sums of gradients by ``id`` of the result.
         owners: by ``id`` of an Identity's output, the mark of its execution.
         recorded: the outputs whose gradient the driver has recorded itself, not yet reported.
@@ -81,15 +82,8 @@ class EagerTracker:
             not computed again.
     """
 
-    __slots__ = (
-        *("__weakref__", "_dispatcher", "_replan", "active", "cells", "depth", "dispatcher"),
-        *("failures", "fallen", "generation", "gradients", "ids", "local", "marking", "muted"),
-        *("native", "outdated", "owners", "passes", "places", "recomputation", "recorded", "run"),
-        *("stale", "sums", "tells", "watches"),
-    )
-
     def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
         self.local = _internals.local_data()
         self.native = threading.get_native_id()
         self.ids = EagerOpIds()
@@ -107,13 +101,13 @@ class EagerTracker:
         self.marking: Mark | None = None
         self.fallen: set[str] = set()
         self.gradients: dict[str, OpGradients] = {}
+        self.runs: dict[Mark, Any] = {}
         self.sums: dict[int, Any] = {}
         self.owners: dict[int, Any] = {}
         self.recorded: tuple[int, Any] | None = None
         self.recomputation: RunningRecomputation | None = None
         self.failures: list[BaseException | None] = []
         self.places: list[RecomputedPlace | None] = []
-        self.dispatcher = dispatcher
         self.tells = False
 
     # -- scopes and plans -------------------------------------------------
@@ -131,14 +125,14 @@ class EagerTracker:
 
     def _update(self) -> bool:
         """Look up the scopes; False if none is alive."""
-        active = self._dispatcher.scopes()
+        active = self.dispatcher.scopes()
         if self.run is None and not any(scope.alive for scope in STATE.scopes):
             return False
         replan, self._replan = self._replan, False
         if replan or active != self.active or not STATE.cache:
             self.active = active
             self.watches = any(scope.analyses_backward() for scope in active)
-            self.tells = self._dispatcher.points.is_wanted(active)
+            self.tells = self.dispatcher.points.is_wanted(active)
             self.forget_plans()
         # A generator that holds a scope gives no notice when it is suspended: look each time.
         self.outdated = STATE.held
@@ -152,13 +146,14 @@ class EagerTracker:
     def forget_plans(self) -> None:
         """Drop the entries of all cells; the counts stay."""
         self.generation += 1
+        self.runs.clear()
         for cells in (*self.ids.cells.values(), *(g.cells for g in self.gradients.values())):
             for cell in cells.values():
                 del cell[1:]
 
     def keeps_plans(self, generation: int) -> bool:
         """True if plans of `generation` are still those that apply, and may be kept."""
-        return generation == self.generation and self._dispatcher.is_cacheable()
+        return generation == self.generation and self.dispatcher.is_cacheable()
 
     def has_passed(self, shared: SharedMark | None) -> bool:
         """True if a backward pass has begun since the first execution with this mark."""
@@ -198,27 +193,9 @@ class EagerTracker:
 
     # -- layers -----------------------------------------------------------
 
-    def enter_layer(self, layer: Any, method: str) -> None:
-        """A layer is called, by this method."""
-        self.ids.enter_layer(layer, method)
-        if not self.depth:
-            self.cells = self.ids.current
-
-    def enter_build(self) -> None:
-        """The layer that runs is built."""
-        self.ids.enter_build()
-        if not self.depth:
-            self.cells = self.ids.current
-
-    def enter_optimizer(self, optimizer: Any) -> None:
-        """An optimizer steps."""
-        self.ids.enter_optimizer(optimizer)
-        if not self.depth:
-            self.cells = self.ids.current
-
-    def exit_layer(self) -> None:
-        """The layer's call, what builds it, or an optimizer's step has ended."""
-        self.ids.exit_layer()
+    def move(self, change: Callable[..., None], *args: Any) -> None:
+        """Enter or leave a layer or an optimizer by a method of :attr:`ids`."""
+        change(*args)
         if not self.depth:
             self.cells = self.ids.current
 
@@ -253,6 +230,7 @@ class EagerTracker:
         """Let go of everything, when the thread has left its last scope."""
         self.ids.clear()
         self.gradients.clear()
+        self.runs.clear()
         self.sums.clear()
         self.owners.clear()
         self.active = ()

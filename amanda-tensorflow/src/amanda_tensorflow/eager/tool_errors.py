@@ -43,6 +43,13 @@ def retried() -> BaseException | None:
     return None if frame is None or frame.f_code.co_name != _REFLECTED else error
 
 
+def raise_if_retried() -> None:
+    """Raise a tool's exception after which TensorFlow tries the operator reflected."""
+    failed = retried()
+    if failed is not None:
+        raise failed
+
+
 def call_python(tracker: EagerTracker, call: Callable[[], Any]) -> Any:
     """Run an operator that calls a Python function; raises what a tool has raised in it."""
     tracker.failures.append(None)

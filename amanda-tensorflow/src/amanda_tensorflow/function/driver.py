@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import attrs
 import tensorflow as tf
 
 import amanda
@@ -21,7 +20,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.compiled_only import refuse_compiled_only
-from amanda_tensorflow.graphs.copies import Copy
+from amanda_tensorflow.graphs.copies import Copy, Report
 from amanda_tensorflow.graphs.deferral import Deferral
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.error_texts import reworded
@@ -31,7 +30,7 @@ from amanda_tensorflow.graphs.gradients import acts_on_gradients
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.iterations import GraphIterations, sets_variables_only
 from amanda_tensorflow.graphs.module_marks import calls_modules
-from amanda_tensorflow.graphs.passes import GraphRun, InnerPasses, Passing, RunningModules
+from amanda_tensorflow.graphs.passes import GraphRun, InnerPasses, RunningModules
 from amanda_tensorflow.graphs.random_state import first_seeded
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.run_time_routines import may_wait_for_tools
@@ -46,19 +45,6 @@ _DERIVED = re.compile(r"__(backward|forward)_(.+?)(?:_\d+)?$")
 
 _XLA = ("_XlaMustCompile", "_XlaHasReferenceVars", "_XlaScope")
 """Attributes of functions that ask for XLA."""
-
-
-@attrs.frozen(eq=False)
-class FunctionCopy:
-    """The function that runs instead of a vanilla one.
-
-    Attributes:
-        function: the concrete function of the copy.
-        captures: tensors that traced routines use; they follow the vanilla inputs.
-    """
-
-    function: Any
-    captures: Sequence[Any]
 
 
 class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
@@ -83,7 +69,6 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
     def _calling(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         """The patch of ``ConcreteFunction._call_flat``, which runs every concrete function."""
         find, scopes_now = self.copies.find, self.dispatcher.scopes
-        points = self.dispatcher.points
 
         def call_flat(function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
             scopes = scopes_now()
@@ -91,57 +76,41 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 return vanilla(function, tensor_inputs, captured_inputs)
             copy = find(function, scopes)
             if copy is None:
-                if _has_no_copy(function, len(tensor_inputs) + len(captured_inputs)):
+                if _internals.is_instrumented(function):
+                    # It is derived from a copy, and has its routines.
                     return _call_shown(vanilla, function, tensor_inputs, captured_inputs)
-                copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
-            ready, executions = copy.payload, copy.executions
-            add = None if executions is None else executions.add
-            told = _told_run(points, scopes, copy) if copy.is_told else None
+                count = len(_internals.graph_of(function).inputs)
+                if count != len(tensor_inputs) + len(captured_inputs):
+                    # TensorFlow refuses the call.
+                    return vanilla(function, tensor_inputs, captured_inputs)
+                make = self._found_or_made
+                copy = self.lock.hold(make, function, scopes, tensor_inputs, captured_inputs)
+            ready, executions, report = copy.payload, copy.executions, copy.report
             called, given = function, captured_inputs
             if ready is not None:
-                called, given = ready.function, [*captured_inputs, *ready.captures]
+                called, given = ready[0], [*captured_inputs, *ready[1]]
+            if report is not None:
+                with report(scopes):
+                    return _call_shown(vanilla, called, tensor_inputs, given)
             try:
-                try:
-                    result = vanilla(called, tensor_inputs, given)
-                except Exception as error:
-                    _raise_shown(error, called)
-            except BaseException:
-                if told is not None:
-                    told.end(False)
-                raise
-            if told is not None:
-                told.end(True, add)
-            elif add is not None:
-                add()
+                result = vanilla(called, tensor_inputs, given)
+            except Exception as error:
+                _raise_shown(error, called)
+            if executions is not None:
+                executions.add()
             return result
 
         return named_as(vanilla, call_flat)
 
-    def _copied(
-        self,
-        function: Any,
-        scopes: tuple[LiveScope, ...],
-        given: Sequence[Any],
-        captured: Sequence[Any],
-    ) -> Copy:
-        """The instrumented copy of a function, made now unless another thread has just done so."""
-        return self.lock.hold(self._found_or_made, function, scopes, given, captured)
-
     def _found_or_made(self, function: Any, scopes: tuple[LiveScope, ...], *tensors: Any) -> Copy:
+        """The instrumented copy of a function, made unless another thread has just done so."""
         return self.copies.find(function, scopes) or self._made(function, scopes, *tensors)
 
-    def _made(
-        self,
-        function: Any,
-        scopes: tuple[LiveScope, ...],
-        given: Sequence[Any],
-        captured: Sequence[Any],
-    ) -> Copy:
+    def _made(self, function: Any, scopes: tuple[LiveScope, ...], *tensors: Any) -> Copy:
         """A new instrumented copy, which is kept for later calls.
 
         Args:
-            given: the tensors that the function is called with.
-            captured: the tensors that it captures.
+            tensors: those that the function is called with, and those that it captures.
         """
         # Read first: what an analysis drops while the copy is made makes it out of date.
         generation = self.copies.generation
@@ -151,7 +120,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         iterations = self._iterations(source, building)
         self._prepare(building, source, iterations)
         instrument = Instrument(self.dispatcher, building, self.ids, read_variable)
-        site = self._site(source, given, captured)
+        site = self._site(source, *tensors)
         if building.inner_passes is not None:
             site.iterations = iterations
         name = f"function {function_name(source)}"
@@ -166,22 +135,22 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             self._warn_about_seeds(name, source)
             payload = self._payload(function, building)
         copy = Copy.of(scopes, building, payload, generation)
-        if made and building.deferral.is_open:
-            copy.executions = Executions.of_vanilla(building, site, count)
-        elif made:
-            copy.executions = Executions.of_function(building)
+        if made:
+            copy.executions = Executions.of_call(building, site, count)
         is_told_inside = made and iterations is not None and iterations.is_inside
-        _note_reports(copy, building, iterations, "" if is_told_inside else function_name(source))
+        name = "" if is_told_inside else function_name(source)
+        copy.report = _report(self.dispatcher.points, copy, building, iterations, name)
         building.forget()
         copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)
         return copy
 
-    def _payload(self, function: Any, building: Building) -> FunctionCopy:
-        """Return the function of an instrumented copy, and the tensors that it captures."""
+    def _payload(self, function: Any, building: Building) -> tuple[Any, Sequence[Any]]:
+        """Return the concrete function of an instrumented copy, and the tensors that traced
+        routines use, which follow the vanilla inputs."""
         attributes = self._attributes(function, building)
         instrumented = _internals.instrumented(function, building.graph, attributes)
-        return FunctionCopy(instrumented, list(building.graph.external_captures))
+        return instrumented, list(building.graph.external_captures)
 
     def _prepare(self, building: Building, source: Any, iterations: GraphIterations | None) -> None:
         """Decide whether a copy reports modules, and whether its operators are added immediately.
@@ -312,51 +281,32 @@ def _recording_call(vanilla: Callable[..., Any]) -> Callable[..., Any]:
     return named_as(vanilla, record)
 
 
-def _note_reports(
-    copy: Copy, building: Building, iterations: GraphIterations | None, name: str
-) -> None:
-    """Note which of the passes and modules in runs of a copy are reported to tools.
+def _report(
+    points: Points, copy: Copy, building: Building, iterations: GraphIterations | None, name: str
+) -> Report | None:
+    """A function of scopes that reports the start of a run of a copy to the tools; None if there is
+    nothing to report.
 
     Args:
         iterations: those in its runs; None where none is reported.
         name: the function's name to report them by; "" where they are reported from within a run.
     """
-    if iterations is not None:
-        copy.iterations, copy.inner_passes = iterations, building.inner_passes
-        copy.told = name
-    copy.modules = building.modules if building.tells_modules else None
-    copy.is_told = bool(copy.told) or copy.modules is not None or copy.inner_passes is not None
-
-
-def _has_no_copy(function: Any, given: int) -> bool:
-    """True if a concrete function runs itself: it is called wrongly, or derived from a copy.
-
-    Args:
-        given: how many tensors it is called with.
-    """
-    return given != len(_internals.graph_of(function).inputs) or _internals.is_instrumented(
-        function
-    )
+    found, inner = iterations or GraphIterations(), building.inner_passes
+    modules = building.modules if building.tells_modules else None
+    name = "" if iterations is None else name
+    if not name and modules is None and inner is None:
+        return None
+    count = None if copy.executions is None else copy.executions.add
+    told = name, found.trains, found.differentiates, count, modules, inner
+    return lambda scopes: GraphRun(points, scopes, *told)
 
 
 def _call_shown(vanilla: Any, function: Any, tensors: Any, captured: Any) -> Any:
-    """Call a function of which no copy is made; one that is derived from a copy has routines."""
+    """Call a function that may have routines; raise what the program is to see."""
     try:
         return vanilla(function, tensors, captured)
     except Exception as error:
-        if _internals.is_instrumented(function):
-            _raise_shown(error, function)
-        raise
-
-
-def _told_run(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> GraphRun:
-    """Report the start of a run of a copy to the tools."""
-    found, passing = copy.iterations, None
-    if copy.told:
-        assert found is not None
-        told = copy.told, found.trains, found.differentiates
-        passing = Passing(points, scopes, *told, copy.inner_passes)
-    return GraphRun(passing, copy.modules, copy.inner_passes, scopes)
+        _raise_shown(error, function)
 
 
 def function_name(graph: Any) -> str:
@@ -374,7 +324,7 @@ def read_variable(handle: Any, dtype: Any) -> Any:
         dtype: its type; None to ask the handle.
     """
     with _internals.eager_mode(), _internals.stop_recording():
-        dtype = dtype or _internals.handle_dtype(handle)
+        dtype = dtype or _internals.variable_dtype(handle)
         if dtype is None:
             return None
         try:

@@ -19,7 +19,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import attrs
 import tensorflow as tf
@@ -46,6 +46,7 @@ and the eager driver's mark in eager execution."""
 class ForwardOp:
     """An operator of a graph, referred to by name, so that it is not kept alive."""
 
+    shared: ClassVar[bool] = False
     graph: weakref.ref[Any]
     name: str
 
@@ -88,12 +89,17 @@ class GradientLog:
             a recovered log.
         is_recovered: whether the log was recovered from the graph. Its calls have neither
             `grad_outputs` nor `grad_inputs`.
+        inside: by name of an operator of the graph, the number of the first call of its gradient
+            function, among all calls, for a gradient in the same graph.
+        outside: likewise for gradients in other graphs, as those of functions and loops are.
     """
 
     calls: list[GradientCall] = attrs.field(factory=list)
     owners: dict[str, GradientCall] = attrs.field(factory=dict)
     ambiguous: set[str] = attrs.field(factory=set)
     is_recovered: bool = False
+    inside: dict[str, int] = attrs.field(factory=dict)
+    outside: dict[str, int] = attrs.field(factory=dict)
 
     def add(self, call: GradientCall) -> None:
         """Note one more call."""
@@ -105,23 +111,6 @@ class GradientLog:
 _LOGS: weakref.WeakKeyDictionary[Any, GradientLog] = weakref.WeakKeyDictionary()
 """The gradient calls by graph."""
 
-
-@attrs.define(eq=False)
-class GradientNumbers:
-    """The order in which the gradient functions of a graph's operators were called.
-
-    Attributes:
-        inside: by name of an operator, the number of its first call, among all calls, for a
-            gradient in the same graph.
-        outside: likewise for gradients in other graphs, as those of functions and loops are.
-    """
-
-    inside: dict[str, int] = attrs.field(factory=dict)
-    outside: dict[str, int] = attrs.field(factory=dict)
-
-
-_ORDER: weakref.WeakKeyDictionary[Any, GradientNumbers] = weakref.WeakKeyDictionary()
-"""By graph of the forward operators."""
 
 _NUMBERS = itertools.count()
 
@@ -168,11 +157,6 @@ _OLDER: weakref.WeakSet[Any] = weakref.WeakSet()
 def log_of(graph: Any) -> GradientLog:
     """The gradient calls that were noted in `graph`."""
     return _LOGS.get(graph) or GradientLog()
-
-
-def gradient_numbers(graph: Any) -> GradientNumbers:
-    """The order in which the gradient functions of a graph's operators were called."""
-    return _ORDER.get(graph) or GradientNumbers()
 
 
 def is_older(graph: Any) -> bool:
@@ -229,54 +213,43 @@ def unmarked(attr_tuple: Any) -> tuple[Any, Any]:
     return (*attr_tuple[:position], *attr_tuple[position + 2 :]), attr_tuple[position + 1]
 
 
-def _gradient_function(
-    op_name: str,
-    attr_tuple: Any,
-    num_inputs: int,
-    inputs: Any,
-    outputs: Any,
-    out_grads: Any,
-    *rest: Any,
-) -> Any:
+def _gradient_function(op_name: str, attr_tuple: Any, *given: Any) -> Any:
     """Replaces ``backprop._gradient_function``, which tapes call for every record.
 
     The call is noted if the record is of an operator in a graph, and run by the eager driver if it
     carries that driver's mark.
 
     Args:
-        rest: ``skip_input_indices`` and ``forward_pass_name_scope``.
+        given: the number of inputs, inputs, outputs, the gradients of these, and two more.
     """
     vanilla = _internals.vanilla_gradient_function
     names = attr_tuple[::2] if attr_tuple else ()
-    if MARK not in names:
-        try:
-            return vanilla(op_name, attr_tuple, num_inputs, inputs, outputs, out_grads, *rest)
-        except BaseException as error:
-            hide_own_frames(error)
-            raise
-    # As `unmarked` does it.
-    position = 2 * names.index(MARK)
-    mark = attr_tuple[position + 1]
-    own_attrs = (*attr_tuple[:position], *attr_tuple[position + 2 :])
-    run = None if EAGER.begin is None or type(mark) is ForwardOp else EAGER.begin(mark)
-    if run is not None:
-        results = None
-        try:
-            gradients = run.summed(out_grads) if run.has_sums else out_grads
-            # No function of ours is between: the runtime finds the line of each at each operator.
-            results = vanilla(op_name, own_attrs, num_inputs, inputs, outputs, gradients, *rest)
-            return results
-        finally:
-            run.leave(results)
-
-    def call(gradients: Sequence[Any]) -> Any:
-        return vanilla(op_name, own_attrs, num_inputs, inputs, outputs, gradients, *rest)
-
+    run = results = None
     try:
-        return _run_marked(mark, call, out_grads)
+        if MARK not in names:
+            return vanilla(op_name, attr_tuple, *given)
+        # As `unmarked` does it.
+        position = 2 * names.index(MARK)
+        mark, own = attr_tuple[position + 1], (*attr_tuple[:position], *attr_tuple[position + 2 :])
+        if mark.shared and EAGER.begin is not None:
+            run = EAGER.begin(mark)
+        before, out_grads, after = given[:3], given[3], given[4:]
+        if run is None:
+
+            def call(gradients: Sequence[Any]) -> Any:
+                return vanilla(op_name, own, *before, gradients, *after)
+
+            return _run_marked(mark, call, out_grads)
+        gradients = run.summed(out_grads) if run.has_sums else out_grads
+        # No function of ours is between: the runtime finds the line of each at each operator.
+        results = vanilla(op_name, own, *before, gradients, *after)
+        return results
     except BaseException as error:
         hide_own_frames(error)
         raise
+    finally:
+        if run is not None:
+            run.leave(results)
 
 
 def _run_marked(mark: Any, call: Callable[[Sequence[Any]], Any], out_grads: Any) -> Any:
@@ -367,26 +340,24 @@ def _noting_custom_gradients(vanilla: Any) -> Any:
     return named_as(vanilla, record_operation)
 
 
-def _noted(forward: ForwardOp, call: Callable[[Sequence[Any]], Any], out_grads: Any) -> Any:
+def _noted(forward: ForwardOp, function: Callable[[Sequence[Any]], Any], out_grads: Any) -> Any:
     """Call a gradient function, and note the operators that it adds to the default graph."""
     if _internals.executing_eagerly():
-        return call(out_grads)
+        return function(out_grads)
     graph = _internals.default_graph()
     before, number = _internals.count_operations(graph), next(_NUMBERS)
-    result = call(out_grads)
+    result = function(out_grads)
     made = tuple(op.name for op in _internals.operations_since(graph, before))
     grad_inputs = result if isinstance(result, (list, tuple)) else [result]
     source = forward.graph()
     if source is not None:
-        numbers = _ORDER.setdefault(source, GradientNumbers())
-        noted = numbers.inside if source is graph else numbers.outside
+        of_source = _LOGS.setdefault(source, GradientLog())
+        noted = of_source.inside if source is graph else of_source.outside
         noted.setdefault(forward.name, number)
-    log = _LOGS.get(graph)
-    if log is None:
-        log = _LOGS[graph] = GradientLog()
     received, returned = _slices(out_grads, graph), _slices(grad_inputs, graph)
     names = _names(out_grads, received, graph), _names(grad_inputs, returned, graph)
-    log.add(GradientCall(forward, *names, made, received, returned))
+    call = GradientCall(forward, *names, made, received, returned)
+    _LOGS.setdefault(graph, GradientLog()).add(call)
     return result
 
 

@@ -72,11 +72,9 @@ def _operators(graph: Any, seen: set[int]) -> Iterator[Any]:
     seen.add(id(graph))
     for op in graph.get_operations():
         yield op
-        for names in _internals.function_attributes(op).values():
-            for name in names:
-                callee = _internals.callee_named(graph, name)
-                if callee is not None and id(callee.graph) not in seen:
-                    yield from _operators(callee.graph, seen)
+        for _, callee in _internals.callees_of(op):
+            if id(callee.graph) not in seen:
+                yield from _operators(callee.graph, seen)
 
 
 def _is_grouped(op: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,10 @@ from amanda.interface.points import Point
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.executions import Executions
-from amanda_tensorflow.graphs.iterations import GraphIterations
-from amanda_tensorflow.graphs.passes import InnerPasses, RunningModules
+from amanda_tensorflow.graphs.passes import GraphRun
+
+Report = Callable[[Sequence[LiveScope]], GraphRun]
+"""Reports the start of a run to the tools of some scopes."""
 
 
 @attrs.define(eq=False)
@@ -29,11 +31,7 @@ class Copy:
         payload: what the driver runs. A function driver has None where nothing is inserted:
             the vanilla function runs.
         executions: counts the runs; None if there is nothing to count.
-        told: what tools with routines at passes are told that it is, "" for nothing.
-        iterations: those in its runs; None where nobody is told.
-        inner_passes: tells of those within its runs.
-        modules: tells of the modules that its runs enter; None where nobody is told.
-        is_told: whether tools are told of its runs, or of anything in them.
+        report: reports the start of a run to the tools; None where nobody is told.
         generation: the generation of :class:`Copies` in which it was last found up to date.
     """
 
@@ -42,11 +40,7 @@ class Copy:
     payload: Any
     generation: int
     executions: Executions | None = None
-    told: str = ""
-    iterations: GraphIterations | None = None
-    inner_passes: InnerPasses | None = None
-    modules: RunningModules | None = None
-    is_told: bool = False
+    report: Report | None = None
     _records: list[tuple[weakref.ref[LiveScope], str, OpRecord]] = attrs.field(factory=list)
     _noted: int = 0
     _wanted: tuple[bool, bool] = (False, False)
@@ -116,7 +110,7 @@ class Copy:
         for routine in self.building.routines:
             routine.release()
         self.building.counts.clear()
-        self.executions = None
+        self.executions = self.report = None
         if hasattr(self.payload, "close"):
             self.payload.close()
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 from amanda.inline import Counter
 from amanda.state import tool_locked
 from amanda_tensorflow.graphs.building import Building, identity_after
-from amanda_tensorflow.graphs.run_time_routines import PythonNode
+from amanda_tensorflow.graphs.run_time_routines import PythonNode, insert_mark
 from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.operators.types import ROUTING
 
@@ -56,15 +56,15 @@ class Executions:
         return cls.of(building, [*(tensor.op for tensor in graph.outputs), *graph.control_outputs])
 
     @classmethod
-    def of_vanilla(cls, building: Building, site: OpSite, count: int | None) -> Executions | None:
-        """The executions in runs of a vanilla function that needed no copy; None likewise.
+    def of_call(cls, building: Building, site: OpSite, count: int | None) -> Executions | None:
+        """The executions in runs of a function, which may have needed no copy; None likewise.
 
         Args:
-            site: the function.
+            site: the vanilla function.
             count: how many outputs it has; None for all of the graph's.
         """
-        if not building.vanilla_counts:
-            return None
+        if not building.deferral.is_open:
+            return cls.of_function(building)
         needed = _needed_in(site, site.graph.outputs[:count], site.graph.control_outputs)
         counters = [
             counter
@@ -161,38 +161,44 @@ def _needed_in(
         outputs: the tensors that it returns.
         controls: the operators that it executes besides.
     """
-    needed, seen = set[tuple[int, str]](), set[tuple[int, int]]()
-    tensors = [(site, tensor) for tensor in outputs]
-    waiting = [(site, op) for op in controls]
-    while tensors or waiting:
+    needed = set[tuple[int, str]]()
+    ops, tensors = [(site, op) for op in controls], [(site, tensor) for tensor in outputs]
+    seen = set[tuple[int, int]]()
+    while ops or tensors:
         if tensors:
             there, tensor = tensors.pop()
-            if (id(there), id(tensor)) in seen:
-                continue
-            seen.add((id(there), id(tensor)))
-            op = tensor.op
-            if id(tensor) in there.sources:
-                tensors.append(there.sources[id(tensor)])
-                continue
-            inner = there.children.get(op.name)
-            if inner is not None:
-                tensors.append((inner, inner.graph.outputs[tensor.value_index]))
-                waiting += [(there, before) for before in op.control_inputs]
-                continue
-        else:
-            there, op = waiting.pop()
-        key = id(there), op.name
-        if key in needed:
+            if (id(there), id(tensor)) not in seen:
+                seen.add((id(there), id(tensor)))
+                _follow(there, tensor, ops, tensors)
             continue
-        needed.add(key)
-        waiting += [(there, before) for before in op.control_inputs]
+        there, op = ops.pop()
+        if (id(there), op.name) in needed:
+            continue
+        needed.add((id(there), op.name))
+        ops += [(there, before) for before in op.control_inputs]
         inner = there.children.get(op.name)
         if inner is None:
             tensors += [(there, t) for t in op.inputs]
         else:
             tensors += [(inner, t) for t in inner.graph.outputs[: len(op.outputs)]]
-            waiting += [(inner, end) for end in inner.side_effects]
+            ops += [(inner, end) for end in inner.side_effects]
     return needed
+
+
+def _follow(site: OpSite, tensor: Any, ops: list[Any], tensors: list[Any]) -> None:
+    """Note what makes a tensor, of a result of a called function what makes it there.
+
+    Args:
+        ops, tensors: get sites with operators, and with further tensors.
+    """
+    op, inner = tensor.op, site.children.get(tensor.op.name)
+    if id(tensor) in site.sources:
+        tensors.append(site.sources[id(tensor)])
+    elif inner is None:
+        ops.append((site, op))
+    else:
+        tensors.append((inner, inner.graph.outputs[tensor.value_index]))
+        ops += [(site, before) for before in op.control_inputs]
 
 
 def counts_statically(operations: Iterable[Any]) -> bool:
@@ -213,8 +219,7 @@ def count_runs(building: Building, is_loop: bool) -> None:
     node = _RunsNode(executions, building)
     # In a loop an operator without inputs might run before the first iteration, and once.
     anchors = [tensor.op for tensor in graph.inputs[:1]]
-    with graph.as_default(), tf.control_dependencies(anchors):
-        node.insert([], [])
+    insert_mark(building, node, "amanda/runs/", anchors, [])
     # The runtime may leave out what nothing reads, and leave a loop before the last run of its body
     # has ended. What a body only passes on stays as it is: its gradient is another one.
     passed = {id(tensor) for tensor in graph.inputs} if is_loop else frozenset[int]()
@@ -223,8 +228,6 @@ def count_runs(building: Building, is_loop: bool) -> None:
             t if id(t) in passed else identity_after(t, [node.op]) for t in graph.outputs
         ]
     graph.control_outputs = [*graph.control_outputs, node.op]
-    building.is_changed = building.has_python = True
-    building.routines.append(node)
 
 
 class _RunsNode(PythonNode):

@@ -18,7 +18,6 @@ from amanda_tensorflow.gradient_map.recording import (
     GradientCall,
     TensorName,
     forward_op,
-    gradient_numbers,
     log_of,
     tensor_name,
 )
@@ -153,8 +152,8 @@ def _number(op: Any, is_inside: bool) -> int | None:
     Args:
         is_inside: whether it is a gradient in the operator's graph, which may have one besides.
     """
-    numbers = gradient_numbers(op.graph)
-    built = numbers.inside if is_inside else numbers.outside
+    log = log_of(op.graph)
+    built = log.inside if is_inside else log.outside
     if built:
         return built.get(op.name)
     if op.graph not in _EXPECTED:

@@ -52,6 +52,7 @@ from amanda_tensorflow.operators.types import is_op
 Tensors = list[Any]
 
 
+@attrs.define(eq=False)
 class ForwardTensor:
     """A forward tensor as a backward analysis reads it: called, it gives the tensor of the copy.
 
@@ -60,11 +61,8 @@ class ForwardTensor:
         index: its position among them.
     """
 
-    __slots__ = ("_index", "_of")
-
-    def __init__(self, of: ForwardTensors, index: int) -> None:
-        self._of = of
-        self._index = index
+    _of: ForwardTensors
+    _index: int
 
     def __call__(self) -> Any:
         """The tensor of the copy; None if it is in another graph."""
@@ -78,27 +76,40 @@ class ForwardTensor:
 class ForwardTensors(Sequence[Any]):
     """The inputs or outputs of a forward operator as a backward analysis reads them.
 
+    They are made for each operator that has a gradient: functions in place of the class would be
+    twice as many objects, which Python's garbage collector visits.
+
     Args:
         gradients: those of the copy.
         site: where the operator is.
         tensors: the vanilla tensors.
+        capturing: of an operator of a graph that was run before, the site that captures its
+            tensors, and their names there; of one of this copy, its state, and ``inputs`` or
+            ``outputs``.
     """
 
-    __slots__ = ("_gradients", "_site", "_tensors")
+    __slots__ = ("_capturing", "_gradients", "_site", "_tensors")
 
-    def __init__(self, gradients: GraphGradients, site: OpSite, tensors: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        gradients: GraphGradients,
+        site: OpSite,
+        tensors: Sequence[Any],
+        capturing: tuple[OpSite, Sequence[Any]] | tuple[ForwardState, str],
+    ) -> None:
         self._gradients = gradients
         self._site = site
         self._tensors = tensors
-
-    def new(self) -> Sequence[Any] | None:
-        """The tensors in the copy; None if they are in another graph."""
-        raise NotImplementedError
+        self._capturing = capturing
 
     def tensor(self, index: int) -> Any:
-        """A tensor of the copy."""
+        """A tensor of the copy; None if it is in another graph."""
         self._gradients.need()
-        found = self.new()
+        source, which = self._capturing
+        if isinstance(source, OpSite):
+            found = _captured(source, which, len(self))
+        else:
+            found = getattr(source, str(which))
         return found[index] if found else None
 
     def value(self, index: int) -> Any:
@@ -120,60 +131,6 @@ class ForwardTensors(Sequence[Any]):
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         return ForwardTensor(self, index % len(self))
-
-
-class _OwnTensors(ForwardTensors):
-    """The tensors of an operator of this copy.
-
-    They are made for each operator that has a gradient: functions in place of the class would be
-    twice as many objects, which Python's garbage collector visits.
-
-    Args:
-        state: of the operator.
-        which: ``inputs`` or ``outputs``.
-    """
-
-    __slots__ = ("_state", "_which")
-
-    def __init__(
-        self,
-        gradients: GraphGradients,
-        site: OpSite,
-        tensors: Sequence[Any],
-        state: ForwardState,
-        which: str,
-    ) -> None:
-        super().__init__(gradients, site, tensors)
-        self._state = state
-        self._which = which
-
-    def new(self) -> Sequence[Any]:
-        return getattr(self._state, self._which)  # type: ignore[no-any-return]
-
-
-class _EarlierTensors(ForwardTensors):
-    """The tensors of an operator of a graph that was run before.
-
-    Args:
-        site: where the vanilla operator is.
-        tensors: its tensors there.
-        capturing: the site that captures them, and their names in its graph.
-    """
-
-    __slots__ = ("_capturing",)
-
-    def __init__(
-        self,
-        gradients: GraphGradients,
-        site: OpSite,
-        tensors: Sequence[Any],
-        capturing: tuple[OpSite, Sequence[Any]],
-    ) -> None:
-        super().__init__(gradients, site, tensors)
-        self._capturing = capturing
-
-    def new(self) -> Tensors | None:
-        return _captured(*self._capturing, len(self))
 
 
 @attrs.define(eq=False)
@@ -333,8 +290,8 @@ class GraphGradients:
         found = self._viewed(state.op_id, state.key, depth, op)
         if depth == 1:
             found.plan, found.state = state.plan, state
-        found.inputs = _OwnTensors(self, there, op.inputs, state, "inputs")
-        found.outputs = _OwnTensors(self, there, op.outputs, state, "outputs")
+        found.inputs = ForwardTensors(self, there, op.inputs, (state, "inputs"))
+        found.outputs = ForwardTensors(self, there, op.outputs, (state, "outputs"))
         return found
 
     def _known(self, site: OpSite, forward: ForwardOp, depth: int) -> ForwardView | None:
@@ -348,8 +305,8 @@ class GraphGradients:
             found.plan = self._dispatcher.plan(known.op_id, key=known.key)
         op = graph.get_operation_by_name(forward.name)
         inputs, outputs = known.source.inputs, known.source.outputs
-        found.inputs = _EarlierTensors(self, known.site, inputs, (site, op.inputs))
-        found.outputs = _EarlierTensors(self, known.site, outputs, (site, op.outputs))
+        found.inputs = ForwardTensors(self, known.site, inputs, (site, op.inputs))
+        found.outputs = ForwardTensors(self, known.site, outputs, (site, op.outputs))
         return found
 
     def _viewed(self, op_id: str, key: str, depth: int, op: Any) -> ForwardView:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import attrs
 import tensorflow as tf
 
 from amanda.engine.backward import BackwardExecution, OpHandle
@@ -37,13 +36,14 @@ from amanda_tensorflow.graphs.op_call import GraphBackwardCall, GraphOpCall
 from amanda_tensorflow.graphs.op_ids import GraphIds, IdentifiedOp
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, captured_tensors
 from amanda_tensorflow.graphs.replacement_gradients import leave
-from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine, is_routable, replaced_outputs
+from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine, is_routable
 from amanda_tensorflow.graphs.sites import ForwardState, GraphSegment, LazyAttributes, OpSite
 from amanda_tensorflow.graphs.variable_values import ReadVariable, WriteVariable
 from amanda_tensorflow.keras_layers.module_names import is_plain_module
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.operators.description import NamedOperator, input_names
 from amanda_tensorflow.operators.phases import phase_of_node
+from amanda_tensorflow.operators.replacements import replaced_outputs
 from amanda_tensorflow.operators.types import CONTROL_FLOW, DATASET_LOOPS, is_differentiable
 
 Create = Callable[[OpSite, Any, Sequence[Any], Sequence[Any]], Any]
@@ -206,28 +206,24 @@ class Instrument:
 
     def op(self, site: OpSite, op: Any, inputs: Sequence[Any]) -> None:
         """Add an operator, with the routines around it."""
-        call = self.gradients.owner(site, op)
+        call, new = self.gradients.owner(site, op), NewOp(self, site, op, inputs)
         self.building.begin(op.type)
         with self.building.graph.name_scope(f"{SCOPE}/{site.prefix}{op.name}/"):
             if op.name in site.log.ambiguous:
                 self._not_owned(AMBIGUOUS)
                 self.ambiguous.append(op.name)
-                self._added_plain(site, op, inputs)
+                self.building.deferral.do(new)
             elif call is not None:
-                self._backward(site, op, call, inputs)
+                self._backward(new, call)
             elif (site.is_backward and op.name not in site.log.owners) or is_plumbing(op):
-                self._added_plain(site, op, inputs)
+                self.building.deferral.do(new)
             else:
-                self._forward(site, op, inputs)
+                self._forward(new)
         self.building.close()
-
-    def _added_plain(self, site: OpSite, op: Any, inputs: Sequence[Any]) -> None:
-        """Add an operator without routines, as soon as the copy is needed."""
-        self.later(site, op, inputs)
 
     def later(self, site: OpSite, op: Any, inputs: Sequence[Any]) -> None:
         """Add an operator that is none to tools, as soon as the copy is needed."""
-        self.building.deferral.do(_Later(self, site, op, inputs))
+        self.building.deferral.do(NewOp(self, site, op, inputs))
 
     def plain(self, site: OpSite, op: Any, new: Any) -> None:
         """Note an operator that was added without routines."""
@@ -235,9 +231,10 @@ class Instrument:
         for old, tensor in zip(op.outputs, new.outputs, strict=True):
             site.put(old, tensor)
 
-    def _settled(self, site: OpSite, op: Any, new: Any, outputs: Sequence[Any]) -> None:
+    def _settled(self, added: NewOp, new: Any, outputs: Sequence[Any]) -> None:
         """Note an operator that was added, and its outputs after the routines."""
         self.building.end(new)
+        site, op = added.site, added.source
         site.ops[op.name] = new
         for old, tensor in zip(op.outputs, outputs, strict=True):
             site.put(old, tensor)
@@ -246,89 +243,72 @@ class Instrument:
         controls += [node for t in outputs for node in self.building.late.get(id(t), ())]
         if nodes or controls:
             site.after[op.name] = [*nodes, *controls]
+        if added.known is not None:
+            self.ids.note(self.building.graph, new, added.known)
 
     # -- forward ----------------------------------------------------------
 
-    def _forward(self, site: OpSite, op: Any, inputs: Sequence[Any]) -> None:
-        """Add a forward operator."""
+    def _forward(self, added: NewOp) -> None:
+        """Add a forward operator; later, if it has no other routines than counters."""
+        site, op, building = added.site, added.source, self.building
         op_id, key = site.op_id(op), site.key(op)
         self.keys.append(key)
-        state = site.states[op.name] = ForwardState(op_id, key)
+        state = added.state = site.states[op.name] = ForwardState(op_id, key)
+        added.known = IdentifiedOp(op_id, key, 0, site, op)
         plan = self.dispatcher.plan(op_id, key=key)
         execution: OpExecution | None = None
         if plan is None:
-            execution = self.dispatcher.begin(self._call(site, op, op_id, inputs))
+            execution = self.dispatcher.begin(self._call(added, op_id))
             plan = execution.plan
         if site.log.is_recovered:
             refuse_unknown_gradients(site, op, plan)
-        if self.building.deferral.is_open and counts_only(plan):
-            added = self._deferred(site, op, inputs, state, plan, execution)
-            if added is None:
+        if building.deferral.is_open and counts_only(plan):
+            self._count(plan.before)
+            if execution is not None:
+                plan = execution.finish(added)
+            if building.deferral.is_open and counts_only(plan):
+                self._count(plan.after)
+                state.plan = plan
+                self._end_later(added)
                 return
-            used, new, plan = added
+            used, new = list(added.inputs), added.op
             outputs = list(new.outputs)
         else:
-            self.building.need()
-            given = list(inputs)
-            self.building.anchors = [c for o in op.control_inputs if (c := site.ops.get(o.name))]
-            state.before, used = self._run(plan.before, given)
-            self._wait_for_read(given, used)
-            new, outputs = self._executed(site, op, plan, used, state)
+            new, used, outputs = self._executed(added, plan)
             if execution is not None:
                 plan = execution.finish(outputs)
         state.plan = plan
-        is_replaced = plan.replace is not None
-        self.building.anchors = [new]
-        computed, before = outputs, len(self.building.routines)
-        state.after, outputs = self._run(plan.after, computed)
-        final = self._awaited(op, state, used, computed, outputs, before)
+        self._end(added, new, used, outputs)
+
+    def _end(self, added: NewOp, new: Any, used: list[Any], computed: list[Any]) -> None:
+        """Insert the routines after a forward operator that was added.
+
+        Args:
+            new: the operator, or the last one of its replacement.
+            used: what it has computed with.
+            computed: what it has computed.
+        """
+        building, plan = self.building, added.state.plan
+        building.anchors = [new]
+        before = len(building.routines)
+        added.state.after, outputs = self._run(plan.after, computed)
+        final = self._awaited(added, used, computed, outputs, before)
         for output, tensor in zip(computed, final, strict=True):
             if tensor is not output:
-                self.dispatcher.note_substitute(output, tensor, op_id)
-        self._settled(site, op, new, final)
-        if not is_replaced:
-            self.ids.note(self.building.graph, new, IdentifiedOp(op_id, key, 0, site, op))
+                self.dispatcher.note_substitute(output, tensor, plan.op_id)
+        if plan.replace is not None:
+            added.known = None
+        self._settled(added, new, final)
 
-    def _deferred(
-        self,
-        site: OpSite,
-        op: Any,
-        inputs: Sequence[Any],
-        state: ForwardState,
-        plan: ActionPlan,
-        execution: OpExecution | None,
-    ) -> tuple[list[Any], Any, ActionPlan] | None:
-        """Add a forward operator that has no other routines than counters, if the copy is needed.
-
-        Returns:
-            What it computes with, the operator and its plan, where an analysis of its outputs looks
-            at them or inserts something; None if it is added later.
-        """
-        for action in plan.before:
+    def _count(self, actions: Sequence[Action]) -> None:
+        """Note counters, which need no nodes."""
+        for action in actions:
             self.building.count(action)
-        outputs = _DeferredOutputs(self, site, op, inputs)
-        if execution is not None:
-            plan = execution.finish(outputs)
-        if self.building.deferral.is_open and counts_only(plan):
-            for action in plan.after:
-                self.building.count(action)
-            state.plan = plan
-            known = IdentifiedOp(state.op_id, state.key, 0, site, op)
-            self._end_later(site, op, inputs, state, known)
-            return None
-        return list(inputs), outputs.op, plan
 
-    def _end_later(
-        self,
-        site: OpSite,
-        op: Any,
-        inputs: Sequence[Any],
-        state: ForwardState,
-        known: IdentifiedOp,
-    ) -> None:
+    def _end_later(self, added: NewOp) -> None:
         """Add an operator without routines as soon as the copy is needed."""
-        counters = self.building.end_later(site, op)
-        self.building.deferral.do(_Later(self, site, op, inputs, state, known, counters))
+        added.counters = self.building.end_later(added.site, added.source)
+        self.building.deferral.do(added)
 
     def _run(
         self, actions: Sequence[Action], tensors: list[Any]
@@ -354,8 +334,7 @@ class Instrument:
 
     def _awaited(
         self,
-        op: Any,
-        state: ForwardState,
+        added: NewOp,
         inputs: Sequence[Any],
         computed: Sequence[Any],
         outputs: list[Any],
@@ -367,8 +346,7 @@ class Instrument:
         runtime would leave the routines out.
 
         Args:
-            op: the vanilla operator.
-            inputs: what it has computed with.
+            inputs: what the operator has computed with.
             computed: what it has computed.
             outputs: these tensors after the routines.
             since: how many routines the copy had before them.
@@ -376,7 +354,7 @@ class Instrument:
         Returns:
             The tensors that other operators read.
         """
-        building = self.building
+        building, op, state = self.building, added.source, added.state
         inserted = building.routines[since:]
         nodes = [routine.op for routine in inserted if isinstance(routine, RunTimeRoutine)]
         nodes += [node for node in building.controls if node not in nodes]
@@ -390,42 +368,38 @@ class Instrument:
         state.note_used(op, list(inputs), saved)
         return final
 
-    def _executed(
-        self,
-        site: OpSite,
-        op: Any,
-        plan: ActionPlan,
-        inputs: list[Any],
-        state: ForwardState,
-    ) -> tuple[Any, list[Any]]:
-        """Add the operator or its replacement. Returns the operator and its outputs."""
+    def _executed(self, added: NewOp, plan: ActionPlan) -> tuple[Any, list[Any], list[Any]]:
+        """Add a forward operator or its replacement behind the routines before it.
+
+        Returns:
+            The operator; what it computes with, and what it computes.
+        """
+        self.building.need()
+        site, op, state, inputs = added.site, added.source, added.state, list(added.inputs)
+        self.building.anchors = [c for o in op.control_inputs if (c := site.ops.get(o.name))]
+        state.before, used = self._run(plan.before, inputs)
+        self._wait_for_read(inputs, used)
         waits = self.building.take_controls()
-        action = plan.replace
-        derives_anew = is_ambiguous(site, op, inputs) and not self._is_in_loop(op)
-        if action is None and not derives_anew:
-            new = self.create(site, op, inputs, waits)
-            return new, list(new.outputs)
-        if action is None:
-            given = separate(inputs)
-            new = self.create(site, op, given, waits)
+        if plan.replace is not None:
+            new, outputs = self._replaced(added, plan.replace, used, waits)
+            return new, used, outputs
+        given, derives_anew = used, is_ambiguous(site, op, used) and not self._is_in_loop(op)
+        if derives_anew:
+            given = separate(used)
+        new = self.create(site, op, given, waits)
+        if derives_anew:
             state.replaced = given, list(new.outputs)
-            return new, list(new.outputs)
-        return self._replaced(site, op, action, inputs, waits, state)
+        return new, used, list(new.outputs)
 
     def _is_in_loop(self, op: Any) -> bool:
         """True if a vanilla operator runs in a loop of TensorFlow 1."""
         return bool(self.building.entries) and is_in_loop(op)
 
     def _replaced(
-        self,
-        site: OpSite,
-        op: Any,
-        action: Action,
-        inputs: list[Any],
-        waits: list[Any],
-        state: ForwardState,
+        self, added: NewOp, action: Action, inputs: list[Any], waits: list[Any]
     ) -> tuple[Any, list[Any]]:
         """Insert the replacement of an operator. Returns its operator and its outputs."""
+        site, op, state = added.site, added.source, added.state
         _refuse_references(op, action)
         controls = [c for o in op.control_inputs for c in site.controls(o)]
         self.building.template = list(op.outputs)
@@ -449,7 +423,8 @@ class Instrument:
             outputs = leave(self.dispatcher, self.building, state, captured)
         return outputs[0].op, outputs
 
-    def _call(self, site: OpSite, op: Any, op_id: str, inputs: Sequence[Any]) -> GraphOpCall:
+    def _call(self, added: NewOp, op_id: str) -> GraphOpCall:
+        site, op, inputs = added.site, added.source, added.inputs
         attributes = LazyAttributes(op)
         return GraphOpCall(
             op=NamedOperator.of(op),
@@ -468,43 +443,41 @@ class Instrument:
 
     # -- backward ---------------------------------------------------------
 
-    def _backward(self, site: OpSite, op: Any, call: GradientCall, inputs: Any) -> None:
+    def _backward(self, added: NewOp, call: GradientCall) -> None:
         """Add a backward operator, a part of this gradient call."""
+        site, op, building = added.site, added.source, self.building
+        inputs: Any = added.inputs
         forward = self.gradients.view(site, call)
         if forward is None:
             if not self.gradients.is_own(site, call):
                 self._not_owned(UNOWNED)
-            self._added_plain(site, op, inputs)
+            building.deferral.do(added)
             return
         if is_changed(forward):
-            self.building.need()
+            building.need()
         key = f"{forward.op_id}{'/grad' * forward.depth}/{op.type}"
         backward_id = f"{key}:{self._counts[key]}"
         self._counts[key] += 1
         self.keys.append(forward.key)
-        state = site.states[op.name] = ForwardState(forward.op_id, forward.key)
+        added.state = site.states[op.name] = ForwardState(forward.op_id, forward.key)
+        added.known = IdentifiedOp(forward.op_id, forward.key, forward.depth, site, op)
         execution = self._execution(op, call, forward, backward_id)
-        known = IdentifiedOp(forward.op_id, forward.key, forward.depth, site, op)
         before, after = execution.needed()
         used = execution.before(inputs) if before else inputs
-        if not self.building.deferral.is_open:
-            used = list(used)
+        final: Any = added
+        if not building.deferral.is_open:
+            added.inputs = used = list(used)
             self._wait_for_read(inputs, used)
-        deferred = _DeferredOutputs(self, site, op, used)
-        final: Any = deferred
-        if not self.building.deferral.is_open:
-            final = list(deferred.op.outputs)
-        routines = len(self.building.routines)
+            final = list(added.op.outputs)
+        routines = len(building.routines)
         if after:
-            self.building.template = self.building.likes = final
+            building.template = building.likes = final
             final = execution.after(final, used)
-        if self.building.deferral.is_open:
-            self._end_later(site, op, inputs, state, known)
+        if building.deferral.is_open:
+            self._end_later(added)
             return
-        new = deferred.op
-        final = self._awaited(op, state, used, new.outputs, list(final), routines)
-        self._settled(site, op, new, final)
-        self.ids.note(self.building.graph, new, known)
+        final = self._awaited(added, used, added.op.outputs, list(final), routines)
+        self._settled(added, added.op, final)
 
     def _execution(
         self, op: Any, call: GradientCall, forward: ForwardView, backward_id: str
@@ -552,37 +525,45 @@ class DeferredInputs(DeferredTensors):
         return self._instrument.inputs(self._site, self._op)
 
 
-class _DeferredOutputs(DeferredTensors):
-    """The outputs of an operator of the copy, which is added when one of them is looked at.
+class NewOp(DeferredTensors):
+    """An operator of the copy, which is added when one of its outputs is looked at, or later.
 
     Args:
         instrument: adds it.
+
+    Attributes:
         site: where the vanilla operator is.
         source: that operator.
         inputs: its inputs in the copy.
+        state: of an operator that tools see, its state.
+        known: its ids; None for one that has none.
+        counters: those of one that is added later.
     """
 
-    __slots__ = ("_inputs", "_instrument", "_new", "_site", "_source")
+    __slots__ = ("_instrument", "_new", "counters", "inputs", "known", "site", "source", "state")
 
     def __init__(
         self, instrument: Instrument, site: OpSite, source: Any, inputs: Sequence[Any]
     ) -> None:
         super().__init__(instrument.building, len(source.outputs))
         self._instrument = instrument
-        self._site = site
-        self._source = source
-        self._inputs = inputs
         self._new: Any = None
+        self.site = site
+        self.source = source
+        self.inputs = inputs
+        self.state: Any = None
+        self.known: IdentifiedOp | None = None
+        self.counters: Sequence[Counter] = ()
 
     @property
     def op(self) -> Any:
-        """The operator."""
+        """The operator of the copy; it is added now, if it has not been."""
         if self._new is None:
             instrument = self._instrument
             building = instrument.building
             building.need()
-            inputs, waits = list(self._inputs), building.take_controls()
-            self._new = instrument.create(self._site, self._source, inputs, waits)
+            inputs, waits = list(self.inputs), building.take_controls()
+            self._new = instrument.create(self.site, self.source, inputs, waits)
             building.anchors = [self._new]
         return self._new
 
@@ -590,36 +571,14 @@ class _DeferredOutputs(DeferredTensors):
         """The tensors, once the deferral has ended."""
         return self.op.outputs  # type: ignore[no-any-return]
 
-
-@attrs.define(eq=False)
-class _Later:
-    """Adds an operator without routines to the copy.
-
-    Attributes:
-        instrument: that of the copy.
-        site: where the vanilla operator is.
-        op: that operator.
-        inputs: its inputs in the copy.
-        state: of an operator that tools see, its state.
-        known: its ids.
-        counters: its counters.
-    """
-
-    instrument: Instrument
-    site: OpSite
-    op: Any
-    inputs: Sequence[Any]
-    state: ForwardState | None = None
-    known: IdentifiedOp | None = None
-    counters: Sequence[Counter] = ()
-
     def __call__(self) -> None:
-        instrument, building = self.instrument, self.instrument.building
+        """Add the operator without routines: the deferral has ended."""
+        instrument, building = self._instrument, self._instrument.building
         used = list(self.inputs)
-        new = instrument.create(self.site, self.op, used, ())
+        new = instrument.create(self.site, self.source, used, ())
         if self.state is not None:
-            self.state.note_used(self.op, used, new.outputs)
-        instrument.plain(self.site, self.op, new)
+            self.state.note_used(self.source, used, new.outputs)
+        instrument.plain(self.site, self.source, new)
         if self.known is not None:
             instrument.ids.note(building.graph, new, self.known)
         building.counts += [(counter, new) for counter in self.counters]

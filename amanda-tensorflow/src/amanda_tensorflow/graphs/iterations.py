@@ -69,11 +69,11 @@ class GraphIterations:
         inside: list[tuple[Any, GraphIterations]] = []
         for op in operations:
             if op.type in CALLS:
-                found._add_called([cls.of(body) for body in bodies(op).values()])
+                found._add_called([cls.of(body) for body in bodies(op)])
             elif op.name in in_layers and in_layers[op.name].is_of_keras:
                 continue
             elif op.type in CONTROL_FLOW:
-                inside += [(op, cls.of(body)) for body in found.stepping_bodies(op).values()]
+                inside += [(op, cls.of(body)) for body in found.stepping_bodies(op)]
             elif not found.trains:
                 found.trains = changes_variables((op,))
         if found.trains:
@@ -83,12 +83,12 @@ class GraphIterations:
             found._add_inner(inside)
         return found
 
-    def stepping_bodies(self, op: Any) -> Mapping[str, Any]:
+    def stepping_bodies(self, op: Any) -> Sequence[Any]:
         """The bodies or branches of an operator in which an optimizer may step."""
-        found = bodies(op)
-        if op.name in self.accumulating and "then_branch" in found:
-            return {"then_branch": found["then_branch"]}
-        return found
+        found = []
+        if op.name in self.accumulating:
+            found = [of.graph for name, of in _internals.callees_of(op) if name == "then_branch"]
+        return found or bodies(op)
 
     def within(
         self, op: Any, body: Any
@@ -102,7 +102,7 @@ class GraphIterations:
         Returns:
             ``pass`` for one that is an iteration, ``step`` for one that only has an optimizer step.
         """
-        is_told = body in self.stepping_bodies(op).values()
+        is_told = body in self.stepping_bodies(op)
         if self.is_plain or not is_told or made_by_keras(op):
             return None, ""
         found = GraphIterations.of(body)
@@ -156,19 +156,13 @@ def sets_variables_only(graph: Any) -> bool:
 
 def _sets(op: Any) -> bool:
     if op.type in CONTROL_FLOW or op.type in CALLS:
-        return all(_sets(inner) for body in bodies(op).values() for inner in body.get_operations())
+        return all(_sets(inner) for body in bodies(op) for inner in body.get_operations())
     return op.type in _SETTING or phase_of_node(op, False) == "setup"
 
 
-def bodies(op: Any) -> Mapping[str, Any]:
-    """By attribute, the graphs of the functions that an operator runs."""
-    found = {}
-    for attribute, names in _internals.function_attributes(op).items():
-        for index, name in enumerate(names):
-            callee = _internals.callee_named(op.graph, name)
-            if callee is not None and attribute != "cond":
-                found[f"{attribute}{index or ''}"] = callee.graph
-    return found
+def bodies(op: Any) -> Sequence[Any]:
+    """The graphs of the functions that an operator runs, without the conditions of loops."""
+    return [of.graph for attribute, of in _internals.callees_of(op) if attribute != "cond"]
 
 
 def _accumulating(graph: Any) -> set[str]:
@@ -188,7 +182,7 @@ def _stepped(graph: Any) -> dict[int, list[int]]:
         found[step.optimizer].append(step.end)
     for index, op in enumerate(graph.get_operations()):
         if op.type in CALLS:
-            for body in bodies(op).values():
+            for body in bodies(op):
                 for optimizer in _stepped(body):
                     found[optimizer].append(index + 1)
     return {optimizer: sorted(set(ends)) for optimizer, ends in found.items()}

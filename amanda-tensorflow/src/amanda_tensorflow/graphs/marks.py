@@ -4,8 +4,8 @@ A mark tells tools of an iteration that begins or ends within a run of a graph. 
 executes, all that was added to the copy before it runs before it, and all that is added later runs
 after it. No operator runs for its sake, and loops compute no result that nothing reads::
 
-    marks = Marks(building, points)
-    marks.add(tell)                     # tell(points, scopes) is called in each run
+    marks = Marks(building)
+    marks.add(tell)                     # tell(scopes) is called in each run
     with marks.after():
         ...                             # add operators
     marks.add_waits(roots)              # the copy is complete
@@ -18,15 +18,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import tensorflow as tf
-
-from amanda.engine.points import Points
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.executions import Ends, Executions, needed_by, sources
 from amanda_tensorflow.graphs.passes import Tell
-from amanda_tensorflow.graphs.run_time_routines import PythonNode
+from amanda_tensorflow.graphs.run_time_routines import PythonNode, insert_mark
 from amanda_tensorflow.operators.types import CONTROL_FLOW
 
 _FIRST_COME = frozenset({"Merge", "RefMerge"})
@@ -38,15 +35,13 @@ class Marks:
 
     Args:
         building: the copy.
-        points: of the driver.
 
     Attributes:
         last: the node of the last one; None before the first.
     """
 
-    def __init__(self, building: Building, points: Points) -> None:
+    def __init__(self, building: Building) -> None:
         self._building = building
-        self._points = points
         self._size = 0
         self._nodes: list[tuple[_Mark, list[Any]]] = []
         self._waiting: list[tuple[Any, Sequence[Any]]] = []
@@ -58,20 +53,13 @@ class Marks:
         building = self._building
         graph = building.graph
         before = _internals.operations_since(graph, self._size)
-        node = _Mark(self._points, tell, building.scopes)
-        with (
-            graph.as_default(),
-            tf.name_scope("amanda/mark/"),
-            graph.control_dependencies(None),
-            graph.control_dependencies([] if self.last is None else [self.last]),
-        ):
-            node.insert([], [])
+        node = _Mark(tell, building.scopes)
+        waits = [] if self.last is None else [self.last]
+        insert_mark(building, node, "amanda/mark/", waits, [])
         self._waiting.append((node.op, before))
         self.last, self._size, self._later = node.op, _internals.count_operations(graph), set()
         counts, building.counts = building.counts, []
         self._nodes.append((node, counts))
-        building.is_changed = building.has_python = True
-        building.routines.append(node)
 
     @contextmanager
     def after(self) -> Iterator[None]:
@@ -147,9 +135,8 @@ class _Mark(PythonNode):
         executions: counts what was executed between the last mark and this one.
     """
 
-    def __init__(self, points: Points, tell: Tell, scopes: Sequence[LiveScope]) -> None:
+    def __init__(self, tell: Tell, scopes: Sequence[LiveScope]) -> None:
         super().__init__()
-        self._points = points
         self._tell: Tell | None = tell
         self._scopes = [weakref.ref(scope) for scope in scopes]
         self.executions: Executions | None = None
@@ -161,7 +148,7 @@ class _Mark(PythonNode):
         if scopes and tell is not None:
             if self.executions is not None:
                 self.executions.add()
-            tell(self._points, scopes)
+            tell(scopes)
         return []
 
     def release(self) -> None:

@@ -15,14 +15,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
-import tensorflow as tf
 
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.executions import Ends, needed_by, sources
 from amanda_tensorflow.graphs.iterations import bodies
 from amanda_tensorflow.graphs.passes import RunningModules
-from amanda_tensorflow.graphs.run_time_routines import PythonNode, is_routable
+from amanda_tensorflow.graphs.run_time_routines import PythonNode, insert_mark, is_routable
 from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.keras_layers.recording import (
     LayerCall,
@@ -44,7 +43,7 @@ def calls_modules(graph: Any) -> bool:
         calls_modules(body)
         for op in graph.get_operations()
         if op.type in CALLS or op.type in CONTROL_FLOW
-        for body in bodies(op).values()
+        for body in bodies(op)
     )
 
 
@@ -257,19 +256,10 @@ class _Chain:
         self, called: _CallOfModule, is_exit: bool, tensors: Sequence[Any], ends: Sequence[Any]
     ) -> None:
         building = self._building
-        graph, waits = building.graph, [*ends, *([] if self.last is None else [self.last])]
-        assert building.modules is not None
+        waits = [*ends, *([] if self.last is None else [self.last])]
         node = _ModuleMark(building, called, is_exit)
-        with (
-            graph.as_default(),
-            tf.name_scope("amanda/module/"),
-            graph.control_dependencies(None),
-            graph.control_dependencies(waits),
-        ):
-            node.insert(tensors, [])
-        self.last = node.op
-        building.is_changed = building.has_python = building.tells_modules = True
-        building.routines.append(node)
+        insert_mark(building, node, "amanda/module/", waits, tensors)
+        self.last, building.tells_modules = node.op, True
 
 
 class _ModuleMark(PythonNode):

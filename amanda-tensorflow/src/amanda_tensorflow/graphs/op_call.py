@@ -37,10 +37,10 @@ class GraphOpCall(OpCall):
         write: writes a variable of a session.
     """
 
-    site: OpSite | None = None
-    source: Any = None
-    read: ReadVariable | None = None
-    write: WriteVariable | None = None
+    site: OpSite = attrs.field(kw_only=True)
+    source: Any = attrs.field(kw_only=True)
+    read: ReadVariable = attrs.field(kw_only=True)
+    write: WriteVariable | None = attrs.field(kw_only=True)
 
     def shown_inputs(self) -> Sequence[Any]:
         return placed(shown(self.inputs, self.source, "inputs"))
@@ -49,16 +49,12 @@ class GraphOpCall(OpCall):
         return placed(shown(outputs, self.source, "outputs"))
 
     def value(self, index: int) -> Any:
-        assert self.site is not None
-        assert self.read is not None
         return value_of(self.site, self.source.inputs[index], self.read)
 
     def value_key(self, index: int) -> Hashable | None:
-        assert self.site is not None
         return variable_key(self.site, self.source.inputs[index])
 
     def variable(self, index: int) -> Variable | None:
-        assert self.site is not None
         tensor = self.source.inputs[index]
         origin = variable_origin(self.site, tensor)
         if origin is None:
@@ -69,7 +65,6 @@ class GraphOpCall(OpCall):
         return None if self.write is None else GraphVariable(origin.name, steps, self.write)
 
     def value_view(self, index: int) -> tuple[Any, ...]:
-        assert self.site is not None
         return variable_view(self.site, self.source.inputs[index])
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
@@ -202,7 +197,9 @@ def runner(op: Any) -> Callable[[Sequence[Any]], Any]:
                 )
             outputs = _internals.execute_now(kind, count, tensors, attributes)
         else:
-            outputs = _internals.create_op(kind, tensors, types, protos)
+            graph = _internals.default_graph()
+            new = _internals.create_op_in(graph, kind, tensors, types, attrs=dict(protos))
+            outputs = list(new.outputs)
         return outputs[0] if count == 1 else outputs
 
     return run

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from amanda.engine.points import Points
 from amanda.interface.points import Point
 from amanda.state import LiveScope
 
-Tell = Callable[[Points, Sequence[LiveScope]], None]
+Tell = Callable[[Sequence[LiveScope]], None]
 """Tells tools of a point."""
 
 
@@ -31,44 +33,33 @@ class InnerPasses:
         self.has_stepped = False
         self.running = 0
 
-    def begins(self, name: str, trains: bool, differentiates: bool) -> Tell:
-        """Tells that an iteration begins.
+    def begin(
+        self, name: str, trains: bool, differentiates: bool, scopes: Sequence[LiveScope]
+    ) -> None:
+        """Tell that an iteration begins.
 
         Args:
             name: of the graph.
             trains: whether an optimizer steps in it.
             differentiates: whether gradients are computed in it.
         """
+        self.running += 1
+        self.points.forward_begins(scopes, name, trains or differentiates, differentiates)
 
-        def tell(points: Points, scopes: Sequence[LiveScope]) -> None:
-            self.running += 1
-            points.forward_begins(scopes, name, trains or differentiates, differentiates)
+    def end(self, name: str, trains: bool, scopes: Sequence[LiveScope]) -> None:
+        """Tell that it has ended."""
+        self.running -= 1
+        self.points.forward_ends(scopes, name)
+        if self.take() or trains:
+            self.points.optimizer_ends(scopes)
 
-        return tell
+    def go_on(self, name: str, scopes: Sequence[LiveScope]) -> None:
+        """Tell that one iteration has ended and the next one begins."""
+        self.end(name, True, scopes)
+        self.begin(name, True, True, scopes)
 
-    def ends(self, name: str, trains: bool) -> Tell:
-        """Tells that it has ended."""
-
-        def tell(points: Points, scopes: Sequence[LiveScope]) -> None:
-            self.running -= 1
-            points.forward_ends(scopes, name)
-            if self.take() or trains:
-                points.optimizer_ends(scopes)
-
-        return tell
-
-    def goes_on(self, name: str) -> Tell:
-        """Tells that one iteration has ended and the next one begins."""
-        end, begin = self.ends(name, True), self.begins(name, True, True)
-
-        def tell(points: Points, scopes: Sequence[LiveScope]) -> None:
-            end(points, scopes)
-            begin(points, scopes)
-
-        return tell
-
-    def steps(self, points: Points, scopes: Sequence[LiveScope]) -> None:
-        """A branch has let an optimizer step."""
+    def step(self, scopes: Sequence[LiveScope]) -> None:
+        """Note that a branch has let an optimizer step."""
         self.has_stepped = True
 
     def take(self) -> bool:
@@ -82,50 +73,6 @@ class InnerPasses:
         while self.running > 0:
             self.running -= 1
             self.points.forward_ends(scopes, "")
-
-
-class Passing:
-    """A run of a graph: a forward pass, and a step if an optimizer steps in it. It begins at once.
-
-    Args:
-        points: of the driver.
-        scopes: those that are told.
-        name: the name of the graph.
-        trains: whether an optimizer steps in it.
-        differentiates: whether gradients are computed in it.
-        inner: of the copy; a branch may let an optimizer step.
-    """
-
-    __slots__ = ("_inner", "_name", "_points", "_scopes", "_trains")
-
-    def __init__(
-        self,
-        points: Points,
-        scopes: Sequence[LiveScope],
-        name: str,
-        trains: bool,
-        differentiates: bool,
-        inner: InnerPasses | None = None,
-    ) -> None:
-        self._points = points
-        self._inner = inner
-        self._scopes = scopes
-        self._name = name
-        self._trains = trains
-        # The forward part of a function that is differentiated is a function of its own.
-        in_training = trains or differentiates or name.endswith(".forward")
-        points.forward_begins(scopes, name, in_training, differentiates)
-
-    def end(self, has_run: bool) -> None:
-        """The pass has ended.
-
-        Args:
-            has_run: False if it has raised.
-        """
-        self._points.forward_ends(self._scopes, self._name)
-        has_stepped = self._trains or (self._inner is not None and self._inner.take())
-        if has_run and has_stepped:
-            self._points.optimizer_ends(self._scopes)
 
 
 Facts = Mapping[str, Any]
@@ -188,44 +135,59 @@ class RunningModules:
         self._points.module(scopes, Point.MODULE_EXIT, **facts, outputs=outputs)
 
 
+@attrs.define(eq=False)
 class GraphRun:
     """One run of a copy of which tools are told, in both modes of graphs. It begins at once.
 
+    A run that is a forward pass is a step, too, if an optimizer steps in it::
+
+        with GraphRun(points, scopes, name, trains, differentiates, count, modules):
+            ...                             # run the copy
+
     Args:
-        passing: the pass that it is; None where nobody is told.
-        modules: tells of the modules that it enters; None where nobody is told.
-        inner: tells of the passes within it; None where nobody is told.
+        points: of the driver.
         scopes: those that are told.
+        name: the name of the pass that it is; "" for none.
+        trains: whether an optimizer steps in it.
+        differentiates: whether gradients are computed in it.
+        count: counts the executions in it, if it does not raise; None if there are none.
+        modules: tells of the modules that it enters; None where nobody is told.
+        inner: tells of the passes within it, and of a branch that lets an optimizer step; None
+            where nobody is told.
     """
 
-    __slots__ = ("_inner", "_modules", "_passing", "_scopes")
+    _points: Points
+    _scopes: Sequence[LiveScope]
+    _name: str
+    _trains: bool
+    _differentiates: bool
+    _count: Callable[[], None] | None
+    _modules: RunningModules | None
+    _inner: InnerPasses | None = None
 
-    def __init__(
-        self,
-        passing: Passing | None,
-        modules: RunningModules | None,
-        inner: InnerPasses | None = None,
-        scopes: Sequence[LiveScope] = (),
-    ) -> None:
-        self._passing = passing
-        self._modules = modules
-        self._inner = inner
-        self._scopes = scopes
-        if modules is not None:
-            modules.begin_run()
+    def __attrs_post_init__(self) -> None:
+        if self._name:
+            # The forward part of a function that is differentiated is a function of its own.
+            differentiates = self._differentiates
+            in_training = self._trains or differentiates or self._name.endswith(".forward")
+            self._points.forward_begins(self._scopes, self._name, in_training, differentiates)
+        if self._modules is not None:
+            self._modules.begin_run()
 
-    def end(self, has_run: bool, count: Callable[[], None] | None = None) -> None:
-        """The run has ended.
+    def __enter__(self) -> None:
+        """Nothing: it has begun."""
 
-        Args:
-            has_run: False if it has raised.
-            count: called if it has not.
-        """
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        """The run has ended, or raised."""
+        has_run = error is None
         if self._modules is not None:
             self._modules.end_run()
         if not has_run and self._inner is not None:
             self._inner.abandon(self._scopes)
-        if has_run and count is not None:
-            count()
-        if self._passing is not None:
-            self._passing.end(has_run)
+        if has_run and self._count is not None:
+            self._count()
+        if self._name:
+            self._points.forward_ends(self._scopes, self._name)
+            has_stepped = self._trains or (self._inner is not None and self._inner.take())
+            if has_run and has_stepped:
+                self._points.optimizer_ends(self._scopes)

@@ -20,6 +20,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -42,6 +43,9 @@ from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.operators.types import CALLS, CONTROL_FLOW, UNROUTABLE, is_op, runs_functions
 
 _UNIQUE = itertools.count()
+
+Changes = Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]]
+"""Maps type and attributes of a vanilla operator to those of the new one."""
 
 
 class Replay:
@@ -119,10 +123,10 @@ class Replay:
         passes, iterations = self._instrument.building.inner_passes, site.iterations
         if passes is None or iterations is None or not (site.passing or iterations.ends):
             return
-        marks = self._marks = Marks(self._instrument.building, passes.points)
+        marks = self._marks = Marks(self._instrument.building)
         if site.passing == "pass":
             told = iterations.trains, iterations.differentiates
-            marks.add(passes.begins(site.ids, *told))
+            marks.add(partial(passes.begin, site.ids, *told))
             self._note_boundary(site, -1)
 
     def _end_marks(self, site: OpSite, ends: Sequence[Any]) -> list[Any]:
@@ -139,7 +143,8 @@ class Replay:
         assert iterations is not None
         if site.passing:
             is_pass = site.passing == "pass"
-            marks.add(passes.ends(site.ids, iterations.trains) if is_pass else passes.steps)
+            end = partial(passes.end, site.ids, iterations.trains)
+            marks.add(end if is_pass else passes.step)
             self._note_boundary(site, _internals.count_operations(site.graph) + 1)
         marks.add_waits([*(tensor.op for tensor in graph.outputs), *ends])
         if site.passing:
@@ -259,7 +264,7 @@ class Replay:
         for _ in range(ended or 0):
             assert passes is not None
             assert self._marks is not None
-            self._marks.add(passes.goes_on(site.root_ids))
+            self._marks.add(partial(passes.go_on, site.root_ids))
             assert site.iterations is not None
             passed = len(self._boundaries.get(id(site), ())) - (site.passing == "pass")
             self._note_boundary(site, site.iterations.ends[passed])
@@ -367,14 +372,13 @@ class Replay:
         op: Any,
         inputs: Sequence[Any],
         waits: Sequence[Any] = (),
-        changes: Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]] | None = None,
+        changes: Changes | None = None,
     ) -> Any:
         """Add an operator like a vanilla one.
 
         Args:
             inputs: its inputs in the copy.
             waits: nodes of the copy that it has to wait for besides.
-            changes: maps type and attributes of the vanilla operator to those of the new one.
         """
         graph = self._graph
         substitute = None if self._replace is None else self._replace(site, op)
@@ -383,17 +387,13 @@ class Replay:
             inputs = [inputs[index] for index in order]
             self._instrument.building.is_changed = True
         controls = self._controls(site, op, inputs, waits)
-        kind, attributes = op.type, _internals.attributes_proto(op)
-        self._relocate(site, attributes)
-        if changes is not None:
-            kind, attributes = changes(kind, attributes)
         with graph.control_dependencies(None), _internals.waiting_for(graph, controls):
             if substitute is not None:
                 return substitute(inputs)
-            new = self._node_like(site, op, inputs, kind, attributes)
+            new = self._node_like(site, op, inputs, changes)
         if self._marks is not None:
             self._marks.note(new)
-        if kind in ENTRIES:
+        if new.type in ENTRIES:
             self._instrument.building.enter(new)
         device = op.device or site.device
         if device:
@@ -404,10 +404,13 @@ class Replay:
         return new
 
     def _node_like(
-        self, site: OpSite, op: Any, inputs: Sequence[Any], kind: str, attributes: dict[str, Any]
+        self, site: OpSite, op: Any, inputs: Sequence[Any], changes: Changes | None
     ) -> Any:
-        """Return a new operator of this type, with these attributes, in place of a vanilla one."""
-        graph = self._graph
+        """Return a new operator in place of a vanilla one; arguments of :meth:`create`."""
+        graph, kind, attributes = self._graph, op.type, _internals.attributes_proto(op)
+        self._relocate(site, attributes)
+        if changes is not None:
+            kind, attributes = changes(kind, attributes)
         return with_shapes(
             op,
             inputs,
@@ -598,17 +601,15 @@ class Replay:
             return graph.create_op("NoOp", [], [], name=graph.unique_name(name) + "/")
 
     def _made_branches(
-        self, site: OpSite, op: Any, callees: Mapping[str, Sequence[Any]]
-    ) -> dict[str, list[Branch]]:
-        """Return instrumented bodies of a loop or branch, by attribute."""
-        made: dict[str, list[Branch]] = {}
-        for attribute, functions in callees.items():
-            labels = _labels(attribute, len(functions))
-            made[attribute] = [
-                self._branch(site, op, callee, label)
-                for callee, label in zip(functions, labels, strict=True)
-            ]
-        return made
+        self, site: OpSite, op: Any, attribute: str, callees: Sequence[Any]
+    ) -> list[Branch]:
+        """Return the instrumented bodies of one attribute of a loop or branch.
+
+        In ids they are called ``body``, or ``branches0``, ``branches1``, ...
+        """
+        if len(callees) == 1:
+            return [self._branch(site, op, callees[0], attribute)]
+        return [self._branch(site, op, of, f"{attribute}{i}") for i, of in enumerate(callees)]
 
     def _branches(
         self, site: OpSite, op: Any, inputs: Sequence[Any], callees: Mapping[str, Sequence[Any]]
@@ -618,9 +619,9 @@ class Replay:
         Args:
             callees: its vanilla bodies by attribute.
         """
-        made = self._made_branches(site, op, callees)
-        branches = [branch for several in made.values() for branch in several]
-        has_python = any(branch.building.has_python for branch in branches)
+        made = {name: self._made_branches(site, op, name, of) for name, of in callees.items()}
+        buildings = [branch.building for several in made.values() for branch in several]
+        has_python = any(building.has_python for building in buildings)
 
         def changes(kind: str, attributes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
             for attribute, several in made.items():
@@ -629,20 +630,23 @@ class Replay:
                 )
             return (kind.removeprefix("Stateless") if has_python else kind), attributes
 
-        is_differentiated = bool(site.calls_of(op.name))
-        is_stale = is_differentiated and any(b.building.may_change for b in branches)
+        is_stale = bool(site.calls_of(op.name)) and any(b.may_change for b in buildings)
         given = separate(inputs) if is_stale else inputs
         new = self.create(site, op, given, changes=changes)
-        if has_python:
-            _internals.run_in_order(new)
+        self._note_branches(new, made)
         note_loop(new, op)
-        graphs = {name: [branch.graph for branch in several] for name, several in made.items()}
-        _internals.remember_branches(new, graphs)
         if is_stale:
             self._derive_anew(site, op, given, new.outputs)
         self._instrument.plain(site, op, new)
-        if any(branch.building.tells_modules for branch in branches):
+        if any(building.tells_modules for building in buildings):
             self._instrument.building.telling.add((id(site), op.name))
+
+    def _note_branches(self, op: Any, made: Mapping[str, Sequence[Branch]]) -> None:
+        """Let a loop or branch of the copy run in order if it runs Python, and know its bodies."""
+        if any(branch.building.has_python for several in made.values() for branch in several):
+            _internals.run_in_order(op)
+        graphs = {name: [branch.graph for branch in several] for name, several in made.items()}
+        _internals.remember_branches(op, graphs)
 
     def _branch(
         self,
@@ -707,11 +711,8 @@ class Replay:
                 made.append(self._made(callee, inner, instrument, attribute, {}))
             if any(branch.building.is_changed for branch in made):
                 names = [branch.function.name for branch in made]
-                has_python = any(branch.building.has_python for branch in made)
                 _internals.set_functions(op, attribute, names)
-                if has_python:
-                    _internals.run_in_order(op)
-                _internals.remember_branches(op, {attribute: [b.graph for b in made]})
+                self._note_branches(op, {attribute: made})
 
 
 @attrs.define(eq=False)
@@ -761,11 +762,6 @@ def _refuse_captures(graph: Any) -> None:
             f"outside of it ({names:.120}); let it use constants (numpy arrays), or leave out "
             "@amanda.traceable"
         )
-
-
-def _labels(attribute: str, count: int) -> list[str]:
-    """The bodies of one attribute in ids: ``body``, or ``branches0``, ``branches1``, ..."""
-    return [attribute] if count == 1 else [f"{attribute}{index}" for index in range(count)]
 
 
 def _reference_types(op: Any) -> list[Any] | None:

@@ -9,7 +9,7 @@ own: a call takes 18 microseconds (29 to 38 with ``tf.py_function``; TensorFlow 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from amanda.engine.backward import replaced_gradients
 from amanda.engine.dispatch import Dispatcher
-from amanda.errors import CapabilityError, RoutineResultError, described
+from amanda.errors import CapabilityError, RoutineResultError
 from amanda.interface.action import Action, ActionKind
 from amanda.state import STATE
 from amanda.tool import Tool
@@ -26,6 +26,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.tool_errors import FAILURES
 from amanda_tensorflow.operators.gradient_shapes import checked, gradient_shapes
+from amanda_tensorflow.operators.replacements import replaced_outputs
 from amanda_tensorflow.operators.types import UNROUTABLE, is_differentiable
 
 STRAIGHT_THROUGH = "AmandaStraightThrough"
@@ -147,6 +148,28 @@ class PythonNode(_internals.EagerFunc):
             raise FAILURES.carrier(error) from None
 
 
+def insert_mark(
+    building: Building, node: PythonNode, scope: str, waits: Sequence[Any], inputs: Sequence[Any]
+) -> None:
+    """Add a node that computes nothing to a copy.
+
+    Args:
+        scope: the name scope for it.
+        waits: the operators that it waits for.
+        inputs: the tensors that it is given.
+    """
+    graph = building.graph
+    with (
+        graph.as_default(),
+        tf.name_scope(scope),
+        graph.control_dependencies(None),
+        graph.control_dependencies(waits),
+    ):
+        node.insert(inputs, [])
+    building.is_changed = building.has_python = True
+    building.routines.append(node)
+
+
 class VectorJacobianProduct(PythonNode):
     """The gradient of another node: runs that node again under a tape.
 
@@ -266,14 +289,7 @@ class RunTimeRoutine(PythonNode):
         inputs += [self._action.kwargs[name] for name in self._keywords]
         anchors: list[Any] = []
         if not inputs:
-            present = [t for t in values if t is not None]
-            if building.takes_feeds:
-                inputs = [t for t in present if is_routable(t)]
-            else:
-                inputs = [t for t in present if t.op.type in _SWITCHES and is_routable(t)][:1]
-            read = {id(t) for t in inputs}
-            others = [t.op for t in present if id(t) not in read]
-            anchors = others if present else list(building.anchors)
+            inputs, anchors = self._anchors(building, values)
         self._anchored = len(inputs) - len(self._positions) - len(self._keywords)
         waits = [*anchors, *building.earlier()]
         gradient = DIFFERENTIABLE if self._outlives else PASSING
@@ -283,6 +299,17 @@ class RunTimeRoutine(PythonNode):
         if not outputs:
             building.controls.append(self.op)
         return outputs
+
+    def _anchors(self, building: Building, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the tensors that a node reads in place of selected ones, and what it waits for."""
+        present = [t for t in values if t is not None]
+        if building.takes_feeds:
+            inputs = [t for t in present if is_routable(t)]
+        else:
+            inputs = [t for t in present if t.op.type in _SWITCHES and is_routable(t)][:1]
+        read = {id(t) for t in inputs}
+        others = [t.op for t in present if id(t) not in read]
+        return inputs, others if present else list(building.anchors)
 
     def _forget_symbols(self) -> None:
         """Forget symbolic keywords: they are inputs now, and would keep the graph alive."""
@@ -496,28 +523,3 @@ def fitted(action: Action, old: Any, new: Any) -> Any:
             f"expected {tuple(old.shape)}, got {tuple(new.shape)}"
         )
     return new if new.dtype == old.dtype else tf.cast(new, old.dtype)
-
-
-def replaced_outputs(
-    result: Any, action: Action, count: int, is_tensor: Callable[[Any], bool]
-) -> list[Any]:
-    """The output tensors that the replacement of an operator has returned.
-
-    That of an operator without outputs may return nothing, as it does.
-
-    Args:
-        count: how many outputs the operator has.
-        is_tensor: whether a value is a tensor.
-
-    Raises:
-        RoutineResultError: they are not `count` tensors.
-    """
-    if not count and (result is None or isinstance(result, tf.Operation)):
-        return []
-    outputs = list(result) if isinstance(result, (list, tuple)) else [result]
-    if len(outputs) != count or not all(map(is_tensor, outputs)):
-        raise RoutineResultError(
-            f"{action.routine} replaces op {action.op_id} and must return its "
-            f"{count} output tensors, got {described(result)}"
-        )
-    return outputs

@@ -10,7 +10,6 @@ The calls of optimizers are noted from the import of Keras beside Amanda on, as 
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,10 +17,9 @@ from typing import Any
 
 import attrs
 
-from amanda.python.patching import PatchSet, hide_own_frames
-from amanda.registry.import_hook import Watch
+from amanda.python.patching import hide_own_frames
 from amanda_tensorflow import _internals
-from amanda_tensorflow.keras_layers.recording import computes_with_tensorflow
+from amanda_tensorflow.keras_layers.base_classes import BaseClass
 
 _METHODS = {"keras": "apply", "tf_keras": "apply_gradients"}
 """Packages of Keras, and the method that each optimizer of theirs steps by."""
@@ -65,32 +63,6 @@ class _RunningSteps(threading.local):
 EAGER = EagerOptimizers()
 _RUNNING = _RunningSteps()
 _STEPS: weakref.WeakKeyDictionary[Any, list[OptimizerStep]] = weakref.WeakKeyDictionary()
-_PATCHES = PatchSet()
-_PATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
-_WATCHED: set[str] = set()
-
-
-def install() -> None:
-    """Note the steps of optimizers from now on; harmless when called twice."""
-    for package in _METHODS:
-        if _optimizer_class(package) is not None:
-            patch(package)
-        # Keras itself imports TensorFlow, before it defines its optimizers.
-        watched = f"{package}.optimizers" if package in sys.modules else package
-        if watched not in sys.modules and watched not in _WATCHED:
-            Watch(patch).add([watched])
-            # Last: what an interrupt comes before is done again.
-            _WATCHED.add(watched)
-
-
-def patch(module: str) -> None:
-    """Patch the steps of optimizers of a package that is imported, or of its part for them."""
-    package = module.partition(".")[0]
-    optimizer = _optimizer_class(package)
-    is_new = optimizer is not None and optimizer not in _PATCHED
-    if is_new and computes_with_tensorflow(package):
-        _PATCHED.add(optimizer)
-        _PATCHES.wrap(optimizer, _METHODS[package], _noting)
 
 
 def accumulates(optimizer: Any) -> int:
@@ -101,14 +73,6 @@ def accumulates(optimizer: Any) -> int:
 def optimizer_steps(graph: Any) -> Sequence[OptimizerStep]:
     """The steps that were added to a graph, in order."""
     return _STEPS.get(graph, ())
-
-
-def _optimizer_class(package: str) -> Any:
-    """The base class of optimizers; None if the package has not defined it yet."""
-    module = sys.modules.get(f"{package}.optimizers")
-    module = module or getattr(sys.modules.get(package), "optimizers", None)
-    optimizer = getattr(module, "Optimizer", None)
-    return optimizer if hasattr(optimizer, _METHODS[package]) else None
 
 
 def _noting(vanilla: Any) -> Any:
@@ -145,3 +109,7 @@ def _noting(vanilla: Any) -> Any:
             running.depth -= 1
 
     return apply
+
+
+install = BaseClass("optimizers", "Optimizer", _METHODS, _noting).install
+"""Note the steps of optimizers from now on; harmless when called twice."""

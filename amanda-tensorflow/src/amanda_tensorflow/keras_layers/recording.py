@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +24,9 @@ from typing import Any
 import attrs
 import tensorflow as tf
 
-from amanda.python.patching import PatchSet, hide_own_frames
-from amanda.registry.import_hook import Watch
+from amanda.python.patching import hide_own_frames
 from amanda_tensorflow import _internals
+from amanda_tensorflow.keras_layers.base_classes import BaseClass
 from amanda_tensorflow.keras_layers.module_names import is_plain_module, name_within
 
 TensorName = tuple[str, int]
@@ -114,55 +113,6 @@ _RUNNING = _RunningLayers()
 _CALLS: weakref.WeakKeyDictionary[Any, list[LayerCall]] = weakref.WeakKeyDictionary()
 """The calls of layers by graph, in the order in which they ended."""
 
-KERAS = ("keras", "tf_keras")
-"""Packages of layers: Keras 3, and Keras 2 under its later name."""
-
-_PATCHES = PatchSet()
-_PATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
-_WATCHED: set[str] = set()
-
-
-def install() -> None:
-    """Note the calls of layers from now on; harmless when called twice."""
-    for name in KERAS:
-        if name in sys.modules:
-            patch(name)
-    if KERAS[0] not in sys.modules:
-        _watch(KERAS[0])
-    elif _layer_class(KERAS[0]) is None:
-        # Keras itself imports TensorFlow, before it defines its layers.
-        _watch(f"{KERAS[0]}.layers")
-
-
-def _watch(module: str) -> None:
-    if module not in _WATCHED:
-        Watch(patch).add([module])
-        # Last: what an interrupt comes before is done again.
-        _WATCHED.add(module)
-
-
-def patch(module: str) -> None:
-    """Patch the calls of layers of a package that is imported, or of its module of layers."""
-    package = module.partition(".")[0]
-    layer = _layer_class(package)
-    if layer is not None and layer not in _PATCHED and computes_with_tensorflow(package):
-        _PATCHED.add(layer)
-        _PATCHES.wrap(layer, "__call__", _noting)
-
-
-def computes_with_tensorflow(package: str) -> bool:
-    """True if a package of Keras has TensorFlow as its backend: Keras 3 may have another one."""
-    backend = getattr(sys.modules.get(f"{package}.config"), "backend", None)
-    return backend is None or backend() == "tensorflow"
-
-
-def _layer_class(package: str) -> Any:
-    """The base class of layers; None if the package has not defined it yet."""
-    layers = sys.modules.get(f"{package}.layers") or getattr(
-        sys.modules.get(package), "layers", None
-    )
-    return getattr(layers, "Layer", None)
-
 
 def _noting(vanilla: Any) -> Any:
     """The patch of ``Layer.__call__``."""
@@ -182,6 +132,12 @@ def _noting(vanilla: Any) -> Any:
             raise
 
     return __call__
+
+
+_METHODS = {"keras": "__call__", "tf_keras": "__call__"}
+
+install = BaseClass("layers", "Layer", _METHODS, _noting).install
+"""Note the calls of layers from now on; harmless when called twice."""
 
 
 def note_call(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:

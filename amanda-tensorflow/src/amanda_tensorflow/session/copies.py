@@ -42,17 +42,12 @@ from amanda_tensorflow.session.runs import Key, SessionRun, is_handle
 from amanda_tensorflow.session.stateful_runs import InlineFunction, needs_inline
 from amanda_tensorflow.session.variables import (
     VARIABLES,
-    ShadowVariables,
-    VanillaVariables,
+    VariableOps,
+    Variables,
     variables_in,
 )
 
-
-class VanillaRun:
-    """Stands for a run of which no instrumented copy can be made."""
-
-
-Made = SessionRun | InlineFunction | VanillaRun
+Made = SessionRun | InlineFunction
 """A run in terms of the shadow, or the function for it in the user's session."""
 
 
@@ -61,13 +56,13 @@ class Prepared:
     """A run that has been prepared.
 
     Attributes:
-        made: the copy that runs instead of the user's graph.
+        made: the copy that runs instead of the user's graph; None if there can be none.
         executions: counts the runs; None if there is nothing to count.
         modules: reports the modules that it enters; None if they are not reported.
         kind: the kind of run; None if no tool has a routine at passes.
     """
 
-    made: Made
+    made: Made | None
     executions: Executions | None
     modules: RunningModules | None = None
     kind: RunKind | None = None
@@ -92,7 +87,7 @@ class SessionCopies:
         self._dispatcher = dispatcher
         self._graph_ids = ids
         self._user = session
-        self._vanilla = VanillaVariables(session)
+        self._vanilla = Variables(session, VariableOps.found)
         self._ids = ids.ids_of(session.graph, "graph", {})
         self._prepared: dict[tuple[Key, int], Prepared] = {}
         self.keys: list[str] = []
@@ -103,7 +98,7 @@ class SessionCopies:
         self._replay = Replay(self.graph, self._instrument, draws_from(session, self._apart))
         self._site = OpSite(session.graph, self._ids, ids.layer_ids(session.graph))
         self._session: Any = None
-        self._variables: ShadowVariables | None = None
+        self._variables: Variables | None = None
         self._here: set[str] = set()
         self._size = 0
         self._version = 0
@@ -160,11 +155,11 @@ class SessionCopies:
         points = self._dispatcher.points
         if self.building.modules is None and points.wants_modules(self.building.scopes):
             self.building.modules = RunningModules(points)
-        made: Made = VanillaRun()
+        made: Made | None = None
         executions = None
         with self._growing, falling_back(self._dispatcher, self.building, f"a run of {self._ids}"):
             inline = needs_inline(operations) or any(is_handle(value) for _, value in run.feeds)
-            copied: SessionRun | InlineFunction
+            copied: Made
             if inline:
                 copied, counting = self._inlined(run)
             elif self._tells_modules(run):
@@ -175,14 +170,14 @@ class SessionCopies:
             if unshared and self._acts_in(copied):
                 raise NotInstrumentableError(f"{unshared}: a copy of it would draw other numbers")
             # A later run may change the shadow, on which this one would draw other numbers, too.
-            made, executions = VanillaRun() if unshared else copied, counting
-        if isinstance(made, VanillaRun):
+            made, executions = None if unshared else copied, counting
+        if made is None:
             self.building.take_controls()
-        modules = None if isinstance(made, VanillaRun) else self.building.modules
+        modules = None if made is None else self.building.modules
         prepared = self._prepared[key, version] = Prepared(made, executions, modules)
         return prepared
 
-    def _acts_in(self, made: SessionRun | InlineFunction) -> bool:
+    def _acts_in(self, made: Made) -> bool:
         """True if a run is executed by a copy."""
         return made.is_inserted if isinstance(made, InlineFunction) else self.building.is_changed
 
@@ -296,14 +291,10 @@ class SessionCopies:
             A function of the runtime's handles of the run's options and of its metadata.
         """
         made = prepared.made
-        if isinstance(made, VanillaRun):
+        if made is None or not self._acts_in(made):
             return None
         if isinstance(made, SessionRun):
-            if not self.building.is_changed:
-                return None
             return lambda options, metadata: self._run(made.fed(values), options, metadata)
-        if not made.is_inserted:
-            return None
         return lambda options, metadata: self._run_inline(made, values, options, metadata)
 
     def _run(self, run: SessionRun, options: Any, metadata: Any) -> Any:
@@ -331,7 +322,7 @@ class SessionCopies:
         """Make the session that runs the shadow."""
         config = _internals.session_config(self._user)
         self._session = _internals.shadow_session(self.graph, config)
-        self._variables = ShadowVariables(self._session)
+        self._variables = Variables(self._session, VariableOps.added, extends=False)
         self._running = {}
 
     def _enter(self) -> None:
@@ -348,7 +339,8 @@ class SessionCopies:
             variables, operations = self._variables, self.graph.get_operations()
             assert variables is not None
             new = [n for n in variables_in(operations[self._size :]) if n not in self._here]
-            variables.add(new)
+            for name in new:
+                variables.ops(name)
             _internals.extend_graph(self._session)
             if new:
                 variables.write(self._vanilla.read(new))

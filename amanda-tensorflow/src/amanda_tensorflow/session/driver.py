@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +24,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
-from amanda_tensorflow.graphs.passes import GraphRun, Passing
+from amanda_tensorflow.graphs.passes import GraphRun
 from amanda_tensorflow.graphs.run_time_routines import may_wait_for_tools
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.plugin import TensorFlowGraphDriver
@@ -48,43 +49,28 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
         patches.wrap(_internals.BaseSession, "partial_run_setup", self._preparing_partly)
 
     def _running(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
-        """The patch of ``BaseSession._call_tf_sessionrun``, which calls the runtime."""
+        """The patch of ``BaseSession._call_tf_sessionrun``, which calls the runtime.
 
-        def run(
-            session: Any, options: Any, feeds: Any, fetches: Any, targets: Any, run_metadata: Any
-        ) -> Any:
+        What it is `given` are feeds, fetches, targets and the run's metadata.
+        """
+
+        def run(session: Any, options: Any, *given: Any) -> Any:
             if _internals.is_shadow(session):
-                return vanilla(session, options, feeds, fetches, targets, run_metadata)
-            scopes = self.dispatcher.scopes()
+                return vanilla(session, options, *given)
+            scopes, call = self.dispatcher.scopes(), self._run_vanilla
             # Asked here, as most runs need no call then.
-            is_special = session.sess_str or session in self._partly
-            if is_special and scopes and self._stays_vanilla(session):
-                scopes = ()
-            ready = count = told = None
-            if scopes:
-                handles = feeds, fetches, targets
-                ready, prepared = self.lock.hold(self._ready, session, scopes, handles)
-                count = None if prepared.executions is None else prepared.executions.add
-                if prepared.kind is not None or prepared.modules is not None:
-                    told = _told_run(self.dispatcher.points, scopes, prepared)
-            try:
-                if ready is not None:
-                    result = ready(options, run_metadata)
-                else:
-                    if not STATE.paused:
-                        self._leave(session)
-                    given = feeds, fetches, targets, run_metadata
-                    result = _run_vanilla(vanilla, session, options, *given)
-            except BaseException as error:
-                if told is not None:
-                    told.end(False)
-                if ready is not None:
-                    raise_original(error)
-                raise
-            if told is not None:
-                told.end(True, count)
-            elif count is not None:
-                count()
+            is_special = scopes and (session.sess_str or session in self._partly)
+            if not scopes or (is_special and self._stays_vanilla(session)):
+                return call(vanilla, session, options, *given)
+            ready, prepared = self.lock.hold(self._ready, session, scopes, given[:3])
+            if ready is not None:
+                call = partial(_run_copy, ready)
+            if prepared.kind is not None or prepared.modules is not None:
+                with _told_run(self.dispatcher.points, scopes, prepared):
+                    return call(vanilla, session, options, *given)
+            result = call(vanilla, session, options, *given)
+            if prepared.executions is not None:
+                prepared.executions.add()
             return result
 
         return named_as(vanilla, run)
@@ -187,6 +173,18 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
         self.copies.keep(session, copy, scopes)
         return copy, prepared
 
+    def _run_vanilla(
+        self, vanilla: Callable[..., Any], session: Any, options: Any, *given: Any
+    ) -> Any:
+        """Run the user's graph. For a tool's code without threads of the runtime: all may wait for
+        it."""
+        if not STATE.paused:
+            self._leave(session)
+        elif may_wait_for_tools():
+            with _internals.in_this_thread(options) as here:
+                return vanilla(session, here, *given)
+        return vanilla(session, options, *given)
+
     def _leave(self, session: Any) -> None:
         """Move a session's variables back from its shadows."""
         self.lock.hold(self._leave_shadows, session)
@@ -201,22 +199,23 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
         return [Proof("sessions", _prove)]
 
 
-def _told_run(points: Points, scopes: tuple[LiveScope, ...], prepared: Prepared) -> GraphRun | None:
-    """Report the start of a run to the tools; None if no routine is called for it."""
-    passing = None
-    if prepared.kind in ("train", "forward"):
-        passing = Passing(points, scopes, "session", prepared.kind == "train", False)
-    if passing is None and prepared.modules is None:
-        return None
-    return GraphRun(passing, prepared.modules)
+def _told_run(points: Points, scopes: tuple[LiveScope, ...], prepared: Prepared) -> GraphRun:
+    """Report the start of a run to the tools."""
+    name = "session" if prepared.kind in ("train", "forward") else ""
+    told = name, prepared.kind == "train", False
+    count = None if prepared.executions is None else prepared.executions.add
+    return GraphRun(points, scopes, *told, count, prepared.modules)
 
 
-def _run_vanilla(vanilla: Callable[..., Any], session: Any, options: Any, *given: Any) -> Any:
-    """A vanilla run. That of a tool's code takes no thread of the runtime: all may wait for it."""
-    if not STATE.paused or not may_wait_for_tools():
-        return vanilla(session, options, *given)
-    with _internals.in_this_thread(options) as here:
-        return vanilla(session, here, *given)
+def _run_copy(
+    ready: Callable[[Any, Any], Any], vanilla: Any, session: Any, options: Any, *given: Any
+) -> Any:
+    """Run a copy in place of the user's graph; raise what a routine has raised."""
+    try:
+        return ready(options, given[-1])
+    except BaseException as error:
+        raise_original(error)
+        raise
 
 
 def _prove() -> Sequence[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from amanda_tensorflow.graphs.topological_order import needed
 from amanda_tensorflow.operators.phases import changes_variables, phase_of_node
 from amanda_tensorflow.session.runs import SessionRun
 
@@ -13,15 +14,7 @@ RunKind = Literal["train", "forward", "setup"]
 def kind_of(run: SessionRun) -> RunKind:
     """Classify a run by the variables that it changes."""
     roots = [*(tensor.op for tensor in run.fetches), *run.targets]
-    found: dict[Any, None] = dict.fromkeys(roots)
-    waiting = list(found)
-    while waiting:
-        op = waiting.pop()
-        for needed in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
-            if needed not in found:
-                found[needed] = None
-                waiting.append(needed)
-    if changes_variables(found):
+    if changes_variables(needed(roots)):
         return "train"
     is_set = all(_sets(op) for op in roots)
     return "setup" if is_set else "forward"

@@ -8,6 +8,7 @@ left out of whatever is written of the graph.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -42,23 +43,9 @@ _TO_HANDLES = frozenset({"GetSessionHandle", "GetSessionHandleV2"})
 """Operators that keep a value in the session and give a handle to it. Functions have no access to
 the place where it is kept (TensorFlow 2.16 to 2.21)."""
 
-_STAGES = frozenset(
-    {
-        *("Stage", "Unstage", "StagePeek", "StageSize", "StageClear"),
-        *(
-            f"{order}Map{kind}"
-            for order in ("", "Ordered")
-            for kind in (
-                "Stage",
-                "Unstage",
-                "UnstageNoKey",
-                "Peek",
-                "Size",
-                "IncompleteSize",
-                "Clear",
-            )
-        ),
-    }
+_STAGES = re.compile(
+    r"Stage|Unstage|Stage(Peek|Size|Clear)"
+    r"|(Ordered)?Map(Stage|Unstage|UnstageNoKey|Peek|Size|IncompleteSize|Clear)"
 )
 """Operators that find state of the session by their attribute ``shared_name``, or by their name."""
 
@@ -82,7 +69,7 @@ def needs_inline(operations: Sequence[Any]) -> bool:
     if any(keeps_state(op) for op in operations):
         return True
     kinds = {op.type for op in operations}
-    if kinds & _FROM_HANDLES or kinds & _TO_HANDLES or kinds & _STAGES:
+    if kinds & _FROM_HANDLES or kinds & _TO_HANDLES or any(map(_STAGES.fullmatch, kinds)):
         return True
     return any(map(is_random, kinds)) and bool(kinds & _READS) and "VariableV2" not in kinds
 
@@ -221,7 +208,7 @@ def _check_reach(op: Any) -> None:
     Raises:
         NotInstrumentableError: it does not.
     """
-    is_unnamed = op.type in _STAGES and not op.get_attr("shared_name")
+    is_unnamed = _STAGES.fullmatch(op.type) and not op.get_attr("shared_name")
     if is_unnamed or op.type in _TO_HANDLES or op.type in _FROM_HANDLES:
         raise NotInstrumentableError(
             f"{op.name} ({op.type}) finds state of the session that an instrumented copy has not"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -25,39 +25,25 @@ _CHECKS = frozenset({"VarIsInitializedOp", "IsVariableInitialized"})
 """Types of operators that check whether a variable has a value."""
 
 
-def _run(
-    session: Any,
-    fetches: Sequence[Any],
-    targets: Sequence[Any] = (),
-    feeds: Sequence[tuple[Any, Any]] = (),
-    extends: bool = True,
-) -> list[Any]:
-    """Run operators of a session that read and write variables."""
-    with tf.profiler.experimental.Trace(_MARK):
-        return _internals.run_vanilla(session, fetches, targets, feeds, extends=extends)
-
-
 @attrs.frozen(eq=False)
 class VariableOps:
-    """The operators of a user's graph by which one of its variables is read and written.
-
-    Only operators that are there already: nothing is added to the graph.
+    """The operators of a graph by which one of its variables is read and written.
 
     Attributes:
-        op: the operator that makes the variable.
         read: the tensor of its value, or None.
-        assign: its initializer, or None; a value is written by feeding the second input.
+        assign: the operator that writes it, or None.
+        fed: the tensor that is fed with the value to write, or None.
         is_initialized: the tensor that tells whether it has a value, or None.
     """
 
-    op: Any
     read: Any
     assign: Any
+    fed: Any
     is_initialized: Any
 
     @classmethod
-    def of(cls, op: Any) -> VariableOps:
-        """The operators for the variable that `op` makes."""
+    def found(cls, op: Any) -> VariableOps:
+        """Those that a user's graph has for the variable that `op` makes: nothing is added."""
         read = assign = check = None
         is_reference = op.type in _REFERENCES
         reads = "Identity" if is_reference else "ReadVariableOp"
@@ -72,22 +58,49 @@ class VariableOps:
                 read = consumer.outputs[0]
         if is_reference and read is None:
             read = op.outputs[0]
-        return cls(op, read, assign, check)
+        return cls(read, assign, None if assign is None else assign.inputs[1], check)
+
+    @classmethod
+    def added(cls, op: Any) -> VariableOps:
+        """Add those for the variable that `op` makes to its graph, a shadow's."""
+        handle, dtype = op.outputs[0], op.get_attr("dtype")
+        with (
+            op.graph.as_default(),
+            op.graph.control_dependencies(None),
+            tf.name_scope("amanda/state"),
+        ):
+            fed = tf.compat.v1.placeholder(dtype, None)
+            if op.type in _REFERENCES:
+                assign = tf.raw_ops.Assign(ref=handle, value=fed, validate_shape=False)
+                check = tf.raw_ops.IsVariableInitialized(ref=handle)
+                return cls(tf.raw_ops.Identity(input=handle), assign.op, fed, check)
+            read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            assign = tf.raw_ops.AssignVariableOp(resource=handle, value=fed)
+            return cls(read, assign, fed, tf.raw_ops.VarIsInitializedOp(resource=handle))
 
 
-class VanillaVariables:
-    """The variables of a user's session, read and written by operators of the user's graph."""
+@attrs.define(eq=False)
+class Variables:
+    """The variables of a session, read and written by operators of its graph.
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
-        self._known: dict[str, VariableOps] = {}
+    Args:
+        session: the user's session, or a shadow.
+        make: gives the operators for the variable that an operator makes.
+        extends: whether reading and writing give the runtime what the graph has got since the last
+            run. A copy that is being made may read a variable.
+    """
+
+    _session: Any
+    _make: Callable[[Any], VariableOps]
+    _extends: bool = True
+    _known: dict[str, VariableOps] = attrs.field(factory=dict, init=False)
 
     def ops(self, name: str) -> VariableOps:
         """The operators for the variable that the operator of this name makes."""
         found = self._known.get(name)
         if found is None or found.assign is None or found.read is None:
             op = self._session.graph.get_operation_by_name(name)
-            found = self._known[name] = VariableOps.of(op)
+            found = self._known[name] = self._make(op)
         return found
 
     def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
@@ -95,109 +108,32 @@ class VanillaVariables:
         found = {name: self.ops(name) for name in names}
         readable = {name: v for name, v in found.items() if v.read is not None}
         asked = {name: v for name, v in readable.items() if v.is_initialized is not None}
-        answers = _run(self._session, [variable.is_initialized for variable in asked.values()])
-        empty = {name for name, answer in zip(asked, answers, strict=True) if not answer}
-        sure = [name for name in asked if name not in empty]
-        values = _run(self._session, [readable[name].read for name in sure])
-        result = dict(zip(sure, values, strict=True))
+        answers = self._run([variable.is_initialized for variable in asked.values()])
+        full = [name for name, answer in zip(asked, answers, strict=True) if answer]
+        values = self._run([readable[name].read for name in full])
+        result = dict(zip(full, values, strict=True))
         for name in readable.keys() - asked.keys():
             # Whether it has a value can be found out only by reading it, one at a time.
             try:
-                (result[name],) = _run(self._session, [readable[name].read])
+                (result[name],) = self._run([readable[name].read])
             except tf.errors.FailedPreconditionError:
                 continue
         return result
 
     def write(self, values: dict[str, np.ndarray]) -> None:
         """Set variables; those without an initializer are left out."""
-        pairs = [(self.ops(name).assign, value) for name, value in values.items()]
-        known = [(assign, value) for assign, value in pairs if assign is not None]
-        _run(
-            self._session,
-            (),
-            [assign for assign, _ in known],
-            [(assign.inputs[1], value) for assign, value in known],
-        )
+        pairs = [(self.ops(name), value) for name, value in values.items()]
+        known = [(variable, value) for variable, value in pairs if variable.assign is not None]
+        targets = [variable.assign for variable, _ in known]
+        self._run((), targets, [(variable.fed, value) for variable, value in known])
 
-
-@attrs.frozen(eq=False)
-class _Access:
-    """The operators that are added to a shadow for one variable.
-
-    Attributes:
-        is_initialized: the tensor that tells whether it has a value.
-        value: the tensor of its value.
-        fed: the placeholder of the value to write.
-        assign: the operator that writes it.
-    """
-
-    is_initialized: Any
-    value: Any
-    fed: Any
-    assign: Any
-
-    @classmethod
-    def of(cls, op: Any) -> _Access:
-        """Add the operators for the variable that `op` makes to the current graph."""
-        handle, dtype = op.outputs[0], op.get_attr("dtype")
-        fed = tf.compat.v1.placeholder(dtype, None, name="amanda/state")
-        if op.type in _REFERENCES:
-            assign = tf.raw_ops.Assign(ref=handle, value=fed, validate_shape=False)
-            check = tf.raw_ops.IsVariableInitialized(ref=handle)
-            return cls(check, tf.raw_ops.Identity(input=handle), fed, assign.op)
-        return cls(
-            tf.raw_ops.VarIsInitializedOp(resource=handle),
-            tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype),
-            fed,
-            tf.raw_ops.AssignVariableOp(resource=handle, value=fed),
-        )
-
-
-class ShadowVariables:
-    """The variables of a shadow, read and written by operators that are added to it.
-
-    Reading and writing leave the runtime without the operators that the shadow's graph has got
-    since: a copy that is being made may read a variable.
-
-    Args:
-        session: the shadow's session.
-    """
-
-    def __init__(self, session: Any) -> None:
-        self._session = session
-        self._accesses: dict[str, _Access] = {}
-
-    def add(self, names: Iterable[str]) -> None:
-        """Add the operators for some variables to the shadow."""
-        graph = self._session.graph
-        with (
-            graph.as_default(),
-            graph.control_dependencies(None),
-            tf.name_scope("amanda/state"),
-        ):
-            for name in names:
-                if name not in self._accesses:
-                    self._accesses[name] = _Access.of(graph.get_operation_by_name(name))
-
-    def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """The values of the variables that have one, by name; they were added."""
-        found = {name: self._accesses[name] for name in names}
-        checks = [access.is_initialized for access in found.values()]
-        answers = _run(self._session, checks, extends=False)
-        full = [name for name, answer in zip(found, answers, strict=True) if answer]
-        values = _run(self._session, [found[name].value for name in full], extends=False)
-        return dict(zip(full, values, strict=True))
-
-    def write(self, values: dict[str, np.ndarray]) -> None:
-        """Set variables, which were added."""
-        found = {name: self._accesses[name] for name in values}
-        _run(
-            self._session,
-            (),
-            [access.assign for access in found.values()],
-            [(access.fed, values[name]) for name, access in found.items()],
-            extends=False,
-        )
+    def _run(
+        self, fetches: Sequence[Any], targets: Sequence[Any] = (), feeds: Sequence[Any] = ()
+    ) -> list[Any]:
+        with tf.profiler.experimental.Trace(_MARK):
+            return _internals.run_vanilla(
+                self._session, fetches, targets, feeds, extends=self._extends
+            )
 
 
 def variables_in(ops: Sequence[Any]) -> list[str]:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from amanda_tools._operators.einsum import einsum
-from amanda_tools._operators.signature import CallShapes, Shape, broadcast
+from amanda_tools._operators.signature import CallShapes, Shape, Suffices, broadcast
 
 
 def linear(call: CallShapes) -> int:
@@ -191,3 +191,10 @@ FORMULAS: Mapping[str, Callable[[CallShapes], int]] = {
 
 READING_OUTPUTS = frozenset({convolution, general_convolution, temporal_convolution})
 """Formulas that read the shapes of the outputs."""
+
+SUFFICING: Mapping[Callable[[CallShapes], int], Suffices] = {
+    convolution: lambda signature, inputs: (
+        signature.weight is not None and inputs[signature.weight] is not None
+    )
+}
+"""By formula, whether these shapes of inputs are all that it reads."""

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from amanda_tools._operators.signature import CallShapes, Shape, channels
+from amanda_tools._operators.signature import CallShapes, Shape, Suffices, channels
 
 Formula = Callable[[CallShapes], int]
 
@@ -196,3 +196,11 @@ FORMULAS: Mapping[str, Formula] = {
 }
 """Formulas by the framework's name of a backward operator, without the number that PyTorch appends,
 and by canonical type."""
+
+READING_INPUTS = frozenset({one_convolution})
+"""Formulas that do not read the shapes of the gradients that are computed."""
+
+SUFFICING: Mapping[Formula, Suffices] = {
+    matrix_product: lambda _, inputs: any(s is not None and len(s) > 1 for s in inputs)
+}
+"""By formula, whether these shapes of inputs are all that it reads."""

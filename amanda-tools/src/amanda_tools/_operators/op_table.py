@@ -28,7 +28,7 @@ from amanda.errors import close_matches
 from amanda.tools.description import OpDescription
 from amanda_tools._operators import cost, gradient_cost
 from amanda_tools._operators.decompositions import COUNTS
-from amanda_tools._operators.signature import CallShapes
+from amanda_tools._operators.signature import CallShapes, Suffices
 
 
 @attrs.frozen
@@ -38,12 +38,15 @@ class FlopFormula:
     Attributes:
         formula: the function, see :func:`amanda_tools.flops.register`.
         reads_outputs: False if it does not read ``call.outputs``.
+        suffices: given the signature and the shapes of the inputs, None for unknown ones: True if
+            it needs no other of these. None for a formula that may read each of them.
         source: where it comes from, as results show it.
     """
 
     formula: Callable[[CallShapes], int | None]
     reads_outputs: bool = True
     source: str = "formula"
+    suffices: Suffices | None = None
 
     def flops(self, call: CallShapes) -> int | None:
         """Return the FLOPs of a call; None for a form that the formula does not know."""
@@ -423,9 +426,13 @@ def _fill() -> None:
             set_row(kind, path=rule)
     for kind, formula in {**cost.FORMULAS, **COUNTS}.items():
         reads_outputs = formula in cost.READING_OUTPUTS
-        set_row(kind, flops=FlopFormula(formula, reads_outputs))
+        suffices = cost.SUFFICING.get(formula)
+        set_row(kind, flops=FlopFormula(formula, reads_outputs, suffices=suffices))
     for name, gradient in gradient_cost.FORMULAS.items():
-        set_row(name, backward=True, flops=FlopFormula(gradient))
+        reads_outputs = gradient not in gradient_cost.READING_INPUTS
+        suffices = gradient_cost.SUFFICING.get(gradient)
+        found = FlopFormula(gradient, reads_outputs, suffices=suffices)
+        set_row(name, backward=True, flops=found)
 
 
 _fill()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -54,6 +54,10 @@ class OpSignature:
             weight_layout=context.get("weight_layout") or "",
             data_layout=context.get("data_layout") or "",
         )
+
+
+Suffices = Callable[[OpSignature, Sequence["Shape | None"]], bool]
+"""Given shapes of inputs, None for unknown ones: True if a formula reads no other of them."""
 
 
 @attrs.frozen

@@ -184,11 +184,12 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if formula is None:
             context.insert_before_op(self._counter(known, ((), ())), inputs=[])
             return
-        inputs = known_shapes(context.get_tensor_specs().inputs)
+        specs = context.get_tensor_specs().inputs
+        inputs = known_shapes(specs)
         if formula.reads_outputs:
             # Those are known after it, where another tool may have replaced it.
             context[_INPUTS] = inputs
-            if inputs is None:
+            if known_shapes(specs, known.suffices) is None:
                 context.insert_before_op(known.begin)
         elif inputs is None:
             context.insert_before_op(known.run)
@@ -198,10 +199,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _count_outputs_in_graph(self, known: OpFlops, context: OpContext) -> None:
         """Count the executions of a forward operator whose formula reads its outputs."""
-        inputs = context[_INPUTS]
-        outputs = known_shapes(context.get_tensor_specs().outputs)
+        inputs, specs = context[_INPUTS], context.get_tensor_specs()
+        outputs = known_shapes(specs.outputs)
         if inputs is None or outputs is None:
-            context.insert_after_op(known.end, inputs=inputs)
+            context.insert_after_op(known.end, inputs=known_shapes(specs.inputs, known.suffices))
             return
         context[_SHAPES] = known.sum.last = inputs, outputs
         context.insert_after_op(self._counter(known, known.sum.last), outputs=[])
@@ -246,18 +247,24 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         context.insert_after_backward_op(known.sum.after, grad_inputs=None if is_known else [])
 
     def _count_gradient_in_graph(self, known: OpFlops, context: OpContext) -> None:
-        """Count the executions of a backward operator of a graph."""
-        specs, forward = context.get_tensor_specs(), context[_SHAPES]
-        received, produced = known_shapes(specs.inputs), known_shapes(specs.outputs)
+        """Count the executions of a backward operator of a graph, by one routine if it can be."""
         if known.formula is None:
             counter = self._counter(known, ((), ()))
-        elif received is None or produced is None or forward is None:
-            context.insert_before_backward_op(known.begin)
-            context.insert_after_backward_op(known.end, forward=forward)
+            context.insert_before_backward_op(counter, grad_outputs=[])
             return
-        else:
+        specs, forward = context.get_tensor_specs(), context[_SHAPES]
+        received = known_shapes(specs.inputs)
+        produced = known_shapes(specs.outputs) if known.reads_outputs else ()
+        if received is not None and produced is not None and forward is not None:
             counter = self._counter(known, (received, produced), forward)
-        context.insert_before_backward_op(counter, grad_outputs=[])
+            context.insert_before_backward_op(counter, grad_outputs=[])
+        elif produced is not None:
+            context.insert_before_backward_op(known.run, outputs=produced, forward=forward)
+        else:
+            received = known_shapes(specs.inputs, known.suffices)
+            if received is None:
+                context.insert_before_backward_op(known.begin)
+            context.insert_after_backward_op(known.end, inputs=received, forward=forward)
 
     def _forward_op(self, op: OpDescription, context: OpContext) -> Op:
         """Classify a forward operator: with a formula, free, or unknown."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -71,6 +71,15 @@ class OpFlops:
         """How many shapes it keeps, with the FLOPs of each."""
         return len(self._known)
 
+    def suffices(self, inputs: tuple[Any, ...]) -> bool:
+        """Return True if the formula reads no other shapes of inputs than these.
+
+        Args:
+            inputs: shapes; None for those that the graph does not tell.
+        """
+        found = None if self.formula is None else self.formula.suffices
+        return found is not None and found(self.signature, inputs)
+
     @property
     def reads_outputs(self) -> bool:
         """True if its formula reads the shapes of the outputs."""
@@ -132,9 +141,16 @@ class OpFlops:
     # -- routines in graphs ------------------------------------------------
 
     @amanda.deferrable
-    def run(self, *inputs: Any) -> None:
-        """Routine before an execution whose outputs need not be seen."""
-        self._add(shapes_of(inputs), (), None)
+    def run(
+        self, *inputs: Any, outputs: tuple[Any, ...] = (), forward: Shapes | None = None
+    ) -> None:
+        """Routine before an execution whose outputs need not be seen.
+
+        Args:
+            outputs: their shapes, where the formula reads them and the graph tells them.
+            forward: shapes of the forward operator, where the graph tells them.
+        """
+        self._add(shapes_of(inputs), outputs, forward)
 
     @amanda.deferrable
     def begin(self, *inputs: Any) -> None:
@@ -151,7 +167,8 @@ class OpFlops:
         """Routine after an execution.
 
         Args:
-            inputs: their shapes, where the graph tells them; None where :meth:`begin` has run.
+            inputs: their shapes, where the graph tells those that the formula reads; None where
+                :meth:`begin` has run.
             forward: shapes of the forward operator, where the graph tells them.
         """
         found = self._inputs.take() or () if inputs is None else inputs
@@ -173,21 +190,26 @@ def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
         return item_shapes_of(tensors)
 
 
-def known_shapes(specs: Sequence[Any] | None) -> tuple[Any, ...] | None:
-    """Return the shapes of tensors as the graph tells them; None if it does not tell all.
+def known_shapes(
+    specs: Sequence[Any] | None, suffices: Callable[[tuple[Any, ...]], bool] | None = None
+) -> tuple[Any, ...] | None:
+    """Return the shapes of tensors as the graph tells them; None if it does not tell enough.
 
     Args:
         specs: descriptions of the tensors; None for absent ones.
+        suffices: True if these shapes, None for those that the graph does not tell, are enough;
+            None where all have to be known.
     """
     if specs is None:
         return None
-    shapes = []
+    shapes, is_open = [], False
     for spec in specs:
         shape = None if spec is None else spec.shape
         if spec is not None and (shape is None or None in shape or spec.dtype in _HANDLES):
-            return None
+            shape, is_open = None, True
         shapes.append(shape)
-    return tuple(shapes)
+    found = tuple(shapes)
+    return None if is_open and not (suffices and suffices(found)) else found
 
 
 _HANDLES = ("resource", "variant")
