@@ -15,13 +15,7 @@ from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe, place
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
-from amanda_tools._bases.per_step import (
-    charts_by,
-    grouped,
-    has_steps,
-    per_step_by_id,
-    with_steps,
-)
+from amanda_tools._bases.per_step import charts_by, grouped, has_steps, per_step_by_id, with_steps
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.routines import insert_after, insert_before

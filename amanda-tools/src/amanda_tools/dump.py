@@ -19,12 +19,7 @@ from amanda.results import Table
 from amanda.tools.description import OpDescription
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.phases import other_phases
-from amanda_tools._bases.watching import (
-    WatchingOptions,
-    WatchingRoutine,
-    WatchingTool,
-    check_kinds,
-)
+from amanda_tools._bases.watching import WatchingOptions, WatchingRoutine, WatchingTool, check_kinds
 from amanda_tools._output.units import format_quantity
 from amanda_tools._values.shapes import byte_size
 from amanda_tools._values.tensor_files import RECORDING, WRITABLE, read_tensor, write_tensors

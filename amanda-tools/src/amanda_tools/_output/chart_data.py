@@ -37,29 +37,25 @@ def rank_groups(
     """Yield a chart of stacked bars, the longest first; none if there is nothing to compare.
 
     Args:
-        title: title of the chart.
         groups: label of each bar to its figures by key.
         series: name of each series to the key of its figure.
-        unit: unit of the figures.
         run: groups with the sums over the whole run, where `groups` are of one step.
         modules: True if labels are paths of modules, which the page sums up at one depth.
     """
-    run = run or {}
 
     def total(groups: Groups, name: str) -> float:
         of = groups.get(name, {})
         return sum(float(of.get(key) or 0) for key in series.values())
 
     def order(name: str) -> tuple[float, float]:
-        return -total(groups, name), -total(run, name)
+        return -total(groups, name), -total(run or {}, name)
 
     labels = sorted((name for name in groups if any(order(name))), key=order)
     if run and not any(total(groups, name) for name in labels):
         # Nothing of it ran in the step, as in a program that evaluates after it.
         groups, run = run, {}
-    shown = {label: {**run.get(label, {}), **groups[label]} for label in labels}
-    parts = sum(bool(shown[label].get(key)) for label in labels for key in series.values())
-    if parts >= FEWEST_PARTS:
+    shown = [{**(run or {}).get(label, {}), **groups[label]} for label in labels]
+    if sum(bool(of.get(key)) for of in shown for key in series.values()) >= FEWEST_PARTS:
         yield Chart(
             title=title,
             kind="bar",

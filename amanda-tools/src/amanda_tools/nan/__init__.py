@@ -178,7 +178,7 @@ class NanTool(PrintingTool[NanOptions]):
         if kind and not (watch.op.forward and self._received):
             self._found(watch, kind, inputs, outputs, written)
             return
-        if watch.op.phase != _SETUP and all(e.op.phase == _SETUP for e in self.events):
+        if watch.op.phase != _SETUP and not self._of_model():
             self._passed_on = True
         if not self.events and self._received is None and was_clean:
             self._note_received(watch, others)
@@ -262,8 +262,9 @@ class NanTool(PrintingTool[NanOptions]):
         without a model.
         """
         is_model = any(watch.op.phase != _SETUP for watch in self._watches.values())
-        if self._passed_on or not is_model:
-            return list(self.events)
+        return list(self.events) if self._passed_on or not is_model else self._of_model()
+
+    def _of_model(self) -> list[NonFiniteEvent]:
         return [event for event in self.events if event.op.phase != _SETUP]
 
     # -- result -----------------------------------------------------------

@@ -148,7 +148,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
             row
             for model in self.recorder.models
             if (shown := model.last_in_step or model.last) is not None
-            for row in model_rows(model, shown, self._graph_ops, self.options.time)
+            for row in model_rows(model, shown, self._graph_ops.figures_of, self.options.time)
         ]
         return found or self._scopes.rows()
 

@@ -8,14 +8,13 @@ number of executions in a run is estimated.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from amanda.interface.points import Point, PointContext
 from amanda_tools.summary.executions import GraphOp, runs_of
 from amanda_tools.summary.keras_layers import KerasModules, is_keras
 from amanda_tools.summary.recorder import Recorder, specs_of
 from amanda_tools.summary.scopes import ScopedOp
-from amanda_tools.summary.tensorflow_modules import DroppedModule, TensorFlowModules, is_module
+from amanda_tools.summary.tensorflow_modules import DroppedModule, TensorFlowModules
 
 
 class GraphOps:
@@ -51,23 +50,19 @@ class GraphOps:
 
     def passed(self, point: PointContext) -> None:
         """Instrumentation routine: a module is entered or left, in a run of a graph or eagerly."""
-        target, runs_at_once = point.target, point.runs_at_once
-        if target is None and point.namespace.startswith("tensorflow/"):
+        if not point.namespace.startswith("tensorflow/"):
+            return
+        target, recorder = point.target, self._recorder
+        if point.runs_at_once:
+            recorder = self._eager_recorder
+        if target is None:
             name = point.module.rpartition("/")[2] or point.id
             target = self._gone.setdefault(point.id, DroppedModule(name))
-        recorder = self._eager_recorder if runs_at_once else self._recorder
-        around = recorder.outermost()
-        in_module = around is not None and not around.calls_are_seen
-        of_driver = is_module(target) or isinstance(target, DroppedModule)
-        if not of_driver and not (is_keras(target) and (in_module or not runs_at_once)):
-            return
         if point.point is Point.MODULE_EXIT:
             recorder.leave(target, specs_of(point.outputs))
-            return
-        source: Any = self._modules if of_driver else self._layers
-        # A layer in a graph may be called by one that runs eagerly.
-        place = point.module if of_driver or in_module or around is None else ""
-        recorder.enter(source, target, (), place=place)
+        else:
+            source = self._layers if is_keras(target) else self._modules
+            recorder.enter(source, target, place=point.module)
 
     def figures_of(self, model: str) -> Mapping[str, tuple[int, int]]:
         """Return FLOPs and bytes of one run of a model's graph, by path of a layer.

@@ -19,7 +19,8 @@ from amanda import OpContext
 from amanda_tools._operators.op_table import row_of
 from amanda_tools._operators.parameters import Parameters, UsedParameter
 from amanda_tools.summary.executions import GraphOp, runs_of
-from amanda_tools.summary.recorder import specs_of
+from amanda_tools.summary.recorder import Figures, ModuleFact, ParameterFact, specs_of
+from amanda_tools.summary.rows import module_row
 
 
 @attrs.define(eq=False)
@@ -105,25 +106,17 @@ class Scopes:
         ]
 
     def _row(self, name: str, path: str, inside: Sequence[ScopedOp], runs: int) -> dict[str, Any]:
-        figures = [op.figures_in(runs) for op in inside]
-        flops = sum(of_op for of_op, _ in figures)
-        parameters = self._parameters.select({p for op in inside for p in op.parameters})
+        figures = [Figures(0, None, *op.figures_in(runs)) for op in inside]
+        parameters = [
+            ParameterFact(number, parameter.size, parameter.bytes, True)
+            for number, parameter in enumerate(
+                self._parameters.select({p for op in inside for p in op.parameters})
+            )
+        ]
         outputs = next((op.outputs for op in reversed(inside) if op.outputs), [])
-        return {
-            "model": name,
-            "path": f"{name}/{path}" if path else name,
-            "type": "scope" if path else "graph",
-            "depth": path.count("/") + 1 if path else 0,
-            "output": outputs[0]["shape"] if outputs else None,
-            "outputs": outputs,
-            "parameters": sum(parameter.size for parameter in parameters),
-            "trainable": sum(parameter.size for parameter in parameters),
-            "parameter_bytes": sum(parameter.bytes for parameter in parameters),
-            "macs": flops // 2,
-            "flops": flops,
-            "activation_bytes": sum(size for _, size in figures),
-            "calls": 1,
-        }
+        kind, depth = ("scope", path.count("/") + 1) if path else ("graph", 0)
+        fact = ModuleFact(f"{name}/{path}" if path else name, kind, depth, parameters)
+        return module_row(name, fact, Figures(1, outputs), figures)
 
 
 def _place(path: str, order: Sequence[str]) -> list[int]:
