@@ -89,9 +89,11 @@ class CountTool(PrintingTool[CountOptions]):
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per counted operator, with its ``executions``, and ``per_step``, those of the
         last step."""
-        steps = per_step_by_id(self._ops, self.op_counts_of_step())
-        counts = zip(self._ops.values(), self.sums(), strict=False)
-        rows = [{**op.row(), "executions": executions} for op, executions in counts]
+        steps = per_step_by_id(self._counters, self.op_counts_of_step())
+        rows = [
+            {**self._ops[op_id].row(), "executions": counter.count}
+            for op_id, counter in self._counters.items()
+        ]
         return with_steps(rows, steps, "executions")
 
     def summary(self) -> dict[str, Any]:

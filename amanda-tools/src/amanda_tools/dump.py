@@ -73,17 +73,9 @@ class Entry:
 
     def plain(self, stem: str) -> dict[str, Any]:
         """Return the entry of the index, for files named after `stem`."""
-        return {
-            **self.row,
-            "key": self.key,
-            "file": f"{stem}-{self.file:05}.safetensors",
-            "kind": self.kind,
-            "tensor": self.tensor,
-            "step": self.step,
-            "shape": self.shape,
-            "dtype": self.dtype,
-            "order": self.order,
-        }
+        found = attrs.asdict(self, recurse=False)
+        file = f"{stem}-{self.file:05}.safetensors"
+        return {**found.pop("row"), **found, "file": file}
 
 
 class DumpTool(WatchingTool[DumpOptions]):

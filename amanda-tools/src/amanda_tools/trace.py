@@ -32,7 +32,7 @@ from amanda_tools._operators.source_lines import source_of
 from amanda_tools._output import viewers
 from amanda_tools._output.event_files import event_file, messages, require_tensorboard
 from amanda_tools._timelines import chrome
-from amanda_tools._timelines.timeline import Timeline
+from amanda_tools._timelines.timeline import Timeline, Total
 
 _OF_TIMELINE = applies_if("timeline=true", lambda o: o.timeline)
 
@@ -187,15 +187,12 @@ class TraceTool(PrintingTool[TraceOptions]):
         there is one."""
         run, times = self.timeline.seconds(), self.step_times
         step = self.timeline.between(*times) if times else None
-        of_step = {} if step is None else step.seconds()
-        return [
-            {
-                **row,
-                "seconds": run.get(row["id"], 0.0),
-                **({} if step is None else {"per_step": {"seconds": of_step.get(row["id"], 0.0)}}),
-            }
-            for row in shown(self.op_rows(), self.options)
-        ]
+        rows = shown(self.op_rows(), self.options)
+        for row in rows:
+            row["seconds"] = run.get(row["id"], 0.0)
+            if step is not None:
+                row["per_step"] = {"seconds": step.totals.get(row["id"], Total()).seconds}
+        return rows
 
     def _table(self, title: str, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Table:
         """Return a table of the operators and their time in the last step, and in the run, by the
@@ -207,11 +204,7 @@ class TraceTool(PrintingTool[TraceOptions]):
         listed = figures[: len(columns)]
         order = sorted(groups.items(), key=lambda item: (-item[1]["seconds"], -item[1]["ops"]))
         lines = [
-            (
-                *names,
-                of["ops"],
-                *(round(1000 * of[figure], 3) for figure in listed),
-            )
+            (*names, of["ops"], *(round(1000 * of[figure], 3) for figure in listed))
             for names, of in order
         ]
         return Table(title, (*keys, "ops", *columns), lines)

@@ -218,6 +218,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if formula is None and is_free(op.type):
             return self._met(op, op)
         signature = OpSignature.of(context, op.type, op.attributes)
+        if formula is None:
+            # Without what the program gave, such as a module, which would be kept alive.
+            signature = attrs.evolve(signature, attributes=op.attributes)
         return self._met(op, OpFlops.of(op, formula, signature, self._totals[_part_of(op)]))
 
     def _backward_op(self, op: OpDescription) -> Op:

@@ -172,14 +172,6 @@ class ModelRecord:
         for path, module in self.source.modules(root):
             self._paths.setdefault(id(module), []).append(path)
 
-    def locate(self, source: ModuleSource, module: Any, parent: str, place: str) -> str:
-        """Return the path of a module that runs within the module at `parent`.
-
-        Args:
-            place: its path within the outermost module, if the driver knows it, else "".
-        """
-        return self.place(place, module) if place else self.path_of(source, module, parent)
-
     def path_of(self, source: ModuleSource, module: Any, parent: str) -> str:
         """Return the path of a module that runs within the module at `parent`."""
         places = self._paths.get(id(module))
@@ -317,7 +309,8 @@ class Recorder:
         if is_hidden or self._is_building(module):
             within = joined = None
         elif within is not None:
-            path = within.model.locate(source, module, path, place)
+            model = within.model
+            path = model.place(place, module) if place else model.path_of(source, module, path)
         elif outer is None:
             within, path = self._begin_pass(source, module)
         frame = _Frame(id(module), path, within, sys.exception(), is_joined=joined is not None)

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from amanda_tools._output.units import format_quantity
 from amanda_tools.summary.recorder import Figures, ForwardPass, ModelRecord, ModuleFact, unique
 
 
-def model_rows(
-    model: ModelRecord,
-    last: ForwardPass,
-    graph_figures: Callable[[str], Mapping[str, tuple[int, int]]],
-    times: bool,
-) -> list[dict[str, Any]]:
+def model_rows(model: ModelRecord, last: ForwardPass, times: bool) -> list[dict[str, Any]]:
     """Return the rows of a model's modules, in the order of its tree.
 
     Args:
         last: the pass whose figures are shown.
-        graph_figures: returns FLOPs and bytes of the layers of a model that ran in a graph.
         times: True to add the seconds of each module.
     """
-    figures, separator = dict(last.figures), model.source.separator
-    if not any(found.flops or found.bytes for found in figures.values()):
-        root = next((path for path in figures if separator not in path), "")
-        for path, (flops, size) in graph_figures(root).items():
-            place = path
-            while place not in figures and separator in place:
-                place = place.rpartition(separator)[0]
-            found = figures.setdefault(place, Figures())
-            found.flops, found.bytes = found.flops + flops, found.bytes + size
+    figures, separator = last.figures, model.source.separator
     rows = []
     for fact in model.facts():
         prefix = f"{fact.path}{separator}" if fact.path else ""

@@ -140,34 +140,7 @@ def merge_ops(tools: Sequence[ToolReport]) -> dict[str, ModelOp]:
             _describe(op, row)
             of_step = _in_step(op, row, steps)
             _add_values(op, of_step, seen.setdefault(op.id, set()), str(result.get("tool")))
-        _count_parameters_once(found, result)
     return found
-
-
-def _count_parameters_once(ops: Mapping[str, ModelOp], result: Mapping[str, Any]) -> None:
-    """Assign each parameter to one operator of its module, if the tool gives their sum.
-
-    In Keras a reshape reads the weight before the product does.
-    """
-    sums = mapping_of(mapping_of(result.get("summary")).get("by_module"))
-    members: dict[str, list[ModelOp]] = {}
-    for row in rows_of(result) if sums else ():
-        op = ops[row["id"]]
-        if op.is_model and op.values.get("params"):
-            members.setdefault(str(row.get("module") or ""), []).append(op)
-    for module, part in members.items():
-        left = _number(mapping_of(sums.get(module)).get("params"))
-        if left is None:
-            continue
-        # Those that compute with it come first.
-        others = []
-        for op in sorted(part, key=lambda op: not op.values.get("flops")):
-            if op.values["params"] > left:
-                others.append(op)
-            else:
-                left -= op.values["params"]
-        for op in others:
-            op.values["params"], left = left, 0.0
 
 
 def rows_of(result: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
