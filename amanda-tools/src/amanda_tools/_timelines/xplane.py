@@ -233,15 +233,13 @@ def _steps(events: Iterable[LineEvent]) -> dict[Any, Function | None]:
     return steps
 
 
+@attrs.define
 class _Reader:
     """Turns events into activities and executions."""
 
-    def __init__(
-        self, recording: ProfilerRecording, names: Names, functions: Mapping[Any, Function | None]
-    ) -> None:
-        self._recording = recording
-        self._names = names
-        self._functions = functions
+    _recording: ProfilerRecording
+    _names: Names
+    _functions: Mapping[Any, Function | None]
 
     def read_host(self, event: LineEvent, track: str) -> None:
         """Read an event of a thread."""
