@@ -502,22 +502,6 @@ def test_tools_import_what_is_heavy_only_where_they_need_it() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_a_parameter_that_operators_of_a_module_read_counts_once() -> None:
-    """A reshape of a weight and the product with it have it in common; the product keeps it."""
-    rows = [
-        op("m/fc/Reshape:0", "m/fc", "reshape", params=12, flops=0),
-        op("m/fc/MatMul:0", "m/fc", "linear", params=12, flops=24),
-        op("m/fc/BiasAdd:0", "m/fc", "bias_add", params=3, flops=0),
-    ]
-    summary = {"params": 15, "by_module": {"m/fc": {"params": 15}}}
-    tools = [ToolReport(name="flops", result={"tool": "flops", "summary": summary, "ops": rows})]
-    model = model_of(tools)
-    assert model is not None
-    assert model.total("params", "forward") == 15
-    found = {node.name: node.op.values["params"] for node in model.nodes if node.op is not None}
-    assert found == {"reshape": 0, "linear": 12, "bias_add": 3}
-
-
 def test_the_head_names_models_and_tells_their_zeros() -> None:
     """A loss is a module without parameters; what setup fills with zeros is not the model's."""
     rows = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import attrs
@@ -12,20 +12,13 @@ import attrs
 from amanda import OpContext
 from amanda.inline import Counter
 from amanda.results import Chart, Table
-from amanda.tools.description import OpDescription, describe
+from amanda.tools.description import OpDescription, describe, place
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
-from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
+from amanda_tools._bases.per_step import charts_by, grouped, has_steps, per_step_by_id, with_steps
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.routines import insert_after, insert_before
-from amanda_tools._output.chart_data import (
-    BOTH_DIRECTIONS,
-    forward_types,
-    rank_groups,
-    rank_modules,
-    sum_by_direction,
-)
 
 
 @attrs.frozen(kw_only=True)
@@ -39,19 +32,6 @@ class CountOptions(PhaseOptions):
 
     ops: Sequence[str] = attrs.field(default=(), converter=type_names)
     backward_ops: Sequence[str] = attrs.field(default=(), converter=type_names)
-
-
-@attrs.frozen(eq=False)
-class CountedOp:
-    """An operator and its counter."""
-
-    op: OpDescription
-    counter: Counter = attrs.field(factory=Counter)
-
-    @property
-    def executions(self) -> int:
-        """Number of executions so far."""
-        return self.counter.count
 
 
 class CountTool(PrintingTool[CountOptions]):
@@ -70,8 +50,8 @@ class CountTool(PrintingTool[CountOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._counted: dict[str, CountedOp] = {}
-        self._every: list[Counter] = []
+        self._ops: dict[str, OpDescription] = {}
+        self._counters: dict[str, Counter] = {}
         self._counts: list[int] = []
         self._is_backward = bytearray()
         self._types: set[str] = set()
@@ -93,14 +73,14 @@ class CountTool(PrintingTool[CountOptions]):
         if not op.is_selected(options.ops if context.is_forward() else options.backward_ops):
             return
         # An operator may be analysed again (in another scope, without the cache): keep its counter.
-        counted = self._counted.get(op.id)
-        if counted is None:
-            counted = self._counted[op.id] = CountedOp(op)
+        counter = self._counters.get(op.id)
+        if counter is None:
+            self._ops[op.id] = op
             self._is_backward.append(op.direction == "backward")
-            self._every.append(counted.counter)
+            counter = self._counters[op.id] = Counter()
         # An operator that raises is not counted; a run of a graph raises as a whole.
         insert = insert_after if context.runs_at_once else insert_before
-        insert(context, counted.counter)
+        insert(context, counter)
 
     def op_counts(self) -> dict[str, list[int]]:
         """Executions of each operator so far, as :meth:`running_figures` has read them."""
@@ -109,18 +89,22 @@ class CountTool(PrintingTool[CountOptions]):
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per counted operator, with its ``executions``, and ``per_step``, those of the
         last step."""
-        steps = per_step_by_id(self._counted, self.op_counts_of_step())
-        rows = [{**c.op.row(), "executions": c.executions} for c in self._counted.values()]
+        steps = per_step_by_id(self._counters, self.op_counts_of_step())
+        rows = [
+            {**self._ops[op_id].row(), "executions": counter.count}
+            for op_id, counter in self._counters.items()
+        ]
         return with_steps(rows, steps, "executions")
 
     def summary(self) -> dict[str, Any]:
         """Executions in total, by type and by module; ``ops_never_met``, the types that no
         operator had."""
+        rows = self.op_rows()
+        ways = {way: _rows_of(rows, way) for way in ("forward", "backward")}
         return {
-            "forward": self._total("forward"),
-            "backward": self._total("backward"),
-            "by_type": self._grouped(self._counted.values(), lambda op: op.type),
-            "by_module": self._grouped(self._counted.values(), lambda op: op.module),
+            **{way: _executions(part) for way, part in ways.items()},
+            "by_type": {way: _by("type", part) for way, part in ways.items()},
+            "by_module": {way: _by("module", part) for way, part in ways.items()},
             "ops_never_met": [
                 kind
                 for kind in (*self.options.ops, *self.options.backward_ops)
@@ -132,16 +116,17 @@ class CountTool(PrintingTool[CountOptions]):
         """Executions by type, forward and backward, and by module, in a step and in the run."""
         every = self.op_rows()
         rows = self._shown(every)
+        # One more column for the run, beside the figures of a step.
+        steps = [{**row, "run": row["executions"], **row.get("per_step", {})} for row in rows]
         runs = ("run",) if has_steps(rows) else ()
-        for direction in self._directions():
-            part = [row for row in rows if row["direction"] == direction]
-            groups = _by(part, "type")
-            lines = [
-                (kind, of["ops"], of["executions"], *(of["run"] for _ in runs))
-                for kind, of in sorted(groups.items(), key=_most)
-            ]
-            yield Table(_title(part, direction), ("type", "ops", "executions", *runs), lines)
-        yield self._modules(rows, runs)
+        for way in self._directions():
+            title = f"count: {_executions(_rows_of(steps, way))} {way} executions"
+            if runs:
+                title += f" in a step ({_executions(_rows_of(rows, way))} in the run)"
+            groups = _by("type", _rows_of(steps, way), runs)
+            lines = [(kind, *of.values()) for kind, of in groups.items()]
+            yield Table(title, ("type", "ops", "executions", *runs), lines)
+        yield self._modules(steps, runs)
         if len(rows) < len(every):
             yield from other_phases("count", every, self.options, ("executions",))
         if missing := self.summary()["ops_never_met"]:
@@ -150,19 +135,15 @@ class CountTool(PrintingTool[CountOptions]):
 
     def _modules(self, rows: Sequence[Mapping[str, Any]], runs: Sequence[str]) -> Table:
         ways = self._directions()
-        places = [{**row, "module": self._counted[row["id"]].op.place} for row in rows]
-        groups = {
-            way: _by([row for row in places if row["direction"] == way], "module") for way in ways
-        }
+        places = [{**row, "module": place(row["id"], row["module"])} for row in rows]
+        groups = [_by("module", _rows_of(places, way), runs) for way in ways]
         # By the largest forward figures.
-        names = dict.fromkeys(
-            name for way in ways for name, _ in sorted(groups[way].items(), key=_most)
-        )
+        names = dict.fromkeys(name for of_way in groups for name in of_way)
         lines = [
             (
                 name,
-                *(groups[way].get(name, _NONE)["executions"] for way in ways),
-                *(sum(groups[way].get(name, _NONE)["run"] for way in ways) for _ in runs),
+                *(of_way.get(name, {}).get("executions", 0) for of_way in groups),
+                *(sum(of_way.get(name, {}).get(run, 0) for of_way in groups) for run in runs),
             )
             for name in names
         ]
@@ -170,27 +151,14 @@ class CountTool(PrintingTool[CountOptions]):
 
     def charts(self) -> Iterable[Chart]:
         """Executions by type and by module."""
-        listed = self._shown(self.op_rows())
-        types = forward_types(listed)
-        rows = [
-            {**row, "type": types[row["id"]], "module": self._counted[row["id"]].op.place}
-            for row in listed
-        ]
-        for key, rank in (("type", rank_groups), ("module", rank_modules)):
-            step, run = (
-                sum_by_direction(part, key, "executions") for part in (in_step(rows), rows)
-            )
-            whole = run if has_steps(rows) else {}
-            yield from rank(f"executions by {key}", step, BOTH_DIRECTIONS, "", whole)
+        rows = self._shown(self.op_rows())
+        yield from charts_by(("type", "module"), rows, "executions", "executions")
 
     def _shown(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows that tables list: types that were asked for are listed anyway."""
         options = self.options
         everything = options.phases == "all" or options.ops or options.backward_ops
         return [row for row in rows if everything or row["phase"] in MODEL]
-
-    def _total(self, direction: str) -> int:
-        return sum(c.executions for c in self._counted.values() if c.op.direction == direction)
 
     def running_figures(self) -> dict[str, float]:
         """Executions so far, forward and backward."""
@@ -200,8 +168,8 @@ class CountTool(PrintingTool[CountOptions]):
     def sums(self) -> list[int]:
         """Executions so far of each operator."""
         # A generator would cost frames for each operator, an attrgetter five times as much as a
-        # comprehension.
-        return [counter.count for counter in self._every]
+        # comprehension. A list: other threads may add operators.
+        return [counter.count for counter in list(self._counters.values())]
 
     def figures_from(
         self, sums: Sequence[float]
@@ -211,46 +179,20 @@ class CountTool(PrintingTool[CountOptions]):
         figures = {"forward": sum(sums) - backward, "backward": backward}
         return figures, {"executions": sums}
 
-    def _grouped(
-        self, part: Iterable[CountedOp], key: Callable[[OpDescription], str]
-    ) -> dict[str, dict[str, Any]]:
-        """Count operators and executions by direction and `key`, the most frequent first."""
-        groups: dict[str, dict[str, Any]] = {"forward": {}, "backward": {}}
-        for counted in part:
-            group = groups[counted.op.direction]
-            figures = group.setdefault(key(counted.op), collections.Counter())
-            figures["ops"] += 1
-            figures["executions"] += counted.executions
-        return {
-            direction: {
-                name: dict(figures)
-                for name, figures in sorted(group.items(), key=lambda item: -item[1]["executions"])
-            }
-            for direction, group in groups.items()
-        }
+
+def _rows_of(rows: Iterable[Mapping[str, Any]], direction: str) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["direction"] == direction]
 
 
-_NONE = {"ops": 0, "executions": 0, "run": 0}
+def _executions(rows: Iterable[Mapping[str, Any]]) -> int:
+    return sum(row["executions"] for row in rows)
 
 
-def _by(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, dict[str, int]]:
-    """Count operators, and sum executions of a step and of the run, by the value of `key`."""
-    groups: dict[str, dict[str, int]] = {}
-    for row in rows:
-        group = groups.setdefault(row[key], dict(_NONE))
-        group["ops"] += 1
-        group["executions"] += row.get("per_step", row)["executions"]
-        group["run"] += row["executions"]
-    return groups
-
-
-def _most(item: tuple[str, Mapping[str, int]]) -> tuple[int, int]:
-    return -item[1]["executions"], -item[1]["run"]
-
-
-def _title(rows: Sequence[Mapping[str, Any]], direction: str) -> str:
-    run = sum(row["executions"] for row in rows)
-    if not has_steps(rows):
-        return f"count: {run} {direction} executions"
-    step = sum(row["per_step"]["executions"] for row in rows)
-    return f"count: {step} {direction} executions in a step ({run} in the run)"
+def _by(
+    key: str, rows: Iterable[Mapping[str, Any]], runs: Sequence[str] = ()
+) -> dict[str, dict[str, int]]:
+    """Sum ``ops``, ``executions`` and `runs` by the value of `key`, the most frequent first."""
+    figures = ("executions", *runs)
+    groups = grouped(rows, itemgetter(key), figures)
+    order = sorted(groups.items(), key=lambda item: [-item[1][name] for name in figures])
+    return dict(order)

@@ -19,12 +19,7 @@ from amanda.results import Table
 from amanda.tools.description import OpDescription
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.phases import other_phases
-from amanda_tools._bases.watching import (
-    WatchingOptions,
-    WatchingRoutine,
-    WatchingTool,
-    check_kinds,
-)
+from amanda_tools._bases.watching import WatchingOptions, WatchingRoutine, WatchingTool, check_kinds
 from amanda_tools._output.units import format_quantity
 from amanda_tools._values.shapes import byte_size
 from amanda_tools._values.tensor_files import RECORDING, WRITABLE, read_tensor, write_tensors
@@ -78,17 +73,9 @@ class Entry:
 
     def plain(self, stem: str) -> dict[str, Any]:
         """Return the entry of the index, for files named after `stem`."""
-        return {
-            **self.row,
-            "key": self.key,
-            "file": f"{stem}-{self.file:05}.safetensors",
-            "kind": self.kind,
-            "tensor": self.tensor,
-            "step": self.step,
-            "shape": self.shape,
-            "dtype": self.dtype,
-            "order": self.order,
-        }
+        found = attrs.asdict(self, recurse=False)
+        file = f"{stem}-{self.file:05}.safetensors"
+        return {**found.pop("row"), **found, "file": file}
 
 
 class DumpTool(WatchingTool[DumpOptions]):

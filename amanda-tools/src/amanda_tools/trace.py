@@ -25,19 +25,14 @@ from amanda.results import Chart, Table
 from amanda.tools.description import place
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp, TracedTensor
 from amanda.tools.reporting import applies_if
+from amanda_tools._bases.per_step import charts_by, grouped, has_steps
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.source_lines import source_of
 from amanda_tools._output import viewers
-from amanda_tools._output.chart_data import (
-    BOTH_DIRECTIONS,
-    forward_types,
-    rank_groups,
-    sum_by_direction,
-)
 from amanda_tools._output.event_files import event_file, messages, require_tensorboard
 from amanda_tools._timelines import chrome
-from amanda_tools._timelines.timeline import Timeline
+from amanda_tools._timelines.timeline import Timeline, Total
 
 _OF_TIMELINE = applies_if("timeline=true", lambda o: o.timeline)
 
@@ -167,10 +162,7 @@ class TraceTool(PrintingTool[TraceOptions]):
 
     def tables(self) -> Iterable[Table]:
         """Operators and their time by type, forward and backward, and by module."""
-        rows = shown(self.op_rows(), self.options)
-        step, run = self._seconds()
-        runs = () if step is run else ("run",)
-        columns = ("ops", "milliseconds", *runs) if self.options.timeline else ("ops",)
+        rows = self._timed()
         ids = {row["id"] for row in rows}
         edges = sum(edge.producer in ids and edge.consumer in ids for edge in self.graph.edges)
         for direction in ("forward", "backward"):
@@ -178,9 +170,9 @@ class TraceTool(PrintingTool[TraceOptions]):
             title = f"trace: {len(part)} {direction} ops"
             if direction == "forward":
                 title += f", {edges} edges"
-            yield Table(title, ("type", *columns), self._grouped(part, ["type"]))
-        by_module = self._grouped(rows, ["module", "direction"])
-        yield Table("trace: ops by module", ("module", "direction", *columns), by_module)
+            yield self._table(title, part, ("type",))
+        placed = [{**row, "module": place(row["id"], row["module"])} for row in rows]
+        yield self._table("trace: ops by module", placed, ("module", "direction"))
         yield from other_phases("trace", self.op_rows(), self.options)
         if dropped := self.timeline.dropped:
             title = f"trace: the timeline is full (limit={self.options.limit})"
@@ -188,52 +180,34 @@ class TraceTool(PrintingTool[TraceOptions]):
 
     def charts(self) -> Iterable[Chart]:
         """Time by type, if a timeline was recorded."""
-        step, run = self._seconds()
-        listed = shown(self.op_rows(), self.options)
-        types = forward_types(listed)
-        groups = [
-            sum_by_direction(
-                [
-                    {**row, "type": types[row["id"]], "seconds": seconds.get(row["id"], 0.0)}
-                    for row in listed
-                ],
-                "type",
-                "seconds",
-            )
-            for seconds in (step, run)
-        ]
-        whole = {} if step is run else groups[1]
-        yield from rank_groups("time by type", groups[0], BOTH_DIRECTIONS, "s", whole)
+        yield from charts_by(("type",), self._timed(), "seconds", "time", "s")
 
-    def _seconds(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """Return seconds by operator id, in the last step and in the run; the same object twice
-        in a run without steps."""
-        run = self.timeline.seconds()
-        times = self.step_times
+    def _timed(self) -> list[dict[str, Any]]:
+        """Return the rows that tables list, with their seconds in the run, and in the last step if
+        there is one."""
+        run, times = self.timeline.seconds(), self.step_times
         step = self.timeline.between(*times) if times else None
-        return (run if step is None else step.seconds()), run
-
-    def _grouped(
-        self, rows: Sequence[dict[str, Any]], keys: Sequence[str]
-    ) -> list[tuple[Any, ...]]:
-        """Count operators and sum their time in the last step, and in the run, by the values of
-        `keys`, the longest first."""
-        step, run = self._seconds()
-        counts: dict[tuple[str, ...], int] = {}
-        times: dict[tuple[str, ...], list[float]] = {}
+        rows = shown(self.op_rows(), self.options)
         for row in rows:
-            place_of = {"module": place(row["id"], row["module"])}
-            group = tuple(place_of.get(key, row[key]) for key in keys)
-            counts[group] = counts.get(group, 0) + 1
-            sums = times.setdefault(group, [0.0, 0.0])
-            sums[0] += step.get(row["id"], 0.0)
-            sums[1] += run.get(row["id"], 0.0)
-        order = sorted(counts, key=lambda group: (-times[group][0], -counts[group]))
-        shown = 0 if not self.options.timeline else 1 if step is run else 2
-        return [
-            (*group, counts[group], *(round(1000 * n, 3) for n in times[group][:shown]))
-            for group in order
+            row["seconds"] = run.get(row["id"], 0.0)
+            if step is not None:
+                row["per_step"] = {"seconds": step.totals.get(row["id"], Total()).seconds}
+        return rows
+
+    def _table(self, title: str, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Table:
+        """Return a table of the operators and their time in the last step, and in the run, by the
+        values of `keys`, the longest first."""
+        figures = ("seconds", "run") if has_steps(rows) else ("seconds",)
+        columns = ("milliseconds", "run")[: len(figures)] if self.options.timeline else ()
+        timed = [{**row, "run": row["seconds"], **row.get("per_step", {})} for row in rows]
+        groups = grouped(timed, lambda row: tuple(row[key] for key in keys), figures)
+        listed = figures[: len(columns)]
+        order = sorted(groups.items(), key=lambda item: (-item[1]["seconds"], -item[1]["ops"]))
+        lines = [
+            (*names, of["ops"], *(round(1000 * of[figure], 3) for figure in listed))
+            for names, of in order
         ]
+        return Table(title, (*keys, "ops", *columns), lines)
 
     # -- files ------------------------------------------------------------
 

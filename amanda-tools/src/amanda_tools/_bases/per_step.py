@@ -7,8 +7,17 @@ sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from amanda.results import Chart
+from amanda.tools.description import place
+from amanda_tools._output.chart_data import (
+    BOTH_DIRECTIONS,
+    forward_types,
+    rank_groups,
+    sum_by_direction,
+)
 
 
 def per_step_by_id(
@@ -55,3 +64,33 @@ def has_steps(rows: Iterable[Mapping[str, Any]]) -> bool:
 def in_step(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return rows with the figures of the last step if they have them, else those of the run."""
     return [{**row, **row.get("per_step", {})} for row in rows]
+
+
+def grouped(
+    rows: Iterable[Mapping[str, Any]],
+    key: Callable[[Mapping[str, Any]], Any],
+    figures: Sequence[str],
+) -> dict[Any, dict[str, Any]]:
+    """Return the number of ``ops`` and the sums of figures of rows, by `key` of a row."""
+    groups: dict[Any, dict[str, Any]] = {}
+    for row in rows:
+        group = groups.setdefault(key(row), dict.fromkeys(("ops", *figures), 0))
+        group["ops"] += 1
+        for figure in figures:
+            group[figure] += row.get(figure) or 0
+    return groups
+
+
+def charts_by(
+    keys: Sequence[str], rows: Sequence[Mapping[str, Any]], figure: str, name: str, unit: str = ""
+) -> Iterator[Chart]:
+    """Yield a chart of a figure, forward and backward, by each of `keys`: ``type``, ``module``."""
+    types = forward_types(rows)
+    placed = [
+        {**row, "type": types[row["id"]], "module": place(row["id"], row["module"])} for row in rows
+    ]
+    for key in keys:
+        title, is_module = f"{name} by {key}", key == "module"
+        step, run = (sum_by_direction(part, key, figure) for part in (in_step(placed), placed))
+        whole = run if has_steps(rows) else {}
+        yield from rank_groups(title, step, BOTH_DIRECTIONS, unit, whole, modules=is_module)

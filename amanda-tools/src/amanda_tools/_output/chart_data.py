@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,59 +21,41 @@ BOTH_DIRECTIONS = {"forward": "forward", "backward": "backward"}
 """The series of groups from :func:`sum_by_direction`."""
 
 
+Groups = Mapping[str, Mapping[str, Any]]
+"""Label of each bar to its figures by key."""
+
+
 def rank_groups(
     title: str,
-    groups: Mapping[str, Mapping[str, Any]],
+    groups: Groups,
     series: Mapping[str, str],
     unit: str = "",
-    run: Mapping[str, Mapping[str, Any]] | None = None,
+    run: Groups | None = None,
+    *,
+    modules: bool = False,
 ) -> Iterator[Chart]:
     """Yield a chart of stacked bars, the longest first; none if there is nothing to compare.
 
     Args:
-        title: title of the chart.
         groups: label of each bar to its figures by key.
         series: name of each series to the key of its figure.
-        unit: unit of the figures.
         run: groups with the sums over the whole run, where `groups` are of one step.
+        modules: True if labels are paths of modules, which the page sums up at one depth.
     """
-    yield from _rank(title, groups, series, unit, run or {})
 
-
-def rank_modules(
-    title: str,
-    modules: Mapping[str, Mapping[str, Any]],
-    series: Mapping[str, str],
-    unit: str = "",
-    run: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Iterator[Chart]:
-    """Yield the chart of :func:`rank_groups` by module path; the page sums it up at one depth."""
-    yield from _rank(title, modules, series, unit, run or {}, modules=True)
-
-
-def _rank(
-    title: str,
-    groups: Mapping[str, Mapping[str, Any]],
-    series: Mapping[str, str],
-    unit: str,
-    run: Mapping[str, Mapping[str, Any]],
-    *,
-    modules: bool = False,
-) -> Iterator[Chart]:
-    def total(groups: Mapping[str, Mapping[str, Any]], name: str) -> float:
+    def total(groups: Groups, name: str) -> float:
         of = groups.get(name, {})
         return sum(float(of.get(key) or 0) for key in series.values())
 
     def order(name: str) -> tuple[float, float]:
-        return -total(groups, name), -total(run, name)
+        return -total(groups, name), -total(run or {}, name)
 
     labels = sorted((name for name in groups if any(order(name))), key=order)
     if run and not any(total(groups, name) for name in labels):
         # Nothing of it ran in the step, as in a program that evaluates after it.
         groups, run = run, {}
-    shown = {label: {**run.get(label, {}), **groups[label]} for label in labels}
-    parts = sum(bool(shown[label].get(key)) for label in labels for key in series.values())
-    if parts >= FEWEST_PARTS:
+    shown = [{**(run or {}).get(label, {}), **groups[label]} for label in labels]
+    if sum(bool(of.get(key)) for of in shown for key in series.values()) >= FEWEST_PARTS:
         yield Chart(
             title=title,
             kind="bar",
@@ -84,8 +67,12 @@ def _rank(
         )
 
 
+rank_modules = functools.partial(rank_groups, modules=True)
+"""The chart of :func:`rank_groups` by path of a module."""
+
+
 def _values(
-    groups: Mapping[str, Mapping[str, Any]], labels: Sequence[str], series: Mapping[str, str]
+    groups: Groups, labels: Sequence[str], series: Mapping[str, str]
 ) -> dict[str, list[float | None]]:
     return {
         name: [float(groups.get(label, {}).get(key) or 0) for label in labels]

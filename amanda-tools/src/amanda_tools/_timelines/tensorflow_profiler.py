@@ -15,10 +15,11 @@ profiler, our session is stopped, and ``recording.problem`` says so.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +68,17 @@ class ProfilerUse:
 
     Attributes:
         problem: reason why a part of the run was not recorded; "" if all of it was.
+        segments: segments that have ended and are not read yet.
     """
 
     def __init__(self) -> None:
         self.problem = ""
-        self._segments: list[ProfilerSegment] = []
+        self.segments: list[ProfilerSegment] = []
 
     @property
     def runs(self) -> bool:
         """True while the profiler records for tools."""
-        return _SHARED.runs
+        return _SHARED.segment is not None
 
     def watch(self) -> None:
         """Start watching the program's own use of the profiler; to be called before
@@ -86,101 +88,96 @@ class ProfilerUse:
     def start(self) -> None:
         """Begin to record, or if the program uses the profiler, as soon as it has finished. A
         second call does nothing."""
-        _SHARED.add(self)
+        if self not in _SHARED.uses:
+            _SHARED.add(self)
 
     def stop(self) -> Iterator[tuple[Iterator[Any], int]]:
         """Stop recording; yield the planes and the begin of each segment."""
         _SHARED.remove(self)
-        segments, self._segments = self._segments, []
+        segments, self.segments = self.segments, []
         for segment in segments:
             yield segment.planes(), segment.began
             segment.release()
 
-    def take(self, segment: ProfilerSegment) -> None:
-        """Keep a segment that has ended."""
-        self._segments.append(segment)
+
+def _locked(method: Callable[..., None]) -> Callable[..., None]:
+    """Let a method of the shared profiler run while its lock is held."""
+
+    @functools.wraps(method)
+    def held(profiler: _SharedProfiler, *args: ProfilerUse) -> None:
+        profiler.lock.hold(method, profiler, *args)
+
+    return held
 
 
 class _SharedProfiler:
-    """Runs the profiler as long as there are recordings."""
+    """Runs the profiler as long as tools use it.
+
+    Attributes:
+        lock: held while the profiler starts or stops.
+        uses: the uses by tools.
+        segment: the segment that is recorded; None if none is.
+    """
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self.lock = Lock()
+        self.uses: list[ProfilerUse] = []
+        self.segment: ProfilerSegment | None = None
         self._watching: list[ProfilerUse] = []
-        self._recordings: list[ProfilerUse] = []
-        self._segment: ProfilerSegment | None = None
         self._session: Any = None
         self._timer: threading.Timer | None = None
-        self._uses = ProfilerUses(self._program_starts, self._program_has_stopped)
+        self._patches = ProfilerUses(self._pause, self._resume)
         # Number of the program's current uses of the profiler.
         self._programs = 0
 
-    @property
-    def runs(self) -> bool:
-        """True while a segment is recorded."""
-        return self._segment is not None
+    @_locked
+    def watch(self, use: ProfilerUse) -> None:
+        """Watch the program's own use for one more tool."""
+        self._watching.append(use)
+        self._patches.watch()
 
-    def watch(self, recording: ProfilerUse) -> None:
-        """Watch the program's own use for one more recording."""
-        self._lock.hold(self._watch, recording)
-
-    def _watch(self, recording: ProfilerUse) -> None:
-        self._watching.append(recording)
-        self._uses.watch()
-
-    def add(self, recording: ProfilerUse) -> None:
-        """Begin a segment for one more recording."""
-        if recording not in self._recordings:
-            self._lock.hold(self._add, recording)
-
-    def _add(self, recording: ProfilerUse) -> None:
+    @_locked
+    def add(self, use: ProfilerUse) -> None:
+        """Begin a segment for one more tool."""
         self._end()
-        self._recordings.append(recording)
+        self.uses.append(use)
         self._begin()
 
-    def remove(self, recording: ProfilerUse) -> None:
-        """End the segment; begin another one for the recordings that are left."""
-        self._lock.hold(self._remove, recording)
-
-    def _remove(self, recording: ProfilerUse) -> None:
-        if recording in self._recordings:
+    @_locked
+    def remove(self, use: ProfilerUse) -> None:
+        """End the segment; begin another one for the tools that are left."""
+        if use in self.uses:
             self._end()
-            self._recordings.remove(recording)
+            self.uses.remove(use)
             self._begin()
-        if recording in self._watching:
-            self._watching.remove(recording)
+        if use in self._watching:
+            self._watching.remove(use)
         if not self._watching:
-            self._uses.undo()
+            self._patches.undo()
 
-    def _program_starts(self) -> None:
-        """Called before the program uses the profiler."""
-        self._lock.hold(self._pause)
-
+    @_locked
     def _pause(self) -> None:
+        """Called before the program uses the profiler."""
         self._programs += 1
         self._end()
         self._failed(_IN_USE)
 
-    def _program_has_stopped(self) -> None:
-        """Called after the program has used the profiler."""
-        self._lock.hold(self._resume)
-
+    @_locked
     def _resume(self) -> None:
+        """Called after the program has used the profiler."""
         self._programs -= 1
-        if self._segment is None:
+        if self.segment is None:
             self._begin()
 
+    @_locked
     def _renew(self) -> None:
-        """Called by the timer."""
-        self._lock.hold(self._next_segment)
-
-    def _next_segment(self) -> None:
-        if self._segment is not None:
+        """Begin the next segment; called by the timer."""
+        if self.segment is not None:
             self._end()
             self._begin()
 
     def _begin(self) -> None:
-        if not self._recordings:
+        if not self.uses:
             return
         if self._programs:
             self._failed(_IN_USE)
@@ -198,31 +195,31 @@ class _SharedProfiler:
         try:
             self._session.start(folder.name, options._asdict())
         except tf.errors.AlreadyExistsError:
-            # In use since before the recordings began; the end of that use cannot be noticed.
+            # In use since before the tools began; the end of that use cannot be noticed.
             self._session = None
             folder.cleanup()
             self._failed(_IN_USE)
             return
-        self._segment = ProfilerSegment(folder, began)
+        self.segment = ProfilerSegment(folder, began)
         self._timer = threading.Timer(_LONGEST, self._renew)
         self._timer.daemon = True
         self._timer.start()
 
     def _end(self) -> None:
-        segment, self._segment = self._segment, None
+        segment, self.segment = self.segment, None
         if segment is None:
             return
         if self._timer is not None:
             self._timer.cancel()
         session, self._session = self._session, None
         session.export_to_tb()
-        segment.holders = len(self._recordings)
-        for recording in self._recordings:
-            recording.take(segment)
+        segment.holders = len(self.uses)
+        for use in self.uses:
+            use.segments.append(segment)
 
     def _failed(self, problem: str) -> None:
-        for recording in self._recordings:
-            recording.problem = problem
+        for use in self.uses:
+            use.problem = problem
 
 
 _IN_USE = (

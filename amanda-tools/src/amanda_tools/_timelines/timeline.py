@@ -19,6 +19,7 @@ operator id, ``timeline.records()`` the spans.
 from __future__ import annotations
 
 import array
+import functools
 import gc
 import tempfile
 import threading
@@ -146,10 +147,6 @@ class Stretch:
     collections: Total
     begin: int
 
-    def seconds(self) -> dict[str, float]:
-        """Return the total duration in seconds by operator id."""
-        return {op_id: total.seconds for op_id, total in self.totals.items()}
-
 
 class Sums:
     """Totals of all operators, by their numbers; many executions are added at once."""
@@ -204,7 +201,8 @@ class Collections:
         self.total = Total()
         self._waiting: list[tuple[int, int, int]] = []
         self._started = 0
-        self._note = _noter(weakref.ref(self))
+        # Weakly, for a tool that is given up within a scope.
+        self._note = functools.partial(_note_collection, weakref.ref(self))
 
     def begin(self) -> None:
         """Start recording collections."""
@@ -256,15 +254,11 @@ class Collections:
         return found
 
 
-def _noter(reference: weakref.ref[Collections]) -> Callable[[str, dict[str, int]], None]:
-    """Return a callback for :mod:`gc` with a weak reference to the collections."""
-
-    def note(phase: str, _: dict[str, int]) -> None:
-        collections = reference()
-        if collections is not None:
-            collections.note(phase, time.perf_counter_ns())
-
-    return note
+def _note_collection(reference: weakref.ref[Collections], phase: str, _: dict[str, int]) -> None:
+    """Note the start or stop of a collection; called by :mod:`gc`."""
+    collections = reference()
+    if collections is not None:
+        collections.note(phase, time.perf_counter_ns())
 
 
 class Timeline(Log):

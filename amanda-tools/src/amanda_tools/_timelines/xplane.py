@@ -155,25 +155,21 @@ def recording_of(planes: Iterable[Any], names: Names, origin: float = 0.0) -> Pr
         origin: microseconds of the begin of the profile, on the clock of the recording.
     """
     recording = ProfilerRecording()
-    host: list[tuple[str, list[LineEvent]]] = []
-    devices: list[tuple[str, str, list[LineEvent]]] = []
-    for plane in planes:
-        for line in plane.lines:
-            track = f"{line.name or 'thread'} {line.id}"
-            if plane.name == _HOST:
-                host.append((track, nest_events(plane, line, origin)))
-            elif plane.name.startswith(_DEVICE):
-                device = plane.name.removeprefix(_DEVICE).lower()
-                events = nest_events(plane, line, origin)
-                devices.append((device, f"{device} {line.name}", events))
-    functions = _steps(event for _, events in host for event in events)
+    lines = [
+        (plane.name, line, nest_events(plane, line, origin))
+        for plane in planes
+        for line in plane.lines
+        if plane.name.startswith((_HOST, _DEVICE))
+    ]
+    functions = _steps(e for name, _, events in lines if name == _HOST for e in events)
     reader = _Reader(recording, names, functions)
-    for track, events in host:
+    for name, line, events in lines:
+        device = name.removeprefix(_DEVICE).lower()
         for event in events:
-            reader.read_host(event, track)
-    for device, track, events in devices:
-        for event in events:
-            reader.read_device(event, device, track)
+            if name == _HOST:
+                reader.read_host(event, f"{line.name or 'thread'} {line.id}")
+            else:
+                reader.read_device(event, device, f"{device} {line.name}")
     return recording
 
 
@@ -237,15 +233,13 @@ def _steps(events: Iterable[LineEvent]) -> dict[Any, Function | None]:
     return steps
 
 
+@attrs.define
 class _Reader:
     """Turns events into activities and executions."""
 
-    def __init__(
-        self, recording: ProfilerRecording, names: Names, functions: Mapping[Any, Function | None]
-    ) -> None:
-        self._recording = recording
-        self._names = names
-        self._functions = functions
+    _recording: ProfilerRecording
+    _names: Names
+    _functions: Mapping[Any, Function | None]
 
     def read_host(self, event: LineEvent, track: str) -> None:
         """Read an event of a thread."""
@@ -304,19 +298,10 @@ class _Reader:
             self._add(event, owner, kind, "cpu", track)
 
     def _add(self, event: LineEvent, op: str, name: str, device: str, track: str) -> None:
-        own = max(event.span - event.inside, 0.0)
+        own, moved = max(event.span - event.inside, 0.0), _moved(event.stats)
+        times = (event.start, own, event.span)
         self._recording.activities.append(
-            Activity(
-                op,
-                name,
-                device,
-                event.start,
-                own,
-                event.span,
-                track,
-                bytes=_moved(event.stats),
-                thread=event.thread,
-            )
+            Activity(op, name, device, *times, track, bytes=moved, thread=event.thread)
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import attrs
 
@@ -27,11 +27,7 @@ from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, wit
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._internals import is_in_backward
-from amanda_tools._operators.flop_registry import (
-    backward_formula_of,
-    formula_of,
-    register,
-)
+from amanda_tools._operators.flop_registry import backward_formula_of, formula_of, register
 from amanda_tools._operators.op_table import (
     has_activation,
     is_free,
@@ -92,38 +88,6 @@ class FlopsOptions(PhaseOptions):
     samples: int = attrs.field(default=0, validator=attrs.validators.ge(0))
 
 
-class _Sums(NamedTuple):
-    """Figures of the run so far.
-
-    Attributes:
-        forward, backward: FLOPs of the model.
-        batches: of :class:`~amanda_tools.flops.batches.Batches`.
-        executions, flops: of each operator that does not count zero by convention.
-    """
-
-    forward: int
-    backward: int
-    batches: tuple[int | None, int | None]
-    executions: list[int]
-    flops: list[int]
-
-
-class _Static(NamedTuple):
-    """Executions whose shapes the graph tells.
-
-    Attributes:
-        counter: counts them.
-        number: of the operator, in the order of all that are counted.
-        flops: of one execution.
-        total: the sum that they belong to.
-    """
-
-    counter: Counter
-    number: int
-    flops: int
-    total: str
-
-
 class FlopsTool(PrintingTool[FlopsOptions]):
     """Counts floating-point operations, parameters and bytes, forward and backward.
 
@@ -149,8 +113,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         # What an optimizer multiplies is no work of the model.
         self._totals = {"forward": Counter(), "backward": Counter(), "other": Counter()}
         self._counted: list[OpFlops] = []
-        self._static: list[_Static] = []
-        self._read = _Sums(0, 0, (None, None), [], [])
+        self._read: tuple[dict[str, float], dict[str, list[int]]] = {}, {}
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
         self.add_inst_for_pass(self._begin_pass)
@@ -182,7 +145,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """
         formula = known.formula
         if formula is None:
-            context.insert_before_op(self._counter(known, ((), ())), inputs=[])
+            context.insert_before_op(known.counter(((), ())), inputs=[])
             return
         specs = context.get_tensor_specs().inputs
         inputs = known_shapes(specs)
@@ -195,7 +158,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             context.insert_before_op(known.run)
         else:
             context[_SHAPES] = known.sum.last = inputs, ()
-            context.insert_before_op(self._counter(known, known.sum.last), inputs=[])
+            context.insert_before_op(known.counter(known.sum.last), inputs=[])
 
     def _count_outputs_in_graph(self, known: OpFlops, context: OpContext) -> None:
         """Count the executions of a forward operator whose formula reads its outputs."""
@@ -205,17 +168,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             context.insert_after_op(known.end, inputs=known_shapes(specs.inputs, known.suffices))
             return
         context[_SHAPES] = known.sum.last = inputs, outputs
-        context.insert_after_op(self._counter(known, known.sum.last), outputs=[])
-
-    def _counter(self, known: OpFlops, shapes: Any, forward: Any = None) -> Counter:
-        """Return the counter of executions whose shapes the graph tells."""
-        found = known.static.get((shapes, forward))
-        if found is None:
-            found = known.counter(shapes, forward)
-            total = known.op.direction if known.op.phase in _DIRECTIONS else "other"
-            number, flops = self._counted.index(known), known.flops(shapes, forward) or 0
-            self._static.append(_Static(found, number, flops, total))
-        return found
+        context.insert_after_op(known.counter(known.sum.last), outputs=[])
 
     def _analyse_outputs(self, context: OpContext) -> None:
         known = self._ops[context.get_op_id()]
@@ -225,7 +178,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         # Most names end otherwise, and the function is not called.
         updates = op.name.endswith("_") and updates_a_value(context, op.name)
         if has_activation(op.type) and not updates:
-            outputs = _outputs_of(context) if in_graph else context.get_outputs()
+            outputs = context.get_tensor_specs().outputs if in_graph else context.get_outputs()
             total: int | None = 0
             # Most have one output.
             for output in outputs or ():
@@ -249,14 +202,14 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _count_gradient_in_graph(self, known: OpFlops, context: OpContext) -> None:
         """Count the executions of a backward operator of a graph, by one routine if it can be."""
         if known.formula is None:
-            counter = self._counter(known, ((), ()))
+            counter = known.counter(((), ()))
             context.insert_before_backward_op(counter, grad_outputs=[])
             return
         specs, forward = context.get_tensor_specs(), context[_SHAPES]
         received = known_shapes(specs.inputs)
         produced = known_shapes(specs.outputs) if known.reads_outputs else ()
         if received is not None and produced is not None and forward is not None:
-            counter = self._counter(known, (received, produced), forward)
+            counter = known.counter((received, produced), forward)
             context.insert_before_backward_op(counter, grad_outputs=[])
         elif produced is not None:
             context.insert_before_backward_op(known.run, outputs=produced, forward=forward)
@@ -272,7 +225,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if formula is None and is_free(op.type):
             return self._met(op, op)
         signature = OpSignature.of(context, op.type, op.attributes)
-        return self._met(op, OpFlops.of(op, formula, signature, self._total_of(op)))
+        if formula is None:
+            # Without what the program gave, such as a module, which would be kept alive.
+            signature = attrs.evolve(signature, attributes=op.attributes)
+        return self._met(op, OpFlops.of(op, formula, signature, self._totals[_part_of(op)]))
 
     def _backward_op(self, op: OpDescription) -> Op:
         """Classify a backward operator: with a formula, free, or unknown."""
@@ -284,10 +240,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if formula is None and is_free_backward(op.type, op.name):
             return self._met(op, op)
         signature = OpSignature(op.type) if forward is None else forward.signature
-        return self._met(op, OpFlops.of(op, formula, signature, self._total_of(op), forward))
-
-    def _total_of(self, op: OpDescription) -> Counter:
-        return self._totals[op.direction if op.phase in _DIRECTIONS else "other"]
+        return self._met(
+            op, OpFlops.of(op, formula, signature, self._totals[_part_of(op)], forward)
+        )
 
     def _met(self, op: OpDescription, known: Op) -> Op:
         self._ops[op.id] = known
@@ -301,36 +256,38 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """Operations of the model so far, forward and backward, and the samples that it was given,
         and tokens, as far as these are known."""
         self._read = self.sums()
-        return self.figures_from(self._read)[0]
+        return self._read[0]
 
     def op_counts(self) -> dict[str, list[int]]:
         """Executions and FLOPs of the operators that do not count zero by convention, as
         :meth:`running_figures` has read them."""
-        return self.figures_from(self._read)[1]
+        return self._read[1]
 
-    def sums(self) -> _Sums:
-        """The numbers that :meth:`figures_from` takes."""
-        # Read first: other threads may add operators, and then what is static of them.
-        static, counted = tuple(self._static), tuple(self._counted)
+    def sums(self) -> tuple[dict[str, float], dict[str, list[int]]]:
+        """What :meth:`running_figures` and :meth:`op_counts` return."""
+        # Other threads may add operators, and counters of an operator.
+        counted = tuple(self._counted)
         executions = [known.sum.executions for known in counted]
         flops = [known.sum.amount for known in counted]
         model = {name: total.count for name, total in self._totals.items()}
-        for one in static:
-            count = one.counter.count
-            executions[one.number] += count
-            flops[one.number] += count * one.flops
-            model[one.total] += count * one.flops
-        return _Sums(model["forward"], model["backward"], self._batches.sums(), executions, flops)
-
-    def figures_from(self, sums: _Sums) -> tuple[dict[str, float], dict[str, list[int]]]:
-        """What :meth:`running_figures` and :meth:`op_counts` were when :meth:`sums` gave `sums`."""
+        for number in [n for n, known in enumerate(counted) if known.static]:
+            for counter, amount in tuple(counted[number].static.values()):
+                count, of_these = counter.count, counter.count * (amount or 0)
+                executions[number] += count
+                flops[number] += of_these
+                model[_part_of(counted[number].op)] += of_these
         figures: dict[str, float] = {
-            "flops": sums.forward,
-            "flops_backward": sums.backward,
-            "macs": sums.forward // 2,
-            **self._batches.figures(sums.batches),
+            "flops": model["forward"],
+            "flops_backward": model["backward"],
+            "macs": model["forward"] // 2,
+            **self._batches.figures(),
         }
-        return figures, {"executions": sums.executions, "flops": sums.flops}
+        return figures, {"executions": executions, "flops": flops}
+
+    def figures_from(self, sums: Any) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
+        """The figures that :meth:`sums` has returned."""
+        figures, counts = sums
+        return figures, counts
 
     def _per_step(self) -> dict[str, dict[str, Any]]:
         """Return the figures of the last step by operator id; {} before one has ended."""
@@ -612,9 +569,9 @@ def _described(op: Op) -> OpDescription:
     return op if isinstance(op, OpDescription) else op.op
 
 
-def _outputs_of(context: OpContext) -> Sequence[Any]:
-    """Return descriptions of the outputs of an operator of a graph of TensorFlow."""
-    return context.get_tensor_specs().outputs or ()
+def _part_of(op: OpDescription) -> str:
+    """Return the total that an operator belongs to: a direction of the model, or ``other``."""
+    return op.direction if op.phase in _DIRECTIONS else "other"
 
 
 def _calls(rows: Iterable[dict[str, Any]]) -> dict[str, int]:

@@ -32,8 +32,8 @@ class OpFlops:
         signature: facts that all executions share; of a backward operator, the forward one's.
         forward: of a backward operator its forward operator, else None.
         sum: the executions whose shapes are read when they run.
-        static: counters of the executions whose shapes the graph tells, each with these shapes and
-            those of the forward operator.
+        static: by the shapes that the graph tells, and those of the forward operator: the counter
+            of these executions, and the FLOPs of one, None if they are not known.
     """
 
     op: OpDescription
@@ -41,7 +41,7 @@ class OpFlops:
     signature: OpSignature
     forward: OpFlops | None = None
     sum: ShapeSum = attrs.field(init=False)
-    static: dict[tuple[Shapes, Shapes | None], Counter] = attrs.field(factory=dict)
+    static: dict[Any, tuple[Counter, int | None]] = attrs.field(factory=dict)
     _known: Memo[tuple[Shapes, Shapes | None], int | None] = attrs.field(
         factory=lambda: Memo(SHAPES_KEPT)
     )
@@ -126,13 +126,15 @@ class OpFlops:
 
     def counter(self, shapes: Shapes, forward: Shapes | None = None) -> Counter:
         """Return the counter of the executions with these shapes, which the graph tells."""
-        return self.static.setdefault((shapes, forward), Counter())
+        key = shapes, forward
+        if key not in self.static:
+            self.static[key] = Counter(), self.flops(shapes, forward)
+        return self.static[key][0]
 
     def totals(self) -> tuple[int, int, int]:
         """Return the executions, their FLOPs, and how many of them have unknown FLOPs."""
         executions, flops, unknown = self.sum.executions, self.sum.amount, self.sum.unknown
-        for (shapes, forward), counter in self.static.items():
-            amount = self.flops(shapes, forward)
+        for counter, amount in tuple(self.static.values()):
             executions += counter.count
             flops += counter.count * (amount or 0)
             unknown += counter.count * (amount is None)

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -115,11 +116,9 @@ class NanTool(PrintingTool[NanOptions]):
             watch = self._watch(op, context)
             watch.made_at = made_at
             watch.parameters = parameter_positions(context)
-            try:
+            # A driver may not be able to run a single operator again.
+            with contextlib.suppress(CapabilityError):
                 watch.function = context.get_function()
-            except CapabilityError:
-                # The driver cannot run a single operator again.
-                watch.function = None
             check = self._check(watch)
             context.insert_before_op(check.before)
             context.insert_after_op(check.after)
@@ -138,10 +137,10 @@ class NanTool(PrintingTool[NanOptions]):
         return can_produce(op) and op.type not in ignored and op.name not in ignored
 
     def _watch(self, op: OpDescription, context: OpContext) -> OpWatch:
-        watch = self._watches[op.id] = OpWatch(self, op)
         # As text at once: an argument may hold references to models and tensors.
-        watch.attributes = {name: plain(value) for name, value in context.get_attrs().items()}
-        watch.names = context.get_input_names() if context.is_forward() else []
+        attributes = {name: plain(value) for name, value in context.get_attrs().items()}
+        names = context.get_input_names() if context.is_forward() else ()
+        watch = self._watches[op.id] = OpWatch(self, op, attributes, names)
         return watch
 
     def _check(self, watch: OpWatch) -> Check:
@@ -178,7 +177,7 @@ class NanTool(PrintingTool[NanOptions]):
         if kind and not (watch.op.forward and self._received):
             self._found(watch, kind, inputs, outputs, written)
             return
-        if watch.op.phase != _SETUP and all(e.op.phase == _SETUP for e in self.events):
+        if watch.op.phase != _SETUP and not self._of_model():
             self._passed_on = True
         if not self.events and self._received is None and was_clean:
             self._note_received(watch, others)
@@ -262,8 +261,9 @@ class NanTool(PrintingTool[NanOptions]):
         without a model.
         """
         is_model = any(watch.op.phase != _SETUP for watch in self._watches.values())
-        if self._passed_on or not is_model:
-            return list(self.events)
+        return list(self.events) if self._passed_on or not is_model else self._of_model()
+
+    def _of_model(self) -> list[NonFiniteEvent]:
         return [event for event in self.events if event.op.phase != _SETUP]
 
     # -- result -----------------------------------------------------------
@@ -355,20 +355,27 @@ class NanTool(PrintingTool[NanOptions]):
         return [self.replay.write(folder / f"{stem}.inputs.npz")] if self.replay else []
 
 
+@attrs.define(eq=False)
 class OpWatch:
     """One watched operator, and the function that is called when one of its outputs is not
-    finite."""
+    finite.
 
-    __slots__ = ("_tool", "attributes", "function", "made_at", "names", "op", "parameters")
+    Attributes:
+        op: the operator.
+        attributes: its non-tensor arguments, as text where they are not plain data.
+        names: names of its inputs; empty for a backward operator.
+        function: runs a forward operator again; None where that is not possible.
+        made_at: line of the program that made an operator of a graph; "" if unknown.
+        parameters: positions of the inputs that are parameters.
+    """
 
-    def __init__(self, tool: NanTool, op: OpDescription) -> None:
-        self._tool = tool
-        self.op = op
-        self.function: Callable[..., Any] | None = None
-        self.made_at = ""
-        self.attributes: dict[str, Any] = {}
-        self.names: list[str] = []
-        self.parameters: frozenset[int] = frozenset()
+    _tool: NanTool
+    op: OpDescription
+    attributes: Mapping[str, Any]
+    names: Sequence[str]
+    function: Callable[..., Any] | None = None
+    made_at: str = ""
+    parameters: frozenset[int] = frozenset()
 
     def found(self, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool) -> None:
         """Examine an execution with an output that is not finite (:class:`amanda.inline.Check`)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,21 +17,21 @@ from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import applies_if
-from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
+from amanda_tools._bases.per_step import (
+    charts_by,
+    grouped,
+    has_steps,
+    in_step,
+    per_step_by_id,
+    with_steps,
+)
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.op_table import has_activation
 from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._operators.saved_tensors import saved_tensors
 from amanda_tools._operators.source_lines import source_of
-from amanda_tools._output.chart_data import (
-    BOTH_DIRECTIONS,
-    forward_types,
-    lines_over_steps,
-    rank_groups,
-    rank_modules,
-    sum_by_direction,
-)
+from amanda_tools._output.chart_data import lines_over_steps, rank_modules
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines import chrome
@@ -74,6 +75,9 @@ class ProfileOptions(PhaseOptions):
         metadata=applies_if("timeline=true", lambda o: o.timeline),
     )
 
+
+_SUMMED = ("calls", "seconds", "output_bytes", "saved_bytes")
+"""Figures of rows that groups of them sum up."""
 
 _MOST_SPANS = 4000
 """Operators of a step that a page shows over time, the longest ones."""
@@ -268,20 +272,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             part = [row for row in rows if row["direction"] == direction]
             found[f"seconds_{direction}"] = sum(row["seconds"] for row in part)
         for key in ("type", "module"):
-            found[f"by_{key}"] = self._grouped(rows, key)
+            found[f"by_{key}"] = grouped(rows, itemgetter(key), _SUMMED)
         return found
-
-    def _grouped(self, rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, dict[str, Any]]:
-        """Sum figures of rows by the value of `key`."""
-        groups: dict[str, dict[str, Any]] = {}
-        for row in rows:
-            name = row["id"] if key == "op" else row[key]
-            empty = {"ops": 0, "calls": 0, "seconds": 0.0, "output_bytes": 0, "saved_bytes": 0}
-            group = groups.setdefault(name, empty)
-            group["ops"] += 1
-            for figure in ("calls", "seconds", "output_bytes", "saved_bytes"):
-                group[figure] += row.get(figure) or 0
-        return groups
 
     # -- for people -------------------------------------------------------
 
@@ -290,8 +282,10 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         first."""
         every = self.op_rows()
         rows, key, by = shown(every, self.options), SORTS[self.options.sort], self.options.by
-        placed = [{**row, "module": self._ops[row["id"]].place} for row in rows]
-        groups, runs = self._grouped(in_step(placed), by), self._grouped(placed, by)
+        placed = [{**row, "module": self._ops[row["id"]].place, "op": row["id"]} for row in rows]
+        groups, runs = (
+            grouped(part, itemgetter(by), _SUMMED) for part in (in_step(placed), placed)
+        )
         total = sum(of["seconds"] for of in groups.values())
         order = sorted(groups.items(), key=lambda item: (-item[1][key], -runs[item[0]][key]))
         lines = [
@@ -326,24 +320,16 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         """Time by module and by type; the last step over time; memory saved for the backward pass
         by module."""
         listed = shown(self.op_rows(), self.options)
-        types = forward_types(listed)
-        rows = [
-            {**row, "module": self._ops[row["id"]].place, "type": types[row["id"]]}
-            for row in listed
-        ]
-        for key, rank in (("module", rank_modules), ("type", rank_groups)):
-            step, run = (sum_by_direction(part, key, "seconds") for part in (in_step(rows), rows))
-            whole = run if has_steps(rows) else {}
-            yield from rank(f"time by {key}", step, BOTH_DIRECTIONS, "s", whole)
+        yield from charts_by(("module", "type"), listed, "seconds", "time", "s")
         yield from self._time_line()
         figures = self.figures_of_steps()
         title = "duration of each step, tools included"
         yield from lines_over_steps(title, figures, {"time": "seconds"}, "s")
         both = {"peak": "peak_bytes", "at its end": "memory_bytes"}
         yield from lines_over_steps("memory per step", figures, both, "B")
-        saved = {"saved": "saved_bytes"}
+        modules = grouped(listed, lambda row: self._ops[row["id"]].place, _SUMMED)
         title = "saved for the backward pass by module"
-        yield from rank_modules(title, self._grouped(rows, "module"), saved, "B")
+        yield from rank_modules(title, modules, {"saved": "saved_bytes"}, "B")
 
     def _time_line(self) -> Iterable[Chart]:
         """Yield a chart of the operators of the last step over time, by module."""

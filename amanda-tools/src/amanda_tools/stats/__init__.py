@@ -11,12 +11,7 @@ import attrs
 
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE
-from amanda_tools._bases.watching import (
-    KINDS,
-    WatchedTensor,
-    WatchingOptions,
-    WatchingTool,
-)
+from amanda_tools._bases.watching import KINDS, WatchedTensor, WatchingOptions, WatchingTool
 from amanda_tools._output.event_files import require_tensorboard
 from amanda_tools._values.moments import Moments
 from amanda_tools.stats import trackers

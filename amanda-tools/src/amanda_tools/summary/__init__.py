@@ -128,7 +128,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         figures = OpFigures.of(context)
         if not context.runs_at_once:
             scoped = self._scopes.note(context)
-            add = self._graph_ops.adder(context.get_op_id(), context.get_module(), scoped)
+            add = self._graph_ops.adder(context.get_module(), scoped)
             if figures is not None:
                 figures.insert(context, add, None if scoped is None else scoped.see)
         elif figures is not None:
@@ -148,7 +148,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
             row
             for model in self.recorder.models
             if (shown := model.last_in_step or model.last) is not None
-            for row in model_rows(model, shown, self._graph_ops, self.options.time)
+            for row in model_rows(model, shown, self.options.time)
         ]
         return found or self._scopes.rows()
 

@@ -1,21 +1,18 @@
 """Figures of operators that run in graphs of TensorFlow, where layers are not called by Python.
 
 The driver reports where layers are entered and left in a run: operators between the two points add
-to the current pass. Operators of layers that the driver does not report are counted, and their
-number of executions in a run is estimated.
+to the current pass. Operators of a graph in which no layer is called add to their name scopes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from amanda.interface.points import Point, PointContext
-from amanda_tools.summary.executions import GraphOp, runs_of
 from amanda_tools.summary.keras_layers import KerasModules, is_keras
 from amanda_tools.summary.recorder import Recorder, specs_of
 from amanda_tools.summary.scopes import ScopedOp
-from amanda_tools.summary.tensorflow_modules import DroppedModule, TensorFlowModules, is_module
+from amanda_tools.summary.tensorflow_modules import DroppedModule, TensorFlowModules
 
 
 class GraphOps:
@@ -26,65 +23,38 @@ class GraphOps:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self._ops: dict[str, GraphOp] = {}
         self._eager_recorder = recorder
         self._recorder = recorder.of_graphs()
         self._layers = KerasModules()
         self._modules = TensorFlowModules()
         self._gone: dict[str, DroppedModule] = {}
 
-    def adder(self, op_id: str, module: str, scoped: ScopedOp | None) -> Callable[[int, int], None]:
-        """Return a function that counts the executions of an operator.
+    def adder(self, module: str, scoped: ScopedOp | None) -> Callable[[int, int], None]:
+        """Return a function that adds the executions of an operator to the module that runs.
 
         Args:
+            module: path of the operator's module.
             scoped: the operator in its name scope, for graphs in which no module is called.
         """
-        op = self._ops.setdefault(op_id, GraphOp(module))
 
         def add(flops: int, size: int) -> None:
-            if not self._recorder.add_at(module, flops, size):
-                op.add(flops, size)
-                if scoped is not None:
-                    scoped.add(flops, size)
+            if not self._recorder.add_at(module, flops, size) and scoped is not None:
+                scoped.add(flops, size)
 
         return add
 
     def passed(self, point: PointContext) -> None:
         """Instrumentation routine: a module is entered or left, in a run of a graph or eagerly."""
-        target, runs_at_once = point.target, point.runs_at_once
-        if target is None and point.namespace.startswith("tensorflow/"):
+        if not point.namespace.startswith("tensorflow/"):
+            return
+        target, recorder = point.target, self._recorder
+        if point.runs_at_once:
+            recorder = self._eager_recorder
+        if target is None:
             name = point.module.rpartition("/")[2] or point.id
             target = self._gone.setdefault(point.id, DroppedModule(name))
-        recorder = self._eager_recorder if runs_at_once else self._recorder
-        around = recorder.outermost()
-        in_module = around is not None and not around.calls_are_seen
-        of_driver = is_module(target) or isinstance(target, DroppedModule)
-        if not of_driver and not (is_keras(target) and (in_module or not runs_at_once)):
-            return
         if point.point is Point.MODULE_EXIT:
             recorder.leave(target, specs_of(point.outputs))
-            return
-        source: Any = self._modules if of_driver else self._layers
-        # A layer in a graph may be called by one that runs eagerly.
-        place = point.module if of_driver or in_module or around is None else ""
-        recorder.enter(source, target, (), place=place)
-
-    def figures_of(self, model: str) -> Mapping[str, tuple[int, int]]:
-        """Return FLOPs and bytes of one run of a model's graph, by path of a layer.
-
-        An operator in a loop runs several times in a run: as often as it ran more often than most.
-        """
-        ops = [
-            op
-            for op in self._ops.values()
-            if op.executions and (op.module == model or op.module.startswith(f"{model}/"))
-        ]
-        if not ops:
-            return {}
-        runs = runs_of(ops)
-        found: dict[str, tuple[int, int]] = {}
-        for op in ops:
-            flops, size = found.get(op.module, (0, 0))
-            of_op = op.figures_in(runs)
-            found[op.module] = flops + of_op[0], size + of_op[1]
-        return found
+        else:
+            source = self._layers if is_keras(target) else self._modules
+            recorder.enter(source, target, place=point.module)

@@ -1,13 +1,13 @@
-"""The layers of Keras, on any backend: their tree, and a patch that reports their calls."""
+"""The layers of Keras, on any backend: their tree, and a patch that notes which are being built."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from amanda_tools.summary.recorder import ModuleFact, ParameterFact, Recorder, specs_of
+from amanda_tools.summary.recorder import ModuleFact, ModuleSource, ParameterFact, Recorder
 
 
 def _layer_class() -> Any:
@@ -29,17 +29,8 @@ def is_symbolic(inputs: Any) -> bool:
     return type(inputs).__name__ == "KerasTensor"
 
 
-class KerasModules:
+class KerasModules(ModuleSource):
     """Names and descriptions of layers of Keras."""
-
-    separator = "/"
-    calls_are_seen = True
-
-    def name(self, root: Any) -> str:
-        return str(root.name)
-
-    def root_path(self, root: Any) -> str:
-        return str(root.name)
 
     def modules(self, root: Any) -> Iterator[tuple[str, Any]]:
         yield from self._tree(root, str(root.name))
@@ -49,9 +40,6 @@ class KerasModules:
         for part in getattr(layer, "layers", ()):
             if is_keras(part):
                 yield from self._tree(part, f"{path}/{part.name}")
-
-    def local_name(self, module: Any) -> str:
-        return str(getattr(module, "name", ""))
 
     def describe(self, path: str, depth: int, module: Any) -> ModuleFact:
         trainable = {id(weight) for weight in module.trainable_weights}
@@ -66,9 +54,6 @@ class KerasModules:
         shape = getattr(module, "batch_shape", None)
         return ModuleFact(path, type(module).__name__, depth, parameters, shape)
 
-    def is_symbolic(self, inputs: Any) -> bool:
-        return is_symbolic(inputs)
-
 
 def _item_size(dtype: str) -> int:
     """Return the bytes of an element, from the number of bits in the name of its type."""
@@ -77,33 +62,24 @@ def _item_size(dtype: str) -> int:
 
 
 class KerasCallPatch:
-    """A patch of ``Layer.__call__`` that reports calls to a recorder.
+    """A patch of ``Layer.__call__`` that tells a recorder which layers are being built.
 
-    On the backend of PyTorch layers are modules, and :class:`TorchCalls` reports them. On all
-    backends a layer that is not built calls its parts to learn their shapes before it runs (Keras
-    3.15); those calls are not recorded.
+    A layer that is not built calls its parts to learn their shapes before it runs (Keras 3.15);
+    those calls are not recorded.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._layers = KerasModules()
-        self._are_modules = False
-        self._runs_now: Callable[[], bool] = lambda: True
         self._layer: Any = None
         self._patch: Any = None
         self._vanilla: Any = None
 
     def open(self) -> None:
         """Patch the class of layers if Keras is imported; a second call does nothing."""
-        keras, layer = sys.modules.get("keras"), _layer_class()
-        if self._patch is not None or layer is None or not hasattr(keras, "config"):
-            return
-        backend = sys.modules["keras"].config.backend()
-        self._are_modules = backend == "torch"
-        if backend == "tensorflow":
-            self._runs_now = sys.modules["tensorflow"].executing_eagerly
-        self._layer, self._vanilla = layer, layer.__call__
-        self._patch = layer.__call__ = _reporting(self, self._vanilla)
+        layer = _layer_class()
+        if self._patch is None and layer is not None:
+            self._layer, self._vanilla = layer, layer.__call__
+            self._patch = layer.__call__ = _noting(self, self._vanilla)
 
     def close(self) -> None:
         """Undo the patch; under a later patch of others it stays, and only forwards calls."""
@@ -112,36 +88,22 @@ class KerasCallPatch:
             self._layer.__call__ = self._vanilla
 
     def called(self, layer: Any, args: Any, kwargs: Any) -> Any:
-        """Call a layer, and report the call."""
-        # A class that calls its base class's ``__call__`` makes one call.
-        is_part = self._patch is None or self._recorder.is_innermost(layer)
-        # In a graph nothing runs yet: the driver reports the calls when it does.
-        if is_part or not self._runs_now():
+        """Call a layer, and note it as being built, if it is not built yet, until then."""
+        if self._patch is None:
             return self._vanilla(layer, *args, **kwargs)
-        recorder, inputs = self._recorder, (args, kwargs)
-        around = recorder.outermost()
-        if around is not None and not around.calls_are_seen:
-            # Within a module of ``tf.Module`` the driver reports the calls of layers, too.
-            return self._vanilla(layer, *args, **kwargs)
-        if not self._are_modules:
-            recorder.enter(self._layers, layer, inputs)
-        output = None
-        building = recorder.building()
-        building.append(None if is_symbolic(inputs) else layer)
+        building = self._recorder.building()
+        building.append(None if is_symbolic((args, kwargs)) else layer)
         try:
-            output = self._vanilla(layer, *args, **kwargs)
+            return self._vanilla(layer, *args, **kwargs)
         finally:
             building.pop()
-            if not self._are_modules:
-                recorder.leave(layer, specs_of(output))
-        return output
 
 
-def _reporting(calls: KerasCallPatch, vanilla: Any) -> Any:
+def _noting(patch: KerasCallPatch, vanilla: Any) -> Any:
     # AutoGraph converts functions by their module, and leaves those of Keras as they are.
     @functools.wraps(vanilla)
     def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        return calls.called(layer, args, kwargs)
+        return patch.called(layer, args, kwargs)
 
     return __call__
 

@@ -17,12 +17,7 @@ import attrs
 from amanda import OpContext, deferrable
 from amanda.tools.description import op_name, plain_attributes
 from amanda_tools._operators.flop_registry import formula_of
-from amanda_tools._operators.op_table import (
-    FlopFormula,
-    has_activation,
-    is_free,
-    updates_a_value,
-)
+from amanda_tools._operators.op_table import FlopFormula, has_activation, is_free, updates_a_value
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, OpSignature
 from amanda_tools._values.shapes import byte_size, shape_of

@@ -11,15 +11,20 @@ from torch import nn
 from amanda import deferrable
 from amanda.interface.points import Point, PointContext
 from amanda_tools._internals import is_in_backward, own_parts
-from amanda_tools.summary.keras_layers import KerasModules, is_keras, is_symbolic
-from amanda_tools.summary.recorder import ModuleFact, ParameterFact, Recorder, specs_of
+from amanda_tools.summary.keras_layers import KerasModules, is_keras
+from amanda_tools.summary.recorder import (
+    ModuleFact,
+    ModuleSource,
+    ParameterFact,
+    Recorder,
+    specs_of,
+)
 
 
-class TorchModules:
+class TorchModules(ModuleSource):
     """Names and descriptions of modules of PyTorch."""
 
     separator = "."
-    calls_are_seen = True
 
     def name(self, root: nn.Module) -> str:
         return type(root).__name__
@@ -52,9 +57,6 @@ class TorchModules:
             if not isinstance(p, nn.parameter.UninitializedParameter)
         ]
         return ModuleFact(path, type(module).__name__, depth, own)
-
-    def is_symbolic(self, inputs: Any) -> bool:
-        return is_symbolic(inputs)
 
 
 def _children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -108,9 +110,9 @@ class TorchCalls:
             has_computed = bool(outputs) or not is_keras(module)
             self._recorder.leave(module, outputs, has_computed=has_computed)
             return
-        source: Any = self._layers if is_keras(module) else self._modules
+        source = self._layers if is_keras(module) else self._modules
         # Recomputation in a checkpoint repeats calls of the forward pass.
-        self._recorder.enter(source, module, point.inputs, is_hidden=is_in_backward())
+        self._recorder.enter(source, module, is_hidden=is_in_backward())
 
 
 def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

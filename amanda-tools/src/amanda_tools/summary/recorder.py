@@ -13,6 +13,7 @@ A pass is one complete call of an outermost module; figures are those of the las
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import sys
 import threading
@@ -20,7 +21,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -54,36 +55,35 @@ class ModuleFact:
     output: Sequence[int | None] | None = None
 
 
-class ModuleSource(Protocol):
-    """Names and descriptions of modules of one kind.
+class ModuleSource(abc.ABC):
+    """Names and descriptions of modules of one kind; unless overridden, of modules with a name.
 
     Attributes:
         separator: separator of the names in a path.
-        calls_are_seen: True if the patch of Keras reports layers within such modules; False if the
-            driver does.
     """
 
-    separator: str
-    calls_are_seen: bool
+    separator = "/"
 
     def name(self, root: Any) -> str:
         """Return the name of a model."""
+        return str(root.name)
 
     def root_path(self, root: Any) -> str:
         """Return the path of a model itself."""
+        return str(root.name)
 
+    @abc.abstractmethod
     def modules(self, root: Any) -> Iterator[tuple[str, Any]]:
         """Yield path and module of a model's tree, in order; a shared module has several paths."""
 
     def local_name(self, module: Any) -> str:
         """Return the name of a module that is called within another module and is not in its
         tree; "" if its figures belong to the caller."""
+        return str(getattr(module, "name", ""))
 
+    @abc.abstractmethod
     def describe(self, path: str, depth: int, module: Any) -> ModuleFact:
         """Return the description of a module."""
-
-    def is_symbolic(self, inputs: Any) -> bool:
-        """True if a call with these inputs builds a model instead of running it."""
 
 
 @attrs.define
@@ -117,6 +117,18 @@ class ForwardPass:
         if found is None:
             found = self.figures[path] = Figures()
         return found
+
+    def count_call(self, path: str) -> int:
+        """Count a call of the module at a path; return the number of its earlier calls."""
+        figures = self.at(path)
+        figures.calls += 1
+        return figures.calls - 1
+
+    def add(self, path: str, flops: int, size: int) -> None:
+        """Add the figures of an operator to the module at a path."""
+        figures = self.at(path)
+        figures.flops += flops
+        figures.bytes += size
 
 
 class ModelRecord:
@@ -159,14 +171,6 @@ class ModelRecord:
         self._paths = {}
         for path, module in self.source.modules(root):
             self._paths.setdefault(id(module), []).append(path)
-
-    def locate(self, source: ModuleSource, module: Any, parent: str, place: str) -> str:
-        """Return the path of a module that runs within the module at `parent`.
-
-        Args:
-            place: its path within the outermost module, if the driver knows it, else "".
-        """
-        return self.place(place, module) if place else self.path_of(source, module, parent)
 
     def path_of(self, source: ModuleSource, module: Any, parent: str) -> str:
         """Return the path of a module that runs within the module at `parent`."""
@@ -238,19 +242,24 @@ class _Frame:
 
     Attributes:
         within: its pass; None for a call that is not recorded.
+        handled: the exception that the program handles during the call.
+        begin: seconds of ``time.perf_counter()``.
         number: number of earlier calls of the module in the pass; -1 for a module whose figures
             belong to the caller.
-        handled: the exception that the program handles during the call.
         is_joined: True if the pass began elsewhere, and does not end with this call.
     """
 
     module: int
     path: str
     within: ForwardPass | None
-    begin: float
-    number: int
     handled: BaseException | None
+    begin: float = 0.0
+    number: int = -1
     is_joined: bool = False
+
+    def is_part_of(self, outer: _Frame | None) -> bool:
+        """True if the figures of the module belong to the call around this one."""
+        return outer is not None and outer.path == self.path and outer.module != self.module
 
 
 class Recorder:
@@ -284,12 +293,7 @@ class Recorder:
         return frames
 
     def enter(
-        self,
-        source: ModuleSource,
-        module: Any,
-        inputs: Any,
-        is_hidden: bool = False,
-        place: str = "",
+        self, source: ModuleSource, module: Any, *, is_hidden: bool = False, place: str = ""
     ) -> None:
         """Register that a module is called.
 
@@ -298,25 +302,23 @@ class Recorder:
             place: its path within the outermost module, if known.
         """
         frames = self._frames()
+        outer = frames[-1] if frames else None
         # A graph may be called by a module that runs eagerly.
-        is_joined = not frames and bool(place) and bool(self._running)
-        if is_hidden or self._is_building() or source.is_symbolic(inputs):
-            within, path, is_joined = None, frames[-1].path if frames else "", False
-        elif frames or is_joined:
-            within = frames[-1].within if frames else self._running[-1]
-            parent = frames[-1].path if frames else ""
-            path = parent if within is None else within.model.locate(source, module, parent, place)
-        else:
+        joined = self._running[-1] if outer is None and place and self._running else None
+        path, within = ("", joined) if outer is None else (outer.path, outer.within)
+        if is_hidden or self._is_building(module):
+            within = joined = None
+        elif within is not None:
+            model = within.model
+            path = model.place(place, module) if place else model.path_of(source, module, path)
+        elif outer is None:
             within, path = self._begin_pass(source, module)
-        number = -1
-        is_part = bool(frames) and frames[-1].path == path and frames[-1].module != id(module)
-        if within is not None and not is_part:
-            figures = within.at(path)
-            number = figures.calls
-            figures.calls += 1
-        begin = time.perf_counter() if self._times else 0.0
-        handled = sys.exception()
-        frames.append(_Frame(id(module), path, within, begin, number, handled, is_joined))
+        frame = _Frame(id(module), path, within, sys.exception(), is_joined=joined is not None)
+        if within is not None and not frame.is_part_of(outer):
+            frame.number = within.count_call(path)
+        if self._times:
+            frame.begin = time.perf_counter()
+        frames.append(frame)
 
     def _begin_pass(self, source: ModuleSource, module: Any) -> tuple[ForwardPass | None, str]:
         """Return a pass of an outermost module, or None, and the path of the module."""
@@ -363,20 +365,15 @@ class Recorder:
         """Add the figures of an operator that has run in this thread."""
         frames = self._frames()
         if frames and (within := frames[-1].within) is not None and not self._is_building():
-            figures = within.at(frames[-1].path)
-            figures.flops += flops
-            figures.bytes += size
+            within.add(frames[-1].path, flops, size)
 
     def add_at(self, path: str, flops: int, size: int) -> bool:
         """Add an operator of a graph to the module at a path; False if its model does not run."""
         frames = self._frames()
         within = frames[0].within if frames else self._eager_pass(path)
-        if within is None:
-            return False
-        figures = within.at(path)
-        figures.flops += flops
-        figures.bytes += size
-        return True
+        if within is not None:
+            within.add(path, flops, size)
+        return within is not None
 
     def _eager_pass(self, path: str) -> ForwardPass | None:
         """Return the pass of an eager model that has called a graph in this module, or None."""
@@ -392,19 +389,10 @@ class Recorder:
             layers = self._local.building = []
         return layers
 
-    def outermost(self) -> ModuleSource | None:
-        """Return the source of the outermost module that runs in this thread, or None."""
-        frames = self._frames()
-        within = frames[0].within if frames else None
-        return None if within is None else within.model.source
-
-    def _is_building(self) -> bool:
-        return any(layer is None or not layer.built for layer in self.building())
-
-    def is_innermost(self, module: Any) -> bool:
-        """True if the innermost call in this thread is a call of this module."""
-        frames = self._frames()
-        return bool(frames) and frames[-1].module == id(module)
+    def _is_building(self, called: Any = None) -> bool:
+        """True within the call of a layer that builds, other than the one that is `called`."""
+        layers = self.building()
+        return any(one is None or not (one is called or one.built) for one in layers)
 
     def _model(self, source: ModuleSource, module: Any) -> ModelRecord | None:
         """Return the record of an outermost module; None if its framework cannot list its tree."""

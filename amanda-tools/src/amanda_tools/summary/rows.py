@@ -7,47 +7,36 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from amanda_tools._output.units import format_quantity
-from amanda_tools.summary.graph_ops import GraphOps
 from amanda_tools.summary.recorder import Figures, ForwardPass, ModelRecord, ModuleFact, unique
 
 
-def model_rows(
-    model: ModelRecord, last: ForwardPass, graph_ops: GraphOps, times: bool
-) -> list[dict[str, Any]]:
+def model_rows(model: ModelRecord, last: ForwardPass, times: bool) -> list[dict[str, Any]]:
     """Return the rows of a model's modules, in the order of its tree.
 
     Args:
         last: the pass whose figures are shown.
-        graph_ops: holds the figures of models that ran in graphs.
         times: True to add the seconds of each module.
     """
-    figures, separator = dict(last.figures), model.source.separator
-    if not any(found.flops or found.bytes for found in figures.values()):
-        root = next((path for path in figures if separator not in path), "")
-        for path, (flops, size) in graph_ops.figures_of(root).items():
-            place = path
-            while place not in figures and separator in place:
-                place = place.rpartition(separator)[0]
-            found = figures.setdefault(place, Figures())
-            found.flops, found.bytes = found.flops + flops, found.bytes + size
+    figures, separator = last.figures, model.source.separator
     rows = []
     for fact in model.facts():
         prefix = f"{fact.path}{separator}" if fact.path else ""
         parts = [f for path, f in figures.items() if path == fact.path or path.startswith(prefix)]
-        rows.append(_row(model, fact, figures.get(fact.path) or Figures(), parts))
+        rows.append(module_row(model.name, fact, figures.get(fact.path) or Figures(), parts))
         if times:
             rows[-1]["seconds"] = figures.get(fact.path, Figures()).seconds
     return rows
 
 
-def _row(
-    model: ModelRecord, fact: ModuleFact, own: Figures, parts: Sequence[Figures]
+def module_row(
+    model: str, fact: ModuleFact, own: Figures, parts: Sequence[Figures]
 ) -> dict[str, Any]:
+    """Return the row of a module: its own calls and outputs, and the sums of its parts."""
     parameters = unique(fact.parameters)
     declared = None if fact.output is None else list(fact.output)
     flops = sum(part.flops for part in parts)
     return {
-        "model": model.name,
+        "model": model,
         "path": fact.path,
         "type": fact.kind,
         "depth": fact.depth,

@@ -10,7 +10,8 @@ them. Operators that read variables, make constants, initialise or train belong 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -18,27 +19,53 @@ import attrs
 from amanda import OpContext
 from amanda_tools._operators.op_table import row_of
 from amanda_tools._operators.parameters import Parameters, UsedParameter
-from amanda_tools.summary.executions import GraphOp, runs_of
-from amanda_tools.summary.recorder import specs_of
+from amanda_tools.summary.recorder import Figures, ModuleFact, ParameterFact, specs_of
+from amanda_tools.summary.rows import module_row
 
 
 @attrs.define(eq=False)
-class ScopedOp(GraphOp):
+class ScopedOp:
     """An operator of a graph, in its name scope.
 
     Attributes:
+        module: path of the name scope.
         graph: the name of the graph.
         parameters: parameters that it reads, candidates included.
         outputs: outputs of its last execution, or before one as far as the graph declares them.
+        executions: number of executions.
+        flops, bytes: figures of its last execution.
     """
 
+    module: str
     graph: str
     parameters: Sequence[UsedParameter]
     outputs: list[dict[str, Any]]
+    executions: int = 0
+    flops: int = 0
+    bytes: int = 0
+
+    def add(self, flops: int, size: int) -> None:
+        """Count one execution."""
+        self.executions += 1
+        self.flops, self.bytes = flops, size
+
+    def figures_in(self, runs: int) -> Figures:
+        """Return FLOPs and bytes in one of `runs` runs of the graph.
+
+        An operator in a loop has several executions in a run.
+        """
+        times = max(1, round(self.executions / runs)) if self.executions else 0
+        return Figures(flops=times * self.flops, bytes=times * self.bytes)
 
     def see(self, outputs: Sequence[Any]) -> None:
         """Record the outputs of one execution."""
         self.outputs = specs_of(list(outputs)) or self.outputs
+
+
+def runs_of(ops: Iterable[ScopedOp]) -> int:
+    """Return the runs of a graph: the most frequent number of executions; 0 without any."""
+    counts = collections.Counter(op.executions for op in ops if op.executions)
+    return counts.most_common(1)[0][0] if counts else 0
 
 
 class Scopes:
@@ -106,24 +133,16 @@ class Scopes:
 
     def _row(self, name: str, path: str, inside: Sequence[ScopedOp], runs: int) -> dict[str, Any]:
         figures = [op.figures_in(runs) for op in inside]
-        flops = sum(of_op for of_op, _ in figures)
-        parameters = self._parameters.select({p for op in inside for p in op.parameters})
+        parameters = [
+            ParameterFact(number, parameter.size, parameter.bytes, True)
+            for number, parameter in enumerate(
+                self._parameters.select({p for op in inside for p in op.parameters})
+            )
+        ]
         outputs = next((op.outputs for op in reversed(inside) if op.outputs), [])
-        return {
-            "model": name,
-            "path": f"{name}/{path}" if path else name,
-            "type": "scope" if path else "graph",
-            "depth": path.count("/") + 1 if path else 0,
-            "output": outputs[0]["shape"] if outputs else None,
-            "outputs": outputs,
-            "parameters": sum(parameter.size for parameter in parameters),
-            "trainable": sum(parameter.size for parameter in parameters),
-            "parameter_bytes": sum(parameter.bytes for parameter in parameters),
-            "macs": flops // 2,
-            "flops": flops,
-            "activation_bytes": sum(size for _, size in figures),
-            "calls": 1,
-        }
+        kind, depth = ("scope", path.count("/") + 1) if path else ("graph", 0)
+        fact = ModuleFact(f"{name}/{path}" if path else name, kind, depth, parameters)
+        return module_row(name, fact, Figures(1, outputs), figures)
 
 
 def _place(path: str, order: Sequence[str]) -> list[int]:

@@ -10,14 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from amanda_tools.summary.keras_layers import KerasModules, is_keras
-from amanda_tools.summary.recorder import ModuleFact, ParameterFact
-
-
-def is_module(value: Any) -> bool:
-    """True for a ``tf.Module`` that is no layer of Keras."""
-    tensorflow = sys.modules.get("tensorflow")
-    cls = getattr(tensorflow, "Module", None)
-    return cls is not None and isinstance(value, cls) and not is_keras(value)
+from amanda_tools.summary.recorder import ModuleFact, ModuleSource, ParameterFact
 
 
 class DroppedModule:
@@ -27,27 +20,15 @@ class DroppedModule:
         self.name = name
 
 
-class TensorFlowModules:
+class TensorFlowModules(ModuleSource):
     """Names and descriptions of modules of ``tf.Module``."""
-
-    separator = "/"
-    calls_are_seen = False
 
     def __init__(self) -> None:
         self._layers = KerasModules()
 
-    def name(self, root: Any) -> str:
-        return str(root.name)
-
-    def root_path(self, root: Any) -> str:
-        return str(root.name)
-
     def modules(self, root: Any) -> Iterator[tuple[str, Any]]:
         # Modules within it appear when they are called.
         yield str(root.name), root
-
-    def local_name(self, module: Any) -> str:
-        return str(getattr(module, "name", ""))
 
     def describe(self, path: str, depth: int, module: Any) -> ModuleFact:
         if isinstance(module, DroppedModule):
@@ -58,9 +39,6 @@ class TensorFlowModules:
         for layer in _layers_in(module):
             found += self._layers.describe(path, depth, layer).parameters
         return ModuleFact(path, type(module).__name__, depth, found)
-
-    def is_symbolic(self, inputs: Any) -> bool:
-        return False
 
 
 def _parameter(variable: Any, is_trainable: bool) -> ParameterFact:

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from amanda.python.text import printable
 from amanda.results import Chart
 from amanda_tools._output.report.document import Document, Section
@@ -65,15 +67,10 @@ def chart_data(chart: Chart) -> dict[str, Any] | None:
         return None
     is_text = chart.kind in ("bar", "hist", "spans")
     return {
-        "title": chart.title,
-        "kind": chart.kind,
+        **attrs.asdict(chart, recurse=False),
         "labels": [str(label) if is_text else label for label in chart.labels],
         "values": values,
         "names": [str(name) for name in chart.names],
-        "unit": chart.unit,
-        "axis": chart.axis,
-        "log": chart.log,
-        "modules": chart.modules,
         "run": _finite(chart.run),
         "starts": list(chart.starts),
     }

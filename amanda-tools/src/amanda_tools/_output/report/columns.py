@@ -212,25 +212,32 @@ def make_column(
     if there and all(not isinstance(c, str) or c in _SPECIAL for c in there):
         return {"name": name, "numeric": True, "values": cells, **({"unit": unit} if unit else {})}
     texts = ["" if cell is None else str(cell) for cell in cells]
-    # Names such as "0" and "4", of modules in a list, are not amounts.
-    is_named = name in _NAMES or (names and all(c.isdecimal() for c in there if isinstance(c, str)))
-    keys = _sort_keys(texts) if there and not is_named else None
-    found = {"name": name, "numeric": keys is not None, **({"keys": keys} if keys else {})}
+    keys = None if _are_names(name, there, names) else _sort_keys(texts)
+    sorting = {"keys": keys} if keys else {}
+    return {"name": name, "numeric": keys is not None, **sorting, **_stored(texts)}
+
+
+def _are_names(name: str, there: Sequence[Any], names: bool) -> bool:
+    """True if texts are not amounts, such as the names "0" and "4" of modules in a list."""
+    is_named = names and all(cell.isdecimal() for cell in there if isinstance(cell, str))
+    return not there or name in _NAMES or is_named
+
+
+def _stored(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the data of texts. Texts that repeat often, such as types, are stored once, which
+    makes a page several times smaller."""
     distinct = list(dict.fromkeys(texts))
-    # Texts such as types repeat often: stored once, they make a page several times smaller.
-    if len(distinct) * 2 < len(texts):
-        numbers = {text: number for number, text in enumerate(distinct)}
-        return {**found, "texts": distinct, "index": [numbers[text] for text in texts]}
-    return {**found, "values": texts}
+    if len(distinct) * 2 >= len(texts):
+        return {"values": texts}
+    numbers = {text: number for number, text in enumerate(distinct)}
+    return {"texts": distinct, "index": [numbers[text] for text in texts]}
 
 
 def _sort_keys(texts: Sequence[str]) -> list[Any] | None:
     """Return the amounts by which texts sort; None if one of them has no amount."""
     keys = [text if text in _SPECIAL else _amount(text) for text in texts]
-    has_all = all(
-        key is not None or text in _NOTHING for key, text in zip(keys, texts, strict=True)
-    )
-    return keys if has_all else None
+    pairs = zip(keys, texts, strict=True)
+    return keys if all(key is not None or text in _NOTHING for key, text in pairs) else None
 
 
 def plain_cell(value: Any) -> Any:

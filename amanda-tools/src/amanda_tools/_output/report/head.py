@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from amanda.results import RunReport, ToolReport
-from amanda_tools._output.report.model_ops import Figure
+from amanda_tools._output.report.model_ops import Figure, mapping_of, summary_of
 from amanda_tools._output.report.model_tree import ModelView
 from amanda_tools._output.units import format_short
 
@@ -47,8 +46,7 @@ def describe_run(report: RunReport, model: ModelView | None) -> dict[str, str]:
 def _batch_of(tools: Sequence[ToolReport]) -> str:
     """Return the samples that the model was given at a time; "" where no tool knows them."""
     for tool in tools:
-        summary = tool.result.get("summary") if isinstance(tool.result, Mapping) else None
-        batch = summary.get("batch") if isinstance(summary, Mapping) else None
+        batch = summary_of(tool).get("batch")
         if isinstance(batch, numbers.Integral) and not isinstance(batch, bool):
             return f"{int(batch):,}"
     return ""
@@ -71,9 +69,7 @@ def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[s
             parts = [model.total(figure.key, way) for way in ("forward", "backward")]
             found.update(_figure(figure, parts, model.steps, _range(tools, figure.key)))
     for tool in tools:
-        summary = tool.result.get("summary") if isinstance(tool.result, Mapping) else None
-        if isinstance(summary, Mapping):
-            found.update(_special(tool, summary, model))
+        found.update(_special(tool, model))
     return found
 
 
@@ -107,24 +103,18 @@ _RUNNING = {"flops": ("flops", "flops_backward")}
 def _range(tools: Sequence[ToolReport], key: str) -> Sequence[float]:
     """Return the least and the most of a figure in a step where steps differ, else ()."""
     for tool in tools:
-        summary = tool.result.get("summary") if isinstance(tool.result, Mapping) else None
-        step = summary.get("per_step") if isinstance(summary, Mapping) else None
-        if not isinstance(step, Mapping) or not set(_RUNNING.get(key, ("",))) <= set(step):
-            continue
+        step = mapping_of(summary_of(tool).get("per_step"))
         ends = [step.get(end) for end in ("min", "max")]
-        if all(isinstance(end, Mapping) for end in ends):
+        if set(_RUNNING.get(key, ("",))) <= set(step) and None not in ends:
             return [
-                sum(float(end.get(name, step[name])) for name in _RUNNING[key])
+                sum(float(mapping_of(end).get(name, step[name])) for name in _RUNNING[key])
                 for end in ends
-                if isinstance(end, Mapping)
             ]
     return ()
 
 
-def _special(
-    tool: ToolReport, summary: Mapping[str, Any], model: ModelView | None
-) -> dict[str, str]:
-    kind = tool.result.get("tool") if isinstance(tool.result, Mapping) else ""
+def _special(tool: ToolReport, model: ModelView | None) -> dict[str, str]:
+    kind, summary = mapping_of(tool.result).get("tool"), summary_of(tool)
     if kind == "nan" and "first" in summary:
         first = summary["first"]
         if isinstance(first, Mapping):

@@ -71,6 +71,9 @@ FIGURES = (
 )
 """What a page can show of operators and modules, in order."""
 
+_OF_OPS = {figure.key for figure in FIGURES} - {"not_finite"}
+"""Keys of the rows of operators that are figures."""
+
 
 @attrs.define
 class ModelOp:
@@ -109,12 +112,26 @@ class ModelOp:
         return not self.phase or self.phase in MODEL
 
 
+def mapping_of(value: Any) -> Mapping[str, Any]:
+    """Return a value if it is a mapping, else an empty one: results of tools may hold anything."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def list_of(value: Any) -> Sequence[Any]:
+    """Return a value if it is a list, else an empty one."""
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def summary_of(tool: ToolReport) -> Mapping[str, Any]:
+    """Return the summary in the result of a tool; empty without one."""
+    return mapping_of(mapping_of(tool.result).get("summary"))
+
+
 def merge_ops(tools: Sequence[ToolReport]) -> dict[str, ModelOp]:
     """Return all operators in the results, by id, in the order of the longest result."""
-    results = [tool.result for tool in tools if isinstance(tool.result, Mapping)]
     # Results with edges are in the order of the run; others may be sorted by their figures.
+    results = sorted((mapping_of(tool.result) for tool in tools), key=lambda r: "edges" not in r)
     steps = steps_of(tools)
-    results.sort(key=lambda result: not isinstance(result.get("edges"), (list, tuple)))
     found: dict[str, ModelOp] = {}
     for result in results:
         seen: dict[str, set[str]] = {}
@@ -123,57 +140,23 @@ def merge_ops(tools: Sequence[ToolReport]) -> dict[str, ModelOp]:
             _describe(op, row)
             of_step = _in_step(op, row, steps)
             _add_values(op, of_step, seen.setdefault(op.id, set()), str(result.get("tool")))
-        _count_parameters_once(found, result)
     return found
-
-
-def _count_parameters_once(ops: Mapping[str, ModelOp], result: Mapping[str, Any]) -> None:
-    """Assign each parameter to one operator of its module, if the tool gives their sum.
-
-    In Keras a reshape reads the weight before the product does.
-    """
-    summary = result.get("summary")
-    sums = summary.get("by_module") if isinstance(summary, Mapping) else None
-    if not isinstance(sums, Mapping):
-        return
-    members: dict[str, list[ModelOp]] = {}
-    for row in rows_of(result):
-        op = ops[row["id"]]
-        if op.is_model and op.values.get("params"):
-            members.setdefault(str(row.get("module") or ""), []).append(op)
-    for module, part in members.items():
-        of = sums.get(module)
-        left = _number(of.get("params")) if isinstance(of, Mapping) else None
-        if left is None:
-            continue
-        # Those that compute with it come first.
-        others = []
-        for op in sorted(part, key=lambda op: not op.values.get("flops")):
-            if op.values["params"] > left:
-                others.append(op)
-            else:
-                left -= op.values["params"]
-        for op in others:
-            op.values["params"], left = left, 0.0
 
 
 def rows_of(result: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of a result that describe operators in the common form."""
-    rows = result.get("ops")
-    for row in rows if isinstance(rows, (list, tuple)) else ():
+    for row in list_of(result.get("ops")):
         if isinstance(row, Mapping) and isinstance(row.get("id"), str) and "type" in row:
             yield row
 
 
 def pairs_of(tools: Iterable[ToolReport]) -> list[tuple[str, str]]:
     """Return the edges of all results, producer and consumer, each once."""
-    pairs: dict[tuple[str, str], None] = {}
-    for tool in tools:
-        edges = tool.result.get("edges") if isinstance(tool.result, Mapping) else None
-        for edge in edges if isinstance(edges, (list, tuple)) else ():
-            if isinstance(edge, Mapping):
-                pairs[str(edge.get("producer", "")), str(edge.get("consumer", ""))] = None
-    return list(pairs)
+    edges = [edge for tool in tools for edge in list_of(mapping_of(tool.result).get("edges"))]
+    pairs = [
+        (edge.get("producer", ""), edge.get("consumer", "")) for edge in map(mapping_of, edges)
+    ]
+    return list(dict.fromkeys((str(producer), str(consumer)) for producer, consumer in pairs))
 
 
 def _create(row: Mapping[str, Any]) -> ModelOp:
@@ -251,17 +234,16 @@ def _add_values(op: ModelOp, row: Mapping[str, Any], seen: set[str], tool: str) 
     # Rows of stats and sparsity are about one tensor each; weights are not of this execution.
     if row.get("kind") == "weights":
         return
-    rest = _OF_TENSORS if tool in ("sparsity", "stats") else {figure.key for figure in FIGURES}
-    for key in rest - {"not_finite"}:
-        value = _number(row.get(key))
-        if value is not None and (key in seen or key not in op.values):
+    keys = _OF_TENSORS if tool in ("sparsity", "stats") else _OF_OPS
+    values = {key: value for key in keys if (value := _number(row.get(key))) is not None}
+    for key, value in values.items():
+        if key in seen or key not in op.values:
             op.values[key] = op.values.get(key, 0.0) + value
             seen.add(key)
-    parts = [_number(row.get(key)) for key in ("nan", "inf")]
-    if tool == "nan":
-        parts = [_number(row.get("times")) or 1.0]
-    if any(part is not None for part in parts):
-        op.values["not_finite"] = op.values.get("not_finite", 0.0) + sum(p or 0.0 for p in parts)
+    counts = [row.get("times", 1)] if tool == "nan" else [row.get("nan"), row.get("inf")]
+    parts = [part for part in map(_number, counts) if part is not None]
+    if parts:
+        op.values["not_finite"] = op.values.get("not_finite", 0.0) + sum(parts)
 
 
 def _number(value: Any) -> float | None:
@@ -276,9 +258,7 @@ def shapes_text(tensors: Any) -> str:
 
     ``2×64×56×56 f32, 10 i64``
     """
-    if not isinstance(tensors, (list, tuple)):
-        return ""
-    texts = [tensor_text(tensor) for tensor in tensors if isinstance(tensor, Mapping)]
+    texts = [tensor_text(tensor) for tensor in list_of(tensors) if isinstance(tensor, Mapping)]
     return ", ".join(text for text in texts if text)
 
 
@@ -295,25 +275,20 @@ def tensor_text(tensor: Mapping[str, Any]) -> str:
 
 
 def _device(row: Mapping[str, Any]) -> str:
-    for key in ("outputs", "inputs"):
-        tensors: Any = row.get(key)
-        for tensor in tensors if isinstance(tensors, (list, tuple)) else ():
-            if isinstance(tensor, Mapping) and tensor.get("device"):
-                return str(tensor["device"])
-    return ""
+    tensors = [*list_of(row.get("outputs")), *list_of(row.get("inputs"))]
+    devices = (mapping_of(tensor).get("device") for tensor in tensors)
+    return str(next(filter(None, devices), ""))
 
 
 def has_last_step(tools: Iterable[ToolReport]) -> bool:
     """True if a tool has the figures of the last step."""
-    results = [tool.result for tool in tools if isinstance(tool.result, Mapping)]
-    return any("per_step" in row for result in results for row in rows_of(result))
+    return any("per_step" in row for tool in tools for row in rows_of(mapping_of(tool.result)))
 
 
 def steps_of(tools: Sequence[ToolReport]) -> int:
     """Return the number of steps of the run; 0 if no tool has it."""
     for tool in tools:
-        summary = tool.result.get("summary") if isinstance(tool.result, Mapping) else None
-        steps = summary.get("steps") if isinstance(summary, Mapping) else None
+        steps = summary_of(tool).get("steps")
         if isinstance(steps, Mapping):
             steps = steps.get("count", steps.get("complete"))
         if isinstance(steps, (list, tuple)):

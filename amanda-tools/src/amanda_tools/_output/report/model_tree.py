@@ -26,6 +26,8 @@ from amanda_tools._output.report.model_ops import (
     Figure,
     ModelOp,
     has_last_step,
+    list_of,
+    mapping_of,
     merge_ops,
     pairs_of,
     run_text,
@@ -183,7 +185,7 @@ def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
         figures=[f for f in FIGURES if _is_told(f, ops)],
         nodes=nodes,
         edges=[(shown[a], shown[b]) for a, b in pairs if a in shown and b in shown],
-        is_traced=any(isinstance(t.result, Mapping) and "edges" in t.result for t in tools),
+        is_traced=any("edges" in mapping_of(tool.result) for tool in tools),
     )
 
 
@@ -294,9 +296,8 @@ def _note_modules(root: TreeNode, tools: Sequence[ToolReport]) -> None:
     output."""
     known: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
-        rows = tool.result.get("modules") if isinstance(tool.result, Mapping) else None
-        for row in rows if isinstance(rows, (list, tuple)) else ():
-            if isinstance(row, Mapping) and isinstance(row.get("path"), str):
+        for row in map(mapping_of, list_of(mapping_of(tool.result).get("modules"))):
+            if isinstance(row.get("path"), str):
                 known[row["path"]] = row
                 # Of two models, both have a module of this path.
                 known[f"{row.get('model', '')}.{row['path']}".strip(".")] = row
@@ -319,11 +320,9 @@ def _output_text(output: Any) -> str:
     """Format the output of a module: a tensor, a shape, or the first of several tensors."""
     if isinstance(output, Mapping):
         return tensor_text(output)
-    if not isinstance(output, (list, tuple)) or not output:
-        return ""
-    if all(isinstance(n, int) for n in output):
+    if output and all(isinstance(n, int) for n in list_of(output)):
         return tensor_text({"shape": output})
-    return tensor_text(output[0]) if isinstance(output[0], Mapping) else ""
+    return tensor_text(mapping_of(next(iter(list_of(output)), None)))
 
 
 def _types(node: TreeNode) -> str:
@@ -424,6 +423,3 @@ def _numbered(root: TreeNode) -> Iterator[TreeNode]:
             yield from visit(child, own)
 
     return visit(root, -1)
-
-
-__all__ = ["ModelView", "TreeNode", "model_of"]

@@ -15,11 +15,10 @@ Each framework has one module here, imported when the first of its tensors comes
 
 from __future__ import annotations
 
-import abc
 import functools
 import importlib
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -28,14 +27,12 @@ from amanda.errors import UnsupportedProgramError
 Array = np.ndarray[Any, Any]
 
 
-class TensorReader(abc.ABC):
+class TensorReader(Protocol):
     """Reads the tensors of one framework."""
 
-    @abc.abstractmethod
     def is_floating(self, tensor: Any) -> bool:
         """True if the element type is a real floating-point type; symbolic tensors included."""
 
-    @abc.abstractmethod
     def is_finite(self, tensor: Any) -> bool:
         """True if a floating-point tensor holds no NaN or infinity."""
 
@@ -43,7 +40,6 @@ class TensorReader(abc.ABC):
         """True if the tensor holds no NaN or infinity. Hot path: asked at every execution."""
         return not self.is_readable_float(tensor) or self.is_finite(tensor)
 
-    @abc.abstractmethod
     def has_nan(self, tensor: Any) -> bool:
         """True if a floating-point tensor holds a NaN."""
 
@@ -70,7 +66,6 @@ class TensorReader(abc.ABC):
         """True if :meth:`numpy` gives the values of many samples, along a first axis of its own."""
         return False
 
-    @abc.abstractmethod
     def numpy(self, tensor: Any) -> Array:
         """Copy to NumPy in the type of the same name; float32 for types that NumPy lacks."""
 
@@ -90,7 +85,6 @@ class TensorReader(abc.ABC):
         """Copy to the CPU with the element type unchanged, as safetensors' writers take it."""
         return self.numpy(tensor)
 
-    @abc.abstractmethod
     def copy(self, tensor: Any) -> Any:
         """Copy within the framework, detached from automatic differentiation."""
 
@@ -98,12 +92,11 @@ class TensorReader(abc.ABC):
         """Sizes of the axes; [] of nested tensors, which have none."""
         return [int(size) for size in tensor.shape]
 
-    @abc.abstractmethod
     def dtype(self, tensor: Any) -> str:
         """Name of the element type: ``float32``, ``bfloat16``."""
 
 
-class Arithmetic(TensorReader):
+class Arithmetic(TensorReader, Protocol):
     """Computes with the tensors of one framework, beyond what Python's operators do.
 
     Unless said otherwise, operations are differentiable and work in graphs. Results that are
@@ -112,7 +105,6 @@ class Arithmetic(TensorReader):
 
     # -- bits (of values, not in graphs) ----------------------------------
 
-    @abc.abstractmethod
     def bits(self, tensor: Any, positions: Array) -> Array:
         """Elements at positions of the flattened tensor, their bits as unsigned integers.
 
@@ -120,33 +112,26 @@ class Arithmetic(TensorReader):
             TypeError: the elements are neither real floating-point numbers nor integers.
         """
 
-    @abc.abstractmethod
     def with_bits(self, tensor: Any, positions: Array, bits: Array) -> Any:
         """Copy, detached, with other elements at positions of the flattened tensor."""
 
-    @abc.abstractmethod
     def to_bits(self, values: Array, like: Any) -> Array:
         """Cast numbers to the element type of `like`; return the bits as unsigned integers."""
 
-    @abc.abstractmethod
     def from_bits(self, bits: Array, like: Any) -> Array:
         """Inverse of :meth:`to_bits`, as float64."""
 
     # -- constants and variables ------------------------------------------
 
-    @abc.abstractmethod
     def constant(self, array: Array, like: Any) -> Any:
         """Turn an array into a constant with the element type and device of `like`."""
 
-    @abc.abstractmethod
     def cast_like(self, constant: Any, like: Any) -> Any:
         """Cast a constant to the element type and move it to the device of `like`."""
 
-    @abc.abstractmethod
     def variable(self, array: Array, like: Any) -> Any:
         """Make a trainable value. Call it in a routine: an analysis may run within a graph."""
 
-    @abc.abstractmethod
     def assign(self, target: Any, array: Array) -> None:
         """Write an array into a parameter or variable.
 
@@ -154,7 +139,6 @@ class Arithmetic(TensorReader):
             TypeError: `target` is a plain value.
         """
 
-    @abc.abstractmethod
     def train_in_backward(
         self, tensors: Sequence[Any], variables: Sequence[Any], rate: float
     ) -> tuple[list[Any], list[Any]]:
@@ -164,75 +148,58 @@ class Arithmetic(TensorReader):
         descent, ``variable -= rate * gradient``. Gradients of `tensors` pass unchanged.
         """
 
-    @abc.abstractmethod
     def stop_gradient(self, tensor: Any) -> Any:
         """Detach from automatic differentiation, without a copy."""
 
     # -- elementwise ------------------------------------------------------
 
-    @abc.abstractmethod
     def relu(self, tensor: Any, /) -> Any:
         """``max(tensor, 0)``."""
 
-    @abc.abstractmethod
     def sigmoid(self, tensor: Any, /) -> Any:
         """Logistic function."""
 
-    @abc.abstractmethod
     def round(self, tensor: Any, /) -> Any:
         """Round to the nearest integer, halves to even."""
 
-    @abc.abstractmethod
     def clip(self, tensor: Any, low: Any, high: Any, /) -> Any:
         """Clamp to numbers or tensors, which get gradients, too; not where they are just met."""
 
-    @abc.abstractmethod
     def where(self, condition: Any, a: Any, b: Any, /) -> Any:
         """`a` where the condition holds, else `b`; either may be a Python number."""
 
-    @abc.abstractmethod
     def widen(self, tensor: Any) -> Any:
         """Cast floating-point types below 32 bits to float32; return others as they are."""
 
-    @abc.abstractmethod
     def round_trip(self, tensor: Any, dtype: str) -> Any:
         """Cast to an 8-bit floating-point type and back."""
 
     # -- axes -------------------------------------------------------------
 
-    @abc.abstractmethod
     def softmax(self, tensor: Any) -> Any:
         """Softmax along the last axis."""
 
-    @abc.abstractmethod
     def matmul(self, a: Any, b: Any, /) -> Any:
         """Matrix product over the last two axes."""
 
-    @abc.abstractmethod
     def min_max(self, tensor: Any) -> tuple[Any, Any]:
         """Smallest and largest element, as scalars."""
 
-    @abc.abstractmethod
     def mean(self, tensor: Any, axes: Sequence[int]) -> Any:
         """Mean over axes, which are removed; of no axes the tensor itself."""
 
-    @abc.abstractmethod
     def sum(self, tensor: Any, axes: Sequence[int]) -> Any:
         """Sum over axes, which are removed; of no axes the tensor itself."""
 
-    @abc.abstractmethod
     def reshape(self, tensor: Any, shape: Sequence[int], /) -> Any:
         """Reshape; one size may be -1."""
 
-    @abc.abstractmethod
     def transpose(self, tensor: Any, /) -> Any:
         """Exchange the last two axes."""
 
-    @abc.abstractmethod
     def take(self, tensor: Any, indices: Sequence[int], axis: int) -> Any:
         """Select positions along an axis."""
 
-    @abc.abstractmethod
     def top_mask(self, scores: Any, count: int) -> Any:
         """1 at the `count` largest scores of the last axis, at ties the first ones; else 0."""
 
@@ -281,8 +248,8 @@ def arithmetic_of(tensor: Any) -> Arithmetic:
         UnsupportedProgramError: there is none for this type.
     """
     reader = reader_of(tensor)
-    if isinstance(reader, Arithmetic):
-        return reader
+    if not isinstance(reader, PlainReader):
+        return cast("Arithmetic", reader)
     kind = type(tensor)
     raise UnsupportedProgramError(
         f"prune, quantize and other tools that compute new values cannot compute with "

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,34 +78,18 @@ def _outside() -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if _transform() is None else _internals.no_transforms()
 
 
+def _seen(tensor: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context with the plain tensor of :func:`_plain`, or None where there is none."""
+    if type(tensor) in _OWN and _transform() is None:
+        return contextlib.nullcontext(tensor)
+    return _unwrapped(tensor)
+
+
 @contextlib.contextmanager
-def _seen(tensor: Any) -> Iterator[Any]:
-    """Yield the plain tensor of :func:`_plain`, without gradients and transforms; or None."""
+def _unwrapped(tensor: Any) -> Iterator[Any]:
+    """Yield the plain tensor, without gradients and transforms."""
     with _outside(), torch.no_grad():
         yield _plain(tensor)
-
-
-Method = Callable[["TorchArithmetic", Any], Any]
-
-
-def _reads(unread: Any) -> Callable[[Method], Method]:
-    """Decorate a method that reads a tensor: it gets the result of :func:`_plain`.
-
-    Args:
-        unread: returned in place of a call if there is no plain tensor.
-    """
-
-    def decorated(method: Method) -> Method:
-        @functools.wraps(method)
-        def read(self: TorchArithmetic, tensor: Any) -> Any:
-            if type(tensor) in _OWN and _transform() is None:
-                return method(self, tensor)
-            with _seen(tensor) as plain:
-                return unread if plain is None else method(self, plain)
-
-        return read
-
-    return decorated
 
 
 _COMPUTING: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
@@ -157,9 +140,9 @@ class TorchArithmetic(Arithmetic):
         with _internals.no_overrides():
             return bool(tensor.is_floating_point())
 
-    @_reads(False)
     def is_readable(self, tensor: Any) -> bool:
-        return _holds_numbers(tensor)
+        with _seen(tensor) as plain:
+            return plain is not None and _holds_numbers(plain)
 
     def refusal(self, tensor: Any) -> str:
         cls = type(tensor)
@@ -174,9 +157,9 @@ class TorchArithmetic(Arithmetic):
     def is_stacked(self, tensor: Any) -> bool:
         return _transform() is not None and _internals.is_stacked(tensor)
 
-    @_reads(True)
     def is_finite(self, tensor: Any) -> bool:
-        return bool(torch.isfinite(_widened(tensor)).all())
+        with _seen(tensor) as plain:
+            return plain is None or bool(torch.isfinite(_widened(plain)).all())
 
     def is_clean(self, tensor: Any) -> bool:
         if type(tensor) not in _OWN or _transform() is not None:
@@ -194,9 +177,9 @@ class TorchArithmetic(Arithmetic):
             pass
         return super().is_clean(tensor)
 
-    @_reads(False)
     def has_nan(self, tensor: Any) -> bool:
-        return bool(torch.isnan(_widened(tensor)).any())
+        with _seen(tensor) as plain:
+            return plain is not None and bool(torch.isnan(_widened(plain)).any())
 
     def shape(self, tensor: Any) -> list[int]:
         # A nested tensor of the strided layout raises when it is asked for its shape, and that of
@@ -207,8 +190,6 @@ class TorchArithmetic(Arithmetic):
         return str(tensor.dtype).removeprefix("torch.")
 
     def numpy(self, tensor: Any) -> Array:
-        if type(tensor) in _OWN and _transform() is None:
-            return _array(tensor)
         with _seen(tensor) as plain:
             if plain is None:
                 raise TypeError(f"the numbers of a {type(tensor).__name__} cannot be read")
@@ -220,10 +201,12 @@ class TorchArithmetic(Arithmetic):
             return np.asarray(_Memory(tensor))
         return self.numpy(tensor)
 
-    @_reads(None)
     def storable(self, tensor: Any) -> Any:
-        tensor = tensor.detach().resolve_conj().resolve_neg()
-        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+        with _seen(tensor) as plain:
+            if plain is None:
+                return None
+            plain = plain.detach().resolve_conj().resolve_neg()
+            return torch.empty(plain.shape, dtype=plain.dtype).copy_(plain)
 
     def copy(self, tensor: Any) -> Any:
         return tensor.detach().clone()
@@ -235,10 +218,8 @@ class TorchArithmetic(Arithmetic):
             raise TypeError(f"a tensor that {reason}")
         if self.is_stacked(tensor):
             raise TypeError("a tensor of torch.vmap, which stands for many samples")
-        if type(tensor) in _OWN and _transform() is None:
-            return _as_integers(tensor.detach()[_indices(tensor, positions)].reshape(-1))
         with _seen(tensor) as plain:
-            return _as_integers(plain[_indices(plain, positions)].reshape(-1))
+            return _as_integers(plain.detach()[_indices(plain, positions)].reshape(-1))
 
     def with_bits(self, tensor: Any, positions: Array, bits: Array) -> Any:
         # A clone keeps the order in memory, on which the last bits of later products depend.
