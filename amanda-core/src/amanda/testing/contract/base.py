@@ -36,15 +36,17 @@ def nothing(*tensors: Any) -> None:
     """A routine that changes nothing."""
 
 
-def inserting(**routines: Callable[..., Any]) -> Callable[[OpContext], None]:
+def inserting(
+    selection: Sequence[int] | None = None, **routines: Callable[..., Any]
+) -> Callable[[OpContext], None]:
     """An analysis that inserts routines, each by the name of its method without ``insert_``.
 
-    ``inserting(before_op=f)`` calls ``context.insert_before_op(f)``.
+    ``inserting([0], before_op=f)`` calls ``context.insert_before_op(f, [0])``.
     """
 
     def analyse(context: OpContext) -> None:
         for name, routine in routines.items():
-            getattr(context, f"insert_{name}")(routine)
+            getattr(context, f"insert_{name}")(routine, selection)
 
     return analyse
 
