@@ -97,6 +97,15 @@ class ContractTests:
         """The program ``relu(X * W)``."""
         return self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
 
+    def weighted(self) -> Program:
+        """The program ``relu(x) * W`` of a parameter W, for the value X of `x`."""
+        weight = self.parameter(W)
+        return self.fw.program(lambda x: self.fw.mul(self.fw.relu(x), weight), X)
+
+    def values(self, context: OpContext) -> list[Any]:
+        """What ``get_value()`` gives for both inputs of a product, as lists."""
+        return self.lists([context.get_value(0), context.get_value(1)])
+
     def linear(self) -> Program:
         """The program of the framework's linear operator with all its inputs."""
         return self.fw.program(self.fw.linear, *self.linear_inputs())

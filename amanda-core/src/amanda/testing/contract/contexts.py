@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -225,13 +226,8 @@ class ContextTests(ContractTests):
         program = self.multiplication()
         is_which = self.answers(program, "mul", before=lambda c: (c.is_forward(), c.is_backward()))
         assert is_which == [(True, False)]
-        for read in (
-            OpContext.get_backward_op,
-            OpContext.get_backward_op_id,
-            OpContext.get_grad_outputs,
-            OpContext.get_grad_inputs,
-        ):
-            assert self.answers(program, "mul", before=read) == [None]
+        for name in ("backward_op", "backward_op_id", "grad_outputs", "grad_inputs"):
+            assert self.answers(program, "mul", before=methodcaller(f"get_{name}")) == [None]
 
     def test_context_after_its_analysis(self) -> None:
         """After the analysis the tensors of a context are out of reach; the rest stays."""
