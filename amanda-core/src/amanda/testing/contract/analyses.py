@@ -20,8 +20,10 @@ class AnalysisTests(ContractTests):
 
     def test_points_of_a_forward_op(self) -> None:
         """An analysis runs before a forward op, or after it with require_outputs."""
-        points = {"before": lambda c: "before", "after": lambda c: "after"}
-        assert self.answers(self.multiplication(), "mul", **points) == ["before", "after"]
+        seen = self.answers(
+            self.multiplication(), "mul", before=lambda c: "before", after=lambda c: "after"
+        )
+        assert seen == ["before", "after"]
 
     @requires(Capability.BACKWARD)
     def test_points_of_a_backward_op(self) -> None:

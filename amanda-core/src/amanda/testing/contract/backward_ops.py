@@ -233,7 +233,7 @@ class BackwardOpTests(ContractTests):
         seen: list[Any] = []
         tool = self.probe(
             "split",
-            before=identity if acted_on else None,
+            before=identity if acted_on else nothing,
             before_backward=lambda c: seen.append(self.outputs_of(c)),
         )
         self.train(self.fw.program(self.fw.split, X), tool)

@@ -37,7 +37,7 @@ def nothing(*tensors: Any) -> None:
 
 
 def inserting(
-    selection: Sequence[int] | None = None, **routines: Callable[..., Any]
+    selection: Sequence[int] | None = None, /, **routines: Callable[..., Any]
 ) -> Callable[[OpContext], None]:
     """An analysis that inserts routines, each by the name of its method without ``insert_``.
 
@@ -96,6 +96,16 @@ class ContractTests:
     def positive_product(self) -> Program:
         """The program ``relu(X * W)``."""
         return self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+
+    def added_in_place(self) -> Program:
+        """The program ``y = X * W; y += W``, for drivers with ``Capability.IN_PLACE``."""
+
+        def build(x: Any, w: Any) -> Any:
+            target = self.fw.mul(x, w)
+            self.fw.add_inplace(target, w)
+            return target
+
+        return self.fw.program(build, X, W)
 
     def weighted(self) -> Program:
         """The program ``relu(x) * W`` of a parameter W, for the value X of `x`."""

@@ -210,13 +210,7 @@ class ContextTests(ContractTests):
     @requires(Capability.IN_PLACE)
     def test_id_of_an_in_place_op_has_its_type(self) -> None:
         """The id of an in-place op contains its own type, not that of the op it adds to."""
-
-        def build(x: Any, w: Any) -> Any:
-            target = self.fw.mul(x, w)
-            self.fw.add_inplace(target, w)
-            return target
-
-        program = self.fw.program(build, X, W)
+        program = self.added_in_place()
         (op_id,) = self.answers(program, "add_inplace", before=lambda c: c.get_op_id())
         assert self.fw.types["add_inplace"].lower() in op_id.lower()
         assert op_id not in self.answers(program, "mul", before=lambda c: c.get_op_id())
