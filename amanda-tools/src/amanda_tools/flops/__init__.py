@@ -92,22 +92,6 @@ class FlopsOptions(PhaseOptions):
     samples: int = attrs.field(default=0, validator=attrs.validators.ge(0))
 
 
-class _Sums(NamedTuple):
-    """Figures of the run so far.
-
-    Attributes:
-        forward, backward: FLOPs of the model.
-        batches: of :class:`~amanda_tools.flops.batches.Batches`.
-        executions, flops: of each operator that does not count zero by convention.
-    """
-
-    forward: int
-    backward: int
-    batches: tuple[int | None, int | None]
-    executions: list[int]
-    flops: list[int]
-
-
 class _Static(NamedTuple):
     """Executions whose shapes the graph tells.
 
@@ -150,7 +134,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._totals = {"forward": Counter(), "backward": Counter(), "other": Counter()}
         self._counted: list[OpFlops] = []
         self._static: list[_Static] = []
-        self._read = _Sums(0, 0, (None, None), [], [])
+        self._op_counts: dict[str, list[int]] = {}
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
         self.add_inst_for_pass(self._begin_pass)
@@ -300,16 +284,6 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def running_figures(self) -> dict[str, float]:
         """Operations of the model so far, forward and backward, and the samples that it was given,
         and tokens, as far as these are known."""
-        self._read = self.sums()
-        return self.figures_from(self._read)[0]
-
-    def op_counts(self) -> dict[str, list[int]]:
-        """Executions and FLOPs of the operators that do not count zero by convention, as
-        :meth:`running_figures` has read them."""
-        return self.figures_from(self._read)[1]
-
-    def sums(self) -> _Sums:
-        """The numbers that :meth:`figures_from` takes."""
         # Read first: other threads may add operators, and then what is static of them.
         static, counted = tuple(self._static), tuple(self._counted)
         executions = [known.sum.executions for known in counted]
@@ -320,17 +294,18 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             executions[one.number] += count
             flops[one.number] += count * one.flops
             model[one.total] += count * one.flops
-        return _Sums(model["forward"], model["backward"], self._batches.sums(), executions, flops)
-
-    def figures_from(self, sums: _Sums) -> tuple[dict[str, float], dict[str, list[int]]]:
-        """What :meth:`running_figures` and :meth:`op_counts` were when :meth:`sums` gave `sums`."""
-        figures: dict[str, float] = {
-            "flops": sums.forward,
-            "flops_backward": sums.backward,
-            "macs": sums.forward // 2,
-            **self._batches.figures(sums.batches),
+        self._op_counts = {"executions": executions, "flops": flops}
+        return {
+            "flops": model["forward"],
+            "flops_backward": model["backward"],
+            "macs": model["forward"] // 2,
+            **self._batches.figures(),
         }
-        return figures, {"executions": sums.executions, "flops": sums.flops}
+
+    def op_counts(self) -> dict[str, list[int]]:
+        """Executions and FLOPs of the operators that do not count zero by convention, as
+        :meth:`running_figures` has read them."""
+        return self._op_counts
 
     def _per_step(self) -> dict[str, dict[str, Any]]:
         """Return the figures of the last step by operator id; {} before one has ended."""

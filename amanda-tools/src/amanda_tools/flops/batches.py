@@ -47,16 +47,10 @@ class Batches:
         if self._tokens is not None:
             self._tokens = self._tokens + sizes[0] * sizes[1] if is_tokens else None
 
-    def sums(self) -> tuple[int | None, int | None]:
-        """Return what :meth:`figures` takes."""
-        return self._samples, self._tokens
-
-    @staticmethod
-    def figures(sums: tuple[int | None, int | None]) -> Mapping[str, int]:
-        """Return ``samples`` and ``tokens`` as they were when :meth:`sums` was called, each if it
-        is known."""
-        named = zip(("samples", "tokens"), sums, strict=True)
-        return {name: count for name, count in named if count}
+    def figures(self) -> Mapping[str, int]:
+        """Return ``samples`` and ``tokens`` so far, each if it is known."""
+        named = {"samples": self._samples, "tokens": self._tokens}
+        return {name: count for name, count in named.items() if count}
 
     def _has_batch_first(self, module: Any) -> bool:
         """Return False for a module of PyTorch with a part whose data have positions first."""
