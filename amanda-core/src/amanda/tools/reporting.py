@@ -21,6 +21,7 @@ constructor, and uses ``result()``, ``print_summary()``, ``write_files()``, ``ta
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import inspect
 import itertools
@@ -142,10 +143,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         """The :meth:`running_figures` and :meth:`momentary_figures` of single steps by number, with
         the ``seconds`` that each took where they are known; of the last 1000 steps that have
         ended."""
-        series = self._step_figures.series
-        if len(series) <= _STEPS_IN_SERIES:
-            return series
-        return dict(itertools.islice(series.items(), len(series) - _STEPS_IN_SERIES, None))
+        return self._step_figures.series
 
     def running_figures(self) -> Mapping[str, float]:
         """Figures of the run so far, of which results show the share of one step.
@@ -270,23 +268,20 @@ class StepFigures:
     Attributes:
         count: steps that have ended.
         series: by the number of the step its figures, and its ``seconds`` where they are known; of
-            the last steps, 1000 or somewhat more.
+            the last 1000 steps.
         times: begin and end of the last step; None where they are unknown.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.series: dict[int, dict[str, float]] = {}
+        self.series: collections.OrderedDict[int, dict[str, float]] = collections.OrderedDict()
         self.times: tuple[float, float] | None = None
-        self._begins: dict[int, Mapping[str, float]] = {}
-        self._begun = -1
+        self._begins: collections.OrderedDict[int, Mapping[str, float]] = collections.OrderedDict()
         self._count_begins: dict[int, tuple[_Counts, float | None]] = {}
         self._counts: tuple[_Counts, _Counts] | None = None
         self._last: dict[str, float] = {}
         self._low: dict[str, float] = {}
         self._high: dict[str, float] = {}
-        # True if the last step has the figures of the step before it, which are not spread yet.
-        self._repeats = False
 
     def begin(
         self,
@@ -298,12 +293,8 @@ class StepFigures:
         """Note the figures, the sums of operators and the time where a step begins, perhaps once
         more."""
         begins, count_begins = self._begins, self._count_begins
-        if number <= self._begun:
-            while begins and next(reversed(begins)) >= number:
-                begins.popitem()
-            while count_begins and next(reversed(count_begins)) >= number:
-                count_begins.popitem()
-        self._begun = number
+        _drop_from(begins, number)
+        _drop_from(count_begins, number)
         begins[number] = figures
         _keep_last(begins, _STEPS_KEPT)
         if len(count_begins) > 1:
@@ -337,29 +328,18 @@ class StepFigures:
         begin_counts, began = self._count_begins.get(number, (None, None))
         self._counts = None if begin_counts is None else (begin_counts, counts)
         self.times = None if began is None or moment is None else (began, moment)
-        series = self.series
-        series[number] = last = last.copy()
-        if self.times is not None:
-            last["seconds"] = self.times[1] - self.times[0]
-        _keep_last(series, _STEPS_IN_SERIES)
+        seconds = {} if self.times is None else {"seconds": self.times[1] - self.times[0]}
+        self.series[number] = {**last, **seconds}
+        _keep_last(self.series, _STEPS_IN_SERIES)
 
     def _note_last(self, number: int, last: dict[str, float]) -> None:
         """Note the figures of the last step, and spread those of the step before it."""
-        if number >= self.count and last == self._last:
-            # Those that many steps have are spread once, after the last of these.
-            self._last, self._repeats, self.count = last, True, number + 1
-            return
-        before, self._last = self._last, last
-        repeats, self._repeats = self._repeats, False
         if number >= self.count:
-            _spread(before, self._low, self._high)
+            _spread(self._last, self._low, self._high)
         elif number < self.count - 1:
             self._low, self._high = {}, {}
-            while self.series and next(reversed(self.series)) > number:
-                self.series.popitem()
-        elif repeats:
-            _spread(before, self._low, self._high)
-        self.count = number + 1
+            _drop_from(self.series, number + 1)
+        self._last, self.count = last, number + 1
 
     def counts_of_last(self) -> dict[str, list[float]]:
         """What the last step has added to the sums of operators; empty before one, without the
@@ -390,21 +370,23 @@ class StepFigures:
         return found
 
 
-def _keep_last(items: dict[int, Any], most: int) -> None:
-    """Drop the first items when there are half as many again as `most`: to drop one at a time would
-    pass the places of those dropped before each time."""
-    if len(items) > most + most // 2:
-        for number in list(itertools.islice(items, len(items) - most)):
-            del items[number]
+def _drop_from(items: dict[int, Any], number: int) -> None:
+    """Drop the last items, from this number on."""
+    while items and next(reversed(items)) >= number:
+        items.popitem()
+
+
+def _keep_last(items: collections.OrderedDict[int, Any], most: int) -> None:
+    """Drop the first items beyond the number of items that are kept."""
+    while len(items) > most:
+        items.popitem(last=False)
 
 
 def _spread(figures: Mapping[str, float], low: dict[str, float], high: dict[str, float]) -> None:
     """Widen the ranges by the figures of one step."""
     for name, value in figures.items():
-        least, most = low.get(name, value), high.get(name, value)
-        # For each step: min() and max() would cost more than all the rest.
-        low[name] = value if value < least else least  # noqa: FURB136
-        high[name] = value if value > most else most  # noqa: FURB136
+        low[name] = min(value, low.get(name, value))
+        high[name] = max(value, high.get(name, value))
 
 
 def figures_by_phase(
