@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
+import attrs
+
 from amanda.python._internals import owned_check, reset_lock
 
 _T = TypeVar("_T")
@@ -81,6 +83,7 @@ class LiveScope(Protocol):
         """End the scope in a forked child."""
 
 
+@attrs.define(eq=False, repr=False)
 class Block:
     """One open with-block: of a scope, or of a switch.
 
@@ -94,23 +97,17 @@ class Block:
         task: the task of asyncio whose own code the block belongs to, None for none.
     """
 
-    __slots__ = ("frame", "is_open", "scope", "switch", "task", "thread", "value")
+    scope: LiveScope | None
+    switch: str = ""
+    value: Any = None
+    frame: FrameType | None = None
+    task: Any = None
+    is_open: bool = attrs.field(default=True, init=False)
+    thread: dict[str, Any] = attrs.field(init=False)
 
-    def __init__(
-        self,
-        scope: LiveScope | None,
-        switch: str = "",
-        value: Any = None,
-        frame: FrameType | None = None,
-        task: Any = None,
-    ) -> None:
-        self.is_open = True
-        self.thread = vars(STATE)
-        self.scope = scope
-        self.switch = switch
-        self.value = value
-        self.frame = frame
-        self.task = task
+    @thread.default
+    def _of_current_thread(self) -> dict[str, Any]:
+        return vars(STATE)
 
     def applies(self) -> bool:
         """True if the code that runs now is inside of the block.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
+import attrs
+
 from amanda.python.memo import Memo
 
 Phase = Literal["setup", "forward", "backward", "optimizer", "other"]
@@ -82,6 +84,7 @@ Specs = tuple[TensorSpec | None, ...]
 """The descriptions of several tensors; None for one that is absent."""
 
 
+@attrs.define(eq=False)
 class OpTensors:
     """The shapes, types and devices of an operator's tensors in its first execution.
 
@@ -92,11 +95,8 @@ class OpTensors:
         outputs: likewise.
     """
 
-    __slots__ = ("inputs", "outputs")
-
-    def __init__(self) -> None:
-        self.inputs: Specs | None = None
-        self.outputs: Specs | None = None
+    inputs: Specs | None = None
+    outputs: Specs | None = None
 
 
 _KNOWN: Memo[Any, TensorSpec] = Memo(4096)
