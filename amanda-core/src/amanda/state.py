@@ -200,7 +200,7 @@ class ThreadState(threading.local):
 
     Attributes:
         blocks: the open blocks, in the order of their entry. What follows is found from them.
-        held: whether one of them belongs to a generator or a coroutine, so that
+        held: True if one of them belongs to a generator or a coroutine, so that
             :func:`find_active` has to be called before the next four are read.
         scopes: the active scopes, outermost first.
         enabled: False within ``amanda.disabled()``.

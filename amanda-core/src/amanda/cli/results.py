@@ -83,8 +83,8 @@ class Report:
         facts: lines about the run for the page, by heading.
         complain: prints a message about a result that is lost.
         hint: a line before the last one, about what else to ask for; "" for none.
-        has_driver: whether a driver was there for the tools; else their summaries are not printed.
-        has_failed: whether the program has; where it did before its first operator, none are.
+        has_driver: True if a driver was there for the tools; else their summaries are not printed.
+        has_failed: True if the program has; where it did before its first operator, none are.
         error: why the run is one of wrong usage, for stderr; "" if it is not.
         written: the files that have been written.
     """

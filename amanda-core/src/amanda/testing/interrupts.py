@@ -76,7 +76,7 @@ class InterruptPoint(NamedTuple):
 
 
 def in_packages(*modules: str) -> IsOurs:
-    """Whether code is Amanda's own: of core without its small framework, or of these packages.
+    """True if code is Amanda's own: of core without its small framework, or of these packages.
 
     Args:
         modules: names of modules; the packages that they are in are meant.
@@ -160,7 +160,7 @@ class _Places:
         passed: called at each place.
 
     Attributes:
-        has_called: whether Python code was called since the last instruction.
+        has_called: True if Python code was called since the last instruction.
     """
 
     def __init__(self, code: CodeType, passed: Callable[[Place], None]) -> None:
