@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Command, driver_package, install
 
-MINIGRAD = "import minigrad as mg\na = mg.Tensor(2)\nmg.add(a, a)\nprint('program')\n"
+MINIGRAD = "import minigrad as mg\na = mg.MiniTensor(2)\nmg.add(a, a)\nprint('program')\n"
 
 TOOLS = '''
 from collections.abc import Mapping

@@ -14,7 +14,9 @@ from tests.cli.conftest import Command
 
 Script = Callable[..., Path]
 
-OPERATORS = "import minigrad as mg\na = mg.Tensor(2)\nmg.add(a, a)\nprint('program', flush=True)\n"
+OPERATORS = (
+    "import minigrad as mg\na = mg.MiniTensor(2)\nmg.add(a, a)\nprint('program', flush=True)\n"
+)
 
 ASYNC = """
 import asyncio, os, signal

@@ -14,7 +14,7 @@ from tests.cli.conftest import Command, install, other_package
 
 Script = Callable[..., Path]
 
-MINIGRAD = "import minigrad as mg\na = mg.Tensor(2)\nb = mg.mul(mg.add(a, a), a)\n"
+MINIGRAD = "import minigrad as mg\na = mg.MiniTensor(2)\nb = mg.mul(mg.add(a, a), a)\n"
 
 TOOLS = '''
 import amanda

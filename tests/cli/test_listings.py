@@ -162,7 +162,7 @@ def test_doctor_names_what_is_wrong(amanda: Command, site: Path) -> None:
 def test_core_alone_needs_no_rich(amanda: Command, site: Path) -> None:
     """Without rich everything works but the tools that print with it."""
     (site / "rich.py").write_text("raise ImportError('rich is not here')\n")
-    (site / "program.py").write_text("import minigrad as mg\na = mg.Tensor(1)\nmg.add(a, a)\n")
+    (site / "program.py").write_text("import minigrad as mg\na = mg.MiniTensor(1)\nmg.add(a, a)\n")
     where = {"PYTHONPATH": str(site), **ALONE}
     for command in ("tools", "drivers", "doctor", "--help", "--version"):
         assert amanda(command, **where).returncode == 0

@@ -111,7 +111,7 @@ def test_a_run_tells_how_many_ranks_there_are(
     amanda: Command, tmp_path: Path, script: Callable[[str], Path]
 ) -> None:
     """The result of the last rank is missed, too; --partial merges without it, and says so."""
-    program = str(script("import minigrad as mg\na = mg.Tensor(2)\nmg.add(a, a)\n"))
+    program = str(script("import minigrad as mg\na = mg.MiniTensor(2)\nmg.add(a, a)\n"))
     for rank in ("0", "1"):
         run = amanda("run", "-t", "largest", "-o", "out", program, RANK=rank, WORLD_SIZE="3")
         assert run.returncode == 0, run.stderr

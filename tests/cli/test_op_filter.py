@@ -199,7 +199,7 @@ def test_an_error_names_the_routine() -> None:
 
 MINIGRAD = """
 import minigrad as mg
-a = mg.Tensor(2)
+a = mg.MiniTensor(2)
 mg.mul(mg.add(a, a), a)
 """
 

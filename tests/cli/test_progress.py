@@ -25,12 +25,12 @@ import numpy
 # Registered first it runs last.
 os.register_at_fork(before=lambda: print(len(os.listdir("/proc/self/task")), "thread"))
 from amanda.cli import progress
-progress.TerminalProgress.__init__.__defaults__ = (0.6, 0.1)
-progress.Progress.__init__.__defaults__ = (0.6, 0.1)
+for cls in (progress.Progress, progress.TerminalProgress):
+    cls.first, cls.every = 0.6, 0.1
 """
 """What makes progress quick, as a ``sitecustomize``: seconds are long for a test."""
 
-MINIGRAD = "import time, minigrad as mg\na = mg.Tensor(2)\n_ = mg.mul(mg.add(a, a), a)\n"
+MINIGRAD = "import time, minigrad as mg\na = mg.MiniTensor(2)\n_ = mg.mul(mg.add(a, a), a)\n"
 LINE = "amanda: 0:00, 2 ops seen (2 forward, 0 backward), tools take 0%"
 ERASE = "\r\x1b[K"
 

@@ -17,7 +17,7 @@ from tests.cli.conftest import Command, driver_package, install, other_package
 
 Script = Callable[..., Path]
 
-MINIGRAD = "import minigrad as mg\na = mg.Tensor(2)\nb = mg.mul(mg.add(a, a), a)\n"
+MINIGRAD = "import minigrad as mg\na = mg.MiniTensor(2)\nb = mg.mul(mg.add(a, a), a)\n"
 
 LAST_LINE = re.compile(
     r"amanda: 2 ops seen \(2 forward, 0 backward\), 2 instrumented; not seen: nothing known; "
@@ -235,7 +235,7 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
     assert run.returncode == 2
     assert "not seen: all of JAX: no driver sees JAX;" in run.stdout.splitlines()[-1]
     # Beside what was seen, a backend is named, and another framework that is imported is not.
-    both = f"{beside}import minigrad as m; m.add(m.Tensor(2), m.Tensor(2)); import "
+    both = f"{beside}import minigrad as m; m.add(m.MiniTensor(2), m.MiniTensor(2)); import "
     for module, is_named in (("keras", True), ("jax", False)):
         run = amanda("run", "-t", "largest", str(script(f"{both}{module}")))
         assert run.returncode == 0
@@ -655,7 +655,7 @@ def test_the_traceback_of_a_thread_shows_nothing_of_amanda(
     alone, under = python(path), amanda("run", "-t", "log", path)
     assert "in _bootstrap_inner" in alone.stderr
     assert under.stderr == alone.stderr
-    text = "import minigrad as mg, threading\na = mg.Tensor(2)\n"
+    text = "import minigrad as mg, threading\na = mg.MiniTensor(2)\n"
     path = str(script(f"{text}threading.Thread(target=mg.add, args=(a, a)).start()"))
     run = amanda("run", "-t", "log:fail=add", path)
     files = re.findall(r'File ".*/(\w+)\.py"', run.stderr)

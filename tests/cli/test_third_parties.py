@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import Command, driver_package, install, other_package
 
-OPERATORS = "import minigrad as mg\na = mg.Tensor(2)\nmg.add(a, a)\nprint('program')\n"
+OPERATORS = "import minigrad as mg\na = mg.MiniTensor(2)\nmg.add(a, a)\nprint('program')\n"
 
 PLUGIN = """
 from amanda import hookimpl
@@ -105,7 +105,7 @@ def test_nan_names_the_user_s_line_under_a_driver_of_others(
         "import minigrad\ndef double(x):\n    return minigrad.add(x, x)\n"
     )
     (tmp_path / "program.py").write_text(
-        "import layers, minigrad\nx = minigrad.Tensor(1e308)\nfor _ in range(2):\n"
+        "import layers, minigrad\nx = minigrad.MiniTensor(1e308)\nfor _ in range(2):\n"
         "    x = layers.double(x)\n"
     )
     for packages, line in (("()", "site/layers.py:3"), ("('layers',)", "program.py:4")):
@@ -373,9 +373,9 @@ def test_a_tool_refuses_a_framework_that_it_cannot_compute_with(
 ) -> None:
     """In one line, and with status 2."""
     (tmp_path / "program.py").write_text(
-        "import minigrad as mg\nmg.linear(mg.Tensor([[1.0]]), mg.Parameter([[1.0]]))\n"
+        "import minigrad as mg\nmg.linear(mg.MiniTensor([[1.0]]), mg.MiniParameter([[1.0]]))\n"
     )
     run = amanda("run", "-t", tool, "program.py")
     assert run.returncode == 2
     assert run.stderr.count("\n") == 1
-    assert "cannot compute with minigrad.Tensor; they know the tensors of torch" in run.stderr
+    assert "cannot compute with minigrad.MiniTensor; they know the tensors of torch" in run.stderr

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,11 +13,9 @@ import amanda
 from amanda.engine.dispatch import Dispatcher, create_driver
 from amanda.engine.records import ActionCache, OpRecord
 from amanda.errors import CapabilityError, SelectionError
-from amanda.interface import specs
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda.interface.context import OpContext
-from amanda.interface.specs import specs_of
 from amanda.state import ATTACHED
 from amanda.testing import loopback as lb
 from tests.counting import no_collection
@@ -208,53 +205,6 @@ def test_specs_of_inputs_are_told_without_the_tensors() -> None:
         lb.relu(lb.parameter([[1.0, -2.0]])).backward()
     # The operator, its gradient, and the accumulation of that.
     assert found == [[(1, 2)]] * 3
-
-
-class _Shape:
-    """A shape that is not a tuple: equal by its sizes, as TensorFlow's, or by identity."""
-
-    def __init__(self, *sizes: Any) -> None:
-        self.sizes = sizes
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.sizes)
-
-
-class _EqualShape(_Shape):
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Shape) and self.sizes == other.sizes
-
-    def __hash__(self) -> int:
-        return hash(self.sizes)
-
-
-class _UnknownRank(_EqualShape):
-    def __iter__(self) -> Iterator[Any]:
-        raise ValueError("unknown rank")
-
-
-@pytest.mark.parametrize(
-    ("shape", "is_shared"),
-    [
-        (lambda: (2, 3), True),
-        (lambda: _EqualShape(2, None), True),
-        (lambda: _EqualShape(2, object()), False),
-        (lambda: _Shape(2, 3), False),
-        (lambda: _UnknownRank(4), False),
-    ],
-)
-def test_tensors_that_are_alike_share_a_description(
-    shape: Callable[[], Any], is_shared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tensors of one shape, type and device have one description, if their shape is plain."""
-    # A limited number is shared, which earlier tests may have used up.
-    monkeypatch.setattr(specs, "_KNOWN", {})
-    monkeypatch.setattr(specs, "_TOGETHER", {})
-
-    def described() -> Any:
-        return specs_of([types.SimpleNamespace(shape=shape(), dtype="float32", device="cpu")])
-
-    assert (described() is described()) == is_shared
 
 
 def test_a_negative_position_counts_from_the_end_at_each_execution() -> None:

@@ -230,9 +230,9 @@ def test_a_fork_leaves_no_lock_taken() -> None:
 
 def test_the_parts_of_a_sweep_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long sweep can be made in parts: together they try each point once."""
-    found = [interrupts.Point(("file", line), 0) for line in range(23)]
+    found = [interrupts.InterruptPoint(("file", line), 0) for line in range(23)]
 
-    def tried(wanted: str) -> list[interrupts.Point]:
+    def tried(wanted: str) -> list[interrupts.InterruptPoint]:
         monkeypatch.setenv(interrupts.VARIABLE, wanted)
         return list(interrupts.sample(found))
 

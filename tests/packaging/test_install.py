@@ -20,7 +20,7 @@ from tests.packaging.environments import (
 
 MINIGRAD = """
 import minigrad as mg
-a = mg.Tensor(3)
+a = mg.MiniTensor(3)
 mg.mul(mg.add(a, a), a)
 """
 

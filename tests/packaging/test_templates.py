@@ -17,8 +17,8 @@ OF_TOOLS = ("jinja2", "rich", "safetensors", "xxhash")
 PROGRAM = """
 import minigrad
 for size in (2, 3, 2):
-    x = minigrad.Tensor([[1.0] * 4] * size, requires_grad=True)
-    minigrad.backward(minigrad.relu(minigrad.linear(x, minigrad.Parameter([[1.0] * 4] * 3))))
+    x = minigrad.MiniTensor([[1.0] * 4] * size, requires_grad=True)
+    minigrad.backward(minigrad.relu(minigrad.linear(x, minigrad.MiniParameter([[1.0] * 4] * 3))))
 """
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import gc
 import itertools
 import json
@@ -18,7 +17,6 @@ import torch
 from torch import nn
 
 import amanda
-from amanda.interface.tool import NOTED
 from amanda.tools.reporting import ReportingTool, StepFigures
 from amanda_tools._timelines.timeline import Collections
 from amanda_tools.count import CountTool
@@ -186,146 +184,7 @@ def test_steps_of_equal_figures_count_in_the_ranges() -> None:
     assert steps.last() == {"calls": 3, "min": {"calls": 1}, "max": {"calls": 8}}
 
 
-class FlopsAndPoints(FlopsTool):
-    """``flops`` with a further routine at the begin of steps, so that it is told of each point."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun: list[int] = []
-        self.add_inst_for_iteration(lambda point: self.begun.append(point.iteration))
-
-
-@pytest.mark.parametrize("training", [False, True], ids=["infer", "train"])
-def test_steps_told_at_once_have_the_figures_of_those_told_apart(training: bool) -> None:
-    """A tool that is told of the end of a step and of the begin of the next one by one call has the
-    same figures as beside another routine, which has to be told of each."""
-    cell, sizes = nn.LSTMCell(4, 4), [2, 2, 3, 3, 3, 1]
-
-    def loop() -> None:
-        with torch.set_grad_enabled(training):
-            for size in sizes:
-                state, _ = cell(torch.ones(size, 4))
-            if training:
-                state.sum().backward()
-
-    at_once, apart = applied(FlopsTool(), loop), applied(FlopsAndPoints(), loop)
-    assert (at_once.following() is None, apart.following() is None) == (False, True)
-    assert apart.begun == list(range(len(sizes)))
-    figures = [
-        {n: {**row, "seconds": row["seconds"] > 0} for n, row in tool.figures_of_steps().items()}
-        for tool in (at_once, apart)
-    ]
-    assert figures[0] == figures[1]
-    assert len(figures[0]) == len(sizes)
-    results = [tool.result() for tool in (at_once, apart)]
-    for result in results:
-        assert result["summary"].pop("step_seconds") > 0
-    assert results[0] == results[1]
-
-
-class CountAndPoints(CountTool):
-    """``count`` with a further routine at the begin of steps, so that it is told of each point."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_inst_for_iteration(lambda point: None)
-
-
-class CountAndMore(CountTool):
-    """``count`` with a figure of its own."""
-
-    asked = 0
-
-    def running_figures(self) -> dict[str, float]:
-        self.asked += 1
-        return {**super().running_figures(), "asked": self.asked}
-
-
-def test_steps_that_are_noted_have_the_figures_of_those_told_apart() -> None:
-    """A tool that only reads its numbers at the end of a step, outside of tools' code, has the same
-    figures as one that is told, whenever it is asked for them."""
-    cell, asked = nn.LSTMCell(4, 4), []
-
-    def loop(tool: CountTool) -> None:
-        with torch.no_grad():
-            for number in range(NOTED * 2 + 5):
-                state, _ = cell(torch.ones(2, 4))
-                if number in (1, 5, NOTED - 1, NOTED + 7):
-                    state.relu()
-                    asked.append((tool.steps, [*tool.figures_of_steps()], tool.op_rows()))
-
-    figures = []
-    for tool in (CountTool(), CountAndPoints()):
-        applied(tool, functools.partial(loop, tool))
-        result = tool.result()
-        every = tool.figures_of_steps().items()
-        rows = {n: {**row, "seconds": row["seconds"] > 0} for n, row in every}
-        figures.append((result, rows, [*asked]))
-        asked.clear()
-    assert figures[0] == figures[1]
-    assert len(figures[0][1]) == NOTED * 2 + 5
-
-
-class TraceAndPoints(TraceTool):
-    """``trace`` with a further routine at the begin of steps, so that it is told of each point."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_inst_for_iteration(lambda point: None)
-
-
-@pytest.mark.parametrize(
-    "kinds", [(CountTool, CountAndPoints), (TraceTool, TraceAndPoints)], ids=["count", "trace"]
-)
-def test_steps_that_the_program_ends_are_noted_as_they_would_be_told(kinds: Any) -> None:
-    """Where ``amanda.new_iteration()`` ends steps of code without modules, a tool that has only
-    noted them has the figures of one that was told, also of a step that begins there later."""
-    weight = torch.ones(4, 4, requires_grad=True)
-
-    def steps(tool: Any, number: int) -> None:
-        for _ in range(number):
-            torch.ones(2, 4) @ weight
-            amanda.new_iteration()
-        asked.append((tool.steps, [*tool.figures_of_steps()]))
-
-    def loop(tool: Any) -> None:
-        for number in (3, NOTED, NOTED - 9):
-            steps(tool, number)
-        for _ in range(5):
-            torch.ones(2, 4) @ weight
-            amanda.new_iteration()
-        for _ in range(3):
-            (torch.ones(2, 4) @ weight).relu().sum().backward()
-        steps(tool, 2)
-
-    found = []
-    for kind in kinds:
-        asked: list[Any] = []
-        tool = kind()
-        applied(tool, functools.partial(loop, tool))
-        every = tool.figures_of_steps().items()
-        rows = {n: {**row, "seconds": row.get("seconds", 0) > 0} for n, row in every}
-        counts = tool.result()["ops"] if isinstance(tool, CountTool) else []
-        found.append((asked, rows, tool.result()["summary"].keys(), counts))
-    assert found[0] == found[1]
-    assert len(found[0][1]) == 2 * NOTED + 2
-
-
-def test_a_tool_with_figures_of_its_own_is_told_of_each_step() -> None:
-    """Of a class whose figures follow from more than its numbers, steps are not just noted."""
-    assert (CountTool().noting() is None, CountAndMore().noting() is None) == (False, True)
-    tool, model = CountAndMore(), nn.Linear(4, 4)
-
-    def loop() -> None:
-        with torch.no_grad():
-            for _ in range(5):
-                model(torch.ones(2, 4))
-
-    applied(tool, loop)
-    assert [row["asked"] for row in tool.figures_of_steps().values()] == [1] * 5
-
-
-def test_steps_told_at_once_follow_one_another() -> None:
+def test_steps_of_inference_follow_one_another() -> None:
     """Each lasts from its begin to its end, and none begins before the last one has ended."""
     tool, model = CountTool(), nn.Linear(4, 4)
     with amanda.apply(tool), torch.no_grad():

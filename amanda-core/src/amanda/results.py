@@ -65,8 +65,8 @@ class Chart:
         names: a longer name for each label, shown on hovering; empty for none.
         unit: unit of the values, such as ``"s"``, ``"B"`` or ``"FLOP"``; drawn with SI prefixes.
         axis: title of the axis of the labels; "" for none.
-        log: whether the axis of the values is logarithmic; not for bars.
-        modules: whether the labels of bars are paths of modules, which are summed up at one depth;
+        log: True if the axis of the values is logarithmic; not for bars.
+        modules: True if the labels of bars are paths of modules, which are summed up at one depth;
             a page lets the reader pick it.
         run: values in the form of ``values`` where those are of one step: the sums over the whole
             run, which the reader of a page can pick. Empty for none.

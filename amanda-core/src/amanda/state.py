@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
+import attrs
+
 from amanda.python._internals import owned_check, reset_lock
 
 _T = TypeVar("_T")
@@ -47,43 +49,32 @@ class LiveScope(Protocol):
         statistics: figures about the run under it.
         iterations: those under it.
         reference: a weak reference to it.
-        idle_forwards: the count of registrations up to which it is known that no tool has routines
-            at the begin and the end of forward passes; -1 if that is not known.
-        noting, noting_of: what notes that an iteration follows another one, with its tool, as
-            :meth:`amanda.Tool.follow_iterations` has named it; and the count of registrations up to
-            which it is in place of all that the tools have between iterations, or -1.
     """
 
     alive: bool
-    idle_forwards: int
     reference: tuple[weakref.ref[Any]]
     cache: Any
     tools: tuple[Any, ...]
     followers: Sequence[Any]
-    noting: Sequence[tuple[Any, Callable[..., Any]]]
-    noting_of: int
     op_filter: Any
     drivers: list[Any]
     statistics: Any
     iterations: Any
 
     def covers(self, driver: Any) -> bool:
-        """Whether operators of `driver` are instrumented under the scope."""
+        """True if operators of `driver` are instrumented under the scope."""
 
     def analyses_at(self, point: Any) -> bool:
-        """Whether any tool has an analysis routine at `point`."""
+        """True if any tool has an analysis routine at `point`."""
 
     def analyses_backward(self) -> bool:
-        """Whether any tool analyses backward operators."""
+        """True if any tool analyses backward operators."""
 
     def turns(self, point: Any) -> Mapping[int, Any]:
         """The calls of each tool at `point`, by the ``id()`` of the tool."""
 
     def routines_at(self, point: Any) -> Sequence[tuple[Any, Callable[..., Any]]]:
         """The tools' routines at a derived point, in order, each with its tool."""
-
-    def following(self) -> Sequence[tuple[Any, Callable[..., Any]]] | None:
-        """The routines to call where an iteration directly follows another one."""
 
     def exit(self) -> None:
         """End the scope."""
@@ -92,6 +83,7 @@ class LiveScope(Protocol):
         """End the scope in a forked child."""
 
 
+@attrs.define(eq=False, repr=False)
 class Block:
     """One open with-block: of a scope, or of a switch.
 
@@ -105,26 +97,20 @@ class Block:
         task: the task of asyncio whose own code the block belongs to, None for none.
     """
 
-    __slots__ = ("frame", "is_open", "scope", "switch", "task", "thread", "value")
+    scope: LiveScope | None
+    switch: str = ""
+    value: Any = None
+    frame: FrameType | None = None
+    task: Any = None
+    is_open: bool = attrs.field(default=True, init=False)
+    thread: dict[str, Any] = attrs.field(init=False)
 
-    def __init__(
-        self,
-        scope: LiveScope | None,
-        switch: str = "",
-        value: Any = None,
-        frame: FrameType | None = None,
-        task: Any = None,
-    ) -> None:
-        self.is_open = True
-        self.thread = vars(STATE)
-        self.scope = scope
-        self.switch = switch
-        self.value = value
-        self.frame = frame
-        self.task = task
+    @thread.default
+    def _of_current_thread(self) -> dict[str, Any]:
+        return vars(STATE)
 
     def applies(self) -> bool:
-        """Whether the code that runs now is inside of the block.
+        """True if the code that runs now is inside of the block.
 
         That of a generator or a coroutine is not, while it is suspended; but the tasks of asyncio
         that a coroutine has started inside of the block are.
@@ -214,7 +200,7 @@ class ThreadState(threading.local):
 
     Attributes:
         blocks: the open blocks, in the order of their entry. What follows is found from them.
-        held: whether one of them belongs to a generator or a coroutine, so that
+        held: True if one of them belongs to a generator or a coroutine, so that
             :func:`find_active` has to be called before the next four are read.
         scopes: the active scopes, outermost first.
         enabled: False within ``amanda.disabled()``.

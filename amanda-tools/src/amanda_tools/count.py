@@ -162,22 +162,11 @@ class CountTool(PrintingTool[CountOptions]):
 
     def running_figures(self) -> dict[str, float]:
         """Executions so far, forward and backward."""
-        self._counts = self.sums()
-        return self.figures_from(self._counts)[0]
-
-    def sums(self) -> list[int]:
-        """Executions so far of each operator."""
         # A generator would cost frames for each operator, an attrgetter five times as much as a
         # comprehension. A list: other threads may add operators.
-        return [counter.count for counter in list(self._counters.values())]
-
-    def figures_from(
-        self, sums: Sequence[float]
-    ) -> tuple[dict[str, float], dict[str, Sequence[float]]]:
-        """Executions forward and backward, and those of each operator."""
-        backward = sum(itertools.compress(sums, self._is_backward))
-        figures = {"forward": sum(sums) - backward, "backward": backward}
-        return figures, {"executions": sums}
+        self._counts = [counter.count for counter in list(self._counters.values())]
+        backward = sum(itertools.compress(self._counts, self._is_backward))
+        return {"forward": sum(self._counts) - backward, "backward": backward}
 
 
 def _rows_of(rows: Iterable[Mapping[str, Any]], direction: str) -> list[Mapping[str, Any]]:

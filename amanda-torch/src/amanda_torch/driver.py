@@ -57,9 +57,7 @@ class LoadedDriver(TorchDriver):
         is_recording=torch.is_grad_enabled,
         set_recording=_internals.set_grad_enabled,
         mode_depth=_internals.mode_depth,
-        mode_at=_internals.mode_at,
-        pop_mode=_internals.pop_mode,
-        set_modes=_internals.restore_modes,
+        leave_modes=_internals.leave_modes,
     )
 
     @property

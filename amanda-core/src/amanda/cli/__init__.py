@@ -6,6 +6,7 @@ which is imported when the command is given.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -88,14 +89,9 @@ def _run_command(command: str, rest: Sequence[str]) -> int:
         from amanda.cli import list_installed
 
         return list_installed.main(command, rest)
-    if command == "merge":
-        from amanda.cli import merge
-
-        return merge.main(rest)
-    if command == "doctor":
-        from amanda.cli import doctor
-
-        return doctor.main(rest)
+    if command in ("merge", "doctor"):
+        status: int = importlib.import_module(f"amanda.cli.{command}").main(rest)
+        return status
     print(f"amanda: error: there is no command {command!r}{_hint(command)}", file=sys.stderr)
     return 2
 

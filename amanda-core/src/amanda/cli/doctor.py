@@ -102,10 +102,6 @@ def _imported_frameworks() -> Iterator[str]:
             )
 
 
-def _driver_lines(problems: list[str]) -> Iterable[str]:
-    return driver_lines(title="")
-
-
 def _checks(problems: list[str]) -> Iterator[str]:
     entries = drivers.drivers()
     for entry in entries:
@@ -267,6 +263,6 @@ def _make_check(cls: type[Driver], name: str, check: Check | None, problems: lis
 _PARTS: Sequence[tuple[str, Callable[[list[str]], Iterable[str]]]] = (
     ("versions", _versions),
     ("plugins", _plugin_lines),
-    ("drivers", _driver_lines),
+    ("drivers", lambda problems: driver_lines(title="")),
     ("checks", _checks),
 )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import inspect
 import re
-import sys
 import textwrap
-import warnings
 from collections.abc import Sequence
 
 from amanda.cli import tool_options
-from amanda.cli.messages import CommandParser, complain, described_warning
+from amanda.cli.messages import CommandParser, complain, loading_plugins
 from amanda.errors import AmandaError
 from amanda.interface.tool import Tool
 from amanda.python.text import printable
@@ -33,13 +30,9 @@ def main(command: str, arguments: Sequence[str]) -> int:
     if command == "tools":
         parser.add_argument("name", nargs="*", help="describe this tool; several may be given")
     given = parser.parse_args(arguments)
-    problem: AmandaError | None = None
     lines: list[str] = []
-    # What plugins print as they are loaded is not part of the list.
-    silent = contextlib.redirect_stdout(sys.stderr)
-    with warnings.catch_warnings(record=True) as caught, silent:
-        warnings.simplefilter("always")
-        try:
+    try:
+        with loading_plugins():
             if command == "drivers":
                 lines = driver_lines()
             elif given.name:
@@ -47,13 +40,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
                 lines = "\n\n".join("\n".join(describe(name)) for name in names).splitlines()
             else:
                 lines = tool_lines()
-        except AmandaError as error:
-            problem = error
-    for warning in caught:
-        if line := described_warning(warning):
-            complain(f"warning: {line}")
-    if problem is not None:
-        complain(f"error: {problem}")
+    except AmandaError as error:
+        complain(f"error: {error}")
         return 2
     print(printable("\n".join(lines), keep="\n"))
     return 0

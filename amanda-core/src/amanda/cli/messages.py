@@ -9,9 +9,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import NoReturn
 
 from amanda.errors import AmandaWarning
@@ -56,6 +58,19 @@ def described_warning(warning: warnings.WarningMessage) -> str:
         return ""
     kind = warning.category.__name__
     return f"{warning.message} ({kind} of {warning.filename}:{warning.lineno})"
+
+
+@contextlib.contextmanager
+def loading_plugins() -> Iterator[None]:
+    """Within it, what plugins print goes to stderr; warnings are printed as messages at its end."""
+    with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(sys.stderr):
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            for warning in caught:
+                if line := described_warning(warning):
+                    complain(f"warning: {line}")
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -104,7 +104,7 @@ class ToolsOfCell:
         variable: name of the variable that holds the tools.
 
     Attributes:
-        is_over: whether the cell has ended.
+        is_over: True if the cell has ended.
     """
 
     def __init__(self, shell: InteractiveShell, report: Report, variable: str) -> None:

@@ -12,23 +12,17 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 import io
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 from amanda.python.patching import PatchSet
 from amanda.state import LiveScope
-
-FIRST, EVERY = 3.0, 1.0
-"""Seconds until the line is shown on a terminal, and between its updates."""
-
-PLAIN_EVERY = 30.0
-"""Seconds between two lines where stderr is not a terminal."""
 
 _ERASE = "\r\x1b[K"
 
@@ -41,7 +35,7 @@ def create_progress(scope: LiveScope, wanted: bool | None) -> Progress | None:
 
     Args:
         scope: the scope of the run.
-        wanted: whether the user has asked for it; None to show it if stderr is a terminal.
+        wanted: True if the user has asked for it; None to show it if stderr is a terminal.
 
     Returns:
         The progress, which has not started; None if it is not to be shown.
@@ -64,20 +58,16 @@ class Progress:
     Args:
         scope: the scope whose operators are counted.
         descriptor: file descriptor to write to.
-        first: seconds until the first line.
-        every: seconds between two lines.
+
+    Attributes:
+        first, every: seconds until the first line, and between two lines.
     """
 
-    def __init__(
-        self,
-        scope: LiveScope,
-        descriptor: int,
-        first: float = PLAIN_EVERY,
-        every: float = PLAIN_EVERY,
-    ) -> None:
+    first = every = 30.0
+
+    def __init__(self, scope: LiveScope, descriptor: int) -> None:
         self._scope = scope
         self._descriptor = descriptor
-        self._first, self._every = first, every
         self._began = time.monotonic()
         self._known = 0, 0.0
         self._rate = ""
@@ -129,12 +119,12 @@ class Progress:
         # Signals are to interrupt the system calls of the main thread.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            due = max(self._first - (time.monotonic() - self._began), self._every)
+            due = max(self.first - (time.monotonic() - self._began), self.every)
             while not self._stopping.wait(due):
                 # A dictionary has grown while it was read: the next line will have the figures.
                 with contextlib.suppress(RuntimeError):
                     self.show(self.text())
-                due = self._every
+                due = self.every
         finally:
             self._ended.set()
 
@@ -165,10 +155,10 @@ class Progress:
 class TerminalProgress(Progress):
     """Keeps one line on the terminal, below the output of the program."""
 
-    def __init__(
-        self, scope: LiveScope, descriptor: int, first: float = FIRST, every: float = EVERY
-    ) -> None:
-        super().__init__(scope, descriptor, first, every)
+    first, every = 3.0, 1.0
+
+    def __init__(self, scope: LiveScope, descriptor: int) -> None:
+        super().__init__(scope, descriptor)
         # Reentrant: a signal handler may print while this thread is in write().
         self._lock = threading.RLock()
         self._is_shown = False
@@ -250,13 +240,10 @@ def _is_busy(descriptor: int) -> bool:
 # -- forks ----------------------------------------------------------------
 
 
-_HOOKED: list[Any] = []
-
-
+@functools.cache
 def _watch_forks() -> None:
     """End the thread before each fork: from Python 3.12 on, a fork warns of other threads."""
-    if not _HOOKED and hasattr(os, "register_at_fork"):
-        _HOOKED.append(True)
+    if hasattr(os, "register_at_fork"):
         os.register_at_fork(
             before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child
         )
@@ -271,7 +258,7 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     # Python 3.12 counts the threads after this hook and warns of more than one. Ours starts again
     # only where the program has others, of which Python warns anyway.
-    if sys.version_info < (3, 12) or len(tuple(_native_threads())) > 1:
+    if sys.version_info < (3, 12) or _count_native_threads() > 1:
         for running in _RUNNING:
             running.wake()
 
@@ -283,6 +270,9 @@ def _in_child() -> None:
     _RUNNING.clear()
 
 
-def _native_threads() -> Iterator[str]:
-    with contextlib.suppress(OSError):
-        yield from os.listdir("/proc/self/task")
+def _count_native_threads() -> int:
+    """The threads of the process, those of others than Python included; 0 if unknown."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 0

@@ -83,8 +83,8 @@ class Report:
         facts: lines about the run for the page, by heading.
         complain: prints a message about a result that is lost.
         hint: a line before the last one, about what else to ask for; "" for none.
-        has_driver: whether a driver was there for the tools; else their summaries are not printed.
-        has_failed: whether the program has; where it did before its first operator, none are.
+        has_driver: True if a driver was there for the tools; else their summaries are not printed.
+        has_failed: True if the program has; where it did before its first operator, none are.
         error: why the run is one of wrong usage, for stderr; "" if it is not.
         written: the files that have been written.
     """
@@ -144,22 +144,18 @@ class Report:
             return
         collected = pages.Collector(named.name, named.tool)
         self._collected.append(collected)
+        stem = f"{named.name}{self.rank.suffix}"
         with self._noted(f"a result of {named.name}", collected):
-            self._collect(collected, named.tool)
-        if self.folder is not None:
+            if result := _method(named.tool, "result"):
+                # Kept before it is written: a page shows a result that the disk has no space for.
+                collected.result = result()
+                if self.folder is not None:
+                    path = self.folder / f"{stem}.json"
+                    write_json(path, self._with_rank(collected.result))
+                    self._note_files(collected, path)
+        if self.folder is not None and (write := _method(named.tool, "write_files")):
             with self._noted(f"a result of {named.name}", collected):
-                self._write_files(collected, named.tool, self.folder)
-
-    def _collect(self, collected: pages.Collector, tool: Tool) -> None:
-        result = _method(tool, "result")
-        if result is None:
-            return
-        # Kept before it is written: a page can show a result that the disk has no space for.
-        collected.result = result()
-        if self.folder is not None:
-            path = self.folder / f"{collected.name}{self.rank.suffix}.json"
-            write_json(path, self._with_rank(collected.result))
-            self._note_files(collected, path)
+                self._note_files(collected, *_paths(write(self.folder, stem)))
 
     def _with_rank(self, result: Any) -> Any:
         """A result for the file of a rank: `amanda merge` notices whose result is missing."""
@@ -167,22 +163,18 @@ class Report:
             return result
         return {**result, "rank": {"number": self.rank.number, "count": self.rank.count}}
 
-    def _write_files(self, collected: pages.Collector, tool: Tool, folder: Path) -> None:
-        if write := _method(tool, "write_files"):
-            answer = write(folder, f"{collected.name}{self.rank.suffix}")
-            self._note_files(collected, *_paths(answer))
-
     def _note_files(self, collected: pages.Collector, *paths: Path) -> None:
         collected.files += paths
         self.written += paths
 
     def _write_page(self, path: Path, statistics: Statistics, seconds: float) -> None:
+        compiled = last_line.explain_ways(statistics.compiled)
         facts = {
             **self.facts,
             "namespaces": pages.namespaces(part.result for part in self._collected),
             "versions": pages.versions(),
             "operators": last_line.describe_ops(statistics),
-            **self._compiled(statistics),
+            **({"compiled code": compiled} if compiled else {}),
             "not seen": last_line.explain_unseen(statistics),
             "time": last_line.describe_time(statistics, seconds),
         }
@@ -193,11 +185,6 @@ class Report:
         title = f"amanda run: {names}" if names else "amanda run"
         pages.write_page(path, RunReport(title=title, facts=facts, tools=tools))
         self.written.append(path)
-
-    def _compiled(self, statistics: Statistics) -> dict[str, str]:
-        """The fact about compiled code for the page; none where there is no such code."""
-        text = last_line.explain_ways(statistics.compiled)
-        return {"compiled code": text} if text else {}
 
     def _print(self, statistics: Statistics, seconds: float) -> None:
         is_ours = False

@@ -13,7 +13,6 @@ import signal
 import sys
 import tempfile
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ from amanda.cli.messages import (
     CommandParser,
     complain,
     described_error,
-    described_warning,
+    loading_plugins,
 )
 from amanda.cli.results import NamedTool, Rank, Report
 from amanda.errors import AmandaError, FileError, UnknownNameError
@@ -61,10 +60,6 @@ examples:
   amanda run -t flops,profile:by=module -o out --html -- train.py
   amanda run -t count:ops=conv2d+linear,trace -o out -- -m package.train"""
 
-SELECTING = ("--ops", "--modules", "--every", "--skip")
-WITH_VALUE = ("-t", "--tool", "--tools", "-o", "--output", "--driver", "--interceptor", *SELECTING)
-_WITHOUT_VALUE = ("--html", "--progress", "--no-progress", "--help")
-
 NO_TOOL = "no tool was given: try -t count; amanda tools lists all"
 
 PAGE_TOOLS = ("flops", "profile", "trace", "summary")
@@ -77,107 +72,15 @@ class UsageError(Exception):
     """The command line is wrong; nothing of the program has run."""
 
 
-def create_parser() -> CommandParser:
-    """Create the parser of the options that come before the program."""
-    own = CommandParser(
-        prog="amanda run",
-        usage=USAGE,
-        description="Run a program under tools. Its source, its output and its exit status stay as "
-        "they are.",
-        epilog=f"{GRAMMAR}\n\n{_EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    own.add_argument(
-        *("-t", "--tool", "--tools"),
-        action="append",
-        default=[],
-        help="tools and their options, TOOL[:key=value,...][,TOOL...]; may be repeated",
-    )
-    own.add_argument(
-        *("-o", "--output"),
-        action=_Folder,
-        metavar="DIR",
-        help="write the results as files into DIR (default: print summaries only)",
-    )
-    own.add_argument(
-        "--html",
-        action="store_true",
-        help="write a page about the run, for a browser: report.html in the folder of -o",
-    )
-    _add_selection(own)
-    _add_drivers(own)
-    own.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        help="show on stderr how far a long run is (default: if it is a terminal)",
-    )
-    return own
+def _folder(text: str) -> Path:
+    """A folder with a name, which an unset variable of the shell has not.
 
-
-def _add_selection(own: CommandParser) -> None:
-    """Add the options that restrict all tools to some operators and executions."""
-    own.add_argument(
-        "--ops",
-        type=_some_names,
-        metavar="A+B",
-        help="tools see operators of these types only (default: all)",
-    )
-    own.add_argument(
-        "--modules",
-        type=_some_names,
-        metavar="A+B",
-        help="and in modules whose paths match these patterns, such as 'layer1.*'",
-    )
-    own.add_argument(
-        "--every",
-        type=_number_from(1),
-        metavar="N",
-        default=1,
-        help="they act at each N-th execution of an operator (default: 1)",
-    )
-    own.add_argument(
-        "--skip",
-        type=_number_from(0),
-        metavar="N",
-        default=0,
-        help="and not at its first N executions (default: 0)",
-    )
-
-
-def _add_drivers(own: CommandParser) -> None:
-    """Add the options about drivers."""
-    own.add_argument(
-        "--driver",
-        action="extend",
-        type=lambda text: text.split(","),
-        metavar="NAME",
-        help="use this driver (see: amanda drivers)",
-    )
-    own.add_argument(
-        "--interceptor", metavar="NAME", default="",
-        help="how a driver with several ways notices operators (see: amanda doctor)",
-    )  # fmt: skip
-
-
-class _Folder(argparse.Action):
-    """The folder of ``-o``: one, with a name, which an unset variable of the shell has not."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        known = getattr(namespace, self.dest)
-        if not values:
-            raise argparse.ArgumentError(self, "needs the name of a folder, got an empty string")
-        if known is not None:
-            raise argparse.ArgumentError(
-                self, f"is given twice ({known} and {values}); all results go to one folder"
-            )
-        setattr(namespace, self.dest, Path(values))
+    Raises:
+        ArgumentTypeError: it has none.
+    """
+    if text:
+        return Path(text)
+    raise argparse.ArgumentTypeError("needs the name of a folder, got an empty string")
 
 
 def _some_names(text: str) -> str:
@@ -200,6 +103,84 @@ def _number_from(least: int) -> Callable[[str], int]:
     return convert
 
 
+def _drivers(text: str) -> list[str]:
+    return text.split(",")
+
+
+_OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
+    (
+        "-t --tool --tools",
+        {"metavar": "TOOL", "action": "append", "default": []},
+        "tools and their options, TOOL[:key=value,...][,TOOL...]; may be repeated",
+    ),
+    (
+        "-o --output",
+        {"metavar": "DIR", "action": "append", "default": [], "type": _folder},
+        "write the results as files into DIR (default: print summaries only)",
+    ),
+    (
+        "--html",
+        {"action": "store_true"},
+        "write a page about the run, for a browser: report.html in the folder of -o",
+    ),
+    (
+        "--ops",
+        {"metavar": "A+B", "type": _some_names},
+        "tools see operators of these types only (default: all)",
+    ),
+    (
+        "--modules",
+        {"metavar": "A+B", "type": _some_names},
+        "and in modules whose paths match these patterns, such as 'layer1.*'",
+    ),
+    (
+        "--every",
+        {"metavar": "N", "type": _number_from(1), "default": 1},
+        "they act at each N-th execution of an operator (default: 1)",
+    ),
+    (
+        "--skip",
+        {"metavar": "N", "type": _number_from(0), "default": 0},
+        "and not at its first N executions (default: 0)",
+    ),
+    (
+        "--driver",
+        {"metavar": "NAME", "type": _drivers, "action": "extend"},
+        "use this driver (see: amanda drivers)",
+    ),
+    (
+        "--interceptor",
+        {"metavar": "NAME", "default": ""},
+        "how a driver with several ways notices operators (see: amanda doctor)",
+    ),
+    (
+        "--progress",
+        {"action": argparse.BooleanOptionalAction},
+        "show on stderr how far a long run is (default: if it is a terminal)",
+    ),
+)
+"""The options that come before the program: the names, the arguments for argparse, the help."""
+
+WITH_VALUE = tuple(n for names, kind, _ in _OPTIONS if "metavar" in kind for n in names.split())
+_WITHOUT_VALUE = ("--html", "--progress", "--no-progress", "--help")
+
+
+def create_parser() -> CommandParser:
+    """Create the parser of the options that come before the program."""
+    own = CommandParser(
+        prog="amanda run",
+        usage=USAGE,
+        description="Run a program under tools. Its source, its output and its exit status stay as "
+        "they are.",
+        epilog=f"{GRAMMAR}\n\n{_EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for names, kind, text in _OPTIONS:
+        own.add_argument(*names.split(), help=text, **kind)
+    return own
+
+
 _NO_VALUE = "--html takes no value; the page is report.html in the folder of -o"
 
 
@@ -209,38 +190,40 @@ def main(arguments: Sequence[str]) -> int:
     The results are written and printed when Python exits.
     """
     ours, words = program.split(arguments, WITH_VALUE)
+    out = sys.stdout
+    try:
+        given = _parse(ours, words)
+        with loading_plugins(), _random_kept():
+            run = _prepare(given, ours, words)
+        run.report.out = out
+        run.describe(arguments)
+    except (program.ProgramError, UsageError, AmandaError) as error:
+        complain(f"error: {error}")
+        return error.status if isinstance(error, program.ProgramError) else WRONG_USAGE
+    except KeyboardInterrupt as error:
+        endings.by_signal(signal.SIGINT, error)
+    return run.execute()
+
+
+def _parse(ours: Sequence[str], words: Sequence[str]) -> argparse.Namespace:
+    """Parse the options.
+
+    Args:
+        ours: the options, as written.
+        words: the words after them.
+
+    Raises:
+        UsageError: one is unknown.
+    """
     if any(word.startswith("--html=") for word in ours):
-        complain(f"error: {_NO_VALUE}")
-        return WRONG_USAGE
+        raise UsageError(_NO_VALUE)
     given, unknown = create_parser().parse_known_args(ours)
     # -modules, which is -m odules.
     unknown += [word for word in words[:1] if f"-{word}".partition("=")[0] in WITH_VALUE]
     if unknown:
         known = (*WITH_VALUE, *_WITHOUT_VALUE)
-        complain(f"error: {mistakes.explain_option(unknown[0], given.tool, known)}")
-        return WRONG_USAGE
-    caught: list[warnings.WarningMessage] = []
-    problem: Exception | None = None
-    out = sys.stdout
-    # What plugins and tools print as they are loaded is not an output of the program.
-    silent = contextlib.redirect_stdout(sys.stderr)
-    try:
-        with warnings.catch_warnings(record=True) as caught, silent, _random_kept():
-            warnings.simplefilter("always")
-            run = _prepare(given, ours, words)
-        run.report.out = out
-        run.describe(arguments)
-    except (program.ProgramError, UsageError, AmandaError) as error:
-        problem = error
-    except KeyboardInterrupt as error:
-        endings.by_signal(signal.SIGINT, error)
-    for warning in caught:
-        if line := described_warning(warning):
-            complain(f"warning: {line}")
-    if problem is not None:
-        complain(f"error: {problem}")
-        return problem.status if isinstance(problem, program.ProgramError) else WRONG_USAGE
-    return run.execute()
+        raise UsageError(mistakes.explain_option(unknown[0], given.tool, known))
+    return given
 
 
 @contextlib.contextmanager
@@ -322,11 +305,14 @@ def create_report(given: argparse.Namespace) -> Report:
         names = [name for name in PAGE_TOOLS if name in available()]
     tools = create_tools(names)
     op_filter = create_op_filter(given)
-    check_folder(given.output)
+    if len(given.output) > 1:
+        named = " and ".join(map(str, given.output))
+        raise UsageError(f"-o is given twice ({named}); all results go to one folder")
     # Absolute: the program may change the current folder.
-    folder = None if given.output is None else given.output.absolute()
+    folder = given.output[0].absolute() if given.output else None
     rank = Rank.of_environment()
     if folder is not None:
+        check_folder(*given.output)
         _check_files(folder, (f"{named.name}{rank.suffix}.json" for named in tools))
     page = pages.page_path(folder, rank.suffix).absolute() if given.html else None
     if page is not None:
@@ -406,21 +392,26 @@ def _create_tool(name: str, cls: type[Tool], arguments: dict[str, Any]) -> Tool:
         text = str(error).removeprefix(f"tool {name}: ")
         raise UsageError(f"tool {name}: {text}; see: amanda tools") from error
     except BROKEN as error:
-        if tracebacks.are_full():
-            raise
-        raise UsageError(
-            f"tool {name} cannot be created: {described_error(error)} ({tracebacks.HOW_TO_SEE_ALL})"
-        ) from error
+        raise _broken(f"tool {name} cannot be created", error) from error
 
 
-def check_folder(folder: Path | None) -> None:
+def _broken(what: str, error: BaseException) -> UsageError:
+    """The error in place of an exception in the code of a tool or driver.
+
+    Raises:
+        BaseException: the exception itself, where all tracebacks are wanted.
+    """
+    if tracebacks.are_full():
+        raise error
+    return UsageError(f"{what}: {described_error(error)} ({tracebacks.HOW_TO_SEE_ALL})")
+
+
+def check_folder(folder: Path) -> None:
     """Create the output folder, and check that files can be written into it.
 
     Raises:
         UsageError: they cannot.
     """
-    if folder is None:
-        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -661,11 +652,7 @@ def _apply(scope: apply) -> None:
     except AmandaError:
         raise
     except BROKEN as error:
-        if tracebacks.are_full():
-            raise
-        raise UsageError(
-            f"the tools cannot be applied: {described_error(error)} ({tracebacks.HOW_TO_SEE_ALL})"
-        ) from error
+        raise _broken("the tools cannot be applied", error) from error
 
 
 def _on_terminate(handler: Any) -> None:

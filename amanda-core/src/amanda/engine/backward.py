@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from amanda.engine.plan import find_replacement
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, described
@@ -109,15 +111,13 @@ class OpHandle:
         return [action for _, record in self.records() for action in record.actions(kind)]
 
 
+@attrs.define(eq=False, repr=False)
 class BackwardExecution:
     """Executions of one backward operator."""
 
-    __slots__ = ("_dispatcher", "_handle", "call")
-
-    def __init__(self, dispatcher: Dispatcher, handle: OpHandle, call: BackwardCall) -> None:
-        self._dispatcher = dispatcher
-        self._handle = handle
-        self.call = call
+    _dispatcher: Dispatcher
+    _handle: OpHandle
+    call: BackwardCall
 
     def is_live(self) -> bool:
         """True if a scope that saw the forward operator has not ended."""
@@ -251,6 +251,7 @@ class BackwardExecution:
             child.state.backward, child.state.gradients = None, (None, None)
 
 
+@attrs.define(eq=False, repr=False)
 class OperatorGradients:
     """The routines on the gradients of an operator as a whole (contract rule 8).
 
@@ -259,11 +260,8 @@ class OperatorGradients:
     product. They enclose the routines of the single backward operators.
     """
 
-    __slots__ = ("_dispatcher", "_handle")
-
-    def __init__(self, dispatcher: Dispatcher, handle: OpHandle) -> None:
-        self._dispatcher = dispatcher
-        self._handle = handle
+    _dispatcher: Dispatcher
+    _handle: OpHandle
 
     def before(self, grad_outputs: Gradients) -> Gradients:
         """Run the routines on the gradients of the outputs."""

@@ -188,7 +188,7 @@ class OperatorRun:
     ) -> tuple[Tensors, ActionPlan]:
         """Run the operator with its vector-Jacobian product as its only backward operator."""
         driver, inputs = self._driver, self.inputs
-        if not any(tensor is not None and driver.wants_gradient(tensor) for tensor in inputs):
+        if not self._wanted(inputs):
             outputs = self._compute(plan, inputs)
             return outputs, self._finish(plan, analysis, outputs)
         assert driver.differentiate is not None
@@ -248,8 +248,7 @@ class OperatorRun:
 
     def _passing(self, tensors: Tensors, function: Callable[[Gradients], Gradients]) -> Tensors:
         """`tensors`, with their gradients going through `function`."""
-        wants = self._driver.wants_gradient
-        wanted = [i for i, tensor in enumerate(tensors) if tensor is not None and wants(tensor)]
+        wanted = self._wanted(tensors)
         if not wanted:
             return tensors
 
@@ -264,11 +263,15 @@ class OperatorRun:
 
         sources = [tensors[position] for position in wanted]
         passing = list(tensors)
-        for position, tensor in zip(
-            wanted, self._driver.with_vjp(sources, sources, vjp), strict=True
-        ):
+        made = self._driver.with_vjp(sources, sources, vjp)
+        for position, tensor in zip(wanted, made, strict=True):
             passing[position] = tensor
         return passing
+
+    def _wanted(self, tensors: Tensors) -> list[int]:
+        """The positions of the tensors that want a gradient."""
+        wants = self._driver.wants_gradient
+        return [i for i, tensor in enumerate(tensors) if tensor is not None and wants(tensor)]
 
     def _with_replaced_gradients(self, gradients: OperatorGradients, outputs: Tensors) -> Tensors:
         """`outputs` whose gradients go past the operator's own backward operators to its inputs.
@@ -290,8 +293,7 @@ class OperatorRun:
         self, outputs: Tensors, sources: Tensors, vjp: Callable[[Gradients], Gradients]
     ) -> Tensors:
         """`outputs` whose gradients go through `vjp` to the `sources` that want a gradient."""
-        wants = self._driver.wants_gradient
-        wanted = [i for i, tensor in enumerate(sources) if tensor is not None and wants(tensor)]
+        wanted = self._wanted(sources)
         if not wanted or not outputs:
             return outputs
 

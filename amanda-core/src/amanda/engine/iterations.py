@@ -51,27 +51,22 @@ class Iterations:
         trains: bool,
         emit: Emit,
         differentiates: bool = False,
-        is_next: bool | None = None,
     ) -> bool:
-        """A call of an outermost module begins; whether it is a forward pass of its own.
+        """A call of an outermost module begins; returns True if it is a forward pass of its own.
 
         Args:
             model: tells the module from others.
-            trains: whether it is in training, with gradients.
+            trains: True if it is in training, with gradients.
             emit: called with each point that is passed.
-            differentiates: whether the gradients are computed with it, as in a run of a graph.
-            is_next: the answer of :meth:`is_next`, if it was asked already.
+            differentiates: True if the gradients are computed with it, as in a run of a graph.
         """
-        if is_next is None:
-            is_next = self.is_next(model, differentiates)
+        is_next = self._is_next(model, differentiates)
         self.forwards += 1
         if self.forwards > 1:
             return False
         ended = self.end
         if is_next:
-            # In inference there is nothing to ask: each call of a small model comes here.
-            is_known = not (self._is_training or self._has_gradients)
-            (self._ended if is_known else self._close)(emit)
+            self._close(emit)
         if trains and not (self._is_open or self._has_gradients) and self._first_ambiguous is None:
             # An evaluation before training is not a step, but if no gradient follows at all, it is.
             self._evaluated, self.count = self.count, 0
@@ -85,33 +80,8 @@ class Iterations:
             self._has_gradients = True
         return True
 
-    def follow(self, model: str, trains: bool) -> bool:
-        """End the iteration and begin another one with a forward pass, as :meth:`forward_begins`
-        does, in one function, without telling of it and without reading when it begins.
-
-        Args:
-            model, trains: as of :meth:`forward_begins`, where :meth:`is_next` is true.
-
-        Returns:
-            Whether that is done: not if it may have been no iteration, or was of another kind.
-        """
-        if trains:
-            is_alike = self._is_training and not self._trains and self._first_ambiguous is not None
-            is_alike = is_alike and not self._evaluated
-        else:
-            is_alike = not (self._is_training or self._has_gradients)
-        if not is_alike:
-            return False
-        self.end = time.perf_counter()
-        self.forwards += 1
-        self.count += 1
-        self.contiguous = True
-        self._backwards = 0
-        self._called = {model: trains}
-        return True
-
-    def is_next(self, model: str, differentiates: bool) -> bool:
-        """Whether a call of an outermost module that begins now would begin another iteration.
+    def _is_next(self, model: str, differentiates: bool) -> bool:
+        """True if a call of an outermost module that begins now begins another iteration.
 
         It cannot belong to the one that runs.
         """
@@ -152,18 +122,6 @@ class Iterations:
         """The program says that an iteration has ended."""
         if self._is_open or not self._seen_this_step:
             self._ended(emit)
-
-    def end_unbegun(self) -> bool:
-        """Do :meth:`new_iteration` in one function, without telling of it.
-
-        Returns:
-            Whether that is done: not if something has told where an iteration begins.
-        """
-        if self._is_open or self._seen_this_step:
-            return False
-        self.end = time.perf_counter()
-        self.count += 1
-        return True
 
     def finish(self, emit: Emit) -> None:
         """The end of the scope: an iteration without an optimizer is complete."""

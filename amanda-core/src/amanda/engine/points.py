@@ -13,14 +13,12 @@ and iterations are few.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from amanda.engine.notes import note
 from amanda.interface.points import Point, PointContext
-from amanda.interface.tool import NOTED, REGISTERED
 from amanda.state import STATE
 
 if TYPE_CHECKING:
@@ -42,11 +40,11 @@ class Points:
         self._runs_at_once = True
 
     def is_wanted(self, scopes: Scopes) -> bool:
-        """Whether a tool has a routine at any derived point."""
+        """True if a tool has a routine at any derived point."""
         return any(tool.has_routines_at(*Point) for scope in scopes for tool in scope.tools)
 
     def wants_modules(self, scopes: Scopes) -> bool:
-        """Whether a tool has a routine at the entry or exit of modules."""
+        """True if a tool has a routine at the entry or exit of modules."""
         points = Point.MODULE_ENTRY, Point.MODULE_EXIT
         return any(tool.has_routines_at(*points) for scope in scopes for tool in scope.tools)
 
@@ -71,37 +69,18 @@ class Points:
 
         Args:
             model: the common beginning of its operators' ids.
-            trains: whether it is in training, with gradients.
-            differentiates: whether the gradients are computed with it, as in a run of a graph.
+            trains: True if it is in training, with gradients.
+            differentiates: True if the gradients are computed with it, as in a run of a graph.
             facts: gives ``target`` and ``inputs`` of the point; called if a tool has a routine.
         """
         begun = 0
         try:
             for scope in scopes:
                 begun += 1
-                iterations = scope.iterations
-                is_next = iterations.is_next(model, differentiates)
-                if not is_next or not scope.alive or STATE.paused:
-                    tell = partial(self._tell, scope)
-                    begins = iterations.forward_begins(model, trains, tell, differentiates, is_next)
-                    if begins and scope.routines_at(Point.FORWARD_BEGIN):
-                        self._tell(scope, Point.FORWARD_BEGIN, id=model, **facts())
-                    continue
-                can_note = scope.noting_of == REGISTERED.count and not differentiates
-                number, begin = iterations.count, iterations.begin
-                if not (can_note and number % NOTED and iterations.follow(model, trains)):
-                    # Three points at each call of a small model: tools' code is entered once.
-                    args = scope, model, trains, differentiates, facts
-                    self._dispatcher.call_alone(scope, self._next_begins, args)
-                    continue
-                # Outside of tools' code; it takes less than to look at the clock again.
-                iterations.begin = end = iterations.end
-                for tool, note_end in scope.noting:
-                    try:
-                        note_end(number, begin, end)
-                    except BaseException as error:
-                        _note(error, tool, note_end, Point.ITERATION_END)
-                        raise
+                tell = partial(self._tell, scope)
+                begins = scope.iterations.forward_begins(model, trains, tell, differentiates)
+                if begins and scope.routines_at(Point.FORWARD_BEGIN):
+                    tell(Point.FORWARD_BEGIN, id=model, **facts())
         except BaseException:
             self.forward_is_given_up(scopes[:begun])
             raise
@@ -111,43 +90,12 @@ class Points:
         for scope in told:
             scope.iterations.forwards = max(0, scope.iterations.forwards - 1)
 
-    def _next_begins(
-        self,
-        scope: LiveScope,
-        model: str,
-        trains: bool,
-        differentiates: bool,
-        facts: Callable[[], Mapping[str, Any]],
-    ) -> None:
-        """An iteration ends and another one begins with a forward pass; in tools' code."""
-        iterations, following = scope.iterations, scope.following()
-        number, begin = iterations.count, iterations.begin
-        if following is not None and not differentiates and iterations.follow(model, trains):
-            for tool, routine in following:
-                try:
-                    routine(number, begin, iterations.end)
-                except BaseException as error:
-                    _note(error, tool, routine, Point.ITERATION_END)
-                    raise
-            iterations.begin, begins = time.perf_counter(), True
-        else:
-            run = partial(self._run, scope)
-            begins = iterations.forward_begins(model, trains, run, differentiates, is_next=True)
-        if (
-            begins
-            and scope.idle_forwards != REGISTERED.count
-            and scope.routines_at(Point.FORWARD_BEGIN)
-        ):
-            self._run(scope, Point.FORWARD_BEGIN, id=model, **facts())
-
     def forward_ends(self, told: Scopes, model: str) -> None:
         """The outermost module has returned, or raised."""
         for scope in told:
-            # In one function, as above.
             iterations = scope.iterations
-            iterations.forwards = depth = max(0, iterations.forwards - 1)
-            is_told = not depth and scope.idle_forwards != REGISTERED.count
-            if is_told and scope.routines_at(Point.FORWARD_END):
+            iterations.forwards = max(0, iterations.forwards - 1)
+            if not iterations.forwards:
                 self._tell(scope, Point.FORWARD_END, id=model)
 
     def backward_begins(self) -> Scopes:
@@ -202,20 +150,7 @@ class Points:
 
     def iteration_ends(self, scope: LiveScope) -> None:
         """The program says that an iteration has ended."""
-        iterations = scope.iterations
-        number = iterations.count
-        # As where a forward pass begins: outside of tools' code.
-        is_told = scope.alive and not STATE.paused and scope.following() is not None
-        can_note = is_told and scope.noting_of == REGISTERED.count and number % NOTED
-        if not (can_note and iterations.end_unbegun()):
-            iterations.new_iteration(partial(self._tell, scope))
-            return
-        for tool, note_end in scope.noting:
-            try:
-                note_end(number, None, iterations.end)
-            except BaseException as error:
-                _note(error, tool, note_end, Point.ITERATION_END)
-                raise
+        scope.iterations.new_iteration(partial(self._tell, scope))
 
     def finish(self, scope: LiveScope) -> None:
         """A scope is about to end."""

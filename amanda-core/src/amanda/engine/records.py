@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+import attrs
+
 from amanda.interface.action import Action, ActionKind, Filter, InstPoint, Owner
 from amanda.interface.backward_context import BackwardOpContext
 from amanda.interface.calls import OpCall
 from amanda.interface.context import OpContext, OpState
 
 
+@attrs.define(eq=False, repr=False)
 class OpRecord:
     """The record of one forward or backward operator in one scope.
 
@@ -22,20 +25,17 @@ class OpRecord:
         children: records of the operator's backward operators, by id.
     """
 
-    __slots__ = ("_is_selected", "analysed", "children", "context", "redo", "state")
-
-    def __init__(self, context: OpContext, state: OpState) -> None:
-        self.context = context
-        self.state = state
-        self.analysed: frozenset[InstPoint] = frozenset()
-        self.redo: dict[InstPoint, set[Owner]] = {}
-        self.children: dict[str, OpRecord] = {}
-        self._is_selected: bool | None = None
+    context: OpContext
+    state: OpState
+    analysed: frozenset[InstPoint] = frozenset()
+    redo: dict[InstPoint, set[Owner]] = attrs.field(factory=dict)
+    children: dict[str, OpRecord] = attrs.field(factory=dict)
+    _is_selected: bool | None = None
 
     @classmethod
     def of_call(cls, call: OpCall, namespace: str, runs_at_once: bool = True) -> OpRecord:
         """A new record of the forward operator that `call` executes."""
-        state = OpState(call.op, call.op_id, call)
+        state = OpState.of_call(call)
         return cls(OpContext(state, namespace, runs_at_once), state)
 
     def child(self, op: Any, op_id: str, *, fresh: bool) -> OpRecord:
@@ -49,11 +49,11 @@ class OpRecord:
 
     @property
     def has_actions(self) -> bool:
-        """Whether any action is recorded for this very operator."""
+        """True if any action is recorded for this very operator."""
         return any(self.state.actions.values())
 
     def is_selected(self, op_filter: Filter | None) -> bool:
-        """Whether the scope's filter lets its tools see the operator."""
+        """True if the scope's filter lets its tools see the operator."""
         if self._is_selected is None:
             self._is_selected = op_filter is None or op_filter.selects(self.context)
         return self._is_selected
@@ -92,14 +92,14 @@ class OpRecord:
 
     @property
     def complete(self) -> bool:
-        """Whether all analyses of the forward operator have run.
+        """True if all analyses of the forward operator have run.
 
         They have not where the operator itself failed in its first execution.
         """
         return not self.redo and InstPoint.AFTER_FORWARD_OP in self.analysed
 
     def pending(self, point: InstPoint) -> bool:
-        """Whether an analysis of `point` has yet to run."""
+        """True if an analysis of `point` has yet to run."""
         return point not in self.analysed or bool(self.redo.get(point))
 
     def actions(self, kind: ActionKind) -> tuple[Action, ...]:

@@ -55,24 +55,16 @@ class ToolCode:
         isolated: bool = False,
         scopes: Sequence[LiveScope] | None = None,
     ) -> Any:
-        """Call a function in which code of tools runs.
-
-        Args:
-            contexts: what has to hold meanwhile beside :attr:`Driver.thread_switches`.
-            isolated: True to switch automatic differentiation off by the driver's switches.
-            scopes: whose tools' code it is, if not that of all scopes of the thread.
-        """
+        """Call a function in which code of tools runs, of `scopes` or else of all of the thread,
+        within `contexts`, and without automatic differentiation if `isolated`."""
         thread = vars(STATE)
         undo, owned, switches, start = thread["undo"], owns_tool_lock(), self._switches, 0.0
-        mark, depth = len(undo), switches.mode_depth()
+        mark = len(undo)
         undo.append((thread.__setitem__, ("paused", thread["paused"])))
         try:
             thread["paused"] += 1
-            if depth:
-                modes = tuple(map(switches.mode_at, range(depth)))
-                undo.append((switches.set_modes, (modes,)))
-                for _ in modes:
-                    switches.pop_mode()
+            if switches.mode_depth():
+                switches.leave_modes(undo)
             if isolated and switches.is_recording():
                 undo.append((switches.set_recording, (True,)))
                 switches.set_recording(False)

@@ -100,7 +100,7 @@ class Action:
         func: the instrumentation routine.
         select: positions passed to the routine, negative ones from the end; None for all.
         kwargs: further keyword arguments of the routine.
-        differentiable: whether the routine takes part in AD.
+        differentiable: True if the routine takes part in AD.
         op_id: id of the (forward or backward) operator.
     """
 

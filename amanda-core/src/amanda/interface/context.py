@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from amanda.errors import (
     ContextExpiredError,
     PassedPointError,
@@ -35,6 +37,7 @@ _LATE: Mapping[InstPoint, frozenset[ActionKind]] = {
 _REPLACEMENTS = frozenset({ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP})
 
 
+@attrs.define(eq=False, repr=False)
 class OpState:
     """The data behind an :class:`OpContext`, filled by the engine.
 
@@ -47,7 +50,7 @@ class OpState:
             analysed last.
         names: the declared name of each forward input, likewise.
         module: path of the module that runs the operator.
-        node: name of the operator in its graph.
+        node: name of the operator in its graph; "" where there is none, or it is its id.
         phase: what the operator belongs to.
         tensors: the specs of its tensors; None until they are asked for.
         actions: the recorded actions by kind, in running order.
@@ -58,61 +61,37 @@ class OpState:
             it produces; None where they do not exist yet.
         point: the point whose analyses run, None if none do.
         tool: the tool whose analysis runs.
-
-    Args:
-        call: the forward operator's execution, from which the rest is read.
     """
 
-    __slots__ = (
-        "actions",
-        "attributes",
-        "backward",
-        "backward_op",
-        "backward_op_id",
-        "call",
-        "gradients",
-        "module",
-        "names",
-        "node",
-        "op",
-        "op_id",
-        "outputs",
-        "phase",
-        "point",
-        "tensors",
-        "tool",
-    )
+    op: Any
+    op_id: str
+    node: str = ""
+    attributes: Mapping[str, Any] = attrs.field(factory=dict)
+    names: Sequence[str] = ()
+    module: str = ""
+    phase: Phase = "forward"
+    backward_op: Any = None
+    backward_op_id: str | None = None
+    tensors: OpTensors | None = None
+    actions: dict[ActionKind, tuple[Action, ...]] = attrs.field(factory=dict)
+    call: OpCall | None = None
+    outputs: Sequence[Any] | None = None
+    backward: BackwardCall | None = None
+    gradients: tuple[Sequence[Any] | None, Sequence[Any] | None] = (None, None)
+    point: InstPoint | None = None
+    tool: Owner | None = None
 
-    def __init__(self, op: Any, op_id: str, call: OpCall | None = None) -> None:
-        self.op = op
-        self.op_id = op_id
-        self.backward_op: Any = None
-        self.backward_op_id: str | None = None
-        self.attributes: Mapping[str, Any] = {}
-        self.names: Sequence[str] = ()
-        self.module = ""
-        self.node = op_id
-        self.phase: Phase = "forward"
-        if call is not None:
-            self.attributes, self.names, self.module = call.attributes, call.names, call.module
-            # Its key, without a call: once for each operator.
-            self.node, self.phase = call.own_key or op_id, call.phase
-        self.tensors: OpTensors | None = None
-        self.actions: dict[ActionKind, tuple[Action, ...]] = {}
-        self.call: OpCall | None = None
-        self.outputs: Sequence[Any] | None = None
-        self.backward: BackwardCall | None = None
-        self.gradients: tuple[Sequence[Any] | None, Sequence[Any] | None] = (None, None)
-        self.point: InstPoint | None = None
-        self.tool: Owner | None = None
+    @classmethod
+    def of_call(cls, call: OpCall) -> OpState:
+        """The state of the forward operator that `call` executes."""
+        return cls(
+            call.op, call.op_id, call.own_key, call.attributes, call.names, call.module, call.phase
+        )
 
     def of_backward(self, op: Any, op_id: str) -> OpState:
         """The state of a backward operator of this forward operator."""
-        state = OpState(self.op, self.op_id)
-        state.attributes, state.module, state.node = self.attributes, self.module, self.node
-        state.backward_op, state.backward_op_id = op, op_id
-        state.phase = "backward"
-        return state
+        about = self.op, self.op_id, self.node, self.attributes
+        return OpState(*about, (), self.module, "backward", op, op_id)
 
     def see(self, tensors: OpTensors) -> None:
         """Note the tensors that are there now and were not noted yet."""
@@ -269,7 +248,7 @@ class OpContext(dict[Any, Any]):
     def get_node_name(self) -> str:
         """The name of the forward operator in its graph, that of a loop or branch around it
         included (``step/while/body/MatMul``); its id where there is no graph."""
-        return self._state.node
+        return self._state.node or self._state.op_id
 
     def get_input_names(self) -> list[str]:
         """The declared name of each forward input, "" where it has none."""
@@ -481,11 +460,7 @@ class OpContext(dict[Any, Any]):
 
     def _input(self, call: OpCall, index: int) -> int:
         """The position of an input, counted from the first one."""
-        count = len(call.inputs)
-        if type(index) is int and 0 <= index < count:
-            # Asked for each input of each new operator.
-            return index
-        return self._position(index, list(call.names), count, "inputs")
+        return self._position(index, list(call.names), len(call.inputs), "inputs")
 
     def _position(self, item: int | str, names: list[str], count: int | None, kind: str) -> int:
         """The position of a tensor that is selected by its position or name.

@@ -56,18 +56,14 @@ class ThreadSwitches:
             (``torch.is_grad_enabled``).
         set_recording: switches that on or off.
         mode_depth: the number of modes that see the calls of operators.
-        mode_at: the mode of an index, outermost first.
-        pop_mode: takes the innermost mode off.
-        set_modes: puts these modes back above those that are on, if they are not; gets a tuple,
-            outermost first, and may be called twice.
+        leave_modes: takes them off, and appends to the list that it gets, before, what puts them
+            back (:func:`amanda.state.unwind`); called if there are some.
     """
 
     is_recording: Callable[[], bool] = bool
     set_recording: Callable[[bool], object] = bool
     mode_depth: Callable[[], int] = int
-    mode_at: Callable[[int], Any] = int
-    pop_mode: Callable[[], object] = int
-    set_modes: Callable[[tuple[Any, ...]], object] = bool
+    leave_modes: Callable[[list[Any]], object] = bool
 
 
 class Driver(abc.ABC):
@@ -98,7 +94,7 @@ class Driver(abc.ABC):
         interceptors: the names of its ways to notice operators, where it has several;
             ``amanda run --interceptor`` chooses one.
         interceptor_variable: the environment variable that names the one to use.
-        follows_pauses: whether it instruments nothing in a thread that core has paused for a tool's
+        follows_pauses: True if it instruments nothing in a thread that core has paused for a tool's
             code (``Dispatcher.is_paused()``, ``STATE.paused``), as its dispatcher has no scopes
             then: :meth:`vanilla` need not be entered at each routine of another framework's.
         thread_switches: what the thread is switched by for a tool's code that takes no part in

@@ -44,7 +44,7 @@ class PointContext:
         outputs: at its exit the tensors that it gives; None before, and where it has raised.
         begin, end: when the iteration began and ended, in seconds of ``time.perf_counter``; None
             for what is not known yet.
-        follows: whether the iteration begins where the last one has ended, or the scope: what has
+        follows: True if the iteration begins where the last one has ended, or the scope: what has
             run since then belongs to it.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
-from amanda.python.memo import Memo
+import attrs
 
 Phase = Literal["setup", "forward", "backward", "optimizer", "other"]
 """The phase of an operator: building and initialising models, computing results and losses,
@@ -17,17 +17,13 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 class TensorSpec:
     """The shape, element type and device of a tensor; the tensor itself is not held.
 
-    Attributes:
-        is_shared: whether it describes other tensors as well.
-
     Args:
         tensor: a tensor of any framework, also a symbolic one.
     """
 
-    __slots__ = ("_device", "_dtype", "_shape", "is_shared")
+    __slots__ = ("_device", "_dtype", "_shape")
 
     def __init__(self, tensor: Any) -> None:
-        self.is_shared = False
         # Taken as the framework has them: they are read once for each operator, and shown later.
         self._shape = _shape_of(tensor)
         self._dtype = getattr(tensor, "dtype", None)
@@ -82,6 +78,7 @@ Specs = tuple[TensorSpec | None, ...]
 """The descriptions of several tensors; None for one that is absent."""
 
 
+@attrs.define(eq=False)
 class OpTensors:
     """The shapes, types and devices of an operator's tensors in its first execution.
 
@@ -92,67 +89,13 @@ class OpTensors:
         outputs: likewise.
     """
 
-    __slots__ = ("inputs", "outputs")
-
-    def __init__(self) -> None:
-        self.inputs: Specs | None = None
-        self.outputs: Specs | None = None
-
-
-_KNOWN: Memo[Any, TensorSpec] = Memo(4096)
-"""Descriptions by shape, element type and device, where these are plain: most operators of a
-program share a few, and each would be an object for the garbage collector to visit."""
-
-_TOGETHER: Memo[Specs, Specs] = Memo(4096)
-"""Likewise those of all inputs, or all outputs, of an operator."""
+    inputs: Specs | None = None
+    outputs: Specs | None = None
 
 
 def specs_of(tensors: Iterable[Any]) -> Specs:
     """The description of each tensor; None for an absent one."""
-    found: list[TensorSpec | None] = []
-    # Once for each operator: what is known costs no function.
-    for tensor in tensors:
-        spec = None
-        if tensor is not None:
-            try:
-                spec = _KNOWN.get((tensor.shape, tensor.dtype, tensor.device))
-            except (AttributeError, RuntimeError, TypeError, ValueError):
-                # No shape or none that can be compared, such as one with symbolic sizes.
-                spec = TensorSpec(tensor)
-            else:
-                spec = spec or _new_spec(tensor)
-        found.append(spec)
-    specs = tuple(found)
-    together = _TOGETHER.get(specs)
-    if together is None:
-        if not all(spec is None or spec.is_shared for spec in specs):
-            return specs
-        together = _TOGETHER[specs] = specs
-    return together
-
-
-def _new_spec(tensor: Any) -> TensorSpec:
-    """The first description of a shape, element type and device."""
-    spec, shape = TensorSpec(tensor), tensor.shape
-    if _is_plain(shape):
-        spec.is_shared = True
-        _KNOWN[shape, tensor.dtype, tensor.device] = spec
-    return spec
-
-
-_PLAIN = frozenset({int, type(None)})
-
-
-def _is_plain(shape: Any) -> bool:
-    """True if equal shapes are equal keys, and hold nothing but numbers and None."""
-    by_identity: Any = object.__hash__
-    if type(shape).__hash__ is by_identity:
-        return False
-    try:
-        return all(type(size) in _PLAIN for size in shape)
-    except (TypeError, ValueError):
-        # TensorFlow's shape of unknown rank.
-        return False
+    return tuple([None if tensor is None else TensorSpec(tensor) for tensor in tensors])
 
 
 def _shape_of(tensor: Any) -> Any:

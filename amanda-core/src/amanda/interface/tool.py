@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
 Analysis = Callable[["OpContext"], Any]
 PointRoutine = Callable[[PointContext], Any]
-FollowRoutine = Callable[[int, float, float], Any]
-NoteRoutine = Callable[[int, float | None, float], Any]
-
-NOTED = 64
-"""Of this many iterations, one is reported in tools' code; the others may be outside of it."""
-
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -129,52 +123,11 @@ class Tool:
         """
         self._add_routine(Point.ITERATION_END if end else Point.ITERATION_BEGIN, routine)
 
-    def follow_iterations(self, routine: FollowRoutine, note: NoteRoutine | None = None) -> None:
-        """Register one routine that replaces those at the end and at the begin of iterations.
-
-        It is called in place of both if one iteration directly follows another, unless this tool or
-        another one of the scope has further routines there. If each call of a small module is an
-        iteration, two routines would cost a large part of its time.
-
-        Args:
-            routine: called with the number of the iteration that has ended, and the times at which
-                it began and ended.
-            note: called in its place, with the same arguments, if all tools of the scope have one;
-                `routine` is still called once in :data:`NOTED` iterations. It is not isolated from
-                the program: it may read and write numbers, but use neither tensors nor locks. It
-                is also called in place of the routine at the end of iterations, with None as the
-                begin, when :func:`amanda.new_iteration` ends an iteration whose begin cannot be
-                detected.
-        """
-        vars(self)["_following"] = self._bindable(routine)
-        vars(self)["_noting"] = (False, None) if note is None else self._bindable(note)
-        REGISTERED.count += 1
-        invalidate()
-
-    def following(self) -> FollowRoutine | None:
-        """The routine of :meth:`follow_iterations`; None if it cannot replace all that are
-        registered."""
-        points = Point.ITERATION_END, Point.ITERATION_BEGIN
-        own, func = vars(self).get("_following", (False, None))
-        if func is None or any(len(self.routines_at(point)) != 1 for point in points):
-            return None
-        routine: FollowRoutine = func.__get__(self) if own else func
-        return routine
-
-    def noting(self) -> NoteRoutine | None:
-        """The second routine of :meth:`follow_iterations`; None without one."""
-        own, func = vars(self).get("_noting", (False, None))
-        note: NoteRoutine | None = func.__get__(self) if own else func
-        return note
-
-    def _bindable(self, routine: Callable[..., Any]) -> tuple[bool, Any]:
-        # Without the tool, which would be a cycle.
-        own = getattr(routine, "__self__", None) is self
-        return own, routine.__func__ if own else routine  # type: ignore[attr-defined]
-
     def _add_routine(self, point: Point, routine: PointRoutine) -> None:
         _check_runs(routine, f"{type(self).__name__}: {point.value}")
-        entry = self._bindable(routine)
+        # Without the tool, which would be a cycle.
+        own = getattr(routine, "__self__", None) is self
+        entry = own, routine.__func__ if own else routine  # type: ignore[attr-defined]
         known = vars(self).setdefault("_point_routines", {})
         known[point] = (*known.get(point, ()), entry)
         REGISTERED.count += 1

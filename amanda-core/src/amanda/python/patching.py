@@ -229,7 +229,7 @@ class _Replaced:
         target, name: the attribute.
         value: its value; ``_ABSENT`` if it did not exist.
         was_own: True if it was in the object's own ``__dict__``.
-        shadows: whether what took its place is there, and has only to be removed: it shadows an
+        shadows: True if what took its place is there, and has only to be removed: it shadows an
             attribute of the type, or one that is computed. None until it is set.
     """
 

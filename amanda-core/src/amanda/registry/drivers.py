@@ -360,29 +360,30 @@ def explain_unusable(cls: type[Driver]) -> str:
         _ANSWERS.clear()
     elif cls in _ANSWERS:
         return _ANSWERS[cls]
-    try:
-        answer = cls.reason_unusable() or ""
+    answer = _ask(cls, "reason_unusable", "its check")
+    if cls not in FAILED:
         # Scopes within each other ask often, and drivers read files for it.
         _ANSWERS[cls] = answer
-        return answer
-    except EXHAUSTED:
-        raise
-    except BROKEN as error:
-        FAILED[cls] = f"its check failed with {type(error).__name__}: {error}"
-        _warn_of_failure(cls)
-        return FAILED[cls]
+    return answer or FAILED.get(cls, "")
 
 
 def explain_settings(cls: type[Driver]) -> str:
     """The driver's :meth:`Driver.reason_against_settings`; "" also if that fails."""
-    if cls in FAILED:
-        return ""
+    name = "reason_against_settings"
+    return "" if cls in FAILED else _ask(cls, name, name)
+
+
+def _ask(cls: type[Driver], name: str, what: str) -> str:
+    """Call a method of a driver class that gives a reason.
+
+    One that raises is a warning, in which `what` stands for it, and gives "".
+    """
     try:
-        return cls.reason_against_settings() or ""
+        return getattr(cls, name)() or ""
     except EXHAUSTED:
         raise
     except BROKEN as error:
-        FAILED[cls] = f"reason_against_settings failed with {type(error).__name__}: {error}"
+        FAILED[cls] = f"{what} failed with {type(error).__name__}: {error}"
         _warn_of_failure(cls)
         return ""
 

@@ -98,7 +98,7 @@ class ToolEntry:
         distribution, version: the distribution that registers it.
         rivals: other distributions with a tool of this short name. One of all has the short name,
             the others are called ``<distribution>/<name>``.
-        is_hidden: whether a rival has the short name.
+        is_hidden: True if a rival has the short name.
     """
 
     name: str

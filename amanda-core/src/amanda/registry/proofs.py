@@ -65,7 +65,7 @@ def prove(classes: Sequence[type[Driver]], importing: bool = False) -> None:
 
     Args:
         classes: the drivers.
-        importing: whether their framework is being imported by the current thread.
+        importing: True if their framework is being imported by the current thread.
     """
     if _PROVING.active:
         return

@@ -21,6 +21,8 @@ import threading
 from types import FrameType
 from typing import Any, Protocol, Self
 
+import attrs
+
 from amanda.engine.tool_code import is_in_tool_code
 from amanda.errors import described
 from amanda.python.interrupts import deferred
@@ -38,6 +40,7 @@ class Opened(Protocol):
         """End it; harmless when called twice."""
 
 
+@attrs.define(eq=False, repr=False)
 class _Entry:
     """One entry into a block.
 
@@ -48,13 +51,10 @@ class _Entry:
         mark: how many changes of the thread's state were to be undone then.
     """
 
-    __slots__ = ("frame", "mark", "opened", "thread")
-
-    def __init__(self, frame: FrameType | None) -> None:
-        self.opened: Opened | None = None
-        self.frame = frame
-        self.thread = threading.get_ident()
-        self.mark = len(STATE.undo)
+    frame: FrameType | None
+    opened: Opened | None = None
+    thread: int = attrs.field(factory=threading.get_ident)
+    mark: int = attrs.field(factory=lambda: len(STATE.undo))
 
 
 class WithBlock(contextlib.ContextDecorator, abc.ABC):

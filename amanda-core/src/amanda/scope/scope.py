@@ -114,27 +114,22 @@ class Scope:
         self._registered = -1
         self._routines: dict[Point, Sequence[tuple[Tool, Callable[..., Any]]]] = {}
         self._routines_of = -1
-        self._following: Sequence[tuple[Tool, Callable[..., Any]]] | None = None
-        self._following_of = -1
-        self.idle_forwards = -1
-        self.noting: Sequence[tuple[Tool, Callable[..., Any]]] = ()
-        self.noting_of = -1
 
     # -- for the dispatcher -----------------------------------------
 
     def covers(self, driver: Driver) -> bool:
-        """Whether operators of `driver` are instrumented under the scope."""
+        """True if operators of `driver` are instrumented under the scope."""
         return self.alive and driver in self.drivers
 
     def analyses_at(self, point: InstPoint) -> bool:
-        """Whether any tool has an analysis routine at `point`."""
+        """True if any tool has an analysis routine at `point`."""
         # Several times for each new operator: the tools are not asked each time.
         if self._registered != REGISTERED.count:
             self._find_points()
         return point in self._points
 
     def analyses_backward(self) -> bool:
-        """Whether any tool analyses backward operators."""
+        """True if any tool analyses backward operators."""
         if self._registered != REGISTERED.count:
             self._find_points()
         return self._is_backward
@@ -159,27 +154,6 @@ class Scope:
             found = [(tool, one) for tool in self.tools for one in tool.routines_at(point)]
             self._routines[point] = found
         return found
-
-    def following(self) -> Sequence[tuple[Tool, Callable[..., Any]]] | None:
-        """The routines to call where an iteration directly follows another one, each with its tool.
-
-        Returns:
-            What :meth:`Tool.follow_iterations` has named; None if some tool has other routines.
-        """
-        registered = REGISTERED.count
-        if self._following_of != registered:
-            told = [t for t in self.tools if t.has_routines_at(*_BETWEEN_ITERATIONS)]
-            found = [(tool, tool.following()) for tool in told]
-            named = [(tool, one) for tool, one in found if one is not None]
-            self._following = named if len(named) == len(found) else None
-            forwards = Point.FORWARD_BEGIN, Point.FORWARD_END
-            is_idle = not any(tool.has_routines_at(*forwards) for tool in self.tools)
-            self.idle_forwards = registered if is_idle else -1
-            notes = [(tool, note) for tool in told if (note := tool.noting()) is not None]
-            can_note = self._following is not None and is_idle and len(notes) == len(told)
-            self.noting, self.noting_of = notes, registered if can_note else -1
-            self._following_of = registered
-        return self._following
 
     def _find_points(self) -> None:
         # Read before the tools are asked, which other threads may add analyses to.

@@ -84,12 +84,12 @@ class Framework(abc.ABC):
         relu_consumes: how many tensors the backward operator of ``relu`` consumes; the
             first is the gradient.
         forgetful: ``add`` or ``relu``, whose gradient needs no input.
-        forks: whether the framework works in a forked child of a process that has used it.
+        forks: True if the framework works in a forked child of a process that has used it.
         keeps: bytes of the process that the framework itself keeps, without Amanda, of what it
             makes for one scope of the contract's soak.
-        has_parameters: whether the framework tells a parameter or variable from other tensors.
+        has_parameters: True if the framework tells a parameter or variable from other tensors.
         separator: between the names of modules in ids.
-        numbers_calls: whether the ids of a further call of a module have its number (``first#1``);
+        numbers_calls: True if the ids of a further call of a module have its number (``first#1``);
             otherwise the count of the operators in it goes on.
         watched: modules and classes that a driver may patch.
     """
@@ -267,35 +267,44 @@ class EagerFramework(Framework):
         return EagerProgram(self, build, values)
 
 
-class EagerProgram(Program):
-    """Calls a function with the same leaves at every run."""
+class _Calls(Program):
+    """Calls a function with the same tensors at every run."""
 
-    def __init__(self, framework: EagerFramework, build: Build, values: Sequence[Values]) -> None:
-        self._framework = framework
+    def __init__(self, framework: Framework, build: Build, tensors: Sequence[Any]) -> None:
+        self._to_list = framework.to_list
         self._build = build
-        self._leaves = [framework.leaf(value) for value in values]
+        self._tensors = tensors
 
     def run(self) -> list[Any]:
-        return self._listed(self._outputs())
+        return self._listed(self._function(*self._tensors))
+
+    def _function(self, *tensors: Any) -> list[Any]:
+        result = self._build(*tensors)
+        return list(result) if isinstance(result, (list, tuple)) else [result]
+
+    def _listed(self, tensors: Sequence[Any]) -> list[Any]:
+        return [None if tensor is None else self._to_list(tensor) for tensor in tensors]
+
+
+class EagerProgram(_Calls):
+    """A program whose tensors are leaves."""
+
+    def __init__(self, framework: EagerFramework, build: Build, values: Sequence[Values]) -> None:
+        super().__init__(framework, build, [framework.leaf(value) for value in values])
+        self._framework = framework
 
     def train(self) -> Trained:
-        outputs = self._outputs()
-        gradients = self._framework.backward(outputs, self._leaves)
+        outputs = self._function(*self._tensors)
+        gradients = self._framework.backward(outputs, self._tensors)
         return Trained(self._listed(outputs), gradients)
 
     def second_gradients(self) -> list[Any]:
-        return self._framework.second_backward(self._outputs(), self._leaves)
+        outputs = self._function(*self._tensors)
+        return self._framework.second_backward(outputs, self._tensors)
 
     def forward(self) -> Callable[[], list[Any]]:
-        outputs = self._outputs()
-        return lambda: self._framework.backward(outputs, self._leaves)
-
-    def _outputs(self) -> list[Any]:
-        result = self._build(*self._leaves)
-        return list(result) if isinstance(result, (list, tuple)) else [result]
-
-    def _listed(self, outputs: Sequence[Any]) -> list[Any]:
-        return [self._framework.to_list(output) for output in outputs]
+        outputs = self._function(*self._tensors)
+        return lambda: self._framework.backward(outputs, self._tensors)
 
 
 class FunctionalFramework(Framework):
@@ -324,18 +333,14 @@ class FunctionalFramework(Framework):
         return FunctionalProgram(self, build, values)
 
 
-class FunctionalProgram(Program):
-    """Calls or differentiates a function, with the same tensors at every run."""
+class FunctionalProgram(_Calls):
+    """A program whose function is called or differentiated."""
 
     def __init__(
         self, framework: FunctionalFramework, build: Build, values: Sequence[Values]
     ) -> None:
+        super().__init__(framework, build, [framework.tensor(value) for value in values])
         self._framework = framework
-        self._build = build
-        self._tensors = [framework.tensor(value) for value in values]
-
-    def run(self) -> list[Any]:
-        return self._listed(self._function(*self._tensors))
 
     def train(self) -> Trained:
         outputs, backward = self._framework.vjp(self._function, self._tensors)
@@ -349,17 +354,10 @@ class FunctionalProgram(Program):
         _, backward = self._framework.vjp(self._function, self._tensors)
         return lambda: self._listed(backward())
 
-    def _function(self, *tensors: Any) -> list[Any]:
-        result = self._build(*tensors)
-        return list(result) if isinstance(result, (list, tuple)) else [result]
-
     def _gradients(self, *tensors: Any) -> list[Any]:
         """The gradients that there are of the function."""
         _, backward = self._framework.vjp(self._function, tensors)
         return [gradient for gradient in backward() if gradient is not None]
-
-    def _listed(self, tensors: Sequence[Any]) -> list[Any]:
-        return [None if t is None else self._framework.to_list(t) for t in tensors]
 
 
 class Probe(Tool):

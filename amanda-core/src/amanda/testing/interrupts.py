@@ -59,7 +59,7 @@ _LOOPS = frozenset(
 _EXIT = WithBlock.__exit__.__code__
 
 
-class Point(NamedTuple):
+class InterruptPoint(NamedTuple):
     """One execution of one place.
 
     Attributes:
@@ -76,7 +76,7 @@ class Point(NamedTuple):
 
 
 def in_packages(*modules: str) -> IsOurs:
-    """Whether code is Amanda's own: of core without its small framework, or of these packages.
+    """True if code is Amanda's own: of core without its small framework, or of these packages.
 
     Args:
         modules: names of modules; the packages that they are in are meant.
@@ -100,7 +100,7 @@ def in_packages(*modules: str) -> IsOurs:
     return is_ours
 
 
-def points(program: Callable[[], Any], is_ours: IsOurs) -> list[Point]:
+def points(program: Callable[[], Any], is_ours: IsOurs) -> list[InterruptPoint]:
     """The points that a program passes: of each place the first executions and the last one."""
     counts: collections.Counter[Place] = collections.Counter()
 
@@ -109,13 +109,13 @@ def points(program: Callable[[], Any], is_ours: IsOurs) -> list[Point]:
 
     _trace(program, is_ours, passed)
     return [
-        Point(place, count)
+        InterruptPoint(place, count)
         for place, runs in counts.items()
         for count in sorted({*range(min(runs, _FIRST)), runs - 1})
     ]
 
 
-def run(program: Callable[[], Any], is_ours: IsOurs, point: Point) -> bool:
+def run(program: Callable[[], Any], is_ours: IsOurs, point: InterruptPoint) -> bool:
     """Run a program with an interrupt at one point; True if that was reached.
 
     The interrupt is a signal, which may wait (:mod:`amanda.python.interrupts`).
@@ -136,7 +136,7 @@ def run(program: Callable[[], Any], is_ours: IsOurs, point: Point) -> bool:
     return left[0] < 0
 
 
-def sample(found: Sequence[Point], offset: int = 0) -> Iterable[Point]:
+def sample(found: Sequence[InterruptPoint], offset: int = 0) -> Iterable[InterruptPoint]:
     """The points to try: as many as ``AMANDA_INTERRUPTS`` says, evenly spread.
 
     Args:
@@ -160,7 +160,7 @@ class _Places:
         passed: called at each place.
 
     Attributes:
-        has_called: whether Python code was called since the last instruction.
+        has_called: True if Python code was called since the last instruction.
     """
 
     def __init__(self, code: CodeType, passed: Callable[[Place], None]) -> None:

@@ -31,7 +31,7 @@ class TracedTensor:
         index: its number in :attr:`Graph.tensors`.
         producer: id of the operator that produced it; "" for an input of the graph.
         position: its position among the outputs of the producer.
-        is_parameter: whether it is an input that is a parameter, buffer, variable or constant.
+        is_parameter: True if it is an input that is a parameter, buffer, variable or constant.
     """
 
     index: int

@@ -42,7 +42,7 @@ class GraphTracingTool(Tool):
     returns in place of an output is that output to the graph.
 
     Args:
-        follow: whether to insert that routine. Without it an operator costs nothing once it is
+        follow: True to insert that routine. Without it an operator costs nothing once it is
             recorded.
 
     Attributes:

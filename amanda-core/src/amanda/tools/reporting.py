@@ -39,7 +39,6 @@ from amanda.interface.tool import Tool
 from amanda.python.signatures import signature_of
 from amanda.python.text import printable
 from amanda.results import Chart, Table
-from amanda.state import tool_locked
 
 OptionsT = TypeVar("OptionsT")
 
@@ -110,32 +109,11 @@ class ReportingTool(Tool, Generic[OptionsT]):
                 raise
             raise type(error)(f"{self.name}: {error.args[0]}") from None
         _check_effects(self.name, self.options, options)
-        self._steps_noted: collections.deque[tuple[int, float | None, float, Any]]
-        self._steps_noted = collections.deque()
-        self._figures_of_steps = StepFigures()
+        self._step_figures = StepFigures()
         self._noted_figures: Mapping[str, float] = {}
-        self._noted_counts = _NO_COUNTS
-        # Most tools have none: asking them for nothing would cost calls for each step.
-        self._counts_ops = type(self).op_counts is not ReportingTool.op_counts
-        self._has_momentary = type(self).momentary_figures is not ReportingTool.momentary_figures
+        self._noted_counts: _Counts = {}
         self.add_inst_for_iteration(self._begin_step)
         self.add_inst_for_iteration(self._end_step, end=True)
-        can_note = not self._has_momentary and _have_one_owner(type(self), _OF_COUNTS)
-        self.follow_iterations(self._note_end, self._note_counts if can_note else None)
-
-    @property
-    def _step_figures(self) -> StepFigures:
-        """The figures of the steps so far, steps included that were only noted."""
-        if self._steps_noted:
-            tool_locked(self._work_off)
-        return self._figures_of_steps
-
-    def _work_off(self) -> None:
-        self._figures_of_steps.follow(self._steps_noted, self.figures_from)
-
-    def _note_counts(self, number: int, begin: float | None, end: float) -> None:
-        # Derived figures are computed on demand: steps may be small.
-        self._steps_noted.append((number, begin, end, self.sums()))
 
     @property
     def steps(self) -> int:
@@ -143,41 +121,29 @@ class ReportingTool(Tool, Generic[OptionsT]):
         return self._step_figures.count
 
     def _begin_step(self, point: PointContext) -> None:
-        # Reading them once for each step would be half of the cost of small steps.
+        # Nothing has run since the end of a step that this one follows.
         if not point.follows:
-            self._noted_figures = dict(self.running_figures())
-            if self._counts_ops:
-                self._noted_counts = self.op_counts()
-        elif self._steps_noted:
-            self._noted_figures, self._noted_counts = self.figures_from(self._steps_noted[-1][3])
+            self._read_figures()
         self._step_figures.begin(
             point.iteration, self._noted_figures, self._noted_counts, point.begin
         )
 
     def _end_step(self, point: PointContext) -> None:
-        self._note_end(point.iteration, point.begin, point.end, follows=False)
+        self._read_figures()
+        momentary = self.momentary_figures()
+        self._step_figures.end(
+            point.iteration, self._noted_figures, momentary, self._noted_counts, point.end
+        )
 
-    def _note_end(
-        self, number: int, begin: float | None, end: float | None, follows: bool = True
-    ) -> None:
-        # All in one function, as above: steps may be small.
-        self._noted_figures = figures = dict(self.running_figures())
-        if self._counts_ops:
-            self._noted_counts = self.op_counts()
-        momentary = self.momentary_figures() if self._has_momentary else _NO_FIGURES
-        self._step_figures.end(number, figures, momentary, self._noted_counts, end, begin)
-        if follows:
-            # Another step begins here.
-            self._step_figures.begin(number + 1, figures, self._noted_counts)
+    def _read_figures(self) -> None:
+        self._noted_figures = dict(self.running_figures())
+        self._noted_counts = self.op_counts()
 
     def figures_of_steps(self) -> Mapping[int, Mapping[str, float]]:
         """The :meth:`running_figures` and :meth:`momentary_figures` of single steps by number, with
         the ``seconds`` that each took where they are known; of the last 1000 steps that have
         ended."""
-        series = self._step_figures.series
-        if len(series) <= _STEPS_IN_SERIES:
-            return series
-        return dict(itertools.islice(series.items(), len(series) - _STEPS_IN_SERIES, None))
+        return self._step_figures.series
 
     def running_figures(self) -> Mapping[str, float]:
         """Figures of the run so far, of which results show the share of one step.
@@ -203,20 +169,6 @@ class ReportingTool(Tool, Generic[OptionsT]):
         Python per operator.
         """
         return {}
-
-    def sums(self) -> Any:
-        """The numbers so far that :meth:`running_figures` and :meth:`op_counts` are found from, in
-        any form; they must not change later.
-
-        A tool that defines these two may define this one and :meth:`figures_from` as well. It then
-        only reads its numbers at the end of most steps, outside of tools' code: without tensors and
-        locks. So does one that defines none of the four, and has no numbers.
-        """
-        return ()
-
-    def figures_from(self, sums: Any) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
-        """What :meth:`running_figures` and :meth:`op_counts` were when :meth:`sums` gave `sums`."""
-        return _NO_FIGURES, _NO_COUNTS
 
     def op_counts_of_step(self) -> Mapping[str, Sequence[float]]:
         """What the last complete step added to :meth:`op_counts`; empty before the first one."""
@@ -295,15 +247,6 @@ class ReportingTool(Tool, Generic[OptionsT]):
         return ()
 
 
-_OF_COUNTS = "sums", "figures_from", "running_figures", "op_counts"
-
-
-def _have_one_owner(cls: type[ReportingTool[Any]], names: Sequence[str]) -> bool:
-    """True if one class defines all these methods."""
-    owners = {next(one for one in cls.__mro__ if name in vars(one)) for name in names}
-    return len(owners) == 1
-
-
 _STEPS_KEPT = 64
 """Begins of steps that are kept: a first step may have looked like so many, before an optimizer has
 stepped."""
@@ -317,7 +260,6 @@ _Sums = Sequence[float]
 _Counts = Mapping[str, _Sums]
 
 _NO_COUNTS: _Counts = {}
-_NO_FIGURES: Mapping[str, float] = {}
 
 
 class StepFigures:
@@ -326,23 +268,20 @@ class StepFigures:
     Attributes:
         count: steps that have ended.
         series: by the number of the step its figures, and its ``seconds`` where they are known; of
-            the last steps, 1000 or somewhat more.
+            the last 1000 steps.
         times: begin and end of the last step; None where they are unknown.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.series: dict[int, dict[str, float]] = {}
+        self.series: collections.OrderedDict[int, dict[str, float]] = collections.OrderedDict()
         self.times: tuple[float, float] | None = None
-        self._begins: dict[int, Mapping[str, float]] = {}
-        self._begun = -1
+        self._begins: collections.OrderedDict[int, Mapping[str, float]] = collections.OrderedDict()
         self._count_begins: dict[int, tuple[_Counts, float | None]] = {}
         self._counts: tuple[_Counts, _Counts] | None = None
         self._last: dict[str, float] = {}
         self._low: dict[str, float] = {}
         self._high: dict[str, float] = {}
-        # True if the last step has the figures of the step before it, which are not spread yet.
-        self._repeats = False
 
     def begin(
         self,
@@ -354,12 +293,8 @@ class StepFigures:
         """Note the figures, the sums of operators and the time where a step begins, perhaps once
         more."""
         begins, count_begins = self._begins, self._count_begins
-        if number <= self._begun:
-            while begins and next(reversed(begins)) >= number:
-                begins.popitem()
-            while count_begins and next(reversed(count_begins)) >= number:
-                count_begins.popitem()
-        self._begun = number
+        _drop_from(begins, number)
+        _drop_from(count_begins, number)
         begins[number] = figures
         _keep_last(begins, _STEPS_KEPT)
         if len(count_begins) > 1:
@@ -375,7 +310,6 @@ class StepFigures:
         momentary: Mapping[str, float],
         counts: _Counts = _NO_COUNTS,
         moment: float | None = None,
-        begun: float | None = None,
     ) -> None:
         """Note the figures where a step ends.
 
@@ -386,59 +320,26 @@ class StepFigures:
             momentary: those of the step.
             counts: sums of operators so far.
             moment: when it ends, in seconds.
-            begun: when it began, if :meth:`begin` was not told.
         """
-        begin = self._begins.get(number, _NO_FIGURES)
+        begin = self._begins.get(number, {})
         last = {name: value - begin.get(name, 0) for name, value in figures.items()}
         last.update(momentary)
         self._note_last(number, last)
         begin_counts, began = self._count_begins.get(number, (None, None))
         self._counts = None if begin_counts is None else (begin_counts, counts)
-        if began is None and begin_counts is not None:
-            began = begun
         self.times = None if began is None or moment is None else (began, moment)
-        series = self.series
-        series[number] = last = last.copy()
-        if self.times is not None:
-            last["seconds"] = self.times[1] - self.times[0]
-        _keep_last(series, _STEPS_IN_SERIES)
-
-    def follow(
-        self,
-        noted: collections.deque[tuple[int, float | None, float, Any]],
-        figures_from: Callable[[Any], tuple[Mapping[str, float], _Counts]],
-    ) -> None:
-        """Do :meth:`end` of many steps, and :meth:`begin` of the step after each.
-
-        Args:
-            noted: of each step its number, begin, end and sums of operators, the oldest first;
-                empty afterwards. Where the begin is unknown, that of the step after it is, too.
-            figures_from: gives the figures and the sums by name.
-        """
-        while noted:
-            number, begun, ended, sums = noted.popleft()
-            figures, counts = figures_from(sums)
-            self.end(number, figures, _NO_FIGURES, counts, ended, begun)
-            if begun is not None:
-                self.begin(number + 1, figures, counts)
+        seconds = {} if self.times is None else {"seconds": self.times[1] - self.times[0]}
+        self.series[number] = {**last, **seconds}
+        _keep_last(self.series, _STEPS_IN_SERIES)
 
     def _note_last(self, number: int, last: dict[str, float]) -> None:
         """Note the figures of the last step, and spread those of the step before it."""
-        if number >= self.count and last == self._last:
-            # Those that many steps have are spread once, after the last of these.
-            self._last, self._repeats, self.count = last, True, number + 1
-            return
-        before, self._last = self._last, last
-        repeats, self._repeats = self._repeats, False
         if number >= self.count:
-            _spread(before, self._low, self._high)
+            _spread(self._last, self._low, self._high)
         elif number < self.count - 1:
             self._low, self._high = {}, {}
-            while self.series and next(reversed(self.series)) > number:
-                self.series.popitem()
-        elif repeats:
-            _spread(before, self._low, self._high)
-        self.count = number + 1
+            _drop_from(self.series, number + 1)
+        self._last, self.count = last, number + 1
 
     def counts_of_last(self) -> dict[str, list[float]]:
         """What the last step has added to the sums of operators; empty before one, without the
@@ -469,21 +370,23 @@ class StepFigures:
         return found
 
 
-def _keep_last(items: dict[int, Any], most: int) -> None:
-    """Drop the first items when there are half as many again as `most`: to drop one at a time would
-    pass the places of those dropped before each time."""
-    if len(items) > most + most // 2:
-        for number in list(itertools.islice(items, len(items) - most)):
-            del items[number]
+def _drop_from(items: dict[int, Any], number: int) -> None:
+    """Drop the last items, from this number on."""
+    while items and next(reversed(items)) >= number:
+        items.popitem()
+
+
+def _keep_last(items: collections.OrderedDict[int, Any], most: int) -> None:
+    """Drop the first items beyond the number of items that are kept."""
+    while len(items) > most:
+        items.popitem(last=False)
 
 
 def _spread(figures: Mapping[str, float], low: dict[str, float], high: dict[str, float]) -> None:
     """Widen the ranges by the figures of one step."""
     for name, value in figures.items():
-        least, most = low.get(name, value), high.get(name, value)
-        # For each step: min() and max() would cost more than all the rest.
-        low[name] = value if value < least else least  # noqa: FURB136
-        high[name] = value if value > most else most  # noqa: FURB136
+        low[name] = min(value, low.get(name, value))
+        high[name] = max(value, high.get(name, value))
 
 
 def figures_by_phase(

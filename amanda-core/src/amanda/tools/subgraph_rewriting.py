@@ -47,7 +47,7 @@ class Match:
         ids: ids of all operators, in the order in which they were traced.
         outside: numbers of the input tensors in the graph.
         pattern: operators of the pattern to operators of the graph.
-        is_symbolic: whether it is in a graph mode, where the replacement is traced into the graph.
+        is_symbolic: True if it is in a graph mode, where the replacement is traced into the graph.
         functions: functions that run the operators, by id; of the current iteration.
         values: input tensors that have been read, by place; of the current iteration.
     """

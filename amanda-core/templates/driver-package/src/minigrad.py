@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-Gradients = list["Tensor | None"]
+Gradients = list["MiniTensor | None"]
 
 
 class Node:
@@ -41,7 +41,7 @@ class Node:
     def run(self, grads: Gradients) -> Gradients:
         """The gradients of the inputs."""
         arrays = self.vjp([None if grad is None else grad.data for grad in grads])
-        return [None if array is None else Tensor(array) for array in arrays]
+        return [None if array is None else MiniTensor(array) for array in arrays]
 
 
 class Leaf(Node):
@@ -49,7 +49,7 @@ class Leaf(Node):
 
     def __init__(self) -> None:
         super().__init__("leaf", [], lambda grads: [])
-        self.grad: Tensor | None = None
+        self.grad: MiniTensor | None = None
 
     def run(self, grads: Gradients) -> Gradients:
         """Add to the gradient."""
@@ -57,7 +57,7 @@ class Leaf(Node):
         return []
 
 
-class Tensor:
+class MiniTensor:
     """An array of numbers.
 
     Attributes:
@@ -79,20 +79,20 @@ class Tensor:
         return self.data.shape
 
     @property
-    def grad(self) -> Tensor | None:
+    def grad(self) -> MiniTensor | None:
         """The gradient of a leaf, after :func:`backward`."""
         node = self.edge[0] if self.edge else None
         return node.grad if isinstance(node, Leaf) else None
 
 
-class Parameter(Tensor):
+class MiniParameter(MiniTensor):
     """A leaf that is trained."""
 
     def __init__(self, data: Any) -> None:
         super().__init__(data, requires_grad=True)
 
 
-class Operator:
+class MiniOperator:
     """A function of arrays, and then of attributes by keyword.
 
     It returns the output, or a tuple of them, and a function from their gradients (None
@@ -110,11 +110,15 @@ class Operator:
         return execute(self, list(bound.args), bound.kwargs)
 
 
-def execute(op: Operator, inputs: Sequence[Tensor | None], attributes: dict[str, Any]) -> Any:
+def execute(
+    op: MiniOperator, inputs: Sequence[MiniTensor | None], attributes: dict[str, Any]
+) -> Any:
     """Run an operator; every call of one comes through here."""
     arrays = [None if tensor is None else tensor.data for tensor in inputs]
     results, vjp = op.function(*arrays, **attributes)
-    outputs = [Tensor(array) for array in (results if isinstance(results, tuple) else [results])]
+    outputs = [
+        MiniTensor(array) for array in (results if isinstance(results, tuple) else [results])
+    ]
     edges = [None if tensor is None else tensor.edge for tensor in inputs]
     if _mode.enabled and any(edges):
         node = Node(f"{op.__name__}_backward", edges, vjp, len(outputs))
@@ -123,34 +127,34 @@ def execute(op: Operator, inputs: Sequence[Tensor | None], attributes: dict[str,
     return tuple(outputs) if isinstance(results, tuple) else outputs[0]
 
 
-def backward(*outputs: Tensor) -> None:
+def backward(*outputs: MiniTensor) -> None:
     """Add the gradients of the sum of `outputs` to their leaves."""
     run_graph(outputs)
 
 
-def run_graph(outputs: Sequence[Tensor]) -> None:
+def run_graph(outputs: Sequence[MiniTensor]) -> None:
     """Run the nodes that `outputs` lead to, the latest first."""
     waiting: dict[Node, Gradients] = {}
 
-    def send(edge: tuple[Node, int] | None, grad: Tensor | None) -> None:
+    def send(edge: tuple[Node, int] | None, grad: MiniTensor | None) -> None:
         if edge is not None and grad is not None:
             node, index = edge
             grads = waiting.setdefault(node, [None] * node.outputs)
             grads[index] = total(grads[index], grad)
 
     for output in outputs:
-        send(output.edge, Tensor(np.ones_like(output.data)))
+        send(output.edge, MiniTensor(np.ones_like(output.data)))
     while waiting:
         node = max(waiting, key=lambda node: node.number)
         for edge, grad in zip(node.edges, node.run(waiting.pop(node)), strict=True):
             send(edge, grad)
 
 
-def total(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+def total(left: MiniTensor | None, right: MiniTensor | None) -> MiniTensor | None:
     """The sum of two gradients."""
     if left is None or right is None:
         return right if left is None else left
-    return Tensor(left.data + right.data)
+    return MiniTensor(left.data + right.data)
 
 
 class _Mode(threading.local):
@@ -161,7 +165,7 @@ _mode = _Mode()
 
 
 def grad_enabled() -> bool:
-    """Whether operators leave nodes in this thread."""
+    """True if operators leave nodes in this thread."""
     return _mode.enabled
 
 
@@ -181,26 +185,26 @@ random = np.random.default_rng(0)
 """What dropout draws from."""
 
 
-@Operator
+@MiniOperator
 def add(left, right):
     """The sum."""
     return left + right, lambda grads: [grads[0], grads[0]]
 
 
-@Operator
+@MiniOperator
 def mul(left, right):
     """The product of the elements."""
     return left * right, lambda grads: [grads[0] * right, grads[0] * left]
 
 
-@Operator
+@MiniOperator
 def relu(x):
     """The positive part."""
     positive = x > 0
     return x * positive, lambda grads: [grads[0] * positive]
 
 
-@Operator
+@MiniOperator
 def linear(x, weight, bias=None):
     """A weight row for each output, and a bias."""
 
@@ -211,14 +215,14 @@ def linear(x, weight, bias=None):
     return x @ weight.T + (0.0 if bias is None else bias), vjp
 
 
-@Operator
+@MiniOperator
 def cat(*tensors):
     """One after the other, along the first dimension."""
     ends = np.cumsum([len(tensor) for tensor in tensors])
     return np.concatenate(tensors), lambda grads: np.split(grads[0], ends[:-1])
 
 
-@Operator
+@MiniOperator
 def split(x, *, sections):
     """Equal parts of the first dimension."""
     parts = tuple(np.split(x, sections))
@@ -233,7 +237,7 @@ def split(x, *, sections):
     return parts, vjp
 
 
-@Operator
+@MiniOperator
 def dropout(x, *, rate):
     """Without some elements, at random; the others are larger instead."""
     kept = (random.random(x.shape) >= rate) / (1 - rate)

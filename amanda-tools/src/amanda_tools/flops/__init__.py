@@ -113,7 +113,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         # What an optimizer multiplies is no work of the model.
         self._totals = {"forward": Counter(), "backward": Counter(), "other": Counter()}
         self._counted: list[OpFlops] = []
-        self._read: tuple[dict[str, float], dict[str, list[int]]] = {}, {}
+        self._op_counts: dict[str, list[int]] = {}
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
         self.add_inst_for_pass(self._begin_pass)
@@ -255,16 +255,6 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def running_figures(self) -> dict[str, float]:
         """Operations of the model so far, forward and backward, and the samples that it was given,
         and tokens, as far as these are known."""
-        self._read = self.sums()
-        return self._read[0]
-
-    def op_counts(self) -> dict[str, list[int]]:
-        """Executions and FLOPs of the operators that do not count zero by convention, as
-        :meth:`running_figures` has read them."""
-        return self._read[1]
-
-    def sums(self) -> tuple[dict[str, float], dict[str, list[int]]]:
-        """What :meth:`running_figures` and :meth:`op_counts` return."""
         # Other threads may add operators, and counters of an operator.
         counted = tuple(self._counted)
         executions = [known.sum.executions for known in counted]
@@ -276,18 +266,18 @@ class FlopsTool(PrintingTool[FlopsOptions]):
                 executions[number] += count
                 flops[number] += of_these
                 model[_part_of(counted[number].op)] += of_these
-        figures: dict[str, float] = {
+        self._op_counts = {"executions": executions, "flops": flops}
+        return {
             "flops": model["forward"],
             "flops_backward": model["backward"],
             "macs": model["forward"] // 2,
             **self._batches.figures(),
         }
-        return figures, {"executions": executions, "flops": flops}
 
-    def figures_from(self, sums: Any) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
-        """The figures that :meth:`sums` has returned."""
-        figures, counts = sums
-        return figures, counts
+    def op_counts(self) -> dict[str, list[int]]:
+        """Executions and FLOPs of the operators that do not count zero by convention, as
+        :meth:`running_figures` has read them."""
+        return self._op_counts
 
     def _per_step(self) -> dict[str, dict[str, Any]]:
         """Return the figures of the last step by operator id; {} before one has ended."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from amanda.python.nested import leaves
-from amanda.state import STATE, unwind
+from amanda.state import STATE, Undo, unwind
 from amanda_torch._internals.symbols import symbol
 
 # The public way to push a mode is a with-statement around all that it is to see, and a scope
@@ -78,16 +78,20 @@ def restore_modes(hidden: Sequence[Any]) -> None:
     set_modes((*others, *hidden))
 
 
+def leave_modes(undo: list[Undo]) -> None:
+    """Take all function modes off the current thread; unwinding `undo` puts them back."""
+    undo.append((restore_modes, (tuple(modes()),)))
+    hide_modes()
+
+
 def without_modes(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function with no function mode on."""
-    depth = mode_depth()
-    if not depth:
+    if not mode_depth():
         return function(*args)
     undo = STATE.undo
     mark = len(undo)
-    undo.append((restore_modes, (tuple(map(mode_at, range(depth))),)))
     try:
-        hide_modes()
+        leave_modes(undo)
         return function(*args)
     finally:
         unwind(undo, mark)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from amanda.errors import PassedPointError, SelectionError
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
-from amanda.testing.contract.base import ContractTests, W, X, nothing, product, times
+from amanda.testing.contract.base import ContractTests, W, X, inserting, nothing, product, times
 from amanda.testing.framework import requires
 from amanda.tool import cache_disabled, cache_enabled, disabled, new_iteration
 
@@ -19,23 +20,20 @@ class AnalysisTests(ContractTests):
 
     def test_points_of_a_forward_op(self) -> None:
         """An analysis runs before a forward op, or after it with require_outputs."""
-        seen: list[str] = []
-        tool = self.probe(
-            "mul", before=lambda c: seen.append("before"), after=lambda c: seen.append("after")
+        seen = self.answers(
+            self.multiplication(), "mul", before=lambda c: "before", after=lambda c: "after"
         )
-        self.run(self.multiplication(), tool)
         assert seen == ["before", "after"]
 
     @requires(Capability.BACKWARD)
     def test_points_of_a_backward_op(self) -> None:
         """An analysis with backward=True runs before or after each backward op."""
-        seen: list[tuple[str, str | None]] = []
-        tool = self.probe(
+        seen = self.answers(
+            self.multiplication(),
             "mul",
-            before_backward=lambda c: seen.append(("before", c.get_backward_op_id())),
-            after_backward=lambda c: seen.append(("after", c.get_backward_op_id())),
+            before_backward=lambda c: ("before", c.get_backward_op_id()),
+            after_backward=lambda c: ("after", c.get_backward_op_id()),
         )
-        self.train(self.multiplication(), tool)
         assert seen
         ids = {op_id for _, op_id in seen}
         assert all(
@@ -45,53 +43,39 @@ class AnalysisTests(ContractTests):
 
     def test_analysis_before_sees_inputs_only(self) -> None:
         """A before-analysis sees the inputs, and None for the outputs."""
-        seen: list[Any] = []
-        tool = self.probe(
-            "mul", before=lambda c: seen.append((len(c.get_inputs()), c.get_outputs()))
-        )
-        self.run(self.multiplication(), tool)
-        assert seen == [(2, None)]
+
+        def look(context: OpContext) -> Any:
+            return len(context.get_inputs()), context.get_outputs()
+
+        assert self.answers(self.multiplication(), "mul", before=look) == [(2, None)]
 
     def test_analysis_after_sees_inputs_and_outputs(self) -> None:
         """An after-analysis sees the inputs and the outputs."""
-        seen: list[Any] = []
-        tool = self.probe(
-            "mul", after=lambda c: seen.append((len(c.get_inputs()), len(c.get_outputs() or ())))
-        )
-        self.run(self.multiplication(), tool)
-        assert seen == [(2, 1)]
+
+        def look(context: OpContext) -> Any:
+            return len(context.get_inputs()), len(context.get_outputs() or ())
+
+        assert self.answers(self.multiplication(), "mul", after=look) == [(2, 1)]
 
     def test_analysis_sees_values(self) -> None:
         """Where ops run at once, an analysis sees the tensors of the execution."""
         self.needs_concrete_tensors()
-        seen: list[Any] = []
 
-        def look(context: OpContext) -> None:
-            seen.extend(
-                self.fw.to_list(t) for t in [*context.get_inputs(), *(context.get_outputs() or ())]
-            )
+        def look(context: OpContext) -> Any:
+            return self.lists([*context.get_inputs(), *(context.get_outputs() or ())])
 
-        self.run(self.multiplication(), self.probe("mul", after=look))
-        assert seen == [X, W, product(X, W)]
+        seen = self.answers(self.multiplication(), "mul", after=look)
+        assert seen == [[X, W, product(X, W)]]
 
     def test_value_of_a_parameter(self) -> None:
         """get_value gives the value of an input that is a parameter, None for a computed one."""
-        weight = self.parameter(W)
-        program = self.fw.program(lambda x: self.fw.mul(self.fw.relu(x), weight), X)
-        seen: list[Any] = []
-
-        def look(context: OpContext) -> None:
-            value = context.get_value(1)
-            seen.append((context.get_value(0), None if value is None else self.fw.to_list(value)))
-
-        self.run(program, self.probe("mul", before=look))
-        assert seen == [(None, W)]
+        seen = self.answers(self.weighted(), "mul", before=self.values)
+        assert seen == [[None, W]]
 
     def test_value_out_of_range(self) -> None:
         """get_value of an input that does not exist is an error that names the op."""
-        tool = self.probe("mul", before=lambda c: c.get_value(7))
         with pytest.raises(SelectionError, match=r"(?i)7.*mul.*2 inputs"):
-            self.run(self.multiplication(), tool)
+            self.answers(self.multiplication(), "mul", before=lambda c: c.get_value(7))
 
     # -- contract rule 2 ------------------------------------------------------
 
@@ -119,9 +103,9 @@ class AnalysisTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_once_per_backward_op(self) -> None:
         """An analysis of backward ops runs once per backward op id."""
-        seen: list[str | None] = []
-        tool = self.probe("mul", before_backward=lambda c: seen.append(c.get_backward_op_id()))
-        self.train(self.multiplication(), tool, times=3)
+        program = self.multiplication()
+        ask = methodcaller("get_backward_op_id")
+        seen = self.answers(program, "mul", times=3, before_backward=ask)
         assert seen
         assert len(seen) == len(set(seen))
 
@@ -145,9 +129,8 @@ class AnalysisTests(ContractTests):
     def test_cache_disabled_drops_earlier_actions(self) -> None:
         """Without the cache, an execution runs the actions of its own analysis, once."""
         calls: list[int] = []
-        tool = self.probe("mul", before=lambda c: c.insert_before_op(lambda *t: calls.append(1)))
         program = self.multiplication()
-        with self.apply(tool), cache_disabled():
+        with self.apply(self.counting(calls)), cache_disabled():
             for expected in (1, 2, 3):
                 new_iteration()
                 program.run()
@@ -220,7 +203,7 @@ class AnalysisTests(ContractTests):
         """Tool.reanalyse of an op id leaves the other ops alone."""
         seen: list[str] = []
         tool = self.probe(before=lambda c: seen.append(c.get_op_id()))
-        program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+        program = self.positive_product()
         with self.apply(tool):
             program.run()
             met = list(seen)
@@ -249,18 +232,16 @@ class AnalysisTests(ContractTests):
     def test_forward_routines_run_every_time(self) -> None:
         """Routines around a forward op run at each execution, the first included."""
         calls: list[str] = []
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_op(lambda *t: calls.append("before"))
-            context.insert_after_op(lambda *t: calls.append("after"))
-
+        analyse = inserting(
+            before_op=lambda *t: calls.append("before"), after_op=lambda *t: calls.append("after")
+        )
         self.run(self.multiplication(), self.probe("mul", before=analyse), times=3)
         assert calls == ["before", "after"] * 3
 
     def test_routine_of_an_after_analysis_runs_the_first_time(self) -> None:
         """A routine that an after-analysis records runs in that very execution."""
         calls: list[int] = []
-        tool = self.probe("mul", after=lambda c: c.insert_after_op(lambda *t: calls.append(1)))
+        tool = self.probe("mul", after=inserting(after_op=lambda *t: calls.append(1)))
         self.run(self.multiplication(), tool, times=3)
         assert len(calls) == 3
 
@@ -281,15 +262,8 @@ class AnalysisTests(ContractTests):
     def test_routines_see_run_time_values(self) -> None:
         """A routine gets the values of its own execution."""
         seen: list[Any] = []
-
-        def look(*tensors: Any) -> None:
-            seen.append([self.fw.to_list(t) for t in tensors])
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_op(look)
-            context.insert_after_op(look)
-
-        with self.apply(self.probe("mul", before=analyse)):
+        look = self.noting(seen)
+        with self.apply(self.probe("mul", before=inserting(before_op=look, after_op=look))):
             self.multiplication().run()
             new_iteration()
             self.fw.program(self.fw.mul, times(X, 2.0), W).run()
@@ -325,14 +299,12 @@ class AnalysisTests(ContractTests):
         self.needs_separate_backward()
         calls: list[str] = []
 
-        def whole(context: OpContext) -> None:
-            context.insert_before_backward_op(lambda *t: calls.append("whole op"))
-            context.insert_after_backward_op(lambda *t: calls.append("whole op"))
+        def note_whole(*gradients: Any) -> None:
+            calls.append("whole op")
 
-        def single(context: OpContext) -> None:
-            context.insert_before_backward_op(lambda *t: calls.append("backward op"))
-
-        program = self.fw.program(self.fw.linear, *self.linear_inputs())
+        whole = inserting(before_backward_op=note_whole, after_backward_op=note_whole)
+        single = inserting(before_backward_op=lambda *t: calls.append("backward op"))
+        program = self.linear()
         tool = self.probe("linear", before=whole, before_backward=single)
         with self.apply(tool):
             backward = program.forward()

@@ -11,22 +11,19 @@ import pytest
 from amanda.errors import ContextExpiredError, SelectionError, TensorReleased
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
-from amanda.testing.contract.base import ContractTests, W, X, nothing, times
-from amanda.testing.framework import requires
+from amanda.testing.contract.base import ONES, ContractTests, W, X, inserting, nothing, times
+from amanda.testing.framework import Program, requires
 from amanda.tool import cache_disabled
 
 
 class BackwardOpTests(ContractTests):
     """The set of backward ops, their owners, and the content of their contexts."""
 
-    def types_of(self, program: Any, op: str) -> list[str]:
+    def types_of(self, program: Program, op: str) -> list[str]:
         """Types of the backward ops of all ops of one type."""
-        seen: list[str] = []
-        tool = self.probe(
-            op, before_backward=lambda c: seen.append(self.fw.type_of(c.get_backward_op()))
+        return self.answers(
+            program, op, before_backward=lambda c: self.fw.type_of(c.get_backward_op())
         )
-        self.train(program, tool)
-        return seen
 
     @requires(Capability.BACKWARD)
     @pytest.mark.parametrize("op", ["mul", "relu", "linear"])
@@ -41,12 +38,12 @@ class BackwardOpTests(ContractTests):
     def test_backward_ops_of_substituted_tensors(self) -> None:
         """An op has the same backward ops where a routine substitutes its tensors."""
 
-        def double(context: OpContext) -> None:
-            context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
-            context.insert_after_op(lambda t: self.fw.scale(t, 2.0))
+        def double(tensor: Any) -> Any:
+            return self.fw.scale(tensor, 2.0)
 
         expected = self.types_of(self.multiplication(), "mul")
-        with self.apply(self.probe("mul", before=double)):
+        doubling = self.probe("mul", before=inserting([0], before_op=double, after_op=double))
+        with self.apply(doubling):
             seen = self.types_of(self.multiplication(), "mul")
         assert sorted(seen) == sorted(expected)
 
@@ -124,7 +121,7 @@ class BackwardOpTests(ContractTests):
         tool = self.probe(
             "linear", before_backward=lambda c: seen.append(str(c.get_backward_op_id()))
         )
-        program = self.fw.program(self.fw.linear, *self.linear_inputs())
+        program = self.linear()
         with self.apply(tool), cache_disabled():
             program.train()
             program.train()
@@ -136,104 +133,92 @@ class BackwardOpTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_backward_context(self) -> None:
         """A backward context shows the backward op and its forward op."""
-        seen: list[Any] = []
 
-        def look(context: OpContext) -> None:
+        def look(context: OpContext) -> Any:
             assert context.is_backward()
             assert not context.is_forward()
             assert context.get_backward_op_id() != context.get_op_id()
-            seen.append((context.get_op_id(), self.fw.type_of(context.get_op())))
-            seen.append(context.get_attrs())
+            return note(context)
 
-        forward: list[Any] = []
+        def note(context: OpContext) -> Any:
+            kind = self.fw.type_of(context.get_op())
+            return context.get_op_id(), kind, context.get_attrs()
 
-        def note(context: OpContext) -> None:
-            forward.extend([(context.get_op_id(), self.fw.types["split"]), context.get_attrs()])
-
-        tool = self.probe("split", before=note, before_backward=look)
-        self.train(self.fw.program(self.fw.split, X), tool)
-        assert seen[:2] == forward
+        program = self.fw.program(self.fw.split, X)
+        forward, backward, *_ = self.answers(program, "split", before=note, before_backward=look)
+        assert backward == forward
+        assert forward[1] == self.fw.types["split"]
 
     @requires(Capability.BACKWARD)
     def test_gradients_in_a_backward_context(self) -> None:
         """Gradients consumed are there before the backward op, gradients produced after it."""
-        seen: list[Any] = []
 
-        def look(context: OpContext) -> None:
+        def look(context: OpContext) -> Any:
             produced = context.get_grad_inputs()
-            seen.append((len(context.get_grad_outputs() or ()), produced is not None))
+            return len(context.get_grad_outputs() or ()), produced is not None
 
-        tool = self.probe("relu", before_backward=look, after_backward=look)
-        self.train(self.fw.program(self.fw.relu, X), tool)
+        program = self.fw.program(self.fw.relu, X)
+        seen = self.answers(program, "relu", before_backward=look, after_backward=look)
         consumed = self.fw.relu_consumes
         assert seen[:2] == [(consumed, False), (consumed, True)]
 
     @requires(Capability.BACKWARD)
     def test_a_child_reads_its_parent(self) -> None:
         """Every dict read of a backward context sees the keys of its forward context."""
-        seen: list[Any] = []
 
         def write(context: OpContext) -> None:
             context["mark"] = 1
 
-        def read(context: OpContext) -> None:
-            seen.append(
-                [
-                    context["mark"],
-                    context.get("mark"),
-                    "mark" in context,
-                    list(context),
-                    dict(context),
-                    list(context.items()),
-                    len(context),
-                    context.setdefault("mark", 2),
-                    context["unset"],
-                ]
-            )
+        def read(context: OpContext) -> Any:
+            return [
+                context["mark"],
+                context.get("mark"),
+                "mark" in context,
+                list(context),
+                dict(context),
+                list(context.items()),
+                len(context),
+                context.setdefault("mark", 2),
+                context["unset"],
+            ]
 
-        tool = self.probe("relu", before=write, before_backward=read)
-        self.train(self.fw.program(self.fw.relu, X), tool)
-        assert seen
-        assert seen[0] == [1, 1, True, ["mark"], {"mark": 1}, [("mark", 1)], 1, 1, None]
+        program = self.fw.program(self.fw.relu, X)
+        seen = self.answers(program, "relu", before=write, before_backward=read)
+        assert seen[1] == [1, 1, True, ["mark"], {"mark": 1}, [("mark", 1)], 1, 1, None]
 
     @requires(Capability.BACKWARD)
     def test_writes_stay_in_the_child(self) -> None:
         """A write to a backward context does not reach its forward context."""
-        forward: list[OpContext] = []
-        backward: list[OpContext] = []
 
-        def overwrite(context: OpContext) -> None:
-            backward.append(context)
+        def overwrite(context: OpContext) -> OpContext:
             context["mark"] = context["own"] = 2
+            return context
 
-        def write(context: OpContext) -> None:
-            forward.append(context)
+        def write(context: OpContext) -> OpContext:
             context["mark"] = 1
+            return context
 
-        tool = self.probe("relu", before=write, before_backward=overwrite)
-        self.train(self.fw.program(self.fw.relu, X), tool)
-        assert dict(forward[0]) == {"mark": 1}
-        assert dict(backward[0]) == {"mark": 2, "own": 2}
+        program = self.fw.program(self.fw.relu, X)
+        forward, backward, *_ = self.answers(
+            program, "relu", before=write, before_backward=overwrite
+        )
+        assert dict(forward) == {"mark": 1}
+        assert dict(backward) == {"mark": 2, "own": 2}
 
     @requires(Capability.BACKWARD)
     def test_forward_tensors_still_held(self) -> None:
         """A backward analysis reads the forward tensors that the user or autograd still holds."""
         self.needs_concrete_tensors()
-        seen: list[Any] = []
-        tool = self.probe(
-            "mul",
-            before_backward=lambda c: seen.append([self.fw.to_list(t) for t in c.get_inputs()]),
+        seen = self.answers(
+            self.multiplication(), "mul", before_backward=lambda c: self.lists(c.get_inputs())
         )
-        self.train(self.multiplication(), tool)
         assert seen[0] == [X, W]
 
     @requires(Capability.BACKWARD)
     def test_forward_outputs_still_held(self) -> None:
         """A backward analysis reads the forward outputs that the user or autograd still holds."""
-        seen: list[Any] = []
-        tool = self.probe("relu", before_backward=lambda c: seen.append(self.outputs_of(c)))
-        self.train(self.fw.program(self.fw.relu, X), tool)
-        assert seen
+        program = self.fw.program(self.fw.relu, X)
+        seen = self.answers(program, "relu", before_backward=self.outputs_of)
         # Symbolic tensors have no values.
         symbolic = Capability.STATIC_GRAPH in self.driver_cls.capabilities
         assert seen[0] == ([None] if symbolic else [[[1.0, 0.0], [3.0, 4.0]]])
@@ -244,39 +229,27 @@ class BackwardOpTests(ContractTests):
         """A backward analysis reads all forward outputs of an op that has several, also where
         routines act on their gradients."""
         self.needs_separate_backward()
+        identity = inserting(before_backward_op=nothing, after_backward_op=nothing)
         seen: list[Any] = []
-
-        def act(context: OpContext) -> None:
-            if acted_on:
-                context.insert_before_backward_op(lambda *grads: None)
-                context.insert_after_backward_op(lambda *grads: None)
-
         tool = self.probe(
-            "split", before=act, before_backward=lambda c: seen.append(self.outputs_of(c))
+            "split",
+            before=identity if acted_on else nothing,
+            before_backward=lambda c: seen.append(self.outputs_of(c)),
         )
         self.train(self.fw.program(self.fw.split, X), tool)
-        assert seen
         assert seen[0] == [[X[0]], [X[1]]]
 
     def outputs_of(self, context: OpContext) -> list[Any]:
         """The values of an operator's outputs."""
         outputs = context.get_outputs()
         assert outputs is not None
-        return [self.fw.to_list(t) for t in outputs]
+        return self.lists(outputs)
 
     @requires(Capability.BACKWARD)
     def test_value_in_a_backward_context(self) -> None:
         """get_value gives a parameter's value in a backward context too."""
-        weight = self.parameter(W)
-        program = self.fw.program(lambda x: self.fw.mul(self.fw.relu(x), weight), X)
-        seen: list[Any] = []
-
-        def look(context: OpContext) -> None:
-            value = context.get_value(1)
-            seen.append((context.get_value(0), None if value is None else self.fw.to_list(value)))
-
-        self.train(program, self.probe("mul", before_backward=look))
-        assert seen[0] == (None, W)
+        seen = self.answers(self.weighted(), "mul", before_backward=self.values)
+        assert seen[0] == [None, W]
 
     @requires(Capability.BACKWARD)
     def test_released_tensor(self) -> None:
@@ -286,7 +259,7 @@ class BackwardOpTests(ContractTests):
 
         def look(context: OpContext) -> None:
             inputs = context.get_inputs()
-            seen.append([self.fw.to_list(t) for t in inputs[1:]])
+            seen.append(self.lists(inputs[1:]))
             pattern = rf"(?i)input 0 of op .*{op}.*insert_before_op"
             with pytest.raises(TensorReleased, match=pattern):
                 inputs[0]
@@ -302,16 +275,12 @@ class BackwardOpTests(ContractTests):
             backward = program.forward()
             gc.collect()
             backward()
-        assert seen
         assert seen[0] == [W][: op == "add"]
 
     @requires(Capability.BACKWARD)
     def test_backward_context_after_its_analysis(self) -> None:
         """After the analysis the tensors of a backward context are out of reach; the rest stays."""
-        kept: list[OpContext] = []
-        with self.apply(self.probe("mul", before_backward=kept.append)):
-            self.multiplication().train()
-        context = kept[0]
+        context = self.answers(self.multiplication(), "mul", before_backward=lambda c: c)[0]
         readers = (
             context.get_inputs,
             context.get_outputs,
@@ -345,9 +314,7 @@ class BackwardOpTests(ContractTests):
         """Each forward run has its own backward, also when two are under way at once."""
         self.needs_separate_backward()
         calls: list[int] = []
-        tool = self.probe(
-            "mul", before=lambda c: c.insert_before_backward_op(lambda g: calls.append(1))
-        )
+        tool = self.probe("mul", before=inserting(before_backward_op=lambda g: calls.append(1)))
         program = self.multiplication()
         with self.apply(tool):
             first, second = program.forward(), program.forward()
@@ -357,15 +324,10 @@ class BackwardOpTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_gradients_are_summed(self) -> None:
         """A routine before a backward op sees the sum of the gradients of several uses."""
-        seen: list[Any] = []
-        tool = self.probe(
-            "relu",
-            before=lambda c: c.insert_before_backward_op(lambda g: seen.append(self.fw.to_list(g))),
-        )
 
         def build(x: Any) -> Any:
             y = self.fw.relu(x)
             return self.fw.add(y, y)
 
-        self.train(self.fw.program(build, X), tool)
-        assert seen == [times([[1.0, 1.0], [1.0, 1.0]], 2.0)]
+        seen = self.received(self.fw.program(build, X), "relu", "insert_before_backward_op")
+        assert seen == [[times(ONES, 2.0)]]

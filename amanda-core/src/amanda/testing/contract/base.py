@@ -36,6 +36,21 @@ def nothing(*tensors: Any) -> None:
     """A routine that changes nothing."""
 
 
+def inserting(
+    selection: Sequence[int] | None = None, /, **routines: Callable[..., Any]
+) -> Callable[[OpContext], None]:
+    """An analysis that inserts routines, each by the name of its method without ``insert_``.
+
+    ``inserting([0], before_op=f)`` calls ``context.insert_before_op(f, [0])``.
+    """
+
+    def analyse(context: OpContext) -> None:
+        for name, routine in routines.items():
+            getattr(context, f"insert_{name}")(routine, selection)
+
+    return analyse
+
+
 class ContractTests:
     """Base of the contract's parts.
 
@@ -78,6 +93,33 @@ class ContractTests:
         """The program ``X * W``."""
         return self.fw.program(self.fw.mul, X, W)
 
+    def positive_product(self) -> Program:
+        """The program ``relu(X * W)``."""
+        return self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+
+    def added_in_place(self) -> Program:
+        """The program ``y = X * W; y += W``, for drivers with ``Capability.IN_PLACE``."""
+
+        def build(x: Any, w: Any) -> Any:
+            target = self.fw.mul(x, w)
+            self.fw.add_inplace(target, w)
+            return target
+
+        return self.fw.program(build, X, W)
+
+    def weighted(self) -> Program:
+        """The program ``relu(x) * W`` of a parameter W, for the value X of `x`."""
+        weight = self.parameter(W)
+        return self.fw.program(lambda x: self.fw.mul(self.fw.relu(x), weight), X)
+
+    def values(self, context: OpContext) -> list[Any]:
+        """What ``get_value()`` gives for both inputs of a product, as lists."""
+        return self.lists([context.get_value(0), context.get_value(1)])
+
+    def linear(self) -> Program:
+        """The program of the framework's linear operator with all its inputs."""
+        return self.fw.program(self.fw.linear, *self.linear_inputs())
+
     def linear_inputs(self) -> list[Any]:
         """The values of all inputs of the framework's linear operator."""
         return [X, W, B][: len(self.fw.names["linear"])]
@@ -86,6 +128,59 @@ class ContractTests:
         """The position at which ``cat`` or ``split`` has the first tensor that it is given."""
         given = object()
         return [tensor is given for tensor in self.fw.inputs(op, given)].index(True)
+
+    def lists(self, tensors: Sequence[Any]) -> list[Any]:
+        """The values of tensors; None for one that is absent."""
+        return [None if tensor is None else self.fw.to_list(tensor) for tensor in tensors]
+
+    def noting(self, seen: list[Any]) -> Callable[..., None]:
+        """A routine that appends the values of its tensors, as one list, to `seen`."""
+        return lambda *tensors: seen.append(self.lists(tensors))
+
+    def counting(self, calls: list[Any], mark: Any = 1) -> Probe:
+        """A tool that appends `mark` to `calls` at each execution of a product."""
+        return self.probe("mul", before=inserting(before_op=lambda *t: calls.append(mark)))
+
+    def answers(
+        self,
+        program: Program,
+        op: str = "",
+        *,
+        times: int = 1,
+        **questions: Callable[[OpContext], Any],
+    ) -> list[Any]:
+        """The results of functions of a context, in the order in which analyses called them.
+
+        Args:
+            program: it is trained if a function is for a backward point, else run.
+            op: the type of the operators that are analysed; "" for all.
+            times: the number of runs.
+            questions: a function for each point, such as ``before=lambda c: c.get_op_id()``.
+        """
+        seen: list[Any] = []
+
+        def noting(question: Callable[[OpContext], Any]) -> Callable[[OpContext], None]:
+            return lambda context: seen.append(question(context))
+
+        tool = self.probe(op, **{point: noting(question) for point, question in questions.items()})
+        has_backward = any(point.endswith("backward") for point in questions)
+        (self.train if has_backward else self.run)(program, tool, times=times)
+        return seen
+
+    def received(self, program: Program, op: str, method: str, **selection: Any) -> list[Any]:
+        """The values that a routine gets in each execution of an operator.
+
+        Args:
+            program: it is trained if the routine is for gradients, else run.
+            op: the type of the operator.
+            method: of the context, which inserts the routine in an analysis before the operator.
+            selection: its arguments.
+        """
+        seen: list[Any] = []
+        act = self.train if "backward" in method else self.run
+        routine = self.noting(seen)
+        act(program, self.probe(op, before=lambda c: getattr(c, method)(routine, **selection)))
+        return seen
 
     def run(self, program: Program, *tools: Tool, times: int = 1) -> Sequence[Any]:
         """The outputs of the last of some runs under the tools."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -11,26 +12,14 @@ import pytest
 from amanda.errors import ContextExpiredError, SelectionError
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
-from amanda.testing.contract.base import ContractTests, W, X
-from amanda.testing.framework import Probe, Program, requires
+from amanda.testing.contract.base import ONES, ContractTests, W, X
+from amanda.testing.framework import Probe, requires
 from amanda.tool import cache_disabled, new_iteration
 from amanda.tools.mapping import MappingTool
 
 
 class ContextTests(ContractTests):
     """The content of a context, and selections from it."""
-
-    def selected(self, program: Program, op: str, method: str, **selection: Any) -> list[Any]:
-        """The values that a routine gets, recorded with a selection."""
-        seen: list[Any] = []
-
-        def look(*tensors: Any) -> None:
-            seen.append([None if t is None else self.fw.to_list(t) for t in tensors])
-
-        tool = self.probe(op, before=lambda c: getattr(c, method)(look, **selection))
-        self.run(program, tool)
-        assert len(seen) == 1
-        return list(seen[0])
 
     def test_inputs_in_declared_order(self) -> None:
         """Inputs come in the order of the declared parameters, however they are passed."""
@@ -44,73 +33,65 @@ class ContextTests(ContractTests):
         values = self.linear_inputs()
         positional = self.fw.program(self.fw.linear, *values)
         keywords = self.fw.program(by_keyword, *values)
-        assert self.selected(positional, "linear", "insert_before_op") == values
-        assert self.selected(keywords, "linear", "insert_before_op") == values
+        for program in (positional, keywords):
+            assert self.received(program, "linear", "insert_before_op") == [values]
 
     def test_absent_optional_input(self) -> None:
         """An absent optional tensor is None, so that positions do not shift."""
         if len(self.linear_inputs()) == 2:
             pytest.skip("the framework's linear operator has no optional input")
         program = self.fw.program(self.fw.linear, X, W)
-        assert self.selected(program, "linear", "insert_before_op") == [X, W, None]
-        values: list[Any] = []
-        self.run(program, self.probe("linear", before=lambda c: values.append(c.get_value(2))))
-        assert values == [None]
+        assert self.received(program, "linear", "insert_before_op") == [[X, W, None]]
+        assert self.answers(program, "linear", before=lambda c: c.get_value(2)) == [None]
 
     def test_lists_are_expanded(self) -> None:
         """A list of tensors is expanded in place."""
         program = self.fw.program(lambda *t: self.fw.cat(t), X, W, X)
         inputs = self.fw.inputs("cat", *(self.fw.tensor(values) for values in (X, W, X)))
-        expected = [self.fw.to_list(t) for t in inputs]
-        assert self.selected(program, "cat", "insert_before_op") == expected
+        assert self.received(program, "cat", "insert_before_op") == [self.lists(inputs)]
 
     def test_all_outputs(self) -> None:
         """An op with several outputs gives them all, in order."""
         program = self.fw.program(self.fw.split, X)
-        assert self.selected(program, "split", "insert_after_op") == [[X[0]], [X[1]]]
+        assert self.received(program, "split", "insert_after_op") == [[[X[0]], [X[1]]]]
 
     def test_attributes(self) -> None:
         """Arguments that are not tensors are attributes, by name."""
-        seen: list[Any] = []
-        tool = self.probe("split", before=lambda c: seen.append(c.get_attrs()))
-        self.run(self.fw.program(self.fw.split, X), tool)
-        assert len(seen) == 1
-        assert self.fw.attributes.items() <= seen[0].items()
+        program = self.fw.program(self.fw.split, X)
+        (attributes,) = self.answers(program, "split", before=lambda c: c.get_attrs())
+        assert self.fw.attributes.items() <= attributes.items()
 
     def test_input_names(self) -> None:
         """get_input_names gives the declared name of each input."""
-        seen: list[Any] = []
-        tool = self.probe("linear", before=lambda c: seen.append(c.get_input_names()))
-        self.run(self.fw.program(self.fw.linear, X, W), tool)
-        assert seen == [list(self.fw.names["linear"])]
+        program = self.fw.program(self.fw.linear, X, W)
+        names = self.answers(program, "linear", before=lambda c: c.get_input_names())
+        assert names == [list(self.fw.names["linear"])]
 
     @pytest.mark.parametrize(("index", "expected"), [([1], [W]), (0, [X]), ([1, 0], [W, X])])
     def test_select_inputs_by_index(self, index: Any, expected: Any) -> None:
         """inputs= selects positions, in the order given."""
-        assert (
-            self.selected(self.multiplication(), "mul", "insert_before_op", inputs=index)
-            == expected
-        )
+        seen = self.received(self.multiplication(), "mul", "insert_before_op", inputs=index)
+        assert seen == [expected]
 
     def test_select_inputs_by_name(self) -> None:
         """inputs= selects by declared name."""
         name = self.fw.names["mul"][1]
-        seen = self.selected(self.multiplication(), "mul", "insert_before_op", inputs=[name])
-        assert seen == [W]
+        seen = self.received(self.multiplication(), "mul", "insert_before_op", inputs=[name])
+        assert seen == [[W]]
 
     def test_select_outputs_by_index(self) -> None:
         """outputs= selects positions."""
         program = self.fw.program(self.fw.split, X)
-        assert self.selected(program, "split", "insert_after_op", outputs=[1]) == [[X[1]]]
+        assert self.received(program, "split", "insert_after_op", outputs=[1]) == [[[X[1]]]]
 
     def test_select_inputs_positionally(self) -> None:
         """The selection may be the second positional argument."""
         seen: list[Any] = []
-        tool = self.probe(
-            "mul", before=lambda c: c.insert_before_op(lambda *t: seen.append(len(t)), [0])
+        note = self.noting(seen)
+        self.run(
+            self.multiplication(), self.probe("mul", before=lambda c: c.insert_before_op(note, [0]))
         )
-        self.run(self.multiplication(), tool)
-        assert seen == [1]
+        assert seen == [[X]]
 
     def test_select_inputs_by_role(self) -> None:
         """inputs= selects by a role that a mapping rule has set."""
@@ -120,63 +101,35 @@ class ContextTests(ContractTests):
             context["weight_index"] = 1
 
         mapping = MappingTool(rules=[[self.namespace().tags[0], rule]])
-        tool = self.probe(
-            "mul",
-            before=lambda c: c.insert_before_op(
-                lambda t: seen.append(self.fw.to_list(t)), inputs=["weight"]
-            ),
-        )
+        note = self.noting(seen)
+        tool = self.probe("mul", before=lambda c: c.insert_before_op(note, inputs=["weight"]))
         tool.depends_on(mapping)
         self.run(self.multiplication(), tool)
-        assert seen == [W]
+        assert seen == [[W]]
 
     def namespace(self) -> Any:
         """The namespace in which the driver runs."""
-        seen: list[Any] = []
-        self.run(
-            self.multiplication(), self.probe("mul", before=lambda c: seen.append(c.namespace))
-        )
-        return seen[0]
+        return self.answers(self.multiplication(), "mul", before=lambda c: c.namespace)[0]
 
     @requires(Capability.BACKWARD)
     @pytest.mark.parametrize("spelling", ["grad_outputs", "grad_out"])
     def test_select_gradients_of_outputs(self, spelling: str) -> None:
         """grad_outputs= and grad_out= both select gradients that a backward op consumes."""
-        counts: list[int] = []
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_backward_op(lambda *t: counts.append(len(t)), **{spelling: [0]})
-
-        self.train(self.multiplication(), self.probe("mul", before=analyse))
-        assert counts == [1]
+        selection = {spelling: [0]}
+        program = self.multiplication()
+        seen = self.received(program, "mul", "insert_before_backward_op", **selection)
+        assert seen == [[ONES]]
 
     @requires(Capability.BACKWARD)
     @pytest.mark.parametrize("spelling", ["grad_inputs", "grad_in"])
     def test_select_gradients_of_inputs(self, spelling: str) -> None:
-        """grad_inputs= and grad_in= both select gradients that a backward op produces."""
-        seen: list[Any] = []
-
-        def analyse(context: OpContext) -> None:
-            context.insert_after_backward_op(
-                lambda t: seen.append(self.fw.to_list(t)), **{spelling: [1]}
-            )
-
-        self.train(self.multiplication(), self.probe("mul", before=analyse))
-        assert seen == [X]
-
-    @requires(Capability.BACKWARD)
-    def test_select_gradients_of_inputs_by_name(self) -> None:
-        """grad_inputs= selects by the name of the forward input."""
-        seen: list[Any] = []
-        name = self.fw.names["mul"][1]
-
-        def analyse(context: OpContext) -> None:
-            context.insert_after_backward_op(
-                lambda t: seen.append(self.fw.to_list(t)), grad_inputs=[name]
-            )
-
-        self.train(self.multiplication(), self.probe("mul", before=analyse))
-        assert seen == [X]
+        """grad_inputs= and grad_in= both select gradients that a backward op produces, by position
+        or by the name of the forward input."""
+        for position in (1, self.fw.names["mul"][1]):
+            selection = {spelling: [position]}
+            program = self.multiplication()
+            seen = self.received(program, "mul", "insert_after_backward_op", **selection)
+            assert seen == [[X]]
 
     @requires(Capability.BACKWARD)
     def test_select_gradients_of_a_backward_op_by_name(self) -> None:
@@ -188,46 +141,41 @@ class ContextTests(ContractTests):
         def analyse(context: OpContext) -> None:
             # An op that produces another gradient has no such name.
             with suppress(SelectionError):
-                context.insert_after_backward_op(
-                    lambda t: seen.append(self.fw.to_list(t)), grad_inputs=[name]
-                )
+                context.insert_after_backward_op(self.noting(seen), grad_inputs=[name])
 
         program = self.multiplication()
         with self.apply(self.probe("mul", before_backward=analyse)), cache_disabled():
             program.train()
             seen.clear()
             program.train()
-        assert seen == [X]
+        assert seen == [[X]]
 
-    def test_index_out_of_range(self) -> None:
-        """An index out of range is an error that names the op id and its inputs."""
-        tool = self.probe("mul", before=lambda c: c.insert_before_op(print, inputs=[2]))
-        name = self.fw.names["mul"][1]
-        with pytest.raises(SelectionError, match=rf"(?i)inputs=\[2\].*mul.*2 inputs.*{name}"):
-            self.run(self.multiplication(), tool)
-
-    def test_output_index_out_of_range(self) -> None:
-        """An index out of range is an error also where the outputs are not yet known."""
-        tool = self.probe("mul", before=lambda c: c.insert_after_op(print, outputs=[1]))
-        with pytest.raises(SelectionError, match=r"(?i)outputs=\[1\].*mul.*1 outputs"):
-            self.run(self.multiplication(), tool)
-
-    def test_unknown_input_name(self) -> None:
-        """A name that the op does not have is an error that lists the names that it has."""
-        tool = self.probe("mul", before=lambda c: c.insert_before_op(print, inputs=["nose"]))
-        name = self.fw.names["mul"][1]
-        with pytest.raises(SelectionError, match=rf"(?i)'nose'.*mul.*{name}"):
-            self.run(self.multiplication(), tool)
+    @pytest.mark.parametrize(
+        ("method", "selection", "pattern"),
+        [
+            ("insert_before_op", {"inputs": [2]}, r"inputs=\[2\].*mul.*2 inputs.*{name}"),
+            # The outputs are not yet known.
+            ("insert_after_op", {"outputs": [1]}, r"outputs=\[1\].*mul.*1 outputs"),
+            ("insert_before_op", {"inputs": ["nose"]}, r"'nose'.*mul.*{name}"),
+        ],
+        ids=["input", "output", "name"],
+    )
+    def test_wrong_selection(self, method: str, selection: Any, pattern: str) -> None:
+        """An index out of range and a name that the op does not have are errors that name the op id
+        and what it has."""
+        pattern = "(?i)" + pattern.format(name=self.fw.names["mul"][1])
+        with pytest.raises(SelectionError, match=pattern):
+            self.received(self.multiplication(), "mul", method, **selection)
 
     # -- contract rule 15 -----------------------------------------------------
 
     def test_unset_key_is_none(self) -> None:
         """A key of the context that no tool has set reads as None."""
-        seen: list[Any] = []
-        tool = self.probe(
-            "mul", before=lambda c: seen.append((c["unset"], c.get("unset"), "unset" in c))
+        seen = self.answers(
+            self.multiplication(),
+            "mul",
+            before=lambda c: (c["unset"], c.get("unset"), "unset" in c),
         )
-        self.run(self.multiplication(), tool)
         assert seen == [(None, None, False)]
 
     def test_keys_are_shared_between_tools(self) -> None:
@@ -242,76 +190,47 @@ class ContextTests(ContractTests):
 
     def test_op_has_a_type(self) -> None:
         """get_op() has the operator's type."""
-        seen: list[str] = []
-        tool = self.probe(before=lambda c: seen.append(self.fw.type_of(c.get_op())))
-        self.run(self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W), tool)
+        seen = self.answers(self.positive_product(), before=lambda c: self.fw.type_of(c.get_op()))
         wanted = [self.fw.types["mul"], self.fw.types["relu"]]
         assert [kind for kind in seen if kind in wanted] == wanted
 
     def test_id_has_a_type(self) -> None:
         """An op id contains the type of its op."""
-        ids: dict[str, list[str]] = {}
-        tool = self.probe(
-            before=lambda c: ids.setdefault(self.fw.type_of(c.get_op()), []).append(c.get_op_id())
-        )
 
         def build(x: Any, w: Any) -> Any:
             halves = self.fw.split(self.fw.cat([self.fw.linear(x, w), self.fw.relu(w)]))
             return self.fw.add(*halves)
 
-        self.run(self.fw.program(build, X, W), tool)
         for op in ("split", "cat", "linear", "relu", "add"):
-            kind = self.fw.types[op]
-            assert [op_id for op_id in ids[kind] if kind.lower() not in op_id.lower()] == []
+            ids = self.answers(self.fw.program(build, X, W), op, before=lambda c: c.get_op_id())
+            assert ids
+            kind = self.fw.types[op].lower()
+            assert [op_id for op_id in ids if kind not in op_id.lower()] == []
 
     @requires(Capability.IN_PLACE)
     def test_id_of_an_in_place_op_has_its_type(self) -> None:
         """The id of an in-place op contains its own type, not that of the op it adds to."""
-        ids: list[str] = []
-        tool = self.probe("add_inplace", before=lambda c: ids.append(c.get_op_id()))
-        others: list[str] = []
-        rest = self.probe("mul", before=lambda c: others.append(c.get_op_id()))
-
-        def build(x: Any, w: Any) -> Any:
-            target = self.fw.mul(x, w)
-            self.fw.add_inplace(target, w)
-            return target
-
-        self.run(self.fw.program(build, X, W), tool, rest)
-        kind = self.fw.types["add_inplace"].lower()
-        assert [kind in op_id.lower() for op_id in ids] == [True]
-        assert not set(ids) & set(others)
+        program = self.added_in_place()
+        (op_id,) = self.answers(program, "add_inplace", before=lambda c: c.get_op_id())
+        assert self.fw.types["add_inplace"].lower() in op_id.lower()
+        assert op_id not in self.answers(program, "mul", before=lambda c: c.get_op_id())
 
     def test_forward_context(self) -> None:
         """In a forward context everything that belongs to a backward op is None."""
-        seen: list[Any] = []
-
-        def look(context: OpContext) -> None:
-            assert context.is_forward()
-            assert not context.is_backward()
-            seen.extend(
-                [
-                    context.get_backward_op(),
-                    context.get_backward_op_id(),
-                    context.get_grad_outputs(),
-                    context.get_grad_inputs(),
-                ]
-            )
-
-        self.run(self.multiplication(), self.probe("mul", before=look))
-        assert seen == [None] * 4
+        program = self.multiplication()
+        is_which = self.answers(program, "mul", before=lambda c: (c.is_forward(), c.is_backward()))
+        assert is_which == [(True, False)]
+        for name in ("backward_op", "backward_op_id", "grad_outputs", "grad_inputs"):
+            assert self.answers(program, "mul", before=methodcaller(f"get_{name}")) == [None]
 
     def test_context_after_its_analysis(self) -> None:
         """After the analysis the tensors of a context are out of reach; the rest stays."""
-        kept: list[OpContext] = []
 
-        def keep(context: OpContext) -> None:
+        def keep(context: OpContext) -> OpContext:
             context["key"] = "value"
-            kept.append(context)
+            return context
 
-        with self.apply(self.probe("mul", before=keep)):
-            self.multiplication().run()
-        (context,) = kept
+        (context,) = self.answers(self.multiplication(), "mul", before=keep)
         readers: list[Callable[[], Any]] = [
             context.get_inputs,
             context.get_outputs,
@@ -332,24 +251,20 @@ class ContextTests(ContractTests):
     def test_runs_at_once(self) -> None:
         """A context says whether operators run when they are called: they do without
         STATIC_GRAPH."""
-        said: list[bool] = []
-        tool = self.probe("mul", before=lambda c: said.append(c.runs_at_once))
-        self.run(self.multiplication(), tool)
+        said = self.answers(self.multiplication(), "mul", before=lambda c: c.runs_at_once)
         assert said == [Capability.STATIC_GRAPH not in self.driver_cls.capabilities]
 
     @requires(Capability.BACKWARD)
     def test_runs_at_once_in_backward(self) -> None:
         """The context of a backward operator says it as that of its forward operator does."""
-        said: list[bool] = []
-        tool = self.probe("mul", before_backward=lambda c: said.append(c.runs_at_once))
-        self.train(self.multiplication(), tool)
+        said = self.answers(self.multiplication(), "mul", before_backward=lambda c: c.runs_at_once)
         assert set(said) == {Capability.STATIC_GRAPH not in self.driver_cls.capabilities}
 
     def test_ids_are_equal_across_iterations(self) -> None:
         """The ids of two iterations are equal."""
         seen: list[str] = []
         tool = self.probe(before=lambda c: seen.append(c.get_op_id()))
-        program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+        program = self.positive_product()
         with self.apply(tool), cache_disabled():
             for _ in range(2):
                 new_iteration()
@@ -359,10 +274,8 @@ class ContextTests(ContractTests):
 
     def test_ids_are_unique(self) -> None:
         """Two ops of one iteration have two ids."""
-        seen: list[str] = []
-        tool = self.probe("mul", before=lambda c: seen.append(c.get_op_id()))
-        self.run(self.fw.program(lambda x, w: self.fw.mul(self.fw.mul(x, w), w), X, W), tool)
-        assert len(set(seen)) == 2
+        program = self.fw.program(lambda x, w: self.fw.mul(self.fw.mul(x, w), w), X, W)
+        assert len(set(self.answers(program, "mul", before=lambda c: c.get_op_id()))) == 2
 
     @requires(Capability.BACKWARD)
     def test_ids_restart_after_backward(self) -> None:
@@ -375,9 +288,10 @@ class ContextTests(ContractTests):
     @requires(Capability.MODULES)
     def test_ids_carry_module_paths(self) -> None:
         """An op id begins with the module that runs the op, and get_module gives its path."""
-        seen: list[tuple[str, str]] = []
-        tool = self.probe("linear", before=lambda c: seen.append((c.get_op_id(), c.get_module())))
-        self.run(self.fw.program(self.fw.model(W), X), tool, times=2)
+        program = self.fw.program(self.fw.model(W), X)
+        seen = self.answers(
+            program, "linear", times=2, before=lambda c: (c.get_op_id(), c.get_module())
+        )
         kind, separator = self.fw.types["linear"], self.fw.separator
         assert seen == [
             (f"Model{separator}{name}/{kind}:0", self.fw.module_path(name))
@@ -400,10 +314,8 @@ class ContextTests(ContractTests):
     @requires(Capability.MODULES)
     def test_ids_of_a_module_called_several_times(self) -> None:
         """Further calls of a module in an iteration have ids of their own."""
-        seen: list[str] = []
-        model = self.fw.model(W, calls=3)
-        tool = self.probe("linear", before=lambda c: seen.append(c.get_op_id()))
-        self.run(self.fw.program(model, X), tool, times=2)
+        program = self.fw.program(self.fw.model(W, calls=3), X)
+        seen = self.answers(program, "linear", times=2, before=lambda c: c.get_op_id())
         assert len(seen) == len(set(seen)) == 6
         if self.fw.numbers_calls:
             assert ["#1" in op_id for op_id in seen] == [False, False, True, True, False, False]
@@ -431,9 +343,9 @@ class ContextTests(ContractTests):
     @requires(Capability.USER_OPS)
     def test_ops_of_the_user(self) -> None:
         """An operator that the user has defined is seen and can be instrumented."""
-        seen: list[Any] = []
         kind, function = self.fw.user_op()
         program = self.fw.program(function, X)
+        seen: list[Any] = []
         self.run(program, self.noting_inputs([kind], seen))
         assert seen == [[X]]
 
@@ -451,11 +363,8 @@ class ContextTests(ContractTests):
     def noting_inputs(self, types: list[str], seen: list[Any]) -> Probe:
         """A tool that notes the inputs of each execution of an operator of some types."""
 
-        def note(*tensors: Any) -> None:
-            seen.append([self.fw.to_list(t) for t in tensors])
-
         def analyse(context: OpContext) -> None:
             if self.fw.type_of(context.get_op()) in types:
-                context.insert_before_op(note)
+                context.insert_before_op(self.noting(seen))
 
         return self.probe(before=analyse)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +9,9 @@ import pytest
 from amanda.errors import RoutineResultError
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
-from amanda.testing.contract.base import ONES, ContractTests, W, X, product, times
+from amanda.testing.contract.base import ONES, ContractTests, W, X, inserting, product, times
 from amanda.testing.framework import Probe, Trained, requires
-from amanda.tool import ad_disabled, ad_enabled
+from amanda.tool import Tool, ad_disabled, ad_enabled
 
 
 class DifferentiableProbe(Probe):
@@ -26,10 +25,11 @@ class DifferentiationTests(ContractTests):
 
     def doubled_input(self) -> Probe:
         """A tool that doubles the first input of a product."""
-        return self.probe(
-            "mul",
-            before=lambda c: c.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0]),
-        )
+        return self.probe("mul", before=self.double_input)
+
+    def double_input(self, context: OpContext) -> None:
+        """Record a routine that doubles the first input."""
+        context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
 
     @requires(Capability.BACKWARD)
     def test_straight_through_before(self) -> None:
@@ -41,9 +41,7 @@ class DifferentiationTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_straight_through_after(self) -> None:
         """The gradient of a substituted output passes to the original unchanged."""
-        tool = self.probe(
-            "mul", before=lambda c: c.insert_after_op(lambda t: self.fw.scale(t, 4.0))
-        )
+        tool = self.probe("mul", before=inserting(after_op=lambda t: self.fw.scale(t, 4.0)))
         result = self.train(self.multiplication(), tool, times=2)
         assert result == Trained([times(product(X, W), 4.0)], [W, X])
 
@@ -113,47 +111,42 @@ class DifferentiationTests(ContractTests):
     @requires(Capability.AD_IN_ROUTINES)
     def test_ad_enabled(self) -> None:
         """A routine recorded under ad_enabled takes part in AD, and nothing is passed through."""
-        self.check_differentiable(lambda c: self.insert(c, ad_enabled))
+
+        def analyse(context: OpContext) -> None:
+            with ad_enabled():
+                self.double_input(context)
+
+        self.check_differentiable(self.probe("mul", before=analyse))
 
     @requires(Capability.AD_IN_ROUTINES)
     def test_differentiable_tool(self) -> None:
         """The routines of a tool with differentiable = True take part in AD."""
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
-
-        tool = DifferentiableProbe(self.fw, self.fw.types["mul"], before=analyse)
-        assert self.train(self.multiplication(), tool, times=2).gradients == [
-            times(W, 2.0),
-            times(X, 2.0),
-        ]
+        kind = self.fw.types["mul"]
+        self.check_differentiable(DifferentiableProbe(self.fw, kind, before=self.double_input))
 
     @requires(Capability.AD_IN_ROUTINES)
     def test_ad_enabled_around_the_run(self) -> None:
         """ad_enabled counts while the action is recorded, wherever it was entered."""
         with ad_enabled():
-            result = self.train(self.multiplication(), self.doubled_input())
+            self.check_differentiable(self.doubled_input())
+
+    def check_differentiable(self, tool: Tool) -> None:
+        """The gradient goes through the computation of a routine that doubles the first input."""
+        result = self.train(self.multiplication(), tool, times=2)
         assert result.gradients == [times(W, 2.0), times(X, 2.0)]
 
     @requires(Capability.BACKWARD)
     def test_ad_disabled(self) -> None:
         """ad_disabled isolates again, also in a tool with differentiable = True."""
-        tool = DifferentiableProbe(
-            self.fw, self.fw.types["mul"], before=lambda c: self.insert(c, ad_disabled)
-        )
+
+        def analyse(context: OpContext) -> None:
+            with ad_disabled():
+                self.double_input(context)
+
+        tool = DifferentiableProbe(self.fw, self.fw.types["mul"], before=analyse)
         with ad_enabled():
             result = self.train(self.multiplication(), tool)
         assert result.gradients == [W, times(X, 2.0)]
-
-    def insert(self, context: OpContext, scope: Callable[[], Any]) -> None:
-        """Record a routine that doubles the first input, within a control scope."""
-        with scope():
-            context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
-
-    def check_differentiable(self, analyse: Callable[[OpContext], None]) -> None:
-        """The gradient goes through the routine's own computation."""
-        result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
-        assert result.gradients == [times(W, 2.0), times(X, 2.0)]
 
     @requires(Capability.AD_IN_ROUTINES)
     def test_differentiable_routine_after(self) -> None:
@@ -171,15 +164,8 @@ class DifferentiationTests(ContractTests):
         """An in-place op with a substituted target still changes the user's tensor."""
         kept = self.fw.tensor(ONES)
 
-        def build(x: Any, w: Any) -> Any:
-            target = self.fw.mul(x, w)
-            self.fw.add_inplace(target, w)
-            return target
-
-        tool = self.probe(
-            "add_inplace", before=lambda c: c.insert_before_op(lambda t: kept, inputs=[0])
-        )
-        result = self.train(self.fw.program(build, X, W), tool)
+        tool = self.probe("add_inplace", before=inserting([0], before_op=lambda t: kept))
+        result = self.train(self.added_in_place(), tool)
         assert result.outputs == [[[1 + w for w in row] for row in W]]
         assert result.gradients[0] == W
         assert self.fw.to_list(kept) == ONES
@@ -187,15 +173,7 @@ class DifferentiationTests(ContractTests):
     @requires(Capability.IN_PLACE, Capability.BACKWARD)
     def test_substituted_output_of_an_in_place_op(self) -> None:
         """A substituted output of an in-place op is the new value of the user's tensor."""
-
-        def build(x: Any, w: Any) -> Any:
-            target = self.fw.mul(x, w)
-            self.fw.add_inplace(target, w)
-            return target
-
-        tool = self.probe(
-            "add_inplace", before=lambda c: c.insert_after_op(lambda t: self.fw.scale(t, 2.0))
-        )
-        result = self.train(self.fw.program(build, X, W), tool)
-        plain = self.fw.program(build, X, W).train()
+        double = inserting(after_op=lambda t: self.fw.scale(t, 2.0))
+        plain = self.added_in_place().train()
+        result = self.train(self.added_in_place(), self.probe("add_inplace", before=double))
         assert result == Trained([times(plain.outputs[0], 2.0)], plain.gradients)

@@ -9,7 +9,7 @@ import pytest
 
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
-from amanda.testing.contract.base import ContractTests, W, X, product, times
+from amanda.testing.contract.base import ContractTests, W, X, inserting, product, times
 from amanda.testing.framework import requires
 from amanda.tool import new_iteration, traceable
 
@@ -120,7 +120,7 @@ class FailureTests(ContractTests):
             calls.append(1)
 
         program = self.multiplication()
-        with self.apply(self.probe("mul", before=lambda c: c.insert_before_op(routine))):
+        with self.apply(self.probe("mul", before=inserting(before_op=routine))):
             with pytest.raises(Unlucky):
                 program.train()
             failing[0] = False
@@ -137,5 +137,5 @@ class FailureTests(ContractTests):
         def double(tensor: Any) -> Any:
             return self.fw.add(tensor, tensor)
 
-        tool = self.probe("mul", before=lambda c: c.insert_after_op(double))
+        tool = self.probe("mul", before=inserting(after_op=double))
         assert self.run(self.multiplication(), tool, times=2) == [times(product(X, W), 2.0)]

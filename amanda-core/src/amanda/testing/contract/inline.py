@@ -24,27 +24,9 @@ from amanda.inline import (
 )
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
-from amanda.testing.contract.base import ContractTests, W, X, nothing, product, times
+from amanda.testing.contract.base import ContractTests, W, X, inserting, nothing, product, times
 from amanda.testing.framework import Program, requires
 from amanda.tool import Tool, disabled
-
-
-class Twins:
-    """A counter and a Python routine, which are inserted together and have to agree."""
-
-    def __init__(self) -> None:
-        self.counter = Counter()
-        self.called = 0
-
-    def routine(self, *tensors: Any) -> None:
-        """The Python routine."""
-        self.called += 1
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """The count of the counter and of the Python routine."""
-        return self.counter.count, self.called
-
 
 INFINITE = [[math.inf, -2.0], [3.0, 4.0]]
 
@@ -55,6 +37,10 @@ def _all_finite(values: Any) -> bool:
 
 class InlineTests(ContractTests):
     """The routines of ``amanda.inline``."""
+
+    def two_products(self) -> Program:
+        """The program ``X * W * W``."""
+        return self.fw.program(lambda x, w: self.fw.mul(self.fw.mul(x, w), w), X, W)
 
     def counted(self, program: Program, tool: Tool, counter: Counter, runs: int = 3) -> list[int]:
         """The count after each of some runs under a tool."""
@@ -70,27 +56,14 @@ class InlineTests(ContractTests):
     def test_a_counter_counts_executions(self, point: str, select: Any) -> None:
         """A counter counts each execution of its operator, and can be read between runs."""
         counter = Counter()
-
-        def analyse(context: OpContext) -> None:
-            if point == "before":
-                context.insert_before_op(counter, inputs=select)
-            else:
-                context.insert_after_op(counter, outputs=select)
-
-        tool = self.probe("mul", before=analyse)
+        tool = self.probe("mul", before=inserting(select, **{f"{point}_op": counter}))
         assert self.counted(self.multiplication(), tool, counter) == [1, 2, 3]
 
     def test_a_counter_of_several_operators(self) -> None:
         """A counter that is inserted at several operators, or twice, counts all of them."""
         counter = Counter()
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_op(counter, inputs=[])
-            context.insert_after_op(counter, outputs=[])
-
-        program = self.fw.program(lambda x, w: self.fw.mul(self.fw.mul(x, w), w), X, W)
-        tool = self.probe("mul", before=analyse)
-        assert self.counted(program, tool, counter) == [4, 8, 12]
+        tool = self.probe("mul", before=inserting([], before_op=counter, after_op=counter))
+        assert self.counted(self.two_products(), tool, counter) == [4, 8, 12]
 
     def test_a_counter_of_an_after_analysis(self) -> None:
         """A counter that an analysis after the operator inserts counts that execution, too."""
@@ -101,7 +74,7 @@ class InlineTests(ContractTests):
     def test_a_counter_outside_of_the_scope(self) -> None:
         """A counter counts nothing under disabled(), nor after the scope."""
         counter, program = Counter(), self.multiplication()
-        with self.apply(self.probe("mul", before=lambda c: c.insert_before_op(counter))):
+        with self.apply(self.probe("mul", before=inserting(before_op=counter))):
             program.run()
             with disabled():
                 program.run()
@@ -111,10 +84,7 @@ class InlineTests(ContractTests):
     def test_a_counter_in_nested_scopes(self) -> None:
         """A counter of two scopes counts once for each."""
         counter, program = Counter(), self.multiplication()
-        tools = [
-            self.probe("mul", before=lambda c: c.insert_before_op(counter, inputs=[]))
-            for _ in range(2)
-        ]
+        tools = [self.probe("mul", before=inserting([], before_op=counter)) for _ in range(2)]
         with self.apply(tools[0]):
             program.run()
             with self.apply(tools[1]):
@@ -161,47 +131,43 @@ class InlineTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_counters_of_backward_operators(self) -> None:
         """Counters before and after backward operators count as Python routines do there."""
-        before, after = Twins(), Twins()
+        before, after = (Counter(), list[int]()), (Counter(), list[int]())
 
         def analyse(context: OpContext) -> None:
-            for routine in (before.counter, before.routine):
+            for routine in (before[0], lambda *t: before[1].append(1)):
                 context.insert_before_backward_op(routine, grad_outputs=[])
-            for routine in (after.counter, after.routine):
+            for routine in (after[0], lambda *t: after[1].append(1)):
                 context.insert_after_backward_op(routine)
 
-        program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+        program = self.positive_product()
         expected = program.train()
-        found = self.train(program, self.probe(before_backward=analyse), times=2)
-        assert found == expected
-        assert before.counts[0] == before.counts[1] > 0
-        assert after.counts[0] == after.counts[1] > 0
+        assert self.train(program, self.probe(before_backward=analyse), times=2) == expected
+        for counter, calls in (before, after):
+            assert counter.count == len(calls) > 0
 
     @requires(Capability.BACKWARD)
     def test_counters_alone_in_training(self) -> None:
         """Counters on all operators, forward and backward, count without any other routine."""
-        counter, twin = Counter(), Twins()
-
-        def analyses(routine: Any) -> Tool:
-            return self.probe(
-                before=lambda c: c.insert_before_op(routine, inputs=[]),
-                after_backward=lambda c: c.insert_after_backward_op(routine, grad_inputs=[]),
-            )
-
-        program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+        counter, calls = Counter(), list[int]()
+        program = self.positive_product()
         expected = program.train()
-        assert self.train(program, analyses(counter), times=2) == expected
-        assert self.train(program, analyses(twin.routine), times=2) == expected
-        assert counter.count == twin.called > 0
+        for routine in (counter, lambda *t: calls.append(1)):
+            tool = self.probe(
+                before=inserting([], before_op=routine),
+                after_backward=inserting([], after_backward_op=routine),
+            )
+            assert self.train(program, tool, times=2) == expected
+        assert counter.count == len(calls) > 0
 
     @requires(Capability.BACKWARD)
     @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "beside a routine"])
     def test_counters_of_the_whole_operator(self, is_alone: bool) -> None:
         """Counters on the gradients of an operator as a whole count each backward pass."""
         counter = Counter()
+        counting = inserting([], before_backward_op=counter, after_backward_op=counter)
 
         def analyse(context: OpContext) -> None:
-            context.insert_before_backward_op(counter, grad_outputs=[])
-            context.insert_after_backward_op(counter, grad_inputs=[])
+            counting(context)
             if not is_alone:
                 context.insert_before_backward_op(nothing)
 
@@ -214,12 +180,7 @@ class InlineTests(ContractTests):
 
     def timed(self, timer: Timer) -> Any:
         """An analysis that has a timer measure its operator."""
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_op(timer.start, inputs=[])
-            context.insert_after_op(timer.stop, outputs=[])
-
-        return analyse
+        return inserting([], before_op=timer.start, after_op=timer.stop)
 
     def test_a_timer_measures_executions(self) -> None:
         """A timer counts executions and adds up their times, which lie within those of the runs."""
@@ -249,8 +210,7 @@ class InlineTests(ContractTests):
             timers.append(Timer(log, len(timers)))
             self.timed(timers[-1])(context)
 
-        program = self.fw.program(lambda x, w: self.fw.mul(self.fw.mul(x, w), w), X, W)
-        self.run(program, self.probe("mul", before=analyse), times=2)
+        self.run(self.two_products(), self.probe("mul", before=analyse), times=2)
         rows = [log.numbers[at : at + 4] for at in range(0, len(log.numbers), 4)]
         assert len(rows) == 4
         assert {row[0] for row in rows} == set(range(len(timers)))
@@ -287,26 +247,19 @@ class InlineTests(ContractTests):
     def test_a_timer_of_backward_operators(self) -> None:
         """A timer around a backward operator measures each of its executions."""
         timer = Timer()
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_backward_op(timer.start, grad_outputs=[])
-            context.insert_after_backward_op(timer.stop, grad_inputs=[])
-
-        called = self.train_beside_routine(analyse)
+        timing = inserting([], before_backward_op=timer.start, after_backward_op=timer.stop)
+        called = self.train_beside_routine(timing)
         assert timer.executions == called > 0
 
     def train_beside_routine(self, analyse: Callable[[OpContext], None]) -> int:
         """Train twice under an analysis of backward operators, and twice under a Python routine
         after each of them; how often that was called."""
-        twin = Twins()
-        program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+        calls: list[int] = []
+        program = self.positive_product()
         expected = program.train()
-        assert self.train(program, self.probe(before_backward=analyse), times=2) == expected
-        twins = self.probe(
-            before_backward=lambda c: c.insert_after_backward_op(twin.routine, grad_inputs=[])
-        )
-        assert self.train(program, twins, times=2) == expected
-        return twin.called
+        for one in (analyse, inserting([], after_backward_op=lambda *t: calls.append(1))):
+            assert self.train(program, self.probe(before_backward=one), times=2) == expected
+        return len(calls)
 
     # -- changes of memory ----------------------------------------------------
 
@@ -333,12 +286,8 @@ class InlineTests(ContractTests):
         """From then on the other memory is read: that of the process where it is None."""
         use = MemoryUse(itertools.count(10, 10).__next__)
         change, program, found = MemoryChange(use), self.multiplication(), []
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_op(change.before, inputs=[])
-            context.insert_after_op(change.after, outputs=[])
-
-        with self.apply(self.probe("mul", before=analyse)):
+        reading = inserting([], before_op=change.before, after_op=change.after)
+        with self.apply(self.probe("mul", before=reading)):
             for used in (use.used, None, itertools.count(0, -7).__next__):
                 use.used, use.peak, change.bytes = used, 0, 0
                 for _ in range(2):
@@ -359,8 +308,7 @@ class InlineTests(ContractTests):
             used = None if of_process else itertools.count(10, 10).__next__
             change = MemoryChange(MemoryUse(used))
             changes.append(change)
-            context.insert_before_backward_op(change.before, grad_outputs=[])
-            context.insert_after_backward_op(change.after, grad_inputs=[])
+            inserting([], before_backward_op=change.before, after_backward_op=change.after)(context)
 
         called = self.train_beside_routine(analyse)
         peak = sum(change.use.peak for change in changes)
@@ -375,12 +323,8 @@ class InlineTests(ContractTests):
     def test_a_record_of_one_form(self) -> None:
         """A record notes the shapes of the tensors at its point once, as long as they stay."""
         records = Record(["shape"]), Record(["shape", "nonsense"])
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_op(records[0])
-            context.insert_after_op(records[1])
-
-        self.run(self.multiplication(), self.probe("mul", before=analyse), times=3)
+        recording = inserting(before_op=records[0], after_op=records[1])
+        self.run(self.multiplication(), self.probe("mul", before=recording), times=3)
         assert [record.executions for record in records] == [3, 3]
         shapes = [((len(values), len(values[0])),) for values in (X, W)]
         assert records[0].changes == [(0, tuple(shapes))]
@@ -392,11 +336,9 @@ class InlineTests(ContractTests):
         row = self.fw.program(self.fw.mul, X[:1], W[:1])
         seen: list[Any] = []
 
-        def analyse(context: OpContext) -> None:
-            context.insert_before_op(record, inputs=[0])
-            context.insert_before_op(lambda x: seen.append(tuple(x.shape)), inputs=[0])
-
-        with self.apply(self.probe("mul", before=analyse)):
+        note = inserting([0], before_op=lambda x: seen.append(tuple(x.shape)))
+        recording = inserting([0], before_op=record)
+        with self.apply(self.probe("mul", before=recording), self.probe("mul", before=note)):
             for one in (program, program, row, row, program):
                 one.run()
         wide, flat = (len(X), len(X[0])), (1, len(X[0]))
@@ -410,17 +352,12 @@ class InlineTests(ContractTests):
     # -- checks ---------------------------------------------------------------
 
     def is_finite(self, tensor: Any) -> bool:
-        """Whether all numbers of a tensor are finite."""
+        """True if all numbers of a tensor are finite."""
         return _all_finite(self.fw.to_list(tensor))
 
     def checked(self, check: Check) -> Any:
         """An analysis that has a check look at its operator."""
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_op(check.before)
-            context.insert_after_op(check.after)
-
-        return analyse
+        return inserting(before_op=check.before, after_op=check.after)
 
     @pytest.mark.parametrize("overwrites", [False, True, None])
     def test_a_check_finds_what_is_not_finite(self, overwrites: bool | None) -> None:
@@ -494,18 +431,16 @@ class InlineTests(ContractTests):
 
         def analyse(context: OpContext) -> None:
             check = Check(self.is_finite, lambda *given: found.append(given), overwrites=None)
-            context.insert_before_backward_op(check.before)
-            context.insert_after_backward_op(check.after)
+            inserting(before_backward_op=check.before, after_backward_op=check.after)(context)
 
         def look(*gradients: Any) -> None:
             given = [t for t in gradients if t is not None]
             if not all(map(self.is_finite, given)):
                 seen.append(given)
 
-        twin = self.probe(before_backward=lambda c: c.insert_after_backward_op(look))
         program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), INFINITE, W)
-        self.train(program, twin, times=3)
-        self.train(program, self.probe(before_backward=analyse), times=3)
+        for one in (inserting(after_backward_op=look), analyse):
+            self.train(program, self.probe(before_backward=one), times=3)
         assert len(found) == len(seen) > 0
         for inputs, outputs, _ in found:
             assert not all(self.is_finite(t) for t in outputs if t is not None)
@@ -556,7 +491,7 @@ class InlineTests(ContractTests):
             sums.append(ShapeSum(lambda of: len(of[0]), counter))
             self.added(sums[-1])(context)
 
-        program = self.fw.program(lambda x, w: self.fw.mul(self.fw.mul(x, w), w), X, W)
+        program = self.two_products()
         expected = program.run()
         assert self.run(program, self.probe("mul", before=analyse), times=3) == expected
         assert sum(one.executions for one in sums) == 6
@@ -588,9 +523,9 @@ class InlineTests(ContractTests):
                 rows = int(forward.last[0][0][0]) if forward.last[0] else len(X)
                 return 100 * sum(shape is not None for shape in of[1]) + rows
 
-            found.append(ShapeSum(weigh, of=forward))
-            context.insert_before_backward_op(found[-1].before)
-            context.insert_after_backward_op(found[-1].after)
+            total = ShapeSum(weigh, of=forward)
+            found.append(total)
+            inserting(before_backward_op=total.before, after_backward_op=total.after)(context)
             context.insert_after_backward_op(
                 lambda *gradients: seen.append(sum(t is not None for t in gradients))
             )

@@ -7,11 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState, owned_locks
 from amanda.testing import interrupts, watched
-from amanda.testing.contract.base import ContractTests, W, X, nothing
+from amanda.testing.contract.base import ContractTests, inserting, nothing
 from amanda.testing.framework import Probe, Program
 from amanda.tool import disabled
 
@@ -21,28 +20,16 @@ class InterruptTests(ContractTests):
 
     def acting(self) -> Probe:
         """A tool with a routine at every point that the driver has."""
+        after = inserting(after_op=nothing)
         if Capability.BACKWARD not in self.driver_cls.capabilities:
-            return self.probe(
-                "mul",
-                before=lambda c: c.insert_before_op(nothing),
-                after=lambda c: c.insert_after_op(nothing),
-            )
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_op(nothing)
-            context.insert_before_backward_op(nothing)
-
+            return self.probe("mul", before=inserting(before_op=nothing), after=after)
         return self.probe(
             "mul",
-            before=analyse,
-            after=lambda c: c.insert_after_op(nothing),
-            before_backward=lambda c: c.insert_before_backward_op(nothing),
-            after_backward=lambda c: c.insert_after_backward_op(nothing),
+            before=inserting(before_op=nothing, before_backward_op=nothing),
+            after=after,
+            before_backward=inserting(before_backward_op=nothing),
+            after_backward=inserting(after_backward_op=nothing),
         )
-
-    def product_program(self) -> Program:
-        """A program of two operators, one of which tools act on."""
-        return self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
 
     def work(self, program: Program) -> Any:
         """Train, where the driver sees gradients."""
@@ -58,7 +45,7 @@ class InterruptTests(ContractTests):
         """
 
         def scopes() -> None:
-            program = self.product_program()
+            program = self.positive_product()
             with self.apply(self.acting()), self.apply(self.probe(before=nothing)):
                 self.work(program)
                 with disabled():
@@ -87,13 +74,10 @@ class InterruptTests(ContractTests):
             held = owned_locks()
             patched = list(sys.meta_path), threading.Thread.start, changed, self.fw.global_state()
             calls: list[int] = []
-            tool = self.probe(
-                "mul", before=lambda c: c.insert_before_op(lambda *t: calls.append(1))
-            )
             state = dict(ATTACHED), list(LIVE_SCOPES), blocks, held, patched
-            vanilla = self.work(self.product_program())
-            with self.apply(tool):
-                again = self.work(self.product_program())
+            vanilla = self.work(self.positive_product())
+            with self.apply(self.counting(calls)):
+                again = self.work(self.positive_product())
             return state, str(vanilla), str(again), calls
 
         return look

@@ -6,7 +6,7 @@ import pytest
 
 from amanda.errors import DependencyCycleError
 from amanda.interface.context import OpContext
-from amanda.testing.contract.base import ContractTests, W, X, product, times
+from amanda.testing.contract.base import ContractTests, W, X, inserting, product, times
 from amanda.testing.framework import Probe
 from amanda.tool import new_iteration
 
@@ -29,20 +29,14 @@ class OrderTests(ContractTests):
         self.run(self.multiplication(), *(self.tracer(name, seen) for name in "abc"))
         assert seen == [f"{kind} {name}" for kind in ("analysis", "routine") for name in "abc"]
 
-    def test_dependencies_first(self) -> None:
-        """A dependency acts before its tool, and need not be applied by the user."""
+    @pytest.mark.parametrize("is_named", [False, True], ids=["not named", "named last"])
+    def test_dependencies_first(self, is_named: bool) -> None:
+        """A dependency acts before its tool: it need not be applied by the user, and acts first
+        also where apply names it last."""
         seen: list[str] = []
         first, second = self.tracer("first", seen), self.tracer("second", seen)
         second.depends_on(first)
-        self.run(self.multiplication(), second)
-        assert seen == ["analysis first", "analysis second", "routine first", "routine second"]
-
-    def test_dependencies_override_the_order_of_apply(self) -> None:
-        """A dependency acts first also where apply names it last."""
-        seen: list[str] = []
-        first, second = self.tracer("first", seen), self.tracer("second", seen)
-        second.depends_on(first)
-        self.run(self.multiplication(), second, first)
+        self.run(self.multiplication(), *([second, first] if is_named else [second]))
         assert seen == ["analysis first", "analysis second", "routine first", "routine second"]
 
     def test_shared_dependency(self) -> None:
@@ -66,11 +60,8 @@ class OrderTests(ContractTests):
         """A dependency's routine runs first also where a later analysis has recorded it."""
         seen: list[str] = []
 
-        def record(name: str, context: OpContext) -> None:
-            context.insert_after_op(lambda *t: seen.append(name))
-
-        first = self.probe("mul", after=lambda c: record("first", c))
-        second = self.probe("mul", before=lambda c: record("second", c))
+        first = self.probe("mul", after=inserting(after_op=lambda *t: seen.append("first")))
+        second = self.probe("mul", before=inserting(after_op=lambda *t: seen.append("second")))
         second.depends_on(first)
         self.run(self.multiplication(), second, times=2)
         assert seen == ["first", "second"] * 2
@@ -80,15 +71,9 @@ class OrderTests(ContractTests):
         """The order of apply holds also between routines that take tensors and that take none."""
         seen: list[str] = []
 
-        def tool(name: str, blind: bool) -> Probe:
-            def analyse(context: OpContext) -> None:
-                select: list[int] | None = [] if blind else None
-                if point == "before":
-                    context.insert_before_op(lambda *t: seen.append(name), inputs=select)
-                else:
-                    context.insert_after_op(lambda *t: seen.append(name), outputs=select)
-
-            return self.probe("mul", before=analyse)
+        def tool(name: str, takes_none: bool) -> Probe:
+            routine = {f"{point}_op": lambda *t: seen.append(name)}
+            return self.probe("mul", before=inserting([] if takes_none else None, **routine))
 
         kinds = {"a": True, "b": True, "c": False, "d": True, "e": False, "f": False, "g": True}
         self.run(self.multiplication(), *(tool(*kind) for kind in kinds.items()), times=3)
@@ -111,8 +96,8 @@ class OrderTests(ContractTests):
     def test_routines_see_earlier_results(self) -> None:
         """A routine sees the results of earlier routines of the same point."""
         double, square = (
-            self.probe("mul", before=lambda c: c.insert_after_op(lambda t: self.fw.scale(t, 2.0))),
-            self.probe("mul", before=lambda c: c.insert_after_op(lambda t: self.fw.mul(t, t))),
+            self.probe("mul", before=inserting(after_op=lambda t: self.fw.scale(t, 2.0))),
+            self.probe("mul", before=inserting(after_op=lambda t: self.fw.mul(t, t))),
         )
         result = self.run(self.multiplication(), double, square)
         doubled = times(product(X, W), 2.0)

@@ -11,7 +11,7 @@ from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.interface.points import Point, PointContext
 from amanda.interface.specs import PHASES
-from amanda.testing.contract.base import ContractTests, W, X
+from amanda.testing.contract.base import ContractTests, W, X, inserting
 from amanda.testing.framework import requires
 from amanda.tool import Tool, cache_disabled, new_iteration
 
@@ -37,14 +37,10 @@ class Passed(Tool):
 class PointTests(ContractTests):
     """The points of modules, passes and iterations."""
 
-    def training(self) -> Any:
-        """A program with operators whose gradients are wanted."""
-        return self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
-
     @requires(Capability.BACKWARD)
     def test_points_change_nothing(self) -> None:
         """Results and gradients under routines at all derived points are those without them."""
-        program = self.training()
+        program = self.positive_product()
         expected = program.train()
         for modules in (False, True):
             assert self.train(program, Passed(modules), times=3) == expected
@@ -53,14 +49,12 @@ class PointTests(ContractTests):
     def test_a_backward_pass_begins_and_ends(self) -> None:
         """Each backward pass has a begin and an end, around the routines of its operators."""
         self.needs_separate_backward()
-        tool, program = Passed(), self.training()
+        tool, program = Passed(), self.positive_product()
         expected = program.train()
         seen: list[Any] = tool.points
 
-        def analyse(context: OpContext) -> None:
-            context.insert_before_backward_op(lambda *_: seen.append(None), grad_outputs=[])
-
-        assert self.train(program, tool, self.probe("mul", before_backward=analyse)) == expected
+        noting = inserting([], before_backward_op=lambda *_: seen.append(None))
+        assert self.train(program, tool, self.probe("mul", before_backward=noting)) == expected
         kinds = [None if context is None else context.point for context in seen]
         begin, end = kinds.index(Point.BACKWARD_BEGIN), kinds.index(Point.BACKWARD_END)
         assert begin < kinds.index(None) < end
@@ -122,7 +116,7 @@ class PointTests(ContractTests):
             ),
             exit=True,
         )
-        failing = self.probe("linear", before=lambda c: c.insert_before_op(fail))
+        failing = self.probe("linear", before=inserting(before_op=fail))
         program = self.fw.program(self.fw.model(W), X)
         with self.apply(tool, failing):
             for _ in range(2):
@@ -208,8 +202,7 @@ class PointTests(ContractTests):
 
     def test_every_operator_has_a_phase(self) -> None:
         """A phase of the contract, in every analysis."""
-        phases: list[str] = []
-        self.run(self.training(), self.probe(before=lambda c: phases.append(c.get_phase())))
+        phases = self.answers(self.positive_product(), before=lambda c: c.get_phase())
         assert phases
         assert set(phases) <= set(PHASES)
 
@@ -230,15 +223,11 @@ class PointTests(ContractTests):
     @requires(Capability.MODULES)
     def test_operators_of_modules_are_of_the_forward_phase(self) -> None:
         """Operators that a module runs belong to the forward phase."""
-        phases: list[str] = []
-        tool = self.probe("linear", before=lambda c: phases.append(c.get_phase()))
-        self.run(self.fw.program(self.fw.model(W), X), tool)
-        assert set(phases) == {"forward"}
+        program = self.fw.program(self.fw.model(W), X)
+        assert set(self.answers(program, "linear", before=lambda c: c.get_phase())) == {"forward"}
 
     @requires(Capability.BACKWARD)
     def test_backward_operators_are_of_the_backward_phase(self) -> None:
         """Backward operators are of the backward phase, whatever the phase of the forward one."""
-        phases: list[str] = []
-        tool = self.probe(before_backward=lambda c: phases.append(c.get_phase()))
-        self.train(self.training(), tool)
+        phases = self.answers(self.positive_product(), before_backward=lambda c: c.get_phase())
         assert set(phases) == {"backward"}

@@ -10,7 +10,7 @@ import pytest
 from amanda.errors import ReplacementConflictError, RoutineResultError
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
-from amanda.testing.contract.base import ONES, ContractTests, W, X, product, times
+from amanda.testing.contract.base import ONES, ContractTests, W, X, inserting, product, times
 from amanda.testing.framework import Trained, requires
 from amanda.tool import Tool, new_iteration
 
@@ -122,21 +122,22 @@ class ReplacementTests(ContractTests):
     def test_routines_around_a_replacement(self) -> None:
         """Routines before and after an op act on its replacement as on the op."""
 
+        def double(tensor: Any) -> Any:
+            return self.fw.scale(tensor, 2.0)
+
         def analyse(context: OpContext) -> None:
-            context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
+            inserting([0], before_op=double, after_op=double)(context)
             context.replace_op(lambda x, w: self.fw.add(x, x))
-            context.insert_after_op(lambda t: self.fw.scale(t, 2.0))
 
         assert self.run(self.multiplication(), self.probe("mul", before=analyse)) == [times(X, 8.0)]
 
     @requires(Capability.REPLAY)
     def test_an_op_can_be_run_again(self) -> None:
         """get_function() gives a function that runs the op on other tensors."""
-        kept: list[Callable[..., Any]] = []
-        tool = self.probe("split", before=lambda c: kept.append(c.get_function()))
-        self.run(self.fw.program(self.fw.split, X), tool)
-        outputs = kept[0](*self.fw.inputs("split", self.fw.tensor(W)))
-        assert [self.fw.to_list(t) for t in outputs] == [[W[0]], [W[1]]]
+        program = self.fw.program(self.fw.split, X)
+        (function,) = self.answers(program, "split", before=lambda c: c.get_function())
+        outputs = function(*self.fw.inputs("split", self.fw.tensor(W)))
+        assert self.lists(outputs) == [[W[0]], [W[1]]]
 
     @requires(Capability.REPLACE_OP, Capability.REPLAY)
     def test_function_has_the_attributes_of_its_execution(self) -> None:
@@ -225,17 +226,11 @@ class ReplacementTests(ContractTests):
         assert result == Trained([product(X, W)], [times(ONES, 2.0), times(ONES, 4.0)])
 
     @requires(Capability.REPLACE_BACKWARD_OP)
-    def test_whole_backward_without_all_gradients(self) -> None:
-        """A supplied gradient that is None leaves that input without a gradient."""
-        tool = self.probe("mul", before=lambda c: c.replace_backward_op(lambda g: [g, None]))
-        result = self.train(self.multiplication(), tool)
-        assert result.gradients[0] == ONES
-        assert result.gradients[1] in (None, times(W, 0.0))
-
-    @requires(Capability.REPLACE_BACKWARD_OP)
-    def test_whole_backward_with_fewer_gradients(self) -> None:
-        """Inputs after the last supplied gradient are left without one."""
-        tool = self.probe("mul", before=lambda c: c.replace_backward_op(lambda g: g))
+    @pytest.mark.parametrize("supply", [lambda g: [g, None], lambda g: g], ids=["None", "fewer"])
+    def test_whole_backward_without_all_gradients(self, supply: Callable[..., Any]) -> None:
+        """An input whose supplied gradient is None, or that is after the last one, is left without
+        a gradient."""
+        tool = self.probe("mul", before=lambda c: c.replace_backward_op(supply))
         result = self.train(self.multiplication(), tool)
         assert result.gradients[0] == ONES
         assert result.gradients[1] in (None, times(W, 0.0))

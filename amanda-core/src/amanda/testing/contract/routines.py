@@ -11,7 +11,7 @@ from amanda.errors import RoutineResultError
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.interface.tool import Tool
-from amanda.testing.contract.base import ContractTests, W, X, nothing, product, times
+from amanda.testing.contract.base import ContractTests, W, X, inserting, nothing, product, times
 from amanda.testing.framework import requires
 
 Wrong = Callable[..., Any]
@@ -62,16 +62,8 @@ class RoutineTests(ContractTests):
                 self.told.append((output, substitute))
 
         tool, read = Follow(), list[Any]()
-        kinds = self.fw.types
-
-        def insert(context: OpContext) -> None:
-            if self.fw.type_of(context.get_op()) == kinds["mul"]:
-                context.insert_after_op(lambda t: self.fw.scale(t, 2.0))
-            if self.fw.type_of(context.get_op()) == kinds["relu"]:
-                read.append(context.get_inputs()[0])
-
-        tool.add_inst_for_op(insert)
-        self.run(self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W), tool)
+        reader = self.probe("relu", before=lambda c: read.append(c.get_inputs()[0]))
+        self.run(self.positive_product(), tool, self.doubling(), reader)
         outputs = [old for old, new in tool.told if new is read[0]]
         assert outputs
         assert all(output is not read[0] for output in outputs)
@@ -91,14 +83,7 @@ class RoutineTests(ContractTests):
 
     def doubling(self) -> Tool:
         """A tool that doubles the products."""
-        tool, kinds = Tool(), self.fw.types
-
-        def insert(context: OpContext) -> None:
-            if self.fw.type_of(context.get_op()) == kinds["mul"]:
-                context.insert_after_op(lambda t: self.fw.scale(t, 2.0))
-
-        tool.add_inst_for_op(insert)
-        return tool
+        return self.probe("mul", before=inserting(after_op=lambda t: self.fw.scale(t, 2.0)))
 
     @pytest.mark.parametrize("form", [list, tuple])
     def test_a_sequence_for_several(self, form: Callable[..., Any]) -> None:
@@ -169,22 +154,12 @@ class RoutineTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_gradients_are_replaced(self) -> None:
         """A backward op consumes the gradients that a routine before it returns."""
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_backward_op(lambda g: self.fw.scale(g, 2.0), grad_outputs=[0])
-
-        tool = self.probe("relu", before_backward=analyse)
+        double = inserting([0], before_backward_op=lambda g: self.fw.scale(g, 2.0))
+        tool = self.probe("relu", before_backward=double)
         program = self.fw.program(self.fw.relu, X)
         gradients = self.train(program, tool).gradients
-        doubled = len([g for g in self.backward_ids(program) if g])
-        assert gradients == [times([[1.0, 0.0], [1.0, 1.0]], 2.0**doubled)]
-
-    def backward_ids(self, program: Any) -> list[str | None]:
-        """Ids of the backward ops of a program that consists of one relu."""
-        seen: list[str | None] = []
-        tool = self.probe("relu", before_backward=lambda c: seen.append(c.get_backward_op_id()))
-        self.train(program, tool)
-        return seen
+        ids = self.answers(program, "relu", before_backward=lambda c: c.get_backward_op_id())
+        assert gradients == [times([[1.0, 0.0], [1.0, 1.0]], 2.0 ** len(ids))]
 
     @requires(Capability.BACKWARD)
     def test_produced_gradients_are_replaced(self) -> None:

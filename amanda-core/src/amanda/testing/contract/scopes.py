@@ -11,24 +11,20 @@ import pytest
 
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
-from amanda.testing.contract.base import ContractTests, W, X, times
-from amanda.testing.framework import Probe, requires
+from amanda.testing.contract.base import ContractTests, W, X, inserting, times
+from amanda.testing.framework import requires
 from amanda.tool import disabled, enabled, new_iteration
 
 
 class ScopeTests(ContractTests):
     """apply, enabled, disabled and their exits."""
 
-    def counter(self, calls: list[Any], mark: Any = 1) -> Probe:
-        """A tool that notes each execution of a product."""
-        return self.probe("mul", before=lambda c: c.insert_before_op(lambda *t: calls.append(mark)))
-
     def test_nested_scopes(self) -> None:
         """The tools of an outer and of an inner scope both act."""
         calls: list[str] = []
         program = self.multiplication()
-        with self.apply(self.counter(calls, "outer")):
-            self.run(program, self.counter(calls, "inner"))
+        with self.apply(self.counting(calls, "outer")):
+            self.run(program, self.counting(calls, "inner"))
             assert calls == ["outer", "inner"]
             program.run()
         assert calls == ["outer", "inner", "outer"]
@@ -37,17 +33,17 @@ class ScopeTests(ContractTests):
         """An op that the outer scope knows already is analysed by the inner one."""
         calls: list[str] = []
         program = self.multiplication()
-        with self.apply(self.counter(calls, "outer")):
+        with self.apply(self.counting(calls, "outer")):
             program.run()
             new_iteration()
-            self.run(program, self.counter(calls, "inner"))
+            self.run(program, self.counting(calls, "inner"))
         assert calls == ["outer", "outer", "inner"]
 
     def test_disabled_and_enabled(self) -> None:
         """disabled() and enabled() switch instrumentation, nested."""
         calls: list[int] = []
         program = self.multiplication()
-        with self.apply(self.counter(calls)):
+        with self.apply(self.counting(calls)):
             with disabled():
                 program.run()
                 with enabled():
@@ -61,7 +57,7 @@ class ScopeTests(ContractTests):
         """disabled() ends with its block, also by an exception."""
         calls: list[int] = []
         program = self.multiplication()
-        with self.apply(self.counter(calls)):
+        with self.apply(self.counting(calls)):
             with pytest.raises(KeyError), disabled():
                 raise KeyError
             program.run()
@@ -71,7 +67,7 @@ class ScopeTests(ContractTests):
         """A scope that an exception leaves is over."""
         calls: list[int] = []
         program = self.multiplication()
-        with pytest.raises(KeyError), self.apply(self.counter(calls)):
+        with pytest.raises(KeyError), self.apply(self.counting(calls)):
             raise KeyError
         program.run()
         assert calls == []
@@ -80,7 +76,7 @@ class ScopeTests(ContractTests):
         """After its exit no routine of a scope runs."""
         calls: list[int] = []
         program = self.multiplication()
-        self.run(program, self.counter(calls))
+        self.run(program, self.counting(calls))
         program.run()
         assert calls == [1]
 
@@ -90,15 +86,15 @@ class ScopeTests(ContractTests):
         self.needs_separate_backward()
         calls: list[str] = []
 
+        def note(*gradients: Any) -> None:
+            calls.append("called")
+
         def whole(context: OpContext) -> None:
             context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
-            context.insert_before_backward_op(lambda *g: calls.append("whole op"))
-            context.insert_after_backward_op(lambda *g: calls.append("whole op"))
-            context.replace_backward_op(lambda g: calls.append("whole op"))
+            inserting(before_backward_op=note, after_backward_op=note)(context)
+            context.replace_backward_op(note)
 
-        def single(context: OpContext) -> None:
-            context.insert_before_backward_op(lambda *g: calls.append("backward op"))
-
+        single = inserting(before_backward_op=note)
         with self.apply(self.probe("mul", before=whole, before_backward=single)):
             backward = self.multiplication().forward()
         assert backward() == [W, times(X, 2.0)]
@@ -108,7 +104,7 @@ class ScopeTests(ContractTests):
         """An apply object can be entered again."""
         calls: list[int] = []
         program = self.multiplication()
-        scope = self.apply(self.counter(calls))
+        scope = self.apply(self.counting(calls))
         for _ in range(2):
             with scope:
                 program.run()
@@ -119,7 +115,7 @@ class ScopeTests(ContractTests):
         calls: list[int] = []
         program = self.multiplication()
 
-        @self.apply(self.counter(calls))
+        @self.apply(self.counting(calls))
         def work() -> Any:
             return program.run()
 
@@ -134,12 +130,10 @@ class ScopeTests(ContractTests):
         program = self.multiplication()
         mark = ["generator"]
 
+        tool = self.probe("mul", before=inserting(before_op=lambda *t: calls.append(mark[0])))
+
         def generator() -> Iterator[Any]:
-            with self.apply(
-                self.probe(
-                    "mul", before=lambda c: c.insert_before_op(lambda *t: calls.append(mark[0]))
-                )
-            ):
+            with self.apply(tool):
                 yield program.run()
                 yield program.run()
 
@@ -162,7 +156,7 @@ class ScopeTests(ContractTests):
                 yield program.run()
                 yield program.run()
 
-        with self.apply(self.counter(calls)):
+        with self.apply(self.counting(calls)):
             running = generator()
             next(running)
             program.run()
@@ -181,9 +175,7 @@ class ScopeTests(ContractTests):
             running[0] = who
             program.run()
 
-        tool = self.probe(
-            "mul", before=lambda c: c.insert_before_op(lambda *t: calls.append(running[0]))
-        )
+        tool = self.probe("mul", before=inserting(before_op=lambda *t: calls.append(running[0])))
 
         async def covered() -> None:
             with self.apply(tool):
@@ -215,7 +207,7 @@ class ScopeTests(ContractTests):
 
         @contextmanager
         def counted() -> Iterator[None]:
-            with self.apply(self.counter(calls)):
+            with self.apply(self.counting(calls)):
                 yield
 
         with counted():
@@ -241,8 +233,8 @@ class ScopeTests(ContractTests):
 
     def test_statistics(self) -> None:
         """apply.statistics has the numbers of ops seen and instrumented."""
-        with self.apply(self.counter([])) as scope:
-            self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W).run()
+        with self.apply(self.counting([])) as scope:
+            self.positive_product().run()
         assert scope.statistics.ops_seen >= 2
         assert scope.statistics.ops_instrumented == 1
 

@@ -19,7 +19,7 @@ class SoakTests(InterruptTests):
 
         There are a few; AMANDA_SOAK=20000 is the soak, and judges the memory of the process.
         """
-        program = self.product_program()
+        program = self.positive_product()
         self.work(program)
         unpatched = watched.snapshot(self.fw.watched)
         modes = self.fw.global_state()

@@ -7,8 +7,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.state import ATTACHED
-from amanda.testing.contract.base import ContractTests, W, X, product
+from amanda.testing.contract.base import ContractTests, W, X, inserting, product
 from amanda.testing.framework import Probe, Program, requires
 from amanda.tool import cache_disabled, disabled, new_iteration, vanilla
 
@@ -39,7 +39,7 @@ class ThreadTests(ContractTests):
         def note(*tensors: Any) -> None:
             calls.append(threading.current_thread().name)
 
-        return self.probe("mul", before=lambda c: c.insert_before_op(note))
+        return self.probe("mul", before=inserting(before_op=note))
 
     @requires(Capability.THREADS)
     def test_thread_started_inside(self) -> None:
@@ -79,18 +79,7 @@ class ThreadTests(ContractTests):
         """A thread that was there before a scope is not touched by it."""
         calls: list[str] = []
         program = self.multiplication()
-        entered, finished = threading.Event(), threading.Event()
-
-        def work() -> None:
-            assert entered.wait(_PATIENCE)
-            program.run()
-            finished.set()
-
-        thread = in_thread(work)
-        with self.apply(self.thread_counter(calls)):
-            entered.set()
-            assert finished.wait(_PATIENCE)
-        thread.join()
+        self.in_another_thread(program.run, lambda: self.apply(self.thread_counter(calls)))
         assert calls == []
 
     @requires(Capability.THREADS)
@@ -120,27 +109,23 @@ class ThreadTests(ContractTests):
         """A backward op follows its forward op, whichever thread runs it."""
         self.needs_separate_backward()
         calls: list[int] = []
-        results: list[Any] = []
-        entered, finished = threading.Event(), threading.Event()
         backward: list[Callable[[], Any]] = []
-
-        def work() -> None:
-            assert entered.wait(_PATIENCE)
-            results.append(backward[0]())
-            finished.set()
-
-        thread = in_thread(work)
         tool = self.probe(
             "mul",
-            before=lambda c: c.insert_before_backward_op(lambda g: calls.append(1)),
-            before_backward=lambda c: c.insert_before_backward_op(lambda *g: calls.append(2)),
+            before=inserting(before_backward_op=lambda g: calls.append(1)),
+            before_backward=inserting(before_backward_op=lambda *g: calls.append(2)),
         )
-        with self.apply(tool):
-            backward.append(self.multiplication().forward())
-            entered.set()
-            assert finished.wait(_PATIENCE)
-        thread.join()
-        assert results == [[W, X]]
+
+        @contextmanager
+        def forward() -> Iterator[None]:
+            with self.apply(tool):
+                backward.append(self.multiplication().forward())
+                yield
+
+        def work() -> Any:
+            return backward[0]()
+
+        assert self.in_another_thread(work, forward) == [W, X]
         assert set(calls) == {1, 2}
 
     @requires(Capability.THREADS)
@@ -312,13 +297,8 @@ class ThreadTests(ContractTests):
         self.needs_fork()
         children: list[int] = []
         program = self.multiplication()
-        forking = self.probe(
-            "mul",
-            before=lambda c: c.insert_before_op(
-                lambda *inputs: children.append(_fork(lambda: not ATTACHED)), inputs=[]
-            ),
-        )
-        with self.apply(forking):
+        forking = inserting([], before_op=lambda: children.append(_fork(lambda: not ATTACHED)))
+        with self.apply(self.probe("mul", before=forking)):
             for runs in 1, 2:
                 assert program.run() == [product(X, W)]
                 assert children == [0] * runs

@@ -15,7 +15,7 @@ from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.python.patching import PatchSet
 from amanda.testing import watched
-from amanda.testing.contract.base import B, ContractTests, W, X, nothing
+from amanda.testing.contract.base import B, ContractTests, W, X, inserting, nothing
 from amanda.testing.framework import Probe, Program, Trained, requires
 from amanda.tool import Tool, new_iteration
 from amanda.tools.graph_tracing import GraphTracingTool
@@ -44,18 +44,9 @@ class TransparencyTests(ContractTests):
 
     def identity(self, routine: Callable[..., Any]) -> Probe:
         """A tool with a routine that changes nothing, at each point."""
-
-        def forward(context: OpContext) -> None:
-            context.insert_before_op(routine)
-            context.insert_after_op(routine)
-            context.insert_before_backward_op(routine)
-            context.insert_after_backward_op(routine)
-
-        def backward(context: OpContext) -> None:
-            context.insert_before_backward_op(routine)
-            context.insert_after_backward_op(routine)
-
-        return self.probe(before=forward, before_backward=backward)
+        around = {"before_backward_op": routine, "after_backward_op": routine}
+        forward = inserting(before_op=routine, after_op=routine, **around)
+        return self.probe(before=forward, before_backward=inserting(**around))
 
     @requires(Capability.BACKWARD)
     def test_watching_changes_nothing(self) -> None:
@@ -141,33 +132,27 @@ class TransparencyTests(ContractTests):
     def test_tensors_die(self) -> None:
         """A tensor of the model dies when the model drops it, without garbage collection."""
         alive: list[Callable[[], Any]] = []
-
-        def follow(*tensors: Any) -> None:
-            alive.extend(self.fw.reference(t) for t in tensors if t is not None)
-
-        def analyse(context: OpContext) -> None:
-            context.insert_after_op(follow)
-            context.insert_before_backward_op(follow)
-
+        follow = self.following(alive)
+        tool = self.probe(before=inserting(after_op=follow, before_backward_op=follow))
         program = self.network()
         program.train()
-        with _no_collection(), self.apply(self.probe(before=analyse), self.watcher()):
+        with _no_collection(), self.apply(tool, self.watcher()):
             for _ in range(2):
                 program.train()
                 assert alive
                 assert [r() for r in alive if r() is not None] == []
+
+    def following(self, alive: list[Callable[[], Any]]) -> Callable[..., None]:
+        """A routine that appends a reference to each of its tensors to `alive`."""
+        return lambda *tensors: alive.extend(self.fw.reference(t) for t in tensors if t is not None)
 
     @requires(Capability.BACKWARD)
     def test_an_abandoned_graph_dies(self) -> None:
         """The tensors of a forward pass that no backward pass follows die with its outputs."""
         self.needs_separate_backward()
         alive: list[Callable[[], Any]] = []
-
-        def follow(*tensors: Any) -> None:
-            alive.extend(self.fw.reference(t) for t in tensors if t is not None)
-
         program = self.network()
-        tool = self.probe(before=lambda c: c.insert_after_op(follow))
+        tool = self.probe(before=inserting(after_op=self.following(alive)))
         program.forward()
         with _no_collection(), self.apply(tool, self.watcher()):
             for _ in range(2):
@@ -186,7 +171,7 @@ class TransparencyTests(ContractTests):
             alive.append(self.fw.reference(result))
             return result
 
-        tool = self.probe("mul", before=lambda c: c.insert_after_op(double))
+        tool = self.probe("mul", before=inserting(after_op=double))
         program = self.multiplication()
         program.train()
         with _no_collection(), self.apply(tool):

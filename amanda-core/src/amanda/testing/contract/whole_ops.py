@@ -2,90 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
-from amanda.testing.contract.base import ONES, ContractTests, W, X, product, times
+from amanda.testing.contract.base import ONES, ContractTests, W, X, inserting, product, times
 from amanda.testing.framework import requires
 
 
 class WholeOpTests(ContractTests):
     """insert_before_backward_op and insert_after_backward_op in a forward analysis."""
 
-    def look(self, seen: list[Any]) -> Any:
-        """A routine that notes the gradients that it gets."""
-
-        def routine(*grads: Any) -> None:
-            seen.append([None if g is None else self.fw.to_list(g) for g in grads])
-
-        return routine
-
     @requires(Capability.BACKWARD)
     def test_gradients_of_the_outputs(self) -> None:
         """insert_before_backward_op gets the gradients of the operator's outputs, once."""
-        seen: list[Any] = []
-        tool = self.probe("linear", before=lambda c: c.insert_before_backward_op(self.look(seen)))
-        self.train(self.fw.program(self.fw.linear, *self.linear_inputs()), tool)
-        assert seen == [[ONES]]
+        assert self.received(self.linear(), "linear", "insert_before_backward_op") == [[ONES]]
 
     @requires(Capability.BACKWARD)
     def test_gradients_of_the_inputs(self) -> None:
         """insert_after_backward_op gets the gradients of the operator's inputs, once."""
-        seen: list[Any] = []
-        tool = self.probe("linear", before=lambda c: c.insert_after_backward_op(self.look(seen)))
-        program = self.fw.program(self.fw.linear, *self.linear_inputs())
+        program = self.linear()
         expected = program.train().gradients
-        self.train(program, tool)
-        assert seen == [expected]
+        assert self.received(program, "linear", "insert_after_backward_op") == [expected]
 
     @requires(Capability.BACKWARD)
     def test_inputs_without_gradient(self) -> None:
         """An input that is absent or has no gradient is None, so that positions do not shift."""
-        seen: list[Any] = []
-        tool = self.probe("linear", before=lambda c: c.insert_after_backward_op(self.look(seen)))
         program = self.fw.program(lambda w: self.fw.linear(self.fw.tensor(X), w), W)
-        gradients = self.train(program, tool).gradients
+        gradients = program.train().gradients
+        seen = self.received(program, "linear", "insert_after_backward_op")
         assert seen == [[None, gradients[0], None][: len(self.linear_inputs())]]
 
     @requires(Capability.BACKWARD)
     def test_changed_gradients_of_the_outputs(self) -> None:
         """The operator's backward gets the gradient that a routine returns for an output's."""
-        tool = self.probe(
-            "mul",
-            before=lambda c: c.insert_before_backward_op(lambda g: self.fw.scale(g, 2.0)),
-        )
-        result = self.train(self.multiplication(), tool, times=2)
+        double = inserting(before_backward_op=lambda g: self.fw.scale(g, 2.0))
+        result = self.train(self.multiplication(), self.probe("mul", before=double), times=2)
         assert result.outputs == [product(X, W)]
         assert result.gradients == [times(W, 2.0), times(X, 2.0)]
 
     @requires(Capability.BACKWARD)
     def test_changed_gradients_of_the_inputs(self) -> None:
         """The gradient that a routine returns for an input's flows on to that input."""
-
-        def analyse(context: OpContext) -> None:
-            context.insert_after_backward_op(lambda g: self.fw.scale(g, 2.0), grad_inputs=[1])
-
-        result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        double = inserting([1], after_backward_op=lambda g: self.fw.scale(g, 2.0))
+        result = self.train(self.multiplication(), self.probe("mul", before=double), times=2)
         assert result.gradients == [W, times(X, 2.0)]
+
+    def looking_around(self, seen: list[Any]) -> Callable[[OpContext], None]:
+        """An analysis that notes the gradients before and after an operator's backward."""
+        note = self.noting(seen)
+        return inserting(before_backward_op=note, after_backward_op=note)
 
     @requires(Capability.BACKWARD)
     def test_recorded_after_the_op(self) -> None:
         """Backward actions of an after-analysis act in the backward of that very execution."""
         seen: list[Any] = []
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_backward_op(self.look(seen))
-            context.insert_after_backward_op(self.look(seen))
-
-        self.train(self.multiplication(), self.probe("mul", after=analyse))
+        self.train(self.multiplication(), self.probe("mul", after=self.looking_around(seen)))
         assert seen == [[ONES], [W, X]]
 
     @requires(Capability.BACKWARD)
     def test_inner_ops_of_a_model(self) -> None:
         """Whole-operator routines act on inner operators as on the first and the last."""
         seen: list[Any] = []
-        tool = self.probe("relu", before=lambda c: c.insert_after_backward_op(self.look(seen)))
+        tool = self.probe("relu", before=inserting(after_backward_op=self.noting(seen)))
         program = self.fw.program(
             lambda x, w: self.fw.mul(self.fw.relu(self.fw.mul(x, w)), w), X, W
         )
@@ -102,9 +82,10 @@ class WholeOpTests(ContractTests):
         operator, those of a backward op before and after that."""
         seen: list[str] = []
 
-        def whole(context: OpContext) -> None:
-            context.insert_before_backward_op(lambda *g: seen.append("first"))
-            context.insert_after_backward_op(lambda *g: seen.append("last"))
+        whole = inserting(
+            before_backward_op=lambda *g: seen.append("first"),
+            after_backward_op=lambda *g: seen.append("last"),
+        )
 
         def single(context: OpContext) -> None:
             kind = self.fw.type_of(context.get_backward_op())
@@ -114,7 +95,7 @@ class WholeOpTests(ContractTests):
                 context.insert_after_backward_op(lambda *g: seen.append(f"after {name}"))
 
         tool = self.probe("linear", before=whole, before_backward=single)
-        self.train(self.fw.program(self.fw.linear, *self.linear_inputs()), tool)
+        self.train(self.linear(), tool)
         assert (seen[0], seen[-1]) == ("first", "last")
         before = [entry for entry in seen if entry.startswith("before ")]
         assert len(before) == len(self.fw.backward_types["linear"])
@@ -129,13 +110,13 @@ class WholeOpTests(ContractTests):
         kind = self.fw.backward_types["relu"][0]
         seen: list[Any] = []
 
-        def whole(context: OpContext) -> None:
-            context.insert_before_backward_op(lambda g: self.fw.scale(g, 2.0))
-            context.insert_after_backward_op(self.look(seen))
+        whole = inserting(
+            before_backward_op=lambda g: self.fw.scale(g, 2.0), after_backward_op=self.noting(seen)
+        )
 
         def single(context: OpContext) -> None:
             if self.fw.type_of(context.get_backward_op()) == kind:
-                context.insert_before_backward_op(self.look(seen), grad_outputs=[0])
+                context.insert_before_backward_op(self.noting(seen), grad_outputs=[0])
                 context.insert_after_backward_op(lambda g: self.fw.scale(g, 4.0))
 
         tool = self.probe("relu", before=whole, before_backward=single)
@@ -151,8 +132,7 @@ class WholeOpTests(ContractTests):
 
         def analyse(context: OpContext) -> None:
             context.replace_op(lambda x, w: self.fw.add(self.fw.mul(x, x), w))
-            context.insert_before_backward_op(self.look(seen))
-            context.insert_after_backward_op(self.look(seen))
+            self.looking_around(seen)(context)
 
         result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
         assert result.gradients == [times(X, 2.0), ONES]
@@ -173,19 +153,14 @@ class WholeOpTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_an_op_with_several_outputs(self) -> None:
         """Whole-operator routines get one gradient per output."""
-        seen: list[Any] = []
-        tool = self.probe("split", before=lambda c: c.insert_before_backward_op(self.look(seen)))
-        self.train(self.fw.program(self.fw.split, X), tool)
+        program = self.fw.program(self.fw.split, X)
+        seen = self.received(program, "split", "insert_before_backward_op")
         assert seen == [[[ONES[0]], [ONES[1]]]]
 
     @requires(Capability.BACKWARD, Capability.IN_PLACE)
     def test_an_in_place_op(self) -> None:
         """Whole-operator routines act on an in-place operator, which stays one."""
         seen: list[Any] = []
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_backward_op(self.look(seen))
-            context.insert_after_backward_op(self.look(seen))
 
         def build(x: Any, w: Any) -> Any:
             target = self.fw.mul(x, w)
@@ -194,17 +169,14 @@ class WholeOpTests(ContractTests):
 
         program = self.fw.program(build, X, W)
         expected = program.train()
-        assert self.train(program, self.probe("add_inplace", before=analyse)) == expected
+        tool = self.probe("add_inplace", before=self.looking_around(seen))
+        assert self.train(program, tool) == expected
         assert seen == [[W], [W, W]]
 
     @requires(Capability.SECOND_ORDER)
     def test_second_order(self) -> None:
         """Whole-operator routines do not change gradients of gradients."""
         program = self.fw.program(lambda x: self.fw.mul(self.fw.mul(x, x), x), X)
-
-        def analyse(context: OpContext) -> None:
-            context.insert_before_backward_op(lambda *g: g)
-            context.insert_after_backward_op(lambda *g: g)
-
-        with self.apply(self.probe("mul", before=analyse)):
+        same = inserting(before_backward_op=lambda *g: g, after_backward_op=lambda *g: g)
+        with self.apply(self.probe("mul", before=same)):
             assert program.second_gradients() == [times(X, 6.0)]

@@ -28,7 +28,7 @@ class LoopbackOp:
     Attributes:
         compute: the function that computes it.
         signature: its parameters.
-        inplace: whether it changes its first argument and returns it.
+        inplace: True if it changes its first argument and returns it.
     """
 
     def __init__(self, compute: Callable[..., Any], inplace: bool = False) -> None:
@@ -257,24 +257,3 @@ def manual_seed(seed: int) -> None:
 def rng_state() -> Any:
     """The state of the random number generator."""
     return GENERATOR.getstate()
-
-
-__all__ = [
-    "LoopbackOp",
-    "add",
-    "add_",
-    "cat",
-    "detach",
-    "dropout",
-    "execute",
-    "linear",
-    "manual_seed",
-    "matmul",
-    "mul",
-    "op",
-    "relu",
-    "rng_state",
-    "split",
-    "sum",
-    "transpose",
-]

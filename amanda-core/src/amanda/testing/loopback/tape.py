@@ -30,7 +30,7 @@ class Tensor:
     Attributes:
         data: the numbers, row by row.
         shape: sizes of the dimensions; ``()`` for a single number.
-        requires_grad: whether gradients flow to it.
+        requires_grad: True if gradients flow to it.
         grad: the gradient that ``backward`` has accumulated, for a leaf.
         node: the graph node that computes its gradient; None for a leaf.
         index: which of the node's outputs it is.

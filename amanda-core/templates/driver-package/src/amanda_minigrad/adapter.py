@@ -24,18 +24,18 @@ class Minigrad(EagerFramework):
     backward_types: ClassVar[Mapping[str, Sequence[str]]] = {
         name: [f"{name}_backward"] for name in ("mul", "relu", "linear")
     }
-    watched = (minigrad, minigrad.Node, minigrad.Leaf, minigrad.Tensor, minigrad.Operator)
+    watched = (minigrad, minigrad.Node, minigrad.Leaf, minigrad.MiniTensor, minigrad.MiniOperator)
 
     add, mul, relu, linear = minigrad.add, minigrad.mul, minigrad.relu, minigrad.linear
 
     def tensor(self, values: Any) -> Any:
-        return minigrad.Tensor(values)
+        return minigrad.MiniTensor(values)
 
     def parameter(self, values: Any) -> Any:
-        return minigrad.Parameter(values)
+        return minigrad.MiniParameter(values)
 
     def leaf(self, values: Any) -> Any:
-        return minigrad.Tensor(values, requires_grad=True)
+        return minigrad.MiniTensor(values, requires_grad=True)
 
     def to_list(self, tensor: Any) -> Any:
         return tensor.data.tolist()
@@ -57,7 +57,7 @@ class Minigrad(EagerFramework):
         return gradients
 
     def user_op(self) -> tuple[str, Build]:
-        @minigrad.Operator
+        @minigrad.MiniOperator
         def twice(x):
             return 2 * x, lambda grads: [2 * grads[0]]
 

@@ -11,10 +11,10 @@ from amanda.driver import BackwardExecution, Namespace, PatchSet
 
 import minigrad
 from amanda_minigrad.plugin import MinigradDriver
-from minigrad import Node, Tensor
+from minigrad import MiniTensor, Node
 
 
-class DriverNode(Node):
+class MiniNode(Node):
     """A node that the driver has put into the graph: no backward operator."""
 
     def __init__(
@@ -58,27 +58,27 @@ class MinigradEagerDriver(MinigradDriver):
     # -- tensors and differentiation --------------------------------------
 
     def is_tensor(self, value: Any) -> bool:
-        """Whether a routine may return it for a tensor."""
-        return isinstance(value, Tensor)
+        """True if a routine may return it for a tensor."""
+        return isinstance(value, MiniTensor)
 
-    def current_value(self, tensor: Tensor) -> Tensor | None:
+    def current_value(self, tensor: MiniTensor) -> MiniTensor | None:
         """The value of a parameter, for ``context.get_value()``."""
-        return Tensor(tensor.data) if isinstance(tensor, minigrad.Parameter) else None
+        return MiniTensor(tensor.data) if isinstance(tensor, minigrad.MiniParameter) else None
 
     def ad_isolated(self) -> AbstractContextManager[None]:
         """Within it, operators leave no nodes."""
         return minigrad.no_grad()
 
-    def wants_gradient(self, tensor: Tensor) -> bool:
-        """Whether operators on it are recorded."""
+    def wants_gradient(self, tensor: MiniTensor) -> bool:
+        """True if operators on it are recorded."""
         return tensor.edge is not None and minigrad.grad_enabled()
 
     def with_vjp(
         self, outputs: list[Any], inputs: list[Any], vjp: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
         """Tensors like `outputs` behind a node whose gradients go through `vjp` to `inputs`."""
-        node = DriverNode([tensor.edge for tensor in inputs], vjp, len(outputs))
-        values = [Tensor(tensor.data) for tensor in outputs]
+        node = MiniNode([tensor.edge for tensor in inputs], vjp, len(outputs))
+        values = [MiniTensor(tensor.data) for tensor in outputs]
         for index, value in enumerate(values):
             value.edge = (node, index)
         return values
@@ -87,7 +87,9 @@ class MinigradEagerDriver(MinigradDriver):
 
     def _executing(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         def execute(
-            op: minigrad.Operator, inputs: Sequence[Tensor | None], attributes: dict[str, Any]
+            op: minigrad.MiniOperator,
+            inputs: Sequence[MiniTensor | None],
+            attributes: dict[str, Any],
         ) -> Any:
             if not self.is_active:
                 return vanilla(op, inputs, attributes)
@@ -121,7 +123,7 @@ class MinigradEagerDriver(MinigradDriver):
         return run
 
     def _running_graph(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
-        def run_graph(outputs: Sequence[Tensor]) -> None:
+        def run_graph(outputs: Sequence[MiniTensor]) -> None:
             with self.backward_pass():
                 vanilla(outputs)
 
