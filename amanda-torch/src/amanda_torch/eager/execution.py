@@ -25,7 +25,6 @@ from amanda_torch import _internals
 from amanda_torch.autograd.claims import Claimer
 from amanda_torch.autograd.executions import Execution
 from amanda_torch.autograd.gradient_graphs import NO_GRADIENTS, KnownGradients
-from amanda_torch.autograd.nodes import form_of
 from amanda_torch.autograd.substitution import write_back
 from amanda_torch.eager import records
 from amanda_torch.eager.keras_layers import with_values
@@ -216,7 +215,6 @@ class Executor:
         if is_simple:
             return self._run_simply(call, scopes, execution, values)
         gradients = self._new_gradients(call.op_id, scopes)
-        gradients.is_new = execution.is_new
         result, plan = self._carry_out(plan, call, gradients, outer, values, execution)
         return result, plan, gradients
 
@@ -232,7 +230,6 @@ class Executor:
         wants = type(result) is not torch.Tensor or result.requires_grad
         if plan.acts_on_gradients or (plan.claims and (wants or _internals.in_functorch())):
             gradients = self._new_gradients(call.op_id, scopes)
-            gradients.is_new = execution.is_new
         elif plan.claims and _is_grad_enabled():
             self.claimer.note_run(call.op_id, self._tracker.iteration)
         if plan.acts_on_gradients:
@@ -346,32 +343,18 @@ class Executor:
         Args:
             start: the sequence number read before it.
         """
-        gradients, claimer = known.gradients, self.claimer
-        iteration = self._tracker.iteration
-        if claimer.claim_again(known.plan, gradients, result, start, iteration):
+        if _internals.is_traced():
             return
-        form = gradients.form
-        is_known = False
-        if form is None:
-            pass
-        elif type(result) not in _PLAIN:
-            with _internals.reading((result,)):
-                is_known = form == form_of(result)
+        describe = functools.partial(
+            self._call, func, known.name, known.plan.op_id, args, kwargs, key
+        )
+        execution = Execution(describe, self._tracker.references, key or func, args, kwargs)
+        gradients = self.gradients_of(known)
+        if _PLAIN.issuperset(map(type, (result, *args))):
+            self._claim(known.plan, gradients, execution, result, start)
         else:
-            is_known = form == form_of(result)
-        if is_known:
-            self.claimer.note_run(known.plan.op_id, self._tracker.iteration)
-        elif not _internals.is_traced():
-            describe = functools.partial(
-                self._call, func, known.name, known.plan.op_id, args, kwargs, key
-            )
-            execution = Execution(describe, self._tracker.references, key or func, args, kwargs)
-            gradients = self.gradients_of(known)
-            if _PLAIN.issuperset(map(type, (result, *args))):
+            with _internals.reading((result, *args)):
                 self._claim(known.plan, gradients, execution, result, start)
-            else:
-                with _internals.reading((result, *args)):
-                    self._claim(known.plan, gradients, execution, result, start)
 
     def checked(
         self, known: KnownOp, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -583,7 +566,7 @@ class Executor:
         found: KnownGradients = known.gradients
         if found is NO_GRADIENTS:
             found = known.gradients = self._new_gradients(known.op_id, self._tracker.active)
-            found.form, found.graph = NO_GRADIENTS.form, NO_GRADIENTS.graph
+            found.graph = NO_GRADIENTS.graph
         return found
 
     def _new_gradients(self, op_id: str, scopes: Sequence[Any]) -> KnownGradients:
