@@ -124,3 +124,7 @@ class Layout:
             flat += tuple(items)
         # A comprehension would be a frame more.
         return list(map(flat.__getitem__, self._places))
+
+
+NO_LAYOUT = Layout(None, (), (), (), (), False)
+"""The layout of no call: its ``values()`` are None."""
