@@ -61,7 +61,7 @@ class ActionPlan:
             self.steps_after = lowered_all(self.after)
         if self.replace is not None or self.acts_on_gradients:
             self.around = Around.ALL
-        else:
+        elif self.before or self.after:
             self.around = around((*self.steps_before, *self.steps_after))
 
     def __bool__(self) -> bool:

@@ -95,17 +95,18 @@ class KnownOp(records.Known):
         self.name = name
         self.executor = executor
         self.iterations = executor.claimer.iterations
-        self.gradients = executor.new_gradients(op_id)
+        self.gradients = NO_GRADIENTS
         self.layout = NO_LAYOUT
         self.form = None
         self.forms = 0
-        self.follow(plan)
+        self.plan = plan
+        if plan is not None:
+            self.gradients = executor.new_gradients(op_id)
+            self.follow(plan)
 
-    def follow(self, plan: ActionPlan | None) -> None:
+    def follow(self, plan: ActionPlan) -> None:
         """Set the plan."""
         self.plan = plan
-        if plan is None:
-            return
         self.claims = plan.claims
         self.around = plan.around
         is_around = plan.around is not Around.ALL
@@ -147,7 +148,7 @@ class Executor:
         if around > Around.BLIND:
             layout = known.layout
             if _internals.is_plain() and not (layout.is_in_place and _is_grad_enabled()):
-                values = layout.values(key or func, args, kwargs)
+                values = layout.values(func, args, kwargs, key)
             if values is None:
                 return self.run_described(known, func, args, kwargs, key)
         try:
@@ -300,8 +301,7 @@ class Executor:
         kwargs: dict[str, Any],
         key: Any = None,
         stopped: tuple[Any, ...] | None = None,
-        later: Set[Any] = frozenset(),
-        acts: bool = True,
+        later: Set[Any] | None = None,
     ) -> Any:
         """Run an operator with any actions, and the analyses that are pending.
 
@@ -310,8 +310,8 @@ class Executor:
             key: what declares the operator's parameters, if not `func`.
             stopped: where some of the routines before it have run: how many, what the last one has
                 returned, and what that one was given, if it was noted.
-            later: tools whose analyses wait for the next execution.
-            acts: False to run analyses and no routine.
+            later: None to run routines; otherwise analyses run alone, but for those of these
+                tools, which wait for the next execution.
         """
         if _internals.is_traced():
             return func(*args, **kwargs)
@@ -323,7 +323,7 @@ class Executor:
             with _internals.reading((*args, *kwargs.values())):
                 call = self._call(*about)
                 if known.plan is None:
-                    result = self._run_first(known, call, outer, later, acts)
+                    result = self._run_first(known, call, outer, later)
                 else:
                     result = self._run_again(known, call, outer, key or func, stopped)
             if outer:
@@ -334,7 +334,7 @@ class Executor:
         return result
 
     def _run_first(
-        self, known: KnownOp, call: TorchCall, outer: Sequence[Any], later: Set[Any], acts: bool
+        self, known: KnownOp, call: TorchCall, outer: Sequence[Any], later: Set[Any] | None
     ) -> Any:
         """Run an operator of which analyses are pending, for the arguments of `run_described`.
 
@@ -342,20 +342,22 @@ class Executor:
             outer: the modes of others, which are hidden from everything but the operator.
         """
         call.phase = phase_of(call, self._tracker)
-        execution = OpExecution(self._dispatcher, call, self._tracker.active, later)
-        plan = execution.plan if acts else EMPTY_PLAN
-        values = self._dispatcher.run_all(plan.before, list(call.inputs))
-        gradients = known.gradients
-        operation = Operation(self._dispatcher, plan, call, gradients.handle, execution, outer)
+        scopes = self._tracker.active
+        execution = OpExecution(self._dispatcher, call, scopes, later or frozenset())
+        plan = execution.plan if later is None else EMPTY_PLAN
+        values = list(call.inputs)
+        if plan.before:
+            values = self._dispatcher.run_all(plan.before, values)
+        gradients = functools.partial(self.gradients_of, known)
+        operation = Operation(self._dispatcher, plan, call, gradients, execution, outer)
         result = operation.run(values)
         plan = operation.plan
         known.follow(plan)
-        if not acts:
+        if later is not None:
             return result
-        gradients.is_new = execution.is_new
         wants = type(result) is not _Tensor or result.requires_grad or _internals.in_functorch()
-        if not plan.acts_on_gradients and not (plan.claims and wants):
-            known.gradients = NO_GRADIENTS
+        if plan.acts_on_gradients or (plan.claims and wants):
+            gradients().is_new = execution.is_new
         return self._finish(operation, call, known, result)
 
     def _run_again(
@@ -378,8 +380,8 @@ class Executor:
             values = dispatcher.run_all(plan.before, values)
         else:
             values = dispatcher.go_on(plan.before, values, *stopped)
-        handle = self.gradients_of(known).handle
-        operation = Operation(dispatcher, plan, call, handle, None, outer)
+        gradients = self.gradients_of(known)
+        operation = Operation(dispatcher, plan, call, lambda: gradients, None, outer)
         return self._finish(operation, call, known, operation.run(values))
 
     def gradients_of(self, known: KnownOp) -> KnownGradients:
@@ -387,7 +389,6 @@ class Executor:
         found: KnownGradients = known.gradients
         if found is NO_GRADIENTS:
             found = known.gradients = self.new_gradients(known.op_id)
-            found.form, found.graph = NO_GRADIENTS.form, NO_GRADIENTS.graph
         return found
 
     def new_gradients(self, op_id: str) -> KnownGradients:
@@ -403,14 +404,20 @@ class Executor:
         """
         plan = operation.plan
         given = tensors_of(result)
-        outputs = operation.hook_outputs(given)
+        changed = outputs = operation.hook_outputs(given)
         # The hooks of single nodes are registered after those on all output gradients and
         # before those on all input gradients, and run in this order (contract rule 8).
         if plan.claims and _is_grad_enabled():
-            described = Execution(lambda: call, self._tracker.references)
-            self._claim(plan, known.gradients, described, result, operation.start)
+            if known.gradients is NO_GRADIENTS:
+                self.claimer.note_run(known.op_id, self._tracker.iteration)
+            else:
+                described = Execution(lambda: call, self._tracker.references)
+                self._claim(plan, known.gradients, described, result, operation.start)
         operation.hook_inputs(result)
-        changed = self._dispatcher.run_all(plan.after, outputs)
+        if plan.after:
+            changed = self._dispatcher.run_all(plan.after, outputs)
+        if changed is given:
+            return result
         if changed is outputs:
             return with_tensors(result, given, outputs)
         written = written_outputs(operation.in_place, operation.is_function, call.inputs, outputs)
