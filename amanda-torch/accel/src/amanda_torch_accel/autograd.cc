@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/python_anomaly_mode.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
@@ -29,6 +30,7 @@ using torch::autograd::Edge;
 using torch::autograd::FunctionPostHook;
 using torch::autograd::FunctionPreHook;
 using torch::autograd::Node;
+using torch::autograd::PyAnomalyMetadata;
 using torch::autograd::variable_list;
 using torch::dynamo::autograd::CompiledNodeArgs;
 using Gil = pybind11::gil_scoped_acquire;
@@ -63,6 +65,25 @@ struct Held {
   python_error error;
   error.persist();
   throw error;  // NOLINT: it has been persisted
+}
+
+void check(bool is_good) {
+  if (!is_good) {
+    throw_error();
+  }
+}
+
+// Runs a body that may throw at a boundary to C.
+template <typename F>
+auto guarded(F&& body, decltype(body()) failed) noexcept -> decltype(body()) {
+  try {
+    return body();
+  } catch (python_error& error) {
+    error.restore();
+  } catch (...) {
+    set_error_from_exception();
+  }
+  return failed;
 }
 
 // ---- hooks of backward operators -----------------------------------------------------------------------------
@@ -191,12 +212,13 @@ bool nothing_flows(const variable_list& gradients) {
 
 // ---- accumulations of leaves ---------------------------------------------------------------------------------
 
-// The hooks on a leaf's accumulation: Accumulation of amanda_torch.autograd.hooks.
+// The hooks of one scope on a leaf's accumulation: Accumulation of amanda_torch.autograd.leaves.
 class Leaf {
  public:
-  enum { MAKER, KNOWN, BACKWARD_ID, SCOPES, PAST, COUNT };
+  explicit Leaf(PyObject* find) { find_.objects[0] = Py_NewRef(find); }
+  explicit Leaf(std::shared_ptr<Hooks> hooks) : hooks_(std::move(hooks)) {}
 
-  // A backward pass has come to an operator of the scopes that uses the leaf.
+  // A backward pass has come to an operator of the scope that uses the leaf.
   void note_pass(int task, bool makes_graph) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (std::find(passes_.begin(), passes_.end(), task) == passes_.end()) {
@@ -219,29 +241,19 @@ class Leaf {
   // What is done there, found out where the first pass comes to it; nullptr with an error.
   std::shared_ptr<Hooks> hooks() {
     if (hooks_ == nullptr) {
-      // Another thread may do the same meanwhile, and release them.
-      Ref maker = Ref::to(held.objects[MAKER]), known = Ref::to(held.objects[KNOWN]), past = Ref::to(held.objects[PAST]);
-      Ref made(PyObject_CallMethodObjArgs(maker.get(), names.leaf_hooks, known.get(), held.objects[BACKWARD_ID],
-                                          held.objects[SCOPES], past.get(), nullptr));
-      auto hooks = made ? Hooks::of(made.get()) : nullptr;
-      if (hooks != nullptr && hooks_ == nullptr) {
-        set_hooks(std::move(hooks));
+      // Another thread may do the same meanwhile, and release it.
+      Ref find = Ref::to(find_.objects[0]), made(PyObject_CallNoArgs(find.get()));
+      hooks_ = made ? Hooks::of(made.get()) : nullptr;
+      if (hooks_ != nullptr) {
+        // The leaf may outlive the model.
+        find_.clear();
       }
     }
     return hooks_;
   }
 
-  // The leaf may outlive the model: what has made them is not needed any more.
-  void set_hooks(std::shared_ptr<Hooks> hooks) {
-    hooks_ = std::move(hooks);
-    for (int i : {MAKER, KNOWN, PAST}) {
-      Py_CLEAR(held.objects[i]);
-    }
-  }
-
-  Held<COUNT> held;
-
  private:
+  Held<1> find_;
   std::mutex mutex_;
   std::vector<int> passes_;
   bool always_ = false;
@@ -252,6 +264,9 @@ class Leaf {
 
 // One node in one graph. Of an accumulation there is a leaf instead of the hooks.
 struct Hooked {
+  Hooked(std::shared_ptr<Hooks> of_node, std::shared_ptr<Leaf> of_leaf)
+      : hooks(std::move(of_node)), leaf(std::move(of_leaf)) {}
+
   std::shared_ptr<Hooks> hooks;
   std::shared_ptr<Leaf> leaf;
   // Of the execution that runs: the steps that have begun, and in which pass; those of others at once are Python's.
@@ -259,37 +274,37 @@ struct Hooked {
   int task = -1;
   Measures measures;
 
-  // Whether to do anything for a pass that has come to the node; the GIL is not held.
-  bool acts(const variable_list& consumed) {
-    return !nothing_flows(consumed) && (leaf == nullptr || leaf->acts_in(current_task()));
+  // Whether to do anything in the current pass; the GIL is not held.
+  bool acts() const { return leaf == nullptr || leaf->acts_in(current_task()); }
+
+  std::shared_ptr<Hooks> found() const {
+    auto one = leaf != nullptr ? leaf->hooks() : hooks;
+    check(one != nullptr);
+    return one;
   }
 
-  std::shared_ptr<Hooks> found() {
-    auto one = leaf != nullptr ? leaf->hooks() : hooks;
-    if (one == nullptr) {
-      throw_error();
-    }
-    return one;
+  // Compiled autograd calls hooks of Python's in code of its own.
+  c10::SafePyObject bound(PyObject* name) const {
+    PyObject* method = PyObject_GetAttr(found()->python(), name);
+    check(method != nullptr);
+    return c10::SafePyObject(method, getPyInterpreter());
+  }
+
+  // Call a hook of Python's; the gradients that it returns, or those that it is given.
+  variable_list call(PyObject* name, const variable_list& gradients, const variable_list* consumed = nullptr) const {
+    Ref given = tuple_of(gradients), others(given && consumed != nullptr ? tuple_of(*consumed) : Ref());
+    check(given && (others || consumed == nullptr));
+    Ref result(PyObject_CallMethodObjArgs(found()->python(), name, given.get(), others.get(), nullptr));
+    check(static_cast<bool>(result));
+    return result.get() == Py_None ? gradients : gradients_of(result.get(), gradients.size());
   }
 };
 
+// The steps of a node that can be run here: counts, clocks and memory.
 std::shared_ptr<const Lowered> runnable(Hooks& hooks) {
-  int is_plain = hooks.is_plain_thread();
-  auto steps = is_plain > 0 ? hooks.steps() : nullptr;
-  if (PyErr_Occurred()) {
-    throw_error();
-  }
-  bool is_here = steps && (steps->way == Way::MEASURED || (steps->way == Way::LOOKED && is_plain_here(true) > 0));
-  if (PyErr_Occurred()) {
-    throw_error();
-  }
-  return is_here ? steps : nullptr;
-}
-
-void check(int failed) {
-  if (failed < 0) {
-    throw_error();
-  }
+  auto steps = hooks.is_plain_thread() > 0 ? hooks.steps() : nullptr;
+  check(!PyErr_Occurred());
+  return steps && steps->way == Way::MEASURED ? steps : nullptr;
 }
 
 class Before : public FunctionPreHook {
@@ -297,7 +312,7 @@ class Before : public FunctionPreHook {
   explicit Before(std::shared_ptr<Hooked> node) : node_(std::move(node)) {}
 
   variable_list operator()(const variable_list& gradients) override {
-    if (!node_->acts(gradients)) {
+    if (nothing_flows(gradients) || !node_->acts()) {
       return gradients;
     }
     Gil gil;
@@ -306,35 +321,25 @@ class Before : public FunctionPreHook {
       return gradients;
     }
     auto steps = runnable(*hooks);
-    if (steps != nullptr && are_passed(*steps, gradients) && node_->begun.expired()) {
-      if (hooks->has_after) {
-        node_->task = current_task();
-        node_->begun = steps;
-      }
-      check(begin_measures(*steps, node_->measures));
-      return gradients;
+    if (steps == nullptr || !node_->begun.expired()) {
+      return node_->call(names.before, gradients);
     }
-    Ref given = tuple_of(gradients);
-    Ref result(given ? PyObject_CallMethodOneArg(hooks->python(), names.before, given.get()) : nullptr);
-    if (!result) {
-      throw_error();
+    if (hooks->has_after) {
+      node_->task = current_task();
+      node_->begun = steps;
     }
-    return result.get() == Py_None ? gradients : gradients_of(result.get(), gradients.size());
+    check(begin_measures(*steps, node_->measures) == 0);
+    return gradients;
   }
 
-  void compiled_args(CompiledNodeArgs& args) const override;
-  const std::shared_ptr<Leaf>& leaf() const { return node_->leaf; }
+  void compiled_args(CompiledNodeArgs& args) const override {
+    Gil gil;
+    if (node_->acts()) {
+      args.add_pre_hook(node_->bound(names.before));
+    }
+  }
 
  private:
-  // Whether checks need not look at what the node consumes, or find it finite.
-  static bool are_passed(const Lowered& steps, const variable_list& gradients) {
-    int wanted = wants_inputs(steps);
-    int passed = wanted == 1 ? are_finite(gradients.data(), gradients.size()) : wanted == 0;
-    check(wanted);
-    check(passed);
-    return passed;
-  }
-
   std::shared_ptr<Hooked> node_;
 };
 
@@ -343,7 +348,7 @@ class After : public FunctionPostHook {
   explicit After(std::shared_ptr<Hooked> node) : node_(std::move(node)) {}
 
   variable_list operator()(const variable_list& produced, const variable_list& consumed) override {
-    if (!node_->acts(consumed)) {
+    if (nothing_flows(consumed) || !node_->acts()) {
       return produced;
     }
     Gil gil;
@@ -356,50 +361,21 @@ class After : public FunctionPostHook {
       begun = std::exchange(node_->begun, {}).lock();
     }
     auto steps = runnable(*hooks);
-    bool is_begun = steps && begun == steps;
-    if (steps && (is_begun || steps->before_count == 0)) {
-      check(end_measures(*steps, node_->measures));
-      if (steps->way == Way::LOOKED) {
-        look(*hooks, *steps, produced, consumed);
-      }
-      return produced;
+    if (steps == nullptr || (begun != steps && steps->before_count != 0)) {
+      return node_->call(names.after, produced, &consumed);
     }
-    Ref given = tuple_of(produced), others(given ? tuple_of(consumed) : Ref());
-    Ref result(others ? PyObject_CallMethodObjArgs(hooks->python(), names.after, given.get(), others.get(), nullptr)
-                      : nullptr);
-    if (!result) {
-      throw_error();
-    }
-    return result.get() == Py_None ? produced : gradients_of(result.get(), produced.size());
+    check(end_measures(*steps, node_->measures) == 0);
+    return produced;
   }
 
-  void compiled_args(CompiledNodeArgs& args) const override;
-  const std::shared_ptr<Leaf>& leaf() const { return node_->leaf; }
+  void compiled_args(CompiledNodeArgs& args) const override {
+    Gil gil;
+    if (node_->acts()) {
+      args.add_post_hook(node_->bound(names.after));
+    }
+  }
 
  private:
-  static void look(Hooks& hooks, const Lowered& steps, const variable_list& produced, const variable_list& consumed) {
-    int passed = steps.checks ? are_finite(produced.data(), produced.size()) : 1;
-    Ref bytes;
-    if (passed > 0 && steps.sums) {
-      Key key;
-      auto add = [&key](const at::Tensor& one) { return key.add(one); };
-      if (std::all_of(consumed.begin(), consumed.end(), add) && key.add_word(0) &&
-          std::all_of(produced.begin(), produced.end(), add)) {
-        bytes = key.bytes();
-      }
-      passed = bytes ? know_key(steps, bytes.get()) : PyErr_Occurred() ? -1 : 0;
-    }
-    check(passed);
-    if (passed > 0) {
-      check(end_looks(steps, bytes.get()));
-      return;
-    }
-    Ref given = tuple_of(produced), others(given ? tuple_of(consumed) : Ref());
-    check(others && Ref(PyObject_CallMethodObjArgs(hooks.python(), names.checked, given.get(), others.get(), nullptr))
-              ? 0
-              : -1);
-  }
-
   std::shared_ptr<Hooked> node_;
 };
 
@@ -428,43 +404,9 @@ class Reached : public FunctionPreHook {
   std::vector<std::shared_ptr<Leaf>> leaves_;
 };
 
-// Compiled autograd calls hooks of Python's in code of its own.
-c10::SafePyObject bound(Hooked& node, PyObject* name) {
-  PyObject* method = PyObject_GetAttr(node.found()->python(), name);
-  if (method == nullptr) {
-    throw_error();
-  }
-  return c10::SafePyObject(method, getPyInterpreter());
-}
-
-void Before::compiled_args(CompiledNodeArgs& args) const {
-  Gil gil;
-  if (node_->leaf == nullptr || node_->leaf->acts_in(current_task())) {
-    args.add_pre_hook(bound(*node_, names.before));
-  }
-}
-
-void After::compiled_args(CompiledNodeArgs& args) const {
-  Gil gil;
-  if (node_->leaf == nullptr || node_->leaf->acts_in(current_task())) {
-    args.add_post_hook(bound(*node_, names.after));
-  }
-}
-
-void hook(Node& node, const std::shared_ptr<Hooks>& hooks) {
-  auto hooked = std::make_shared<Hooked>();
-  hooked->hooks = hooks;
-  if (hooks->has_before) {
-    node.add_pre_hook(std::make_unique<Before>(hooked));
-  }
-  if (hooks->has_after) {
-    node.add_post_hook(std::make_unique<After>(hooked));
-  }
-}
-
-void hook(Node& node, const std::shared_ptr<Leaf>& leaf, bool before, bool after) {
-  auto hooked = std::make_shared<Hooked>();
-  hooked->leaf = leaf;
+// Hook a node, or the accumulation of a leaf, at one or both of its ends.
+void hook(Node& node, std::shared_ptr<Hooks> hooks, std::shared_ptr<Leaf> leaf, bool before, bool after) {
+  auto hooked = std::make_shared<Hooked>(std::move(hooks), std::move(leaf));
   if (before) {
     node.add_pre_hook(std::make_unique<Before>(hooked));
   }
@@ -475,17 +417,14 @@ void hook(Node& node, const std::shared_ptr<Leaf>& leaf, bool before, bool after
 
 // ---- objects of Python's -------------------------------------------------------------------------------------
 
-// Runs a body that may throw at a boundary to C.
-template <typename F>
-auto guarded(F&& body, decltype(body()) failed) noexcept -> decltype(body()) {
-  try {
-    return body();
-  } catch (python_error& error) {
-    error.restore();
-  } catch (...) {
-    set_error_from_exception();
-  }
-  return failed;
+PyTypeObject make_type(const char* name, size_t size, destructor dealloc) {
+  PyTypeObject type = {};
+  Py_SET_REFCNT(reinterpret_cast<PyObject*>(&type), 1);
+  type.tp_name = name;
+  type.tp_basicsize = static_cast<Py_ssize_t>(size);
+  type.tp_flags = Py_TPFLAGS_DEFAULT;
+  type.tp_dealloc = dealloc;
+  return type;
 }
 
 struct Accumulation {
@@ -493,36 +432,28 @@ struct Accumulation {
   std::shared_ptr<Leaf> leaf;
 };
 
-PyObject* accumulation_new(PyTypeObject* type, PyObject* args, PyObject*) {
-  PyObject* given[Leaf::COUNT];
-  if (!PyArg_ParseTuple(args, "OOOOO", &given[Leaf::MAKER], &given[Leaf::KNOWN], &given[Leaf::BACKWARD_ID],
-                        &given[Leaf::SCOPES], &given[Leaf::PAST])) {
-    return nullptr;
-  }
-  auto* self = reinterpret_cast<Accumulation*>(type->tp_alloc(type, 0));
-  if (self == nullptr) {
-    return nullptr;
-  }
-  new (&self->leaf) std::shared_ptr<Leaf>();
-  bool is_made = guarded(
-      [&] {
-        self->leaf = std::make_shared<Leaf>();
-        for (int i = 0; i < Leaf::COUNT; i++) {
-          self->leaf->held.objects[i] = Py_NewRef(given[i]);
-        }
-        return true;
-      },
-      false);
-  if (!is_made) {
-    Py_DECREF(self);
-    return nullptr;
-  }
-  return reinterpret_cast<PyObject*>(self);
-}
-
 void accumulation_dealloc(PyObject* self) {
   std::destroy_at(&reinterpret_cast<Accumulation*>(self)->leaf);
   Py_TYPE(self)->tp_free(self);
+}
+
+PyTypeObject Accumulation_Type =
+    make_type("amanda_torch_accel.gate.Accumulation", sizeof(Accumulation), accumulation_dealloc);
+
+PyObject* make_accumulation(std::shared_ptr<Leaf> leaf) {
+  PyObject* self = Accumulation_Type.tp_alloc(&Accumulation_Type, 0);
+  if (self != nullptr) {
+    new (&reinterpret_cast<Accumulation*>(self)->leaf) std::shared_ptr<Leaf>(std::move(leaf));
+  }
+  return self;
+}
+
+PyObject* accumulation_new(PyTypeObject*, PyObject* args, PyObject*) {
+  PyObject* find;
+  if (!PyArg_ParseTuple(args, "O", &find)) {
+    return nullptr;
+  }
+  return guarded([&] { return make_accumulation(std::make_shared<Leaf>(find)); }, nullptr);
 }
 
 PyObject* accumulation_note_pass(PyObject* self, PyObject* args) {
@@ -538,47 +469,38 @@ PyObject* accumulation_note_pass(PyObject* self, PyObject* args) {
       nullptr);
 }
 
-PyObject* accumulation_marks(PyObject* self, PyObject*) {
-  Ref scopes(PySequence_Fast(reinterpret_cast<Accumulation*>(self)->leaf->held.objects[Leaf::SCOPES], "no scopes"));
-  Ref marks(scopes ? PyDict_New() : nullptr);
-  for (Py_ssize_t i = 0; marks && i < PySequence_Fast_GET_SIZE(scopes.get()); i++) {
-    if (PyDict_SetItem(marks.get(), PySequence_Fast_GET_ITEM(scopes.get(), i), self) < 0) {
-      return nullptr;
-    }
-  }
-  return marks.release();
+// The node that an object stands for; nullptr for that of a function of the program's own.
+NodePointer node_of(PyObject* object) {
+  bool is_found = torch::autograd::THPCppFunction_Check(object);
+  return is_found ? reinterpret_cast<torch::autograd::THPCppFunction*>(object)->cdata : NodePointer();
 }
 
-template <int FIELD>
-PyObject* accumulation_get(PyObject* self, void*) {
-  return Py_NewRef(reinterpret_cast<Accumulation*>(self)->leaf->held.objects[FIELD]);
+PyObject* accumulation_register(PyObject* self, PyObject* args) {
+  PyObject* node;
+  int before, after;
+  if (!PyArg_ParseTuple(args, "Opp", &node, &before, &after)) {
+    return nullptr;
+  }
+  return guarded(
+      [&]() -> PyObject* {
+        NodePointer found = node_of(node);
+        if (!found) {
+          PyErr_Format(PyExc_TypeError, "%R is no accumulation", node);
+          return nullptr;
+        }
+        hook(*found, nullptr, reinterpret_cast<Accumulation*>(self)->leaf, before, after);
+        return Py_NewRef(Py_None);
+      },
+      nullptr);
 }
 
 PyMethodDef accumulation_methods[] = {
     {"note_pass", accumulation_note_pass, METH_VARARGS,
-     "note_pass(task, makes_graph)\n\nA backward pass has come to an operator of the scopes that uses the leaf."},
-    {"marks", accumulation_marks, METH_NOARGS, "marks()\n\nIts entries in its leaf's marks, by scope."},
+     "note_pass(task, makes_graph)\n\nA backward pass has come to an operator of the scope that uses the leaf."},
+    {"register", accumulation_register, METH_VARARGS,
+     "register(node, before, after)\n\nHook an accumulation at one or both of its ends."},
     {nullptr, nullptr, 0, nullptr},
 };
-
-PyGetSetDef accumulation_properties[] = {
-    {"scopes", accumulation_get<Leaf::SCOPES>, nullptr, nullptr, nullptr},
-    {"backward_id", accumulation_get<Leaf::BACKWARD_ID>, nullptr, nullptr, nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
-};
-
-PyTypeObject make_type(const char* name, size_t size, destructor dealloc) {
-  PyTypeObject type = {};
-  Py_SET_REFCNT(reinterpret_cast<PyObject*>(&type), 1);
-  type.tp_name = name;
-  type.tp_basicsize = static_cast<Py_ssize_t>(size);
-  type.tp_flags = Py_TPFLAGS_DEFAULT;
-  type.tp_dealloc = dealloc;
-  return type;
-}
-
-PyTypeObject Accumulation_Type =
-    make_type("amanda_torch_accel.gate.Accumulation", sizeof(Accumulation), accumulation_dealloc);
 
 // ---- the nodes of an operator --------------------------------------------------------------------------------
 
@@ -743,22 +665,21 @@ bool trace(Trace& found, PyObject* result, int64_t start) {
 
 // ---- what is known of an operator's nodes --------------------------------------------------------------------
 
-// A leaf that an operator uses: the owner of its accumulation, and, if it is the operator, what is done there.
+// A leaf that an operator uses.
 struct KnownLeaf {
-  Ref owner;  // a weak reference to the leaf, see LeafClaimer
-  bool is_own;
-  std::shared_ptr<Hooks> hooks;  // nullptr for nothing
-  Ref backward_id;
+  Ref owner;    // a weak reference to the leaf, see LeafClaimer
+  bool is_own;  // the operator is its owner
+  std::vector<std::shared_ptr<Hooks>> hooks;  // then what is done in each scope; empty for nothing
 };
 
+// The gradient graph of an operator in one form, of which nothing is to be found out any more.
 struct Graph {
   Trace form;
   std::vector<std::shared_ptr<Hooks>> hooks;  // of each node; nullptr for nothing
   std::vector<KnownLeaf> leaves;
-  Ref claimer, owners, known, scopes;
+  Ref owners, scopes;
 };
 
-// The gradient graph of an operator in one form, of which nothing is to be found out any more.
 struct Claims {
   PyObject_HEAD
   Graph* graph;
@@ -770,21 +691,20 @@ void claims_dealloc(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
+// What it shares with the hooks of nodes leads to no object that leads to it.
 int claims_traverse(PyObject* self, visitproc visit, void* arg) {
-  if (const Graph* graph = reinterpret_cast<Claims*>(self)->graph) {
-    Py_VISIT(graph->claimer.get());
-    Py_VISIT(graph->owners.get());
-    Py_VISIT(graph->known.get());
+  const Graph& graph = *reinterpret_cast<Claims*>(self)->graph;
+  Py_VISIT(graph.owners.get());
+  Py_VISIT(graph.scopes.get());
+  for (const KnownLeaf& leaf : graph.leaves) {
+    Py_VISIT(leaf.owner.get());
   }
   return 0;
 }
 
 int claims_clear(PyObject* self) {
-  if (Graph* graph = reinterpret_cast<Claims*>(self)->graph) {
-    graph->claimer = Ref();
-    graph->owners = Ref();
-    graph->known = Ref();
-  }
+  reinterpret_cast<Claims*>(self)->graph->leaves.clear();
+  reinterpret_cast<Claims*>(self)->graph->owners = Ref();
   return 0;
 }
 
@@ -798,31 +718,31 @@ PyTypeObject make_claims_type() {
 
 PyTypeObject Claims_Type = make_claims_type();
 
-// Find the leaf whose hooks an accumulation has; false if there are several.
-bool hooked_leaf(Node& node, std::shared_ptr<Leaf>& found) {
-  auto note = [&found](const std::shared_ptr<Leaf>& leaf) {
-    bool is_first = found == nullptr;
-    found = is_first ? leaf : found;
-    return is_first || leaf == nullptr || leaf == found;
-  };
-  for (const auto& hook : node.pre_hooks()) {
-    if (auto* before = dynamic_cast<Before*>(hook.get()); before != nullptr && !note(before->leaf())) {
-      return false;
-    }
+// Key in the metadata of a leaf's accumulation, see amanda_torch.autograd.leaves.
+PyObject* mark;
+
+// The marks on a leaf's accumulation, by scope (borrowed).
+PyObject* marks_of(Node& node) {
+  PyObject* metadata = static_cast<PyAnomalyMetadata*>(node.metadata())->dict();
+  PyObject* marks = PyDict_GetItemWithError(metadata, mark);
+  if (marks == nullptr && !PyErr_Occurred()) {
+    Ref none(PyDict_New());
+    marks = none ? PyDict_SetDefault(metadata, mark, none.get()) : nullptr;
   }
-  for (const auto& hook : node.post_hooks()) {
-    if (auto* after = dynamic_cast<After*>(hook.get()); after != nullptr && !note(after->leaf())) {
+  check(marks != nullptr && PyDict_Check(marks));
+  return marks;
+}
+
+bool is_marked(PyObject* marks, PyObject* scopes) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(scopes); i++) {
+    int found = PyDict_Contains(marks, PyTuple_GET_ITEM(scopes, i));
+    check(found >= 0);
+    if (found == 0) {
       return false;
     }
   }
   return true;
 }
-
-// What is to be done for one leaf of an execution.
-struct LeafClaim {
-  std::shared_ptr<Leaf> leaf;  // that acts in the passes which come to the operator; nullptr for none
-  bool is_fresh = false;       // its accumulation begins to belong to the operator
-};
 
 // Whether the owner of a leaf has run in this iteration, and nothing is to be done at the leaf.
 bool is_idle(PyObject* owner, PyObject* iterations, PyObject* iteration) {
@@ -833,68 +753,63 @@ bool is_idle(PyObject* owner, PyObject* iterations, PyObject* iteration) {
   return is_same;
 }
 
-// Find out what is to be done for a leaf; false where Python is to do it.
-bool find_leaf(const Graph& graph, const KnownLeaf& known, const NodePointer& node, const Known* op, PyObject* iteration,
-               LeafClaim& found) {
-  if (!hooked_leaf(*node, found.leaf)) {
-    return false;
+// Whether it is known here what is to be done at the accumulation of a leaf; otherwise Python does it.
+bool is_known(const Graph& graph, const KnownLeaf& known, const NodePointer& node, const Known* op, PyObject* iteration) {
+  if (is_marked(marks_of(*node), graph.scopes.get())) {
+    return true;
   }
-  if (found.leaf != nullptr) {
-    // Of an operator that ran before, as of all but the first calls in a loop.
-    int is_same = PyObject_RichCompareBool(found.leaf->held.objects[Leaf::SCOPES], graph.scopes.get(), Py_EQ);
-    PyErr_Clear();
-    return is_same > 0;
-  }
-  const at::Tensor& variable = static_cast<AccumulateGrad*>(node.get())->variable;
-  Ref leaf(THPVariable_Wrap(variable));
+  Ref leaf(THPVariable_Wrap(static_cast<AccumulateGrad*>(node.get())->variable));
   Ref key(leaf ? PyLong_FromVoidPtr(leaf.get()) : nullptr);
-  if (!key || PyDict_GetItemWithError(graph.owners.get(), key.get()) != known.owner.get() || known.owner.get() == nullptr) {
-    PyErr_Clear();
-    return false;
-  }
-  if (!known.is_own) {
-    return is_idle(known.owner.get(), op->iterations, iteration);
-  }
-  if (known.hooks != nullptr) {
-    found.leaf = std::make_shared<Leaf>();
-    PyObject* given[Leaf::COUNT] = {graph.claimer.get(), graph.known.get(), known.backward_id.get(), graph.scopes.get(),
-                                    Py_None};
-    for (int i = 0; i < Leaf::COUNT; i++) {
-      found.leaf->held.objects[i] = Py_NewRef(given[i]);
-    }
-    found.leaf->set_hooks(known.hooks);
-    found.is_fresh = true;
-  }
-  return true;
+  check(static_cast<bool>(key));
+  bool is_same = PyDict_GetItemWithError(graph.owners.get(), key.get()) == known.owner.get();
+  check(!PyErr_Occurred());
+  return is_same && (known.is_own || is_idle(known.owner.get(), op->iterations, iteration));
 }
 
-// Hook the nodes of an execution that has the form of a graph: 1, or 0 where Python is to do it.
-int claim_graph(const Graph& graph, const Trace& found, const Known* op, PyObject* iteration) {
-  std::vector<LeafClaim> leaves(found.leaves.size());
-  for (size_t i = 0; i < leaves.size(); i++) {
-    if (!find_leaf(graph, graph.leaves[i], *found.leaves[i], op, iteration, leaves[i])) {
-      return 0;
+// Hook the accumulation of a leaf in the scopes that have not marked it, and find what acts there.
+void hook_leaf(const Graph& graph, const KnownLeaf& known, Node& node, std::vector<std::shared_ptr<Leaf>>& reached) {
+  PyObject* marks = marks_of(node);
+  for (size_t i = 0; i < static_cast<size_t>(PyTuple_GET_SIZE(graph.scopes.get())); i++) {
+    PyObject* scope = PyTuple_GET_ITEM(graph.scopes.get(), static_cast<Py_ssize_t>(i));
+    PyObject* one = PyDict_GetItemWithError(marks, scope);
+    if (one == nullptr && i < known.hooks.size()) {
+      auto leaf = std::make_shared<Leaf>(known.hooks[i]);
+      Ref made(make_accumulation(leaf));
+      check(static_cast<bool>(made));
+      hook(node, nullptr, leaf, known.hooks[i]->has_before, known.hooks[i]->has_after);
+      // Marked when it is hooked, as LeafClaimer does: another thread relies on it.
+      one = PyDict_SetDefault(marks, scope, made.get());
+    }
+    check(!PyErr_Occurred());
+    if (is_a(one, &Accumulation_Type)) {
+      const auto& leaf = reinterpret_cast<Accumulation*>(one)->leaf;
+      if (std::find(reached.begin(), reached.end(), leaf) == reached.end()) {
+        reached.push_back(leaf);
+      }
+    }
+  }
+}
+
+// Hook the nodes of an execution that has the form of a graph; false where Python is to do it.
+bool claim_graph(const Graph& graph, const Trace& found, const Known* op, PyObject* iteration) {
+  for (size_t i = 0; i < found.leaves.size(); i++) {
+    if (!is_known(graph, graph.leaves[i], *found.leaves[i], op, iteration)) {
+      return false;
     }
   }
   std::vector<std::shared_ptr<Leaf>> reached;
-  for (size_t i = 0; i < leaves.size(); i++) {
-    if (leaves[i].is_fresh) {
-      const Hooks& hooks = *graph.leaves[i].hooks;
-      hook(**found.leaves[i], leaves[i].leaf, hooks.has_before, hooks.has_after);
-    }
-    if (leaves[i].leaf && std::find(reached.begin(), reached.end(), leaves[i].leaf) == reached.end()) {
-      reached.push_back(leaves[i].leaf);
-    }
+  for (size_t i = 0; i < found.leaves.size(); i++) {
+    hook_leaf(graph, graph.leaves[i], **found.leaves[i], reached);
   }
   for (size_t i = 0; i < found.nodes.size(); i++) {
     if (i < found.entries && !reached.empty()) {
       (*found.nodes[i])->add_pre_hook(std::make_unique<Reached>(reached));
     }
-    if (graph.hooks[i] != nullptr) {
-      hook(**found.nodes[i], graph.hooks[i]);
+    if (const auto& hooks = graph.hooks[i]) {
+      hook(**found.nodes[i], hooks, nullptr, hooks->has_before, hooks->has_after);
     }
   }
-  return 1;
+  return true;
 }
 
 int claim_known(Tracker* mode, Known* known, PyObject* result, int64_t start) {
@@ -910,33 +825,25 @@ int claim_known(Tracker* mode, Known* known, PyObject* result, int64_t start) {
     return is_plain < 0 ? -1 : 0;
   }
   Ref iteration = Ref::to(mode->iteration);
-  int done = found.nodes.empty();
+  bool done = found.nodes.empty();
   if (!done) {
     Ref natives(PyObject_GetAttr(known->gradients, names.natives));
     if (!natives || !PyTuple_CheckExact(natives.get())) {
       return natives ? 0 : -1;
     }
-    for (Py_ssize_t i = 0; done == 0 && i < PyTuple_GET_SIZE(natives.get()); i++) {
+    for (Py_ssize_t i = 0; !done && i < PyTuple_GET_SIZE(natives.get()); i++) {
       PyObject* one = PyTuple_GET_ITEM(natives.get(), i);
       const Graph* graph = Py_IS_TYPE(one, &Claims_Type) ? reinterpret_cast<Claims*>(one)->graph : nullptr;
-      if (graph != nullptr && graph->form.is_like(found)) {
-        done = claim_graph(*graph, found, known, iteration.get());
-      }
+      done = graph != nullptr && graph->form.is_like(found) && claim_graph(*graph, found, known, iteration.get());
     }
   }
-  if (done > 0 && PyDict_SetItem(known->iterations, known->op_id, iteration.get()) < 0) {
+  if (done && PyDict_SetItem(known->iterations, known->op_id, iteration.get()) < 0) {
     return -1;
   }
   return done;
 }
 
 // ---- functions of Python's -----------------------------------------------------------------------------------
-
-// The node that an object stands for; nullptr for that of a function of the program's own.
-NodePointer node_of(PyObject* object) {
-  bool is_found = torch::autograd::THPCppFunction_Check(object);
-  return is_found ? reinterpret_cast<torch::autograd::THPCppFunction*>(object)->cdata : NodePointer();
-}
 
 PyObject* gate_claim(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (count != 4 || !is_a(given[0], &Tracker_Type) || !is_a(given[1], &Known_Type)) {
@@ -967,124 +874,81 @@ PyObject* gate_register(PyObject*, PyObject* args) {
         NodePointer found = node_of(node);
         auto made = found ? Hooks::of(hooks) : nullptr;
         if (made != nullptr) {
-          hook(*found, made);
+          hook(*found, made, nullptr, made->has_before, made->has_after);
         }
         return PyErr_Occurred() ? nullptr : PyBool_FromLong(made != nullptr);
       },
       nullptr);
 }
 
-PyObject* gate_mark(PyObject*, PyObject* node) {
-  return guarded(
-      [&]() -> PyObject* {
-        NodePointer found = node_of(node);
-        std::shared_ptr<Leaf> leaf;
-        if (!found || !hooked_leaf(*found, leaf) || leaf == nullptr) {
-          Py_RETURN_NONE;
-        }
-        PyObject* mark = Accumulation_Type.tp_alloc(&Accumulation_Type, 0);
-        if (mark != nullptr) {
-          new (&reinterpret_cast<Accumulation*>(mark)->leaf) std::shared_ptr<Leaf>(leaf);
-        }
-        return mark;
-      },
-      nullptr);
-}
-
-PyObject* gate_register_leaf(PyObject*, PyObject* args) {
-  PyObject *accumulation, *node;
-  int before, after;
-  if (!PyArg_ParseTuple(args, "O!Opp", &Accumulation_Type, &accumulation, &node, &before, &after)) {
-    return nullptr;
-  }
-  return guarded(
-      [&]() -> PyObject* {
-        NodePointer found = node_of(node);
-        if (!found) {
-          PyErr_Format(PyExc_TypeError, "%R is no accumulation", node);
-          return nullptr;
-        }
-        hook(*found, reinterpret_cast<Accumulation*>(accumulation)->leaf, before, after);
-        return Py_NewRef(Py_None);
-      },
-      nullptr);
-}
-
 PyDoc_STRVAR(learn_doc,
-             "learn(result, start, nodes, leaves, claimer, owners, gradients, scopes)\n\nWhat claim() needs of a graph of "
-             "which everything is known.\n\n"
+             "learn(result, start, nodes, leaves, owners, scopes)\n\nWhat claim() needs of a graph of which everything is "
+             "known.\n\n"
              "Args:\n    result, start: of an execution that has this graph.\n"
              "    nodes: by the node, its NodeHooks.\n"
-             "    leaves: by the accumulation of a leaf, its owner, and its NodeHooks if the operator is that, otherwise "
-             "None.\n    claimer, owners, gradients, scopes: the LeafClaimer, its leaf_owners, the KnownGradients, and the "
-             "scopes of the operator.\n\n"
+             "    leaves: by the accumulation of a leaf, its owner, and, if the operator is that, a list of the NodeHooks "
+             "in each scope, empty for nothing; otherwise None.\n"
+             "    owners, scopes: LeafClaimer.leaf_owners, and the scopes of the operator.\n\n"
              "Returns:\n    A tuple's item for KnownGradients.natives; None where nodes are not as C++ finds them.");
 
-int learn_node(Graph& graph, const NodePointer& node, PyObject* nodes) {
+// What a dict says of a node (borrowed); nullptr for nothing.
+PyObject* said_of(const NodePointer& node, PyObject* dict) {
   Ref object(torch::autograd::functionToPyObject(node));
-  PyObject* hooks = object ? PyDict_GetItemWithError(nodes, object.get()) : nullptr;
-  Ref idle(hooks != nullptr ? PyObject_GetAttr(hooks, names.is_idle) : nullptr);
-  if (!idle) {
-    return PyErr_Occurred() ? -1 : 0;
-  }
-  graph.hooks.push_back(idle.get() == Py_True ? nullptr : Hooks::of(hooks));
-  return PyErr_Occurred() ? -1 : 1;
+  PyObject* found = object ? PyDict_GetItemWithError(dict, object.get()) : nullptr;
+  check(found != nullptr || !PyErr_Occurred());
+  return found;
 }
 
-int learn_leaf(Graph& graph, const NodePointer& node, PyObject* leaves) {
-  Ref object(torch::autograd::functionToPyObject(node));
-  PyObject* found = object ? PyDict_GetItemWithError(leaves, object.get()) : nullptr;
-  if (found == nullptr || !PyTuple_CheckExact(found) || PyTuple_GET_SIZE(found) != 3) {
-    return PyErr_Occurred() ? -1 : 0;
-  }
-  PyObject* hooks = PyTuple_GET_ITEM(found, 1);
-  bool is_own = hooks != Py_None;
-  Ref idle(is_own ? PyObject_GetAttr(hooks, names.is_idle) : Py_NewRef(Py_True));
-  if (!idle) {
-    return -1;
-  }
-  graph.leaves.push_back({Ref::to(PyTuple_GET_ITEM(found, 0)), is_own,
-                          idle.get() == Py_True ? nullptr : Hooks::of(hooks), Ref::to(PyTuple_GET_ITEM(found, 2))});
-  return PyErr_Occurred() ? -1 : 1;
+std::shared_ptr<Hooks> make_hooks(PyObject* hooks) {
+  auto made = Hooks::of(hooks);
+  check(made != nullptr);
+  return made;
 }
 
-// Complete a graph: 1, 0 where nodes are not as C++ finds them, -1 with an error.
-int learn_all(Graph& graph, PyObject* nodes, PyObject* leaves) {
+// Complete a graph; false where nodes are not as C++ finds them.
+bool complete(Graph& graph, PyObject* nodes, PyObject* leaves) {
   for (const NodePointer* node : graph.form.nodes) {
-    if (int done = learn_node(graph, *node, nodes); done <= 0) {
-      return done;
+    PyObject* hooks = said_of(*node, nodes);
+    if (hooks == nullptr) {
+      return false;
     }
+    auto made = make_hooks(hooks);
+    graph.hooks.push_back(made->has_before || made->has_after ? made : nullptr);
   }
   for (const NodePointer* node : graph.form.leaves) {
-    if (int done = learn_leaf(graph, *node, leaves); done <= 0) {
-      return done;
+    PyObject* found = said_of(*node, leaves);
+    if (found == nullptr || !PyTuple_CheckExact(found) || PyTuple_GET_SIZE(found) != 2) {
+      return false;
     }
+    PyObject* hooks = PyTuple_GET_ITEM(found, 1);
+    KnownLeaf known{Ref::to(PyTuple_GET_ITEM(found, 0)), hooks != Py_None, {}};
+    for (Py_ssize_t i = 0; PyList_CheckExact(hooks) && i < PyList_GET_SIZE(hooks); i++) {
+      known.hooks.push_back(make_hooks(PyList_GET_ITEM(hooks, i)));
+    }
+    graph.leaves.push_back(std::move(known));
   }
   // They hold nothing of this execution.
   graph.form.nodes.clear();
   graph.form.leaves.clear();
   graph.form.roots.clear();
-  return 1;
+  return true;
 }
 
 PyObject* gate_learn(PyObject*, PyObject* args) {
-  PyObject *result, *nodes, *leaves, *claimer, *owners, *known, *scopes;
+  PyObject *result, *nodes, *leaves, *owners, *scopes;
   long long start;
-  if (!PyArg_ParseTuple(args, "OLO!O!OO!OO", &result, &start, &PyDict_Type, &nodes, &PyDict_Type, &leaves, &claimer,
-                        &PyDict_Type, &owners, &known, &scopes)) {
+  if (!PyArg_ParseTuple(args, "OLO!O!O!O!", &result, &start, &PyDict_Type, &nodes, &PyDict_Type, &leaves, &PyDict_Type,
+                        &owners, &PyTuple_Type, &scopes)) {
     return nullptr;
   }
   return guarded(
       [&]() -> PyObject* {
         auto graph = std::make_unique<Graph>();
-        int done = trace(graph->form, result, start) ? learn_all(*graph, nodes, leaves) : 0;
-        if (done <= 0) {
-          return done < 0 ? nullptr : Py_NewRef(Py_None);
-        }
-        graph->claimer = Ref::to(claimer);
         graph->owners = Ref::to(owners);
-        graph->known = Ref::to(known);
         graph->scopes = Ref::to(scopes);
+        if (!trace(graph->form, result, start) || !complete(*graph, nodes, leaves)) {
+          return Py_NewRef(Py_None);
+        }
         Claims* made = PyObject_GC_New(Claims, &Claims_Type);
         if (made == nullptr) {
           return nullptr;
@@ -1102,11 +966,8 @@ PyMethodDef functions[] = {
      "to do it."},
     {"forget", gate_forget, METH_NOARGS, "forget()\n\nThe routines of all backward operators are out of date."},
     {"learn", gate_learn, METH_VARARGS, learn_doc},
-    {"mark", gate_mark, METH_O, "mark(node)\n\nThe Accumulation that has hooked a leaf's accumulation; None without one."},
     {"register", gate_register, METH_VARARGS, "register(hooks, node)\n\nHook a node, as NodeHooks.register() does; False for that of a function of the "
      "program's own."},
-    {"register_leaf", gate_register_leaf, METH_VARARGS,
-     "register_leaf(accumulation, node, before, after)\n\nHook the accumulation of a leaf at one or both of its ends."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -1117,15 +978,12 @@ int claim(Tracker* mode, Known* known, PyObject* result, int64_t start) {
 }
 
 int prepare_autograd(PyObject* module) {
+  mark = PyUnicode_InternFromString("amanda");
   Accumulation_Type.tp_new = accumulation_new;
   Accumulation_Type.tp_methods = accumulation_methods;
-  Accumulation_Type.tp_getset = accumulation_properties;
-  Ref idle(Py_NewRef(Py_False));
-  if (PyType_Ready(&Claims_Type) < 0 || PyType_Ready(&Accumulation_Type) < 0 ||
-      PyDict_SetItem(Accumulation_Type.tp_dict, names.is_idle, idle.get()) < 0) {
-    return -1;
-  }
-  return PyModule_AddType(module, &Accumulation_Type) < 0 ? -1 : PyModule_AddFunctions(module, functions);
+  return mark == nullptr || PyType_Ready(&Claims_Type) < 0 || PyModule_AddType(module, &Accumulation_Type) < 0
+             ? -1
+             : PyModule_AddFunctions(module, functions);
 }
 
 }  // namespace accel

@@ -17,9 +17,17 @@ from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.executions import Past
 from amanda_torch.autograd.hooks import NodeCall, NodeHooks
-from amanda_torch.autograd.nodes import LEAF, Traced, node_name
+from amanda_torch.autograd.nodes import Traced, node_name
 from amanda_torch.operators.layouts import Layout
 from amanda_torch.routines import RoutineDispatcher
+
+_FORMS = 2
+"""Forms of an operator's gradient graph that are known at once: in a loop, where the first state
+needs no gradient, and the last one does, two take turns. They hold the classes of the program's
+functions, which it may define anew at each call."""
+
+_NATIVES = 4
+"""Forms that the extension knows at once. It holds these classes weakly."""
 
 
 class KnownGradients:
@@ -29,49 +37,51 @@ class KnownGradients:
         handle: leads hooks to the operator's records; holds no tensors.
         hooks: by backward id, where no analysis is pending: they hold nothing of one graph,
             and serve every execution.
-        form: the form of its gradient graph if no node of it needs a hook, see
-            :func:`~amanda_torch.autograd.nodes.form_of`; None if that is not known.
-        graph: its gradient graph as it last was.
-        other: as it was before, in another form: in a loop, where the first state needs no
-            gradient, and the last one does, two forms take turns.
-        natives: what the extension knows of its gradient graphs, one for each form.
-        asked: :attr:`RoutineDispatcher.analysed` when the hooks of leaves were last looked for.
-        is_new: whether the operator has just been analysed for the first time, so that no analysis
-            of its backward operators has run.
+        graphs: its gradient graphs, by their form.
+        graph: the last one; None if there was none.
+        natives: what the extension knows of them.
     """
 
-    __slots__ = (
-        *("__weakref__", "asked", "form", "graph", "handle", "hooks", "is_new", "natives", "other"),
-    )
+    __slots__ = ("__weakref__", "_pending", "graph", "graphs", "handle", "hooks", "natives")
 
     def __init__(self, handle: OpHandle) -> None:
-        self.is_new = False
         self.handle = handle
         self.hooks: dict[str, NodeHooks] = {}
-        self.form: Any = None
+        self.graphs: dict[tuple[Any, ...], KnownGraph] = {}
         self.graph: KnownGraph | None = None
-        self.other: KnownGraph | None = None
         self.natives: tuple[Any, ...] = ()
-        self.asked = -1
+        # By backward id RoutineDispatcher.analysed when an analysis was found to be pending.
+        self._pending: dict[str, int] = {}
 
-    def shared_hooks(
-        self,
-        dispatcher: RoutineDispatcher,
-        name: str,
-        backward_id: str,
-        needs: tuple[bool, bool, bool] | None = None,
+    def graph_of(self, traced: Traced) -> KnownGraph:
+        """The gradient graph of an execution."""
+        form = traced.form()
+        graph = self.graphs.get(form) if traced.nodes else NO_NODES
+        if graph is None:
+            if len(self.graphs) == _FORMS:
+                del self.graphs[next(iter(self.graphs))]
+            graph = self.graphs[form] = KnownGraph(self.handle.op_id, _shape_of(traced, form))
+        self.graph = graph
+        return graph
+
+    def add_native(self, learned: Any) -> None:
+        """Note what the extension has learned of one more graph."""
+        self.natives = (learned, *self.natives[: _NATIVES - 1])
+
+    def hooks_for(
+        self, dispatcher: RoutineDispatcher, name: str, backward_id: str
     ) -> NodeHooks | None:
-        """The hooks of a backward operator for all executions; None if an analysis is pending.
-
-        Args:
-            needs: what :func:`backward_needs` has just said.
-        """
-        before, after, pending = needs or backward_needs(self.handle, backward_id)
+        """The hooks of a backward operator for all executions; None if an analysis is pending."""
+        hooks = self.hooks.get(backward_id)
+        if hooks is not None or self._pending.get(backward_id) == dispatcher.analysed:
+            return hooks
+        *needs, pending = backward_needs(self.handle, backward_id)
+        if pending:
+            self._pending[backward_id] = dispatcher.analysed
         if pending or not STATE.cache:
             return None
         call = NodeCall(NamedOp(name), backward_id)
-        hooks = NodeHooks(dispatcher, self.handle, call, (before, after))
-        self.hooks[backward_id] = hooks
+        hooks = self.hooks[backward_id] = NodeHooks(dispatcher, self.handle, call, needs)
         return hooks
 
     def made_hooks(
@@ -88,57 +98,37 @@ class KnownGradients:
             past: the tensors of that execution; None where no analysis asks for them.
             inputs: the names of the forward inputs whose gradients it produces.
         """
-        hooks = self.hooks.get(backward_id)
+        hooks = self.hooks_for(dispatcher, name, backward_id)
         if hooks is None:
-            needs = backward_needs(self.handle, backward_id)
-            hooks = self.shared_hooks(dispatcher, name, backward_id, needs)
-            if hooks is None:
-                handle = self.handle if past is None else past.handle(self.handle)
-                hooks = pending_hooks(dispatcher, needs, name, backward_id, handle, inputs)
+            handle = self.handle if past is None else past.handle(self.handle)
+            call = NodeCall(NamedOp(name), backward_id)
+            call.names, call.inputs, call.outputs = inputs, handle.inputs, handle.outputs
+            *needs, _ = backward_needs(self.handle, backward_id)
+            hooks = NodeHooks(dispatcher, handle, call, needs)
         return hooks
 
 
-def pending_hooks(
-    dispatcher: RoutineDispatcher,
-    needs: tuple[bool, bool, bool],
-    name: str,
-    backward_id: str,
-    handle: OpHandle,
-    inputs: Sequence[str],
-) -> NodeHooks:
-    """Hooks for one execution, whose tensors an analysis may ask for."""
-    call = NodeCall(NamedOp(name), backward_id)
-    call.names, call.inputs, call.outputs = inputs, handle.inputs, handle.outputs
-    return NodeHooks(dispatcher, handle, call, needs[:2])
-
-
 Way = list[tuple[int, int, int]]
+"""The way from the node of an output to nodes behind it: for each node where in the way the one
+before it stands (the entry at 0), by which of its edges it is reached, and its number."""
 
 
 class GraphShape:
-    """The structure that all gradient graphs of one form share.
+    """What gradient graphs of the same form have in common, also those of other operators.
 
     Attributes:
-        form, edges: see :class:`~amanda_torch.autograd.nodes.Traced`.
-        names: the framework's name of each node.
-        suffixes: how the id of each node's backward operator ends.
+        edges: see :class:`~amanda_torch.autograd.nodes.Traced`.
+        names: of the nodes.
+        suffixes: of the ids of their backward operators.
         ways: for each node of an output the way to all nodes behind it.
-        types: of the nodes that the edges of a single node lead to.
-        leaves: which of these edges lead to accumulations.
     """
 
-    __slots__ = ("edges", "form", "leaves", "names", "suffixes", "types", "ways")
+    __slots__ = ("edges", "names", "suffixes", "ways")
 
     def __init__(self, traced: Traced) -> None:
-        self.form = traced.form
         self.edges = traced.edges
         self.names = [node_name(node) for node in traced.nodes]
-        self.suffixes = _numbered(self.names)
-        self.types: list[Any] = []
-        self.leaves: list[int] = []
-        if len(traced.nodes) == 1:
-            self.types = [type(target) for target, _ in traced.nodes[0].next_functions]
-            self.leaves = [i for i, place in enumerate(traced.edges[0]) if place == LEAF]
+        self.suffixes = numbered(self.names)
         every = set(range(len(traced.nodes)))
         entries = range(traced.entries)
         self.ways: list[Way] = [self.way(entry, traced.entries, every) for entry in entries]
@@ -147,10 +137,6 @@ class GraphShape:
         """The way from the node of an output to the wanted nodes behind it.
 
         Those behind the node of another output are found from there.
-
-        Returns:
-            For each node where in the way the one before it stands (the entry at 0), by which of
-            its edges it is reached, and its number.
         """
         found, way = [entry], []
         # It grows while it is read.
@@ -171,22 +157,15 @@ which a backward operator is first met."""
 _name = operator.methodcaller("name")
 
 
-def shape_of(traced: Traced) -> GraphShape:
+def _shape_of(traced: Traced, form: tuple[Any, ...]) -> GraphShape:
     """The shape of a graph, the same for all graphs of its form."""
-    nodes = traced.nodes
-    key = [traced.entries, *map(_name, nodes), *map(type, nodes), *map(tuple, traced.edges)]
-    if len(nodes) == 1:
-        key += [type(target) for target, _ in nodes[0].next_functions]
-    every = tuple(key)
-    shape = _SHAPES.get(every)
+    key = form, *map(_name, traced.nodes)
+    shape = _SHAPES.get(key)
     if shape is None:
         shape = GraphShape(traced)
         # Not those of the program's own functions, whose classes it may drop.
-        is_kept = not any(
-            isinstance(part, type) and issubclass(part, _internals.FUNCTION_NODE) for part in key
-        )
-        if is_kept:
-            _SHAPES[every] = shape
+        if not any(issubclass(type(node), _internals.FUNCTION_NODE) for node in traced.nodes):
+            _SHAPES[key] = shape
     return shape
 
 
@@ -194,71 +173,52 @@ class KnownGraph:
     """The gradient graph of an operator, in all executions in which it has the same form.
 
     Attributes:
-        form: see :class:`~amanda_torch.autograd.nodes.Traced`.
         shape: what it shares with other graphs.
-        inputs: for each the forward inputs whose gradients it produces, see
+        inputs: for each node the forward inputs whose gradients it produces, see
             :attr:`amanda.interface.calls.BackwardCall.names`; None where nobody has asked.
         layout: finds the operator's inputs; None if nothing does, or none was made.
-        has_layout: whether one was made, or tried to be.
         hooks: of all nodes, where no analysis of any of them is pending; otherwise None.
         inner: for each node of an output the way to the nodes behind it that have something to do.
-        asked: :attr:`RoutineDispatcher.analysed` when it was last tried to find the hooks.
-        is_idle: whether nothing is to be done at any node.
-        is_quick: whether it has one node, all is known of that and of its leaves, and
-            something is to be done there.
-        types: of the nodes that the edges of a single node lead to.
-        leaves: which of these edges lead to accumulations.
     """
 
-    __slots__ = (
-        "_op_id",
-        "asked",
-        "form",
-        "has_layout",
-        "hooks",
-        "inner",
-        "inputs",
-        "is_idle",
-        "is_quick",
-        "layout",
-        "leaves",
-        "shape",
-        "types",
-    )
+    __slots__ = ("_op_id", "hooks", "inner", "inputs", "layout", "shape")
 
     def __init__(self, op_id: str, shape: GraphShape) -> None:
         self._op_id = op_id
         self.shape = shape
-        self.form = shape.form
         self.inputs: Sequence[Sequence[str]] | None = None
         self.layout: Layout | None = None
-        self.has_layout = False
-        self.hooks: list[NodeHooks] | None = None
-        self.asked = -1
-        self.is_idle = False
-        self.is_quick = False
-        self.types = shape.types
-        self.leaves = shape.leaves
+        self.hooks: Sequence[NodeHooks] | None = None
         self.inner = shape.ways
-
-    def __len__(self) -> int:
-        return len(self.shape.names)
 
     def id_of(self, number: int) -> str:
         """The id of a node's backward operator."""
         return self._op_id + self.shape.suffixes[number]
 
-    def settle(self, hooks: list[NodeHooks]) -> None:
-        """Note the hooks of all nodes."""
+    def find_hooks(self, known: KnownGradients, dispatcher: RoutineDispatcher) -> bool:
+        """True if the hooks of all nodes are known; they are looked for if they were not.
+
+        Args:
+            known: what is known of the operator.
+        """
+        if self.hooks is not None:
+            return True
+        hooks = []
+        for number, name in enumerate(self.shape.names):
+            one = known.hooks_for(dispatcher, name, self.id_of(number))
+            if one is None:
+                return False
+            hooks.append(one)
         self.hooks = hooks
         busy = {number for number, one in enumerate(hooks) if not one.is_idle}
-        self.is_idle = not busy
         if len(busy) < len(hooks):
             count = len(self.inner)
             self.inner = [self.shape.way(entry, count, busy) for entry in range(count)]
+        return True
 
 
-def _numbered(names: Sequence[str]) -> list[str]:
+def numbered(names: Sequence[str]) -> list[str]:
+    """The ends of the ids of backward operators with these names, in order."""
     counts: dict[str, int] = {}
     suffixes = []
     for name in names:
@@ -268,16 +228,10 @@ def _numbered(names: Sequence[str]) -> list[str]:
     return suffixes
 
 
-def _no_nodes() -> KnownGraph:
-    graph = KnownGraph("", GraphShape(Traced([], 0, [], [], [])))
-    graph.settle([])
-    return graph
-
-
-NO_NODES = _no_nodes()
-"""The graph of an operator whose outputs want no gradient: nothing is to be found out of it."""
+NO_NODES = KnownGraph("", GraphShape(Traced([], 0)))
+"""The graph of an operator whose outputs want no gradient, the same for all."""
 
 NO_GRADIENTS = KnownGradients(OpHandle("", ()))
-"""The facts about such an operator, to be read only. One object serves all: objects of their own
-would be two more for the garbage collector to visit."""
-NO_GRADIENTS.form, NO_GRADIENTS.graph = (), NO_NODES
+"""The facts about an operator whose outputs want no gradient, to be read only. One object serves
+all: objects of their own would be more for the garbage collector to visit."""
+NO_GRADIENTS.graph, NO_NODES.hooks = NO_NODES, ()

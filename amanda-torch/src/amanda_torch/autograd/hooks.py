@@ -6,10 +6,8 @@ alive, which keeps the hook alive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
-
-import torch
+from collections.abc import Sequence
+from typing import Any
 
 from amanda.engine.backward import BackwardExecution, OpHandle
 from amanda.errors import CapabilityError
@@ -18,11 +16,10 @@ from amanda.interface.action import ActionKind, InstPoint
 from amanda.interface.calls import BackwardCall
 from amanda.state import STATE
 from amanda_torch import _internals
-from amanda_torch.routines import LOOKING, BackwardRoutines, RoutineDispatcher
+from amanda_torch.routines import BackwardRoutines, RoutineDispatcher
 
 Gradients = Sequence[Any]
 
-_graph_task = _internals.graph_task
 _without_modes = _internals.without_modes
 
 
@@ -63,7 +60,7 @@ class NodeHooks:
         dispatcher: RoutineDispatcher,
         handle: OpHandle,
         call: BackwardCall,
-        needs: tuple[bool, bool],
+        needs: Sequence[bool],
     ) -> None:
         """Make hooks that are on no node yet.
 
@@ -88,10 +85,10 @@ class NodeHooks:
         if self.has_after:
             node.register_hook(self.after)
 
-    def of_scopes(self, scopes: set[Any]) -> NodeHooks:
-        """These hooks for some of their scopes: another operator has hooked the node for others."""
-        handle = self._handle
-        left = [scope for scope in (ref() for ref in handle.scopes if ref in scopes) if scope]
+    def of_scope(self, reference: Any) -> NodeHooks:
+        """These hooks for one of their scopes: another operator may hook the node for others."""
+        handle, scope = self._handle, reference()
+        left = [] if scope is None else [scope]
         some = OpHandle(handle.op_id, left, handle.inputs, handle.outputs, model=handle.model)
         needs = self.has_before, self.has_after
         return NodeHooks(self._dispatcher, some, self._execution.call, needs)
@@ -149,15 +146,6 @@ class NodeHooks:
                 )
         return tuple(changed)
 
-    def checked(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> None:
-        """Run the checks and sums after the operator, whose other steps the extension has run."""
-        settled = self.routines()
-        left = [] if settled is None else [s for s in settled.steps_after if s.kind in LOOKING]
-        for step in left:
-            step.routine.supply(grad_outputs, is_new=True)
-        actions = [step.action for step in left]
-        _without_modes(self._dispatcher.run_all, actions, list(grad_inputs))
-
     def _settle(self) -> BackwardRoutines | None:
         """Keep the routines for the next executions; None if an analysis has yet to run, and where
         a routine replaces the operator."""
@@ -188,126 +176,3 @@ def nothing_flows(gradients: Sequence[Any]) -> bool:
         if gradient is not None:
             return False
     return bool(gradients)
-
-
-# -- accumulations of leaves ---------------------------------------------------
-
-
-class HookMaker(Protocol):
-    """Makes the hooks of accumulations."""
-
-    def leaf_hooks(
-        self, known: Any, backward_id: str, scopes: Sequence[Any], past: Any
-    ) -> NodeHooks:
-        """The hooks of one accumulation; the arguments are those of :class:`Accumulation`."""
-
-
-class Accumulation:
-    """The hooks on a leaf's accumulation: for the passes that come to it through their scopes.
-
-    All graphs that use a leaf share its accumulation, also graphs that were made before the scope,
-    under ``disabled()``, or by threads that the scope does not cover: in their passes the routines
-    of the scope do not act.
-
-    Attributes:
-        scopes: weak references to the scopes in which the leaf is the operator's.
-        backward_id: the accumulation's id.
-        is_idle: False.
-
-    Args:
-        maker: gives what they run, and is asked once, where a pass comes to them.
-        known: what is known of the operator's gradients.
-        backward_id: the accumulation's id.
-        past: the tensors of the execution; None where no analysis is pending.
-    """
-
-    __slots__ = (
-        *("_always", "_hooks", "_known", "_maker", "_passes", "_past"),
-        *("backward_id", "scopes"),
-    )
-
-    is_idle = False
-
-    def __init__(
-        self, maker: HookMaker, known: Any, backward_id: str, scopes: Sequence[Any], past: Any
-    ) -> None:
-        # Not a tuple of them, nor a partial function: there is one for each parameter.
-        self._maker: HookMaker | None = maker
-        self._known = known
-        self.backward_id = backward_id
-        self._past = past
-        self.scopes = scopes
-        self._hooks: NodeHooks | None = None
-        # By the numbers of _internals.graph_task.
-        self._passes: list[int] = []
-        self._always = False
-
-    def note_pass(self, task: int, makes_graph: bool) -> None:
-        """A backward pass has come to an operator of the scopes that uses the leaf."""
-        passes = self._passes
-        if task not in passes:
-            passes.append(task)
-            if len(passes) > _PASSES:
-                del passes[0]
-        # The graph of this pass may lead to the leaf by nodes that no operator owns.
-        self._always = self._always or makes_graph
-
-    def __call__(
-        self, gradients: tuple[Any, ...], grad_outputs: tuple[Any, ...] | None = None
-    ) -> Any:
-        """Prehook, as :meth:`NodeHooks.before`, and posthook, as :meth:`NodeHooks.after`.
-
-        Both in one, since bound methods would be two objects more for each parameter.
-
-        Args:
-            gradients: those that the node consumes; of the posthook, those that it has produced.
-            grad_outputs: of the posthook, those that it has consumed.
-        """
-        if not (self._always or _graph_task() in self._passes):
-            return None
-        hooks = self._made()
-        if grad_outputs is None:
-            return hooks.before(gradients)
-        return hooks.after(gradients, grad_outputs)
-
-    def _made(self) -> NodeHooks:
-        # Another thread may be about to do the same: what it drops is read before its result.
-        maker, known, past = self._maker, self._known, self._past
-        hooks = self._hooks
-        if hooks is None and maker is not None:
-            hooks = self._hooks = maker.leaf_hooks(known, self.backward_id, self.scopes, past)
-            self._maker = self._known = self._past = None
-        assert hooks is not None
-        return hooks
-
-    def marks(self) -> dict[Any, Accumulation | None]:
-        """The entries of this accumulation in its leaf's marks, by scope."""
-        return dict.fromkeys(self.scopes, self)
-
-
-_PASSES = 64
-"""Backward passes that may run at once in different threads over one leaf."""
-
-
-def add_reached(
-    found: list[Accumulation], marks: Mapping[Any, Accumulation | None], scopes: Sequence[Any]
-) -> None:
-    """Find the accumulations to notify when a pass reaches an operator that uses a leaf.
-
-    Args:
-        marks: those of the leaf, by scope.
-        scopes: weak references to the scopes that instrument the operator.
-    """
-    for scope in scopes:
-        one = marks.get(scope)
-        if one is not None and one not in found:
-            found.append(one)
-
-
-def note_reached(reached: Sequence[Accumulation], gradients: Sequence[Any]) -> None:
-    """A prehook of the nodes that have made an operator's outputs."""
-    if nothing_flows(gradients):
-        return
-    task, makes_graph = _graph_task(), torch.is_grad_enabled()
-    for one in reached:
-        one.note_pass(task, makes_graph)

@@ -2,23 +2,104 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from amanda.python.references import Reference
-from amanda.state import Lock
-from amanda_torch.autograd.executions import Execution, Past
+from amanda_torch import _internals
+from amanda_torch.autograd.executions import Past
 from amanda_torch.autograd.gradient_graphs import KnownGradients
-from amanda_torch.autograd.hooks import Accumulation, NodeHooks, add_reached
+from amanda_torch.autograd.hooks import NodeHooks, nothing_flows
 from amanda_torch.routines import RoutineDispatcher
+
+_ACCUMULATION = "AccumulateGrad"
 
 _MARK = "amanda"
 """Key in the metadata of a leaf's accumulation: by scope in which some operator owns it, its
-:class:`~amanda_torch.autograd.hooks.Accumulation`; None where nothing is to be done at it. The only
-one stands there without a dictionary: Python's, or that of the gate."""
+:class:`Accumulation`; None where nothing is to be done at it. The extension reads and adds to it,
+too."""
+
+_PASSES = 64
+"""Backward passes that may run at once in different threads over one leaf."""
+
+_graph_task = _internals.graph_task
+
+
+class Accumulation:
+    """The hooks of one scope on a leaf's accumulation: for the passes that come to it through it.
+
+    All graphs that use a leaf share its accumulation, also graphs that were made before the scope,
+    under ``disabled()``, or by threads that the scope does not cover: in their passes the routines
+    of the scope do not act.
+
+    Args:
+        find: gives what the hooks run, and is asked once, where a pass comes to them.
+    """
+
+    __slots__ = ("_always", "_find", "_hooks", "_passes")
+
+    def __init__(self, find: Callable[[], NodeHooks]) -> None:
+        self._find: Callable[[], NodeHooks] | None = find
+        self._hooks: NodeHooks | None = None
+        # By the numbers of _internals.graph_task.
+        self._passes: list[int] = []
+        self._always = False
+
+    def register(self, node: Any, before: bool, after: bool) -> None:
+        """Hook an accumulation at one or both of its ends."""
+        if before:
+            node.register_prehook(self)
+        if after:
+            node.register_hook(self)
+
+    def note_pass(self, task: int, makes_graph: bool) -> None:
+        """A backward pass has come to an operator of the scope that uses the leaf."""
+        passes = self._passes
+        if task not in passes:
+            passes.append(task)
+            if len(passes) > _PASSES:
+                del passes[0]
+        # The graph of this pass may lead to the leaf by nodes that no operator owns.
+        self._always = self._always or makes_graph
+
+    def __call__(
+        self, gradients: tuple[Any, ...], grad_outputs: tuple[Any, ...] | None = None
+    ) -> Any:
+        """Prehook, as :meth:`NodeHooks.before`, and posthook, as :meth:`NodeHooks.after`.
+
+        Both in one, since bound methods would be two objects more for each parameter.
+
+        Args:
+            gradients: those that the node consumes; of the posthook, those that it has produced.
+            grad_outputs: of the posthook, those that it has consumed.
+        """
+        if not (self._always or _graph_task() in self._passes):
+            return None
+        # Another thread may be about to do the same: what it drops is read before its result.
+        find, hooks = self._find, self._hooks
+        if hooks is None and find is not None:
+            hooks = self._hooks = find()
+            # The leaf may outlive the model.
+            self._find = None
+        assert hooks is not None
+        return (
+            hooks.before(gradients)
+            if grad_outputs is None
+            else hooks.after(gradients, grad_outputs)
+        )
+
+
+def note_reached(reached: Sequence[Accumulation], gradients: Sequence[Any]) -> None:
+    """A prehook of the nodes that have made an operator's outputs."""
+    if nothing_flows(gradients):
+        return
+    task, makes_graph = _graph_task(), torch.is_grad_enabled()
+    for one in reached:
+        one.note_pass(task, makes_graph)
 
 
 class _Owner(Reference):
@@ -27,20 +108,21 @@ class _Owner(Reference):
     One object: with a callback of its own it would be six.
 
     Attributes:
+        key, owners: where it stands.
         op_id: of the operator.
         known: a reference to what is known of its gradients: the leaf may outlive its model.
-        number: of the leaf among those that it owns.
-        past: its tensors, as long as an analysis of the accumulation is pending.
+        backward_id: of the accumulation.
+        past: the operator's tensors, as long as an analysis of the accumulation is pending.
         is_idle: True if it is known that nothing is to be done there. The extension reads it.
     """
 
-    __slots__ = ("is_idle", "key", "known", "number", "op_id", "owners", "past")
+    __slots__ = ("backward_id", "is_idle", "key", "known", "op_id", "owners", "past")
 
     key: int
     owners: dict[int, _Owner]
     op_id: str
     known: weakref.ref[KnownGradients]
-    number: int
+    backward_id: str
     past: Past | None
     is_idle: bool
 
@@ -58,27 +140,19 @@ class LeafClaimer:
         dispatcher: runs the routines.
         iterations: by operator the iteration in which it last ran with gradients.
         leaf_owners: by the identity of a leaf a weak reference to it, and the operator that used it
-            first in an iteration.
+            first in an iteration. Not a WeakIdKeyDictionary, which makes an object of Python for
+            each question.
     """
-
-    # Threads may share a leaf, and one that finds it claimed has to find its hooks there, too.
-    _locked = staticmethod(Lock().hold)
 
     def __init__(self, dispatcher: RoutineDispatcher) -> None:
         self.dispatcher = dispatcher
         self.iterations: dict[str, int] = {}
         self.leaf_owners: dict[int, _Owner] = {}
 
-    @staticmethod
-    def is_alone() -> bool:
-        """Whether operators of at most one thread own leaves."""
-        return len(_CLAIMERS) <= 1
-
     def clear(self) -> None:
         """Forget everything, at the end of the thread's scopes."""
         self.iterations.clear()
         self.leaf_owners.clear()
-        _CLAIMERS.discard(self)
 
     def forget(self, model: str) -> None:
         """Drop the facts about the operators of a model that is gone, in any thread.
@@ -95,197 +169,122 @@ class LeafClaimer:
         """Remember the iteration in which an operator with gradients last ran."""
         self.iterations[op_id] = iteration
 
-    def _claim_leaves(
-        self,
-        leaves: Sequence[Any],
-        known: KnownGradients,
-        described: tuple[Execution, Sequence[Any]] | Past | None,
-        iteration: int,
-        reached: list[Accumulation],
-        first: int = 0,
-    ) -> bool:
-        """Hook the accumulations of leaves that belong to an operator, under the lock.
-
-        Args:
-            known: what is known of the operator's gradients.
-            described: the execution and its outputs, or its tensors; None if no analysis is
-                pending.
-            reached: is added what is to be told when a pass comes to the operator.
-            first: the number of the first one that belongs to it.
-
-        Returns:
-            Whether nothing is to be done at any of them.
-        """
-        handle, count, is_idle = known.handle, first, True
-        native = self.dispatcher.native
-        for node in leaves:
-            mark = node.metadata.get(_MARK)
-            if mark is None and native is not None and (mark := native.mark(node)) is not None:
-                node.metadata[_MARK] = mark
-            if mark is not None and type(mark) is not dict and mark.scopes == handle.scopes:
-                # Of an operator that ran before, as of all but the first calls in a loop.
-                if not mark.is_idle and mark not in reached:
-                    reached.append(mark)
-                continue
-            marks, fresh = self._owned(node, known, iteration, count)
-            if not fresh:
-                add_reached(reached, marks, handle.scopes)
-                continue
-            backward_id = f"{handle.op_id}/grad/AccumulateGrad:{count}"
-            count += 1
-            hooks = known.hooks.get(backward_id)
-            if hooks is None and known.asked != self.dispatcher.analysed:
-                hooks = known.shared_hooks(self.dispatcher, "AccumulateGrad", backward_id)
-            if hooks is None or not hooks.is_idle:
-                is_idle, past = False, None
-                if hooks is None and type(described) is Past:
-                    past = described
-                elif hooks is None and described is not None:
-                    layout = None if known.graph is None else known.graph.layout
-                    past = described[0].past(described[1], layout)
-                only = self.hook_leaf(node, marks, fresh, known, backward_id, hooks, past)
-                if only is None:
-                    add_reached(reached, marks, handle.scopes)
-                else:
-                    reached.append(only)
-        known.asked = self.dispatcher.analysed
-        return is_idle
-
-    def hook_leaf(
-        self,
-        node: Any,
-        marks: dict[Any, Any],
-        fresh: Sequence[Any],
-        known: KnownGradients,
-        backward_id: str,
-        hooks: NodeHooks | None,
-        past: Past | None,
-    ) -> Accumulation | None:
-        """Hook the accumulation of a leaf that begins to belong to an operator.
-
-        Args:
-            marks, fresh: see :meth:`_owned`; the former is added to.
-            known: what is known of the operator's gradients.
-            backward_id: the accumulation's id.
-            hooks: what acts there; None as long as an analysis is pending.
-            past: the tensors of the execution that the analysis is told.
-
-        Returns:
-            What acts there, if it is the same in all scopes that have marked it.
-        """
-        # It may outlive the model, as the leaf may.
-        self.leaf_owners[id(node.variable)].past = None if past is None else past.bare()
-        native = self.dispatcher.native
-        # One for each: a pass of another thread may come through some of them only.
-        for scopes in (fresh,) if len(fresh) == 1 else [(scope,) for scope in fresh]:
-            # The extension's is hooked without objects of gradients.
-            make = Accumulation if native is None else native.Accumulation
-            one = make(self, known, backward_id, scopes, past)
-            if len(marks) > 1:
-                marks[scopes[0]] = one
-            else:
-                node.metadata[_MARK] = one
-            before, after = hooks is None or hooks.has_before, hooks is None or hooks.has_after
-            if native is not None:
-                native.register_leaf(one, node, before, after)
-                continue
-            if before:
-                node.register_prehook(one)
-            if after:
-                node.register_hook(one)
-        return None if len(marks) > 1 else one
-
     def claim_leaves(
         self,
         leaves: Sequence[Any],
         known: KnownGradients,
         iteration: int,
-        reached: list[Accumulation],
-        past: Past | None = None,
-    ) -> None:
-        """Hook the accumulations of leaves that belong to an operator in compiled code.
+        past: Callable[[], Past | None],
+    ) -> list[Accumulation]:
+        """Hook the accumulations of leaves that belong to an operator, if they are not yet hooked.
+
+        A leaf has one accumulation node as long as some graph uses it: the marks on it keep a
+        second operator, or a second graph, from hooking it again.
 
         Args:
-            known: what is known of the operator's gradients.
-            reached: is added what is to be told when a pass comes to the code.
-            past: the tensors of an execution; None where no analysis is pending.
+            leaves: the accumulations that the operator's gradients lead to.
+            known: what is known of these.
+            past: gives the tensors of the execution, for analyses that are pending.
+
+        Returns:
+            What is to be told when a pass comes to the operator.
         """
-        self.iterations[known.handle.op_id] = iteration
-        self._locked(self._claim_leaves, leaves, known, past, iteration, reached)
+        reached: dict[Accumulation, None] = {}
+        scopes, number = known.handle.scopes, 0
+        for node in leaves:
+            marks = node.metadata.setdefault(_MARK, {})
+            if not all(scope in marks for scope in scopes):
+                owner = self._owner_of(node.variable, known, iteration, number)
+                if owner.op_id == known.handle.op_id:
+                    self.hook_leaf(node, marks, owner, known, past)
+                    number += 1
+                else:
+                    self._hook_for_owner(node, marks, owner)
+            for scope in scopes:
+                one = marks.get(scope)
+                if one is not None:
+                    reached[one] = None
+        return list(reached)
 
-    def leaf_hooks(
-        self, known: KnownGradients, backward_id: str, scopes: Sequence[Any], past: Past | None
-    ) -> NodeHooks:
-        """The hooks of a leaf's accumulation, in the scopes in which it is the operator's."""
-        hooks = known.made_hooks(self.dispatcher, "AccumulateGrad", backward_id, past)
-        whole = len(scopes) == len(known.handle.scopes)
-        return hooks if whole else hooks.of_scopes(set(scopes))
-
-    def _owned(
-        self, node: Any, known: KnownGradients, iteration: int, number: int
-    ) -> tuple[dict[Any, Any], Sequence[Any]]:
-        """The marks on a leaf's accumulation, and the scopes in which it begins to belong to an
-        operator: it does to the first operator of the iteration that used the leaf.
+    def _owner_of(
+        self, leaf: torch.Tensor, known: KnownGradients, iteration: int, number: int
+    ) -> _Owner:
+        """The operator that used a leaf first in an iteration: `known`'s if no other did.
 
         Args:
-            known: what is known of the operator's gradients.
-            number: of the leaf among those that it owns.
+            number: of the leaf among those of the operator.
         """
-        # A leaf has one accumulation node as long as some graph uses it: the marks on it keep
-        # a second operator, or a second graph, from hooking it again.
-        metadata, handle = node.metadata, known.handle
-        none: dict[Any, Any] = {}
-        # At once: the gate, which holds no lock, may be about to mark it in another thread.
-        marks: Any = metadata.setdefault(_MARK, none)
-        fresh: Sequence[Any] = handle.scopes
-        if marks is not none:
-            if type(marks) is not dict:
-                # The only one, of one operator for all its scopes.
-                marks = metadata[_MARK] = marks.marks()
-            fresh = [scope for scope in fresh if scope not in marks]
-            if not fresh:
-                return marks, fresh
-        op_id, leaf = handle.op_id, node.variable
-        # Not a WeakIdKeyDictionary, which makes an object of Python for each question.
-        found = self.leaf_owners.get(id(leaf))
-        owner = found.op_id if found is not None and found() is leaf else None
-        if owner != op_id:
-            ran = None if owner is None else self.iterations.get(owner)
-            if found is not None and owner is not None and ran == iteration:
-                return self._claim_for_owner(found, node, iteration), ()
-            self._set_owner(leaf, known, number)
-        elif found is not None and found.known() is not known:
-            found.known, found.number, found.is_idle = weakref.ref(known), number, False
-        for scope in fresh:
-            marks[scope] = None
-        return marks, fresh
+        op_id, owner = known.handle.op_id, self.leaf_owners.get(id(leaf))
+        if owner is not None and owner() is leaf and owner.op_id != op_id:
+            if self.iterations.get(owner.op_id) == iteration:
+                return owner
+            owner = None
+        if owner is None or owner() is not leaf:
+            owner = _Owner(leaf, _forget_owner)
+            owner.key, owner.owners, owner.op_id = id(leaf), self.leaf_owners, op_id
+            self.leaf_owners[id(leaf)] = owner
+        owner.known, owner.is_idle, owner.past = weakref.ref(known), False, None
+        owner.backward_id = f"{op_id}/grad/{_ACCUMULATION}:{number}"
+        return owner
 
-    def _claim_for_owner(self, owner: _Owner, node: Any, iteration: int) -> dict[Any, Any]:
-        """The marks on an accumulation whose owner ran in this iteration, and left none.
+    def _hook_for_owner(self, node: Any, marks: dict[Any, Any], owner: _Owner) -> None:
+        """Hook an accumulation whose owner ran in this iteration, and left it unmarked.
 
-        Its backward operators need no hooks; or the graph that it has made is gone, as that of a
-        norm that is printed, and the accumulation with it: this is another one.
+        The graph that the owner has made is gone, as that of a norm that is printed, and the
+        accumulation with it: this is another one.
         """
         known = owner.known()
         if known is not None and not owner.is_idle:
-            hooks = known.hooks.get(f"{owner.op_id}/grad/AccumulateGrad:{owner.number}")
+            past = owner.past
+            self.hook_leaf(node, marks, owner, known, lambda: past)
+
+    def hook_leaf(
+        self,
+        node: Any,
+        marks: dict[Any, Any],
+        owner: _Owner,
+        known: KnownGradients,
+        past: Callable[[], Past | None],
+    ) -> None:
+        """Hook and mark an accumulation for its owner in the scopes that have not marked it."""
+        dispatcher, backward_id = self.dispatcher, owner.backward_id
+        hooks = known.hooks_for(dispatcher, _ACCUMULATION, backward_id)
+        is_pending = hooks is None
+        tensors = past() if is_pending else None
+        owner.is_idle = hooks is not None and hooks.is_idle
+        # It may outlive the model, as the leaf may.
+        owner.past = None if tensors is None else tensors.bare()
+        make = Accumulation if dispatcher.native is None else dispatcher.native.Accumulation
+        for scope in known.handle.scopes:
+            if scope in marks:
+                continue
+            one = None
             if hooks is None or not hooks.is_idle:
-                past = owner.past
-                self._claim_leaves([node], known, past, iteration, [], owner.number)
-            else:
-                owner.is_idle = True
-        marks: Any = node.metadata[_MARK]
-        found: dict[Any, Any] = marks if type(marks) is dict else marks.marks()
-        return found
+                find = functools.partial(self.leaf_hooks, known, backward_id, scope, tensors)
+                one = make(find)
+                one.register(
+                    node, hooks is None or hooks.has_before, hooks is None or hooks.has_after
+                )
+            # Not before: an operator of another thread that finds a mark relies on its hooks. That
+            # thread may have been faster: hooks that nothing leads to act in no pass.
+            marks.setdefault(scope, one)
 
-    def _set_owner(self, leaf: torch.Tensor, known: KnownGradients, number: int) -> None:
-        _CLAIMERS.add(self)
-        owner = _Owner(leaf, _forget_owner)
-        owner.key, owner.owners, owner.op_id = id(leaf), self.leaf_owners, known.handle.op_id
-        owner.known, owner.number = weakref.ref(known), number
-        owner.past, owner.is_idle = None, False
-        self.leaf_owners[id(leaf)] = owner
+    def leaf_hooks(
+        self, known: KnownGradients, backward_id: str, scope: Any, past: Past | None
+    ) -> NodeHooks:
+        """The hooks of a leaf's accumulation in one of an operator's scopes."""
+        hooks = known.made_hooks(self.dispatcher, _ACCUMULATION, backward_id, past)
+        return hooks if len(known.handle.scopes) == 1 else hooks.of_scope(scope)
 
-
-_CLAIMERS: weakref.WeakSet[LeafClaimer] = weakref.WeakSet()
-"""The claimers of all threads whose operators own leaves."""
+    def known_leaf_hooks(
+        self, known: KnownGradients, backward_id: str
+    ) -> Sequence[NodeHooks] | None:
+        """The hooks of a leaf's accumulation in each of an operator's scopes, none of them where
+        nothing is to be done; None if an analysis is pending."""
+        hooks = known.hooks_for(self.dispatcher, _ACCUMULATION, backward_id)
+        if hooks is None:
+            return None
+        if hooks.is_idle:
+            return []
+        scopes = known.handle.scopes
+        return [self.leaf_hooks(known, backward_id, scope, None) for scope in scopes]

@@ -25,25 +25,6 @@ _ALIAS = "amanda_alias"
 """Key in the metadata of the nodes of aliases that this package has made."""
 
 
-def form_of(outputs: Any) -> Any:
-    """The form of an operator's gradient graph: the types of the node of its first output, and
-    of the nodes that follow that one.
-
-    A fingerprint that costs little: an operator whose graph changes its form, such as linear
-    when its bias begins to need a gradient, changes it there.
-    """
-    if not isinstance(outputs, torch.Tensor):
-        if not isinstance(outputs, (list, tuple)):
-            return ()
-        outputs = next((item for item in outputs if isinstance(item, torch.Tensor)), None)
-        if outputs is None:
-            return ()
-    node = outputs.grad_fn
-    if node is None:
-        return ()
-    return [type(node), *[type(edge[0]) for edge in node.next_functions]]
-
-
 Edge = tuple[Any, int]
 """The target of a gradient: an autograd node and the number of its input, or a leaf and -1."""
 
@@ -132,15 +113,29 @@ class Traced:
         entries: how many of them belong to outputs.
         edges: for each node the numbers of the nodes that its edges lead to, or ``OUTSIDE`` and
             the like.
-        form: what the graph of another execution is compared by.
         leaves: the accumulations that they feed.
     """
 
     nodes: list[Any]
     entries: int
-    edges: list[list[int]]
-    form: list[Any]
-    leaves: list[Any]
+    edges: list[tuple[int, ...]] = attrs.field(factory=list)
+    leaves: list[Any] = attrs.field(factory=list)
+
+    def form(self) -> tuple[Any, ...]:
+        """What is equal where the graphs of two executions have the same nodes and edges."""
+        return self.entries, *map(type, self.nodes), *self.edges
+
+
+def _output_nodes(outputs: Sequence[Any]) -> list[Any]:
+    wanting = [tensor for tensor in outputs if tensor is not None and tensor.requires_grad]
+    return [tensor.grad_fn for tensor in wanting if tensor.grad_fn is not None]
+
+
+def _base_nodes(outputs: Sequence[Any]) -> list[Any]:
+    """The nodes of the tensors that outputs are views of: an in-place operator on a view gives its
+    base a new node, too (CopySlices)."""
+    bases = [_internals.base_of(tensor) for tensor in outputs if tensor is not None]
+    return _output_nodes(bases)
 
 
 def trace_graph(outputs: Sequence[Any], start: int) -> Traced | None:
@@ -149,29 +144,19 @@ def trace_graph(outputs: Sequence[Any], start: int) -> Traced | None:
     Returns:
         None where an output's base has a new node, too, and where a node of this package's is near.
     """
-    nodes: list[Any] = []
-    for tensor in outputs:
-        if tensor is None or not tensor.requires_grad:
-            continue
-        node = tensor.grad_fn
-        base = _internals.base_of(tensor)
-        if base is not None and base.requires_grad:
-            above = base.grad_fn
-            if above is not None and _sequence(above) >= start:
-                return None
-        if node is None or node in nodes:
-            continue
-        if KINDS.get(type(node), UNCERTAIN) and _kind(type(node)) == UNCERTAIN:
-            return None
-        if _sequence(node) >= start:
-            nodes.append(node)
-    found = Traced(nodes, len(nodes), [], [], [])
-    return found if not nodes or _follow_edges(found, start) else None
+    if any(_sequence(node) >= start for node in _base_nodes(outputs)):
+        return None
+    nodes = list(dict.fromkeys(_output_nodes(outputs)))
+    if any(_kind(type(node)) == UNCERTAIN for node in nodes):
+        return None
+    nodes = [node for node in nodes if _sequence(node) >= start]
+    found = Traced(nodes, len(nodes))
+    return found if _follow_edges(found, start) else None
 
 
 def _follow_edges(found: Traced, start: int) -> bool:
     """Complete what is found from the nodes of the outputs on; False if it cannot be."""
-    nodes, form, leaves = found.nodes, found.form, found.leaves
+    nodes, leaves = found.nodes, found.leaves
     numbers = dict(zip(nodes, range(len(nodes)), strict=True))
     # Breadth first: the list grows while it is read.
     for node in nodes:
@@ -198,9 +183,7 @@ def _follow_edges(found: Traced, start: int) -> bool:
                     number = numbers[target] = len(nodes)
                     nodes.append(target)
                 targets.append(number)
-        form.append(type(node))
-        form.append(targets)
-        found.edges.append(targets)
+        found.edges.append(tuple(targets))
     return True
 
 
@@ -212,25 +195,20 @@ def new_nodes(outputs: Sequence[Any], start: int, *, aliases: bool = False) -> l
         start: the sequence number read before the operator ran.
         aliases: whether aliases made by this package count.
     """
-    waiting = [t.grad_fn for t in outputs if t is not None and t.requires_grad]
-    for tensor in outputs:
-        base = _internals.base_of(tensor) if tensor is not None else None
-        if base is not None and base.requires_grad:
-            # An in-place operator on a view gives the base a new node, too (CopySlices).
-            waiting.append(base.grad_fn)
+    waiting = [*_output_nodes(outputs), *_base_nodes(outputs)]
     found, seen = [], set()
     # Breadth first: the list grows while it is read.
     for node in waiting:
         if node is None or node in seen:
             continue
         seen.add(node)
+        if is_accumulation(node):
+            found.append(node)
+            continue
         if is_own(node):
             if aliases and _ALIAS in node.metadata:
                 found.append(node)
-        elif is_accumulation(node):
-            found.append(node)
-            continue
-        elif _internals.node_sequence(node) >= start:
+        elif _sequence(node) >= start:
             found.append(node)
         else:
             continue

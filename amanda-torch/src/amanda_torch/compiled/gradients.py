@@ -34,7 +34,8 @@ from amanda_torch.autograd.claims import Claimer
 from amanda_torch.autograd.executions import Past
 from amanda_torch.autograd.functions import TracedGradients, TracedOperator
 from amanda_torch.autograd.gradient_graphs import KnownGradients
-from amanda_torch.autograd.hooks import Accumulation, note_reached, nothing_flows
+from amanda_torch.autograd.hooks import nothing_flows
+from amanda_torch.autograd.leaves import note_reached
 from amanda_torch.autograd.nodes import is_accumulation, new_nodes, node_name
 from amanda_torch.autograd.whole_operator import gather_inputs
 from amanda_torch.compiled.deferred import Deferred, call_all
@@ -225,13 +226,16 @@ class RunCounts:
 
     def _hook(self, node: Any, inputs: Sequence[Any], iteration: int) -> None:
         leaves = {id(t.variable): t for t, _ in node.next_functions if is_accumulation(t)}
-        reached: list[Accumulation] = []
+        claimer = self._claimer
+        reached: list[Any] = []
         for site in self.sites:
             used = [leaves[id(x)] for i in site.leaves if id(x := inputs[i]) in leaves]
             if used:
-                past = site.past
-                self._claimer.claim_leaves(used, site.gradients, iteration, reached, past)
+                claimer.note_run(site.gradients.handle.op_id, iteration)
+                past = functools.partial(getattr, site, "past")
+                reached += claimer.claim_leaves(used, site.gradients, iteration, past)
         if reached:
+            # An accumulation may be in it twice, of operators that share a leaf.
             node.register_prehook(functools.partial(note_reached, reached))
 
 

@@ -24,7 +24,6 @@ from amanda_torch import _internals
 from amanda_torch.autograd.claims import Claimer
 from amanda_torch.autograd.executions import Execution
 from amanda_torch.autograd.gradient_graphs import NO_GRADIENTS, KnownGradients
-from amanda_torch.autograd.nodes import form_of
 from amanda_torch.autograd.substitution import write_back
 from amanda_torch.eager import records
 from amanda_torch.eager.keras_layers import with_values
@@ -95,13 +94,12 @@ class KnownOp(records.Known):
         self.name = name
         self.executor = executor
         self.iterations = executor.claimer.iterations
-        self.gradients = NO_GRADIENTS
+        self.gradients = executor.new_gradients(op_id)
         self.layout = NO_LAYOUT
         self.form = None
         self.forms = 0
         self.plan = plan
         if plan is not None:
-            self.gradients = executor.new_gradients(op_id)
             self.follow(plan)
 
     def follow(self, plan: ActionPlan) -> None:
@@ -243,32 +241,18 @@ class Executor:
         Args:
             start: the sequence number read before it.
         """
-        gradients, claimer = known.gradients, self.claimer
-        iteration = self._tracker.iteration
-        if claimer.claim_again(known.plan, gradients, result, start, iteration):
+        if _internals.is_traced():
             return
-        form = gradients.form
-        is_known = False
-        if form is None:
-            pass
-        elif type(result) not in _PLAIN:
-            with _internals.reading((result,)):
-                is_known = form == form_of(result)
+        describe = functools.partial(
+            self._call, func, known.name, known.plan.op_id, args, kwargs, key
+        )
+        execution = Execution(describe, self._tracker.references, key or func, args, kwargs)
+        gradients = self.gradients_of(known)
+        if _PLAIN.issuperset(map(type, (result, *args))):
+            self._claim(known.plan, gradients, execution, result, start)
         else:
-            is_known = form == form_of(result)
-        if is_known:
-            self.claimer.note_run(known.plan.op_id, self._tracker.iteration)
-        elif not _internals.is_traced():
-            describe = functools.partial(
-                self._call, func, known.name, known.plan.op_id, args, kwargs, key
-            )
-            execution = Execution(describe, self._tracker.references, key or func, args, kwargs)
-            gradients = self.gradients_of(known)
-            if _PLAIN.issuperset(map(type, (result, *args))):
+            with _internals.reading((result, *args)):
                 self._claim(known.plan, gradients, execution, result, start)
-            else:
-                with _internals.reading((result, *args)):
-                    self._claim(known.plan, gradients, execution, result, start)
 
     def checked(
         self, known: KnownOp, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -348,16 +332,16 @@ class Executor:
         values = list(call.inputs)
         if plan.before:
             values = self._dispatcher.run_all(plan.before, values)
-        gradients = functools.partial(self.gradients_of, known)
-        operation = Operation(self._dispatcher, plan, call, gradients, execution, outer)
+        handle = known.gradients.handle
+        operation = Operation(self._dispatcher, plan, call, handle, execution, outer)
         result = operation.run(values)
         plan = operation.plan
         known.follow(plan)
         if later is not None:
             return result
         wants = type(result) is not _Tensor or result.requires_grad or _internals.in_functorch()
-        if plan.acts_on_gradients or (plan.claims and wants):
-            gradients().is_new = execution.is_new
+        if not plan.acts_on_gradients and not (plan.claims and wants):
+            known.gradients = NO_GRADIENTS
         return self._finish(operation, call, known, result)
 
     def _run_again(
@@ -380,8 +364,8 @@ class Executor:
             values = dispatcher.run_all(plan.before, values)
         else:
             values = dispatcher.go_on(plan.before, values, *stopped)
-        gradients = self.gradients_of(known)
-        operation = Operation(dispatcher, plan, call, lambda: gradients, None, outer)
+        handle = self.gradients_of(known).handle
+        operation = Operation(dispatcher, plan, call, handle, None, outer)
         return self._finish(operation, call, known, operation.run(values))
 
     def gradients_of(self, known: KnownOp) -> KnownGradients:
@@ -389,6 +373,7 @@ class Executor:
         found: KnownGradients = known.gradients
         if found is NO_GRADIENTS:
             found = known.gradients = self.new_gradients(known.op_id)
+            found.graph = NO_GRADIENTS.graph
         return found
 
     def new_gradients(self, op_id: str) -> KnownGradients:

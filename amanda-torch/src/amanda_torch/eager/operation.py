@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from amanda.engine.backward import OpHandle
 from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError, CoverageWarning, RoutineResultError, described
 from amanda.interface.action import Action, ActionKind
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaGradients, AmandaOperator, AmandaViews
-from amanda_torch.autograd.gradient_graphs import KnownGradients
 from amanda_torch.autograd.nodes import edge_of
 from amanda_torch.autograd.substitution import alias_for
 from amanda_torch.autograd.user_functions import (
@@ -90,7 +90,7 @@ class Operation:
     """One run of the operator itself, or of its replacement.
 
     Args:
-        gradients: gives what is known of the operator's backward operators.
+        handle: leads hooks to the operator's records.
         execution: runs the analyses after the operator, where some have yet to run.
         outer: function modes of others, which the operator's own call is to meet.
 
@@ -106,14 +106,14 @@ class Operation:
         dispatcher: RoutineDispatcher,
         plan: ActionPlan,
         call: TorchCall,
-        gradients: Callable[[], KnownGradients],
+        handle: OpHandle,
         execution: OpExecution | None,
         outer: Sequence[Any],
     ) -> None:
         self._outer = outer
         self._dispatcher = dispatcher
         self._call = call
-        self._gradients = gradients
+        self._handle = handle
         self._execution = execution
         self.plan = plan
         self._before = plan
@@ -212,12 +212,12 @@ class Operation:
     @property
     def _aliases(self) -> bool:
         """True if the result may alias an input."""
-        return self.in_place or base_name(self._call.op.__name__) in _VIEWS
+        return may_alias(self._call.op.__name__, self._call.kwargs)
 
     @property
     def _whole(self) -> WholeOperator:
         """The routines on the operator's gradients as a whole."""
-        return WholeOperator(self._dispatcher, self._gradients().handle)
+        return WholeOperator(self._dispatcher, self._handle)
 
     @property
     def inputs(self) -> Sequence[Any]:
