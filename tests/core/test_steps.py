@@ -127,19 +127,26 @@ def test_a_plan_holds_its_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("func", "select", "takes"),
+    ("actions", "expected"),
     [
-        (Counter(), None, False),
-        (print, (), False),
-        (print, None, True),
-        (check().before, None, True),
+        ({}, "NOTHING"),
+        ({"claims": True}, "NOTHING"),
+        ({"before": (action(Counter(), ()),), "after": (action(Counter(), ()),)}, "COUNTS"),
+        ({"before": (action(Counter(), (), differentiable=True),)}, "COUNTS"),
+        ({"before": (action(Counter(), ()), action(print, ()))}, "BLIND"),
+        ({"before": (action(print, ()),), "after": (action(Counter(), ()),)}, "BLIND"),
+        ({"before": (action(print),), "after": (action(print, ()),)}, "TENSORS"),
+        ({"after": (action(print, (), differentiable=True),)}, "ALL"),
+        ({"after": (action(print),), "replace": action(print)}, "ALL"),
+        ({"before": (action(Counter(), ()),), "before_backward": (action(print),)}, "ALL"),
     ],
 )
-def test_steps_that_take_tensors(
-    func: Callable[..., Any], select: tuple[int, ...] | None, takes: bool
-) -> None:
-    """A step takes tensors if its routine looks at them."""
-    assert lowered(action(func, select)).takes_tensors is takes
+def test_what_a_plan_asks_of_a_driver(actions: dict[str, Any], expected: str) -> None:
+    """A plan says whether its actions are counters, take no tensor, take some, or are others."""
+    plan = ActionPlan("/add:0", **actions)
+    assert plan.around.name == expected
+    assert bool(plan) is (expected != "NOTHING" or "claims" in actions)
+    assert plan.is_blind is (expected in ("COUNTS", "BLIND"))
 
 
 def test_steps_without_python() -> None:

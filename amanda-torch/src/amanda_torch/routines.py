@@ -21,8 +21,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.notes import note
 from amanda.engine.tool_code import ToolCode
 from amanda.errors import InPlaceWarning
-from amanda.inline import Counter
-from amanda.inline.steps import Step, StepKind, are_all, lowered_all
+from amanda.inline.steps import Around, Step, StepKind, around, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda.state import STATE, TOOL_LOCK, LiveScope, unwind
@@ -50,41 +49,14 @@ class BackwardRoutines:
     Attributes:
         before, after: those before and after it.
         steps_before, steps_after: the steps that they come down to, which the extension reads, too.
-        blind_before, blind_after: True if none of these takes a tensor, or takes part in AD.
-        counters_before, counters_after: see :func:`counters_in`.
+        around_before, around_after: what these ask for, see :func:`amanda.inline.steps.around`.
     """
-
-    __slots__ = (
-        "after",
-        "before",
-        "blind_after",
-        "blind_before",
-        "counters_after",
-        "counters_before",
-        "steps_after",
-        "steps_before",
-    )
 
     def __init__(self, before: Sequence[Action], after: Sequence[Action]) -> None:
         self.before = before
         self.after = after
         self.steps_before, self.steps_after = lowered_all(before), lowered_all(after)
-        self.counters_before = counters_in(self.steps_before)
-        self.counters_after = counters_in(self.steps_after)
-        self.blind_before = _are_blind(before)
-        self.blind_after = _are_blind(after)
-
-
-def counters_in(steps: Sequence[Step]) -> Sequence[Counter] | None:
-    """The counters that are all that these steps are about; None if there are other steps."""
-    return [step.routine for step in steps] if are_all(StepKind.COUNT, steps) else None
-
-
-def _are_blind(actions: Sequence[Action]) -> bool:
-    for action in actions:  # noqa: SIM110 - a generator would cost frames
-        if action.select != () or action.differentiable:
-            return False
-    return True
+        self.around_before, self.around_after = around(self.steps_before), around(self.steps_after)
 
 
 def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
@@ -95,19 +67,6 @@ def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
 def as_routine(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of a tool that takes no tensor as a routine would be called."""
     return TOOL_CODE.enter(function, *args, isolated=True)
-
-
-def count(counters: Sequence[Counter]) -> None:
-    """Count one execution in each counter.
-
-    Calls no framework code, so function modes and the gradient mode need not be saved.
-    """
-    _acquire()
-    try:
-        for counter in counters:
-            counter.count += 1
-    finally:
-        _release()
 
 
 class RoutineDispatcher(Dispatcher):
@@ -234,12 +193,25 @@ class RoutineDispatcher(Dispatcher):
             values = self.put(action, values, selected, result)
         return super().run_all(actions[done:], values)
 
-    def run_blind(self, actions: Sequence[Action]) -> None:
-        """Run isolated routines that take no tensor, such as counters and clocks."""
-        if _dispatch_depth() or _internals.in_forward_ad():
-            _internals.without_modes(super().run_all, actions, [])
+    def run_blind(self, steps: Sequence[Step], around: Around) -> None:
+        """Run the steps of a point none of which takes a tensor, such as counters and clocks.
+
+        Args:
+            around: what they ask for: at most :attr:`Around.BLIND`.
+        """
+        if around is not Around.BLIND:
+            # It calls no code of a framework: no mode has to be hidden.
+            _acquire()
+            try:
+                for step in steps:
+                    step.routine.count += 1
+            finally:
+                _release()
             return
-        returned = TOOL_CODE.enter(_call_blind, actions, isolated=True)
+        if _dispatch_depth() or _internals.in_forward_ad():
+            _internals.without_modes(super().run_all, [step.action for step in steps], [])
+            return
+        returned = TOOL_CODE.enter(_call_blind, steps, isolated=True)
         if returned is not None:
             # An empty sequence is as good as nothing; anything else is an error.
             self.put(returned[0], [], [], returned[1])
@@ -248,10 +220,11 @@ class RoutineDispatcher(Dispatcher):
 # -- in tools' code -------------------------------------------------------
 
 
-def _call_blind(actions: Sequence[Action]) -> tuple[Action, Any] | None:
+def _call_blind(steps: Sequence[Step]) -> tuple[Action, Any] | None:
     """Call routines; the last one that has returned something, and what that is."""
     returned = None
-    for action in actions:
+    for step in steps:
+        action: Action = step.action
         try:
             value = action.func(**action.kwargs) if action.kwargs else action.func()
         except BaseException as error:

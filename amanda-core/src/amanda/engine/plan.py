@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from amanda.engine.records import OpRecord
-from amanda.inline.steps import Step, lowered_all
+from amanda.inline.steps import Around, Step, around, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.context import replaced_twice
 from amanda.state import LiveScope
@@ -33,13 +33,8 @@ class ActionPlan:
         claims: whether some tool analyses backward operators, so that the driver has
             to find the backward operators of this one.
         driver_data: free for the driver, e.g. facts that it has learned of the operator.
-        has_actions: whether any action is planned, backward claims aside.
-        is_blind: whether no action looks at a tensor: counters and timers.
-        is_around: whether all actions are routines around the forward op that look at
-            tensors.
+        around: what its actions ask of the driver; false if there are none.
         acts_on_gradients: whether an action acts on the gradients of the whole operator.
-        is_isolated: whether no routine around the forward op takes part in AD.
-        is_claim: whether there is no action, only backward operators to find.
     """
 
     op_id: str
@@ -53,33 +48,29 @@ class ActionPlan:
     driver_data: Any = None
     steps_before: tuple[Step, ...] = attrs.field(init=False, default=())
     steps_after: tuple[Step, ...] = attrs.field(init=False, default=())
-    has_actions: bool = attrs.field(init=False, default=False)
     acts_on_gradients: bool = attrs.field(init=False, default=False)
-    is_blind: bool = attrs.field(init=False, default=False)
-    is_around: bool = attrs.field(init=False, default=False)
-    is_isolated: bool = attrs.field(init=False, default=False)
-    is_claim: bool = attrs.field(init=False, default=False)
+    around: Around = attrs.field(init=False, default=Around.NOTHING)
 
     def __attrs_post_init__(self) -> None:
         self.acts_on_gradients = bool(
             self.before_backward or self.after_backward or self.replace_backward
         )
-        around = (*self.before, *self.after)
         if self.before:
             self.steps_before = lowered_all(self.before)
         if self.after:
             self.steps_after = lowered_all(self.after)
-        self.has_actions = bool(around or self.replace or self.acts_on_gradients)
-        self.is_claim = self.claims and not self.has_actions
-        only_around = bool(around) and not (self.replace or self.acts_on_gradients)
-        self.is_blind, self.is_isolated = only_around, True
-        for action in around:
-            self.is_blind = self.is_blind and action.select == ()
-            self.is_isolated = self.is_isolated and not action.differentiable
-        self.is_around = only_around and not self.is_blind
+        if self.replace is not None or self.acts_on_gradients:
+            self.around = Around.ALL
+        elif self.before or self.after:
+            self.around = around((*self.steps_before, *self.steps_after))
 
     def __bool__(self) -> bool:
-        return self.claims or self.has_actions
+        return self.claims or bool(self.around)
+
+    @property
+    def is_blind(self) -> bool:
+        """True if there are actions, none of which is given a tensor: counters and timers."""
+        return self.around in (Around.COUNTS, Around.BLIND)
 
 
 EMPTY_PLAN = ActionPlan("")

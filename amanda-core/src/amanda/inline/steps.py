@@ -39,8 +39,22 @@ class StepKind(enum.IntEnum):
     """Give a ``Record`` the tensors that the action selects."""
 
 
+class Around(enum.IntEnum):
+    """What the actions on an operator ask of a driver, from the least to the most."""
+
+    NOTHING = 0
+    """There are none."""
+    COUNTS = 1
+    """Counters around the operator, which are given no tensor."""
+    BLIND = 2
+    """Routines around the operator of which none is given a tensor or takes part in AD."""
+    TENSORS = 3
+    """Routines around the operator of which some are given tensors, and none takes part in AD."""
+    ALL = 4
+    """Any actions: routines that take part in AD, on gradients as a whole, or a replacement."""
+
+
 _PAIRED = frozenset({StepKind.CLOCK, StepKind.MEMORY, StepKind.CHECK, StepKind.SHAPE_SUM})
-_WITHOUT_TENSORS = frozenset({StepKind.COUNT, StepKind.CLOCK, StepKind.MEMORY})
 
 
 class Step:
@@ -62,13 +76,6 @@ class Step:
         self.action = action
         self.routine = routine
         self.ends = ends
-
-    @property
-    def takes_tensors(self) -> bool:
-        """True if the step needs the tensors at its point."""
-        if self.kind is StepKind.CALL:
-            return bool(self.action.select != ())
-        return self.kind not in _WITHOUT_TENSORS
 
     def __repr__(self) -> str:
         return f"{self.kind.name}({self.action.func!r})"
@@ -112,6 +119,21 @@ def are_all(kind: StepKind, steps: Sequence[Step]) -> bool:
         if step.kind is not kind:
             return False
     return True
+
+
+def around(steps: Sequence[Step]) -> Around:
+    """What the steps around an operator ask of a driver."""
+    found = Around.NOTHING
+    # For each new operator: a generator would cost frames.
+    for step in steps:
+        action = step.action
+        if step.kind is StepKind.COUNT and action.select == ():
+            found = max(found, Around.COUNTS)
+        elif action.differentiable:
+            return Around.ALL
+        else:
+            found = max(found, Around.BLIND if action.select == () else Around.TENSORS)
+    return found
 
 
 def are_inline(before: Sequence[Step], after: Sequence[Step]) -> bool:

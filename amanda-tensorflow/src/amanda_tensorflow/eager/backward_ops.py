@@ -237,7 +237,7 @@ class GradientRun:
 
 def _entry(plan: ActionPlan) -> OperatorEntry:
     """Return the entry of a backward operator with this plan."""
-    if not plan.has_actions:
+    if not plan.around:
         return PLAIN
     found = None
     if plan.replace_backward is None:

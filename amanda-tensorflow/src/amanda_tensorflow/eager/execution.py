@@ -7,6 +7,7 @@ from typing import Any
 
 from amanda.engine.dispatch import Dispatcher, OpExecution
 from amanda.engine.plan import ActionPlan
+from amanda.inline.steps import Around
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.op_request import OpRequest
 from amanda_tensorflow.eager.replacement import OpReplacement
@@ -65,7 +66,9 @@ class EagerExecutor:
             analyses: are finished when its outputs are known; None if all have run.
         """
         has_mark = bool(analyses or plan.claims or plan.acts_on_gradients or plan.replace)
-        is_recorded = (has_mark or plan.is_around) and not _internals.no_tape_records()
+        is_recorded = (
+            has_mark or plan.around >= Around.TENSORS
+        ) and not _internals.no_tape_records()
         mark = self._mark(tracker, plan, request, inputs) if has_mark and is_recorded else None
         replacement = None
         if plan.replace is None:
@@ -107,7 +110,7 @@ class EagerExecutor:
             return replacement.recorded(plan, mark, outputs)
         is_marked = plan.claims or plan.acts_on_gradients
         request.record(values, outputs, mark if is_marked else None)
-        if (plan.is_claim or plan.is_blind) and plan.driver_data is None:
+        if plan and plan.around < Around.TENSORS and plan.driver_data is None:
             plan.driver_data = SharedMark(mark, tracker.passes)
         if request.kind == "Identity":
             tracker.note_owner(outputs[0], mark)

@@ -92,7 +92,7 @@ def entry_of_plan(plan: ActionPlan, is_noted: bool) -> OperatorEntry:
     if not (plan or is_noted):
         return PLAIN
     inline = inlined(plan, plan.steps_before, plan.steps_after) if plan.is_blind else None
-    reason = Reason.ROUTINES if plan.has_actions else None
+    reason = Reason.ROUTINES if plan.around else None
     entry = inline or OperatorEntry(plan, reason)
     entry.is_noted = is_noted
     return entry

@@ -592,8 +592,9 @@ def counts_only(plan: ActionPlan) -> bool:
     """True if a plan has no actions but counters around the forward operator."""
     if plan.replace is not None or plan.acts_on_gradients:
         return False
-    counts = are_all(StepKind.COUNT, (*plan.steps_before, *plan.steps_after))
-    return counts and plan.is_isolated
+    steps = (*plan.steps_before, *plan.steps_after)
+    is_isolated = not any(step.action.differentiable for step in steps)
+    return is_isolated and are_all(StepKind.COUNT, steps)
 
 
 def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list[Any]:

@@ -74,7 +74,7 @@ struct Names {
   PyObject *acquire, *release, *count, *executions, *nanoseconds, *log, *number, *numbers, *due, *extend, *amount,
       *total, *last, *of, *weights, *expect, *overwrites, *trail, *name, *append, *add, *scopes, *statistics,
       *tool_seconds, *paused, *cache, *enabled, *held, *quiet, *dict, *before, *after, *checked, *claimed,
-      *resumed_before, *resumed_after, *routines, *steps_before, *steps_after, *kind, *ends, *routine, *action, *func,
+      *run_known, *run_described, *go_on_after, *routines, *steps_before, *steps_after, *kind, *ends, *routine, *action, *func,
       *select, *kwargs, *has_before, *has_after, *is_idle, *op_id, *natives, *leaf_hooks, *dispatcher, *mark;
 };
 extern Names names;
@@ -104,8 +104,7 @@ struct Lowered;
 
 struct Known {
   PyObject_HEAD
-  PyObject *run, *executor, *is_claim, *claims, *is_blind, *steps_before, *steps_after, *gradients, *form, *iterations,
-      *op_id, *name;
+  PyObject *executor, *claims, *steps_before, *steps_after, *gradients, *form, *iterations, *op_id, *name;
   Lowered* lowered;  // of steps_before and steps_after; nullptr until it is asked for
 };
 
@@ -152,6 +151,7 @@ struct Lowered {
   Way way = Way::PYTHON;
   bool acts_before = false;  // something happens before the operator that cannot be taken back
   bool checks = false, sums = false;
+  bool takes_tensors = false;  // some step is given tensors
 };
 
 // Lower two tuples of steps, anything else to Way::PYTHON; nullptr with an error.

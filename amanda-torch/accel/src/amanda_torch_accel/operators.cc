@@ -1,7 +1,7 @@
 // What happens at an operator: what is known of it is looked up, and its steps are run.
 //
 // This is Interceptor.__torch_function__() of amanda_torch.eager.interceptors, Tracker.enter_module(), and
-// Executor.run_around(), as far as they need no call of Python; all else is theirs.
+// Executor.run_known(), as far as they need no call of Python; all else is theirs.
 
 #include "invocation.h"
 #include "torch_api.h"
@@ -108,13 +108,14 @@ Answer answer_of(PyObject* next, const Invocation& call) {
     return Answer::ASK;
   }
   auto* known = reinterpret_cast<Known*>(next);
-  if (known->is_claim == Py_True && !is_recording()) {
-    return Answer::EMPTY;
-  }
   const Lowered* lowered = lowered_of(known);
   if (lowered == nullptr) {
     PyErr_Clear();
     return Answer::ASK;
+  }
+  bool only_claims = lowered->way != Way::PYTHON && lowered->before_count + lowered->after_count == 0;
+  if (only_claims && !is_recording()) {
+    return Answer::EMPTY;
   }
   bool tells_refusal =
       has_signature(call) || call.site->form == Form::SUBSCRIPT || call.site->form == Form::CALLABLE;
@@ -192,35 +193,21 @@ struct Execution {
   PyObject* cell;
 };
 
-// known.run(known, operator, args, kwargs)
-PyObject* run_in_python(const Execution& one) {
-  Ref args = reported_args(one.call), kwargs(args ? reported_kwargs(one.call) : Ref());
-  if (!kwargs) {
-    return nullptr;
-  }
-  if (one.known->run == nullptr) {
-    PyErr_SetString(PyExc_AttributeError, "run");
-    return nullptr;
-  }
-  Ref run = Ref::to(one.known->run);
-  PyObject* arguments[] = {reinterpret_cast<PyObject*>(one.known), one.reported, args.get(), kwargs.get()};
-  return PyObject_Vectorcall(run.get(), arguments, 4, nullptr);
-}
-
-// executor.<name>(known, operator, args, kwargs, first, second, third)
-Ref call_executor(const Execution& one, PyObject* name, PyObject* first, PyObject* second = nullptr,
-                  PyObject* third = nullptr) {
+// executor.<name>(known, operator, args, kwargs, first, second)
+Ref call_executor(const Execution& one, PyObject* name, PyObject* first = nullptr, PyObject* second = nullptr) {
   Ref args = reported_args(one.call), kwargs(args ? reported_kwargs(one.call) : Ref());
   Ref executor = Ref::to(one.known->executor);
-  if (!kwargs || !executor || first == nullptr) {
+  if (!kwargs || !executor) {
     if (!PyErr_Occurred()) {
       PyErr_SetString(PyExc_AttributeError, "executor");
     }
     return Ref();
   }
   return Ref(PyObject_CallMethodObjArgs(executor.get(), name, one.known, one.reported, args.get(), kwargs.get(), first,
-                                        second, third, nullptr));
+                                        second, nullptr));
 }
+
+PyObject* run_in_python(const Execution& one) { return call_executor(one, names.run_known).release(); }
 
 // Claim the backward operators of an operator that has run.
 int claim_gradients(const Execution& one, PyObject* result, int64_t start) {
@@ -432,7 +419,7 @@ Ref call_after(const Execution& one, Ref result, const Values& inputs, PyObject*
   }
   Values outputs;
   Ref list, returned;
-  int done = one.known->is_blind == Py_True ? 1 : find_outputs(result.get(), outputs, list);
+  int done = one.lowered.takes_tensors ? find_outputs(result.get(), outputs, list) : 1;
   if (done > 0) {
     done = call_steps(one.known, one.lowered.after, one.lowered.after_count, outputs, state, returned);
   }
@@ -443,16 +430,15 @@ Ref call_after(const Execution& one, Ref result, const Values& inputs, PyObject*
   if (!number || !executor) {
     return Ref();
   }
-  return Ref(PyObject_CallMethodObjArgs(executor.get(), names.resumed_after, one.known, result.get(), number.get(),
-                                        given.get(), returned ? returned.get() : Py_None, nullptr));
+  return Ref(PyObject_CallMethodObjArgs(executor.get(), names.go_on_after, one.known, Py_None, given.get(),
+                                        result.get(), number.get(), returned ? returned.get() : Py_None, nullptr));
 }
 
 PyObject* run_called(const Execution& one) {
   Values inputs;
   Ref state = Ref::to(one.mode->thread), returned, kept;
-  bool is_blind = one.known->is_blind == Py_True;
   int may = !is_only_driver() || !state || !PyDict_CheckExact(state.get()) ? 0 : is_plain_here(true);
-  may = may <= 0 || is_blind ? may : find_inputs(one, inputs);
+  may = may <= 0 || !one.lowered.takes_tensors ? may : find_inputs(one, inputs);
   if (may <= 0) {
     return may < 0 ? nullptr : run_in_python(one);
   }
@@ -465,11 +451,8 @@ PyObject* run_called(const Execution& one) {
     return nullptr;
   }
   if (returned || done < lowered.before_count) {
-    Ref number(PyLong_FromLong(done));
-    return number ? call_executor(one, names.resumed_before, number.get(), kept.get(),
-                                  returned ? returned.get() : Py_None)
-                        .release()
-                  : nullptr;
+    Ref stopped(Py_BuildValue("(iO)", done, returned ? returned.get() : Py_None));
+    return stopped ? call_executor(one, names.run_described, Py_None, stopped.get()).release() : nullptr;
   }
   Ref result(run_claimed(one));
   return is_result(result.get()) ? call_after(one, std::move(result), inputs, state.get()).release()

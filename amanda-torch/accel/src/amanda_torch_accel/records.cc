@@ -111,8 +111,9 @@ int prepare_names() {
       {&names.after, "after"},
       {&names.checked, "checked"},
       {&names.claimed, "claimed"},
-      {&names.resumed_before, "resumed_before"},
-      {&names.resumed_after, "resumed_after"},
+      {&names.run_known, "run_known"},
+      {&names.run_described, "run_described"},
+      {&names.go_on_after, "go_on_after"},
       {&names.routines, "routines"},
       {&names.steps_before, "steps_before"},
       {&names.steps_after, "steps_after"},
@@ -202,9 +203,9 @@ PyMemberDef child_members[] = {
     FIELD(Child, frames), END_OF_FIELDS,
 };
 PyMemberDef known_members[] = {
-    FIELD(Known, run), FIELD(Known, executor), FIELD(Known, is_claim), FIELD(Known, claims),
-    FIELD(Known, is_blind), FIELD(Known, steps_before), FIELD(Known, steps_after), FIELD(Known, gradients),
-    FIELD(Known, form), FIELD(Known, iterations), FIELD(Known, op_id), FIELD(Known, name), END_OF_FIELDS,
+    FIELD(Known, executor), FIELD(Known, claims), FIELD(Known, steps_before), FIELD(Known, steps_after),
+    FIELD(Known, gradients), FIELD(Known, form), FIELD(Known, iterations), FIELD(Known, op_id), FIELD(Known, name),
+    END_OF_FIELDS,
 };
 
 }  // namespace
@@ -212,7 +213,7 @@ PyMemberDef known_members[] = {
 PyTypeObject Tracker_Type = RecordType<Tracker, 7>::make("amanda_torch_accel.gate.Tracker", tracker_members);
 PyTypeObject Frame_Type = RecordType<Frame, 5>::make("amanda_torch_accel.gate.Frame", frame_members);
 PyTypeObject Child_Type = RecordType<Child, 5>::make("amanda_torch_accel.gate.Child", child_members);
-PyTypeObject Known_Type = RecordType<Known, 12>::make("amanda_torch_accel.gate.Known", known_members);
+PyTypeObject Known_Type = RecordType<Known, 9>::make("amanda_torch_accel.gate.Known", known_members);
 
 int prepare_records(PyObject* module) {
   for (PyTypeObject* type : {&Tracker_Type, &Frame_Type, &Child_Type, &Known_Type}) {

@@ -90,6 +90,8 @@ Way choose_way(Lowered& lowered) {
     for (int i = 0; i < (point ? lowered.after_count : lowered.before_count); i++) {
       Kind kind = steps[i].kind;
       calls = calls || kind == CALL || kind == RECORD;
+      PyObject* select = steps[i].select;
+      lowered.takes_tensors = lowered.takes_tensors || !PyTuple_CheckExact(select) || PyTuple_GET_SIZE(select) > 0;
       lowered.checks = lowered.checks || kind == CHECK;
       lowered.sums = lowered.sums || kind == SHAPE_SUM;
       lowered.acts_before = lowered.acts_before || (point == 0 && !is_measure(steps[i]));

@@ -11,11 +11,12 @@ from typing import Any
 
 from amanda.engine.backward import BackwardExecution, OpHandle
 from amanda.errors import CapabilityError
+from amanda.inline.steps import Around
 from amanda.interface.action import ActionKind, InstPoint
 from amanda.interface.calls import BackwardCall
 from amanda.state import STATE
 from amanda_torch import _internals
-from amanda_torch.routines import BackwardRoutines, RoutineDispatcher, count
+from amanda_torch.routines import BackwardRoutines, RoutineDispatcher
 
 Gradients = Sequence[Any]
 
@@ -111,12 +112,8 @@ class NodeHooks:
         if settled is None or not dispatcher.is_plain_thread(vars(STATE)):
             values = list(grad_outputs)
             changed = _without_modes(self._execution.before, values)
-        elif settled.counters_before is not None:
-            count(settled.counters_before)
-            return None
-        elif settled.blind_before:
-            if settled.before:
-                dispatcher.run_blind(settled.before)
+        elif settled.around_before <= Around.BLIND:
+            dispatcher.run_blind(settled.steps_before, settled.around_before)
             return None
         else:
             values = list(grad_outputs)
@@ -133,12 +130,8 @@ class NodeHooks:
         if settled is None or not dispatcher.is_plain_thread(vars(STATE)):
             values = list(grad_inputs)
             changed = _without_modes(self._execution.after, values, list(grad_outputs))
-        elif settled.counters_after is not None:
-            count(settled.counters_after)
-            return None
-        elif settled.blind_after:
-            if settled.after:
-                dispatcher.run_blind(settled.after)
+        elif settled.around_after <= Around.BLIND:
+            dispatcher.run_blind(settled.steps_after, settled.around_after)
             return None
         else:
             values = list(grad_inputs)

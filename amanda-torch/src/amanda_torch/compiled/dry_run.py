@@ -189,7 +189,7 @@ class GraphDryRun:
         for action in (plan.replace, plan.replace_backward, *whole):
             if action is not None:
                 self._refuse(action)
-        if plan.has_actions:
+        if plan.around:
             inputs = call().inputs
             self._note_routines(plan.before, plan.after, inputs, outputs, self.forward)
 

@@ -301,9 +301,7 @@ class CallRecord:
 
         One of which only backward operators are looked at does, where it can have none.
         """
-        return any(
-            known is not None and (self.records or not known.is_claim) for known in self._knowns
-        )
+        return any(known is not None and (self.records or known.around) for known in self._knowns)
 
     def only_follows(self) -> bool:
         """True if no routine at its forward operators keeps the graph from its compiler."""
@@ -400,7 +398,8 @@ def _known(
     interceptor: Interceptor, known: KnownOp, operator: Operator, frame: Frame
 ) -> Callable[..., Any]:
     """Runs one operator with its actions."""
-    run, cells, func, key = known.run, frame.cells, operator.func, operator.key
+    run, cells = interceptor.executor.run_known, frame.cells
+    func, key = operator.func, operator.key
 
     def step(*args: Any, **kwargs: Any) -> Any:
         interceptor.frame = frame

@@ -22,7 +22,7 @@ from amanda.errors import CoverageWarning
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.nodes import count_foreign
-from amanda_torch.eager.execution import Executor
+from amanda_torch.eager.execution import Executor, KnownOp
 from amanda_torch.eager.frames import Cell
 from amanda_torch.eager.fused_modules import FusedModules
 from amanda_torch.eager.module_names import Labels
@@ -270,23 +270,18 @@ class Interceptor(Tracker, TorchFunctionMode):
     # -- operators --------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if self.stale and not self.refresh():
-            return func(*args, **kwargs) if kwargs else func(*args)
+            return func(*args, **kwargs)
         cell = self.cells.get(func)
         if cell is None:
-            return self._uncommon(func, types, args, kwargs or {})
+            return self._uncommon(func, types, args, kwargs)
         if cell is NO_OPERATOR:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        is_asked = type(cell) is tuple
-        if is_asked:
-            # Outside of modules; inlined, for a loss runs at each step.
-            if _is_grad_enabled() and not _mode_depth():
-                for value in args:
-                    if type(value) is _Tensor and value.requires_grad:
-                        cell, is_asked = cell[0], False
-                        break
-            if is_asked:
-                return self._run_outside(func, name_of(func), args, kwargs or {})
+            return func(*args, **kwargs)
+        if type(cell) is tuple:
+            if not _takes_recorded(args):
+                return self._run_outside(func, name_of(func), args, kwargs)
+            cell = cell[0]
         count = cell[0] + 1
         cell[0] = count
         try:
@@ -294,10 +289,10 @@ class Interceptor(Tracker, TorchFunctionMode):
         except IndexError:
             known = _UNKNOWN
         if known is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
+            return func(*args, **kwargs)
         if known is _UNKNOWN:
-            return self._run_unknown(cell, count, func, name_of(func), args, kwargs or {})
-        return known.run(known, func, args, kwargs or {})
+            return self._run_unknown(cell, count, func, name_of(func), args, kwargs)
+        return self.executor.run_known(known, func, args, kwargs)
 
     def _uncommon(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run a function that is new in this frame, or written in Python."""
@@ -433,7 +428,7 @@ class Interceptor(Tracker, TorchFunctionMode):
             return func(*args, **kwargs)
         if known is _UNKNOWN:
             return self._run_unknown(cell, count, func, name, args, kwargs, key)
-        return known.run(known, func, args, kwargs, key)
+        return self.executor.run_known(known, func, args, kwargs, key)
 
     def _run_unknown(
         self, cell: Cell, count: int, func: Any, name: str, args: Any, kwargs: Any, key: Any = None
@@ -449,18 +444,21 @@ class Interceptor(Tracker, TorchFunctionMode):
                 CoverageWarning,
                 stacklevel=3,
             )
-        generation, scopes = self.generation, self.active
+        generation, executor = self.generation, self.executor
         op_id = f"{self.frame.path}/{name}:{count - 1}"
-        plan = self._dispatcher.plan(op_id, scopes)
-        if self.fused.is_trial:
-            later = self.fused.watching
-            return self.executor.analyse(plan, func, name, op_id, args, kwargs, key, scopes, later)
-        known = None
-        if plan is not None and not plan:
+        plan = self._dispatcher.plan(op_id, self.active)
+        is_trial = self.fused.is_trial
+        known: KnownOp | None = None
+        if plan is not None and (is_trial or not plan):
             result = _internals.call_in_place(func, args, kwargs)
         else:
-            executor = self.executor
-            result, known = executor.run_first(plan, func, name, op_id, args, kwargs, key, scopes)
+            known = KnownOp(op_id, name, executor, plan)
+            if is_trial:
+                later = self.fused.watching
+                return executor.run_described(known, func, args, kwargs, key, later=later)
+            run = executor.run_described if plan is None else executor.run_known
+            result = run(known, func, args, kwargs, key)
+            known = known if known.plan else None
         if self.met is not None:
             self.met.append((cell, count, func, args, kwargs, key, result))
             if known is not None:
@@ -471,6 +469,15 @@ class Interceptor(Tracker, TorchFunctionMode):
             cell.extend([_UNKNOWN] * (count + 1 - len(cell)))
             cell[count] = known
         return result
+
+
+def _takes_recorded(args: Sequence[Any]) -> bool:
+    """True if an operator outside of modules is surely a forward one, as those of a loss are."""
+    if _is_grad_enabled() and not _mode_depth():
+        for value in args:
+            if type(value) is _Tensor and value.requires_grad:
+                return True
+    return False
 
 
 class Local(threading.local):

@@ -226,14 +226,8 @@ class Tracker(records.Tracker):
             child = self._new_child(parent, module)
         if child.transparent:
             return self._enter_wrapped(child)
-        if parent is self.root:
-            # A module that a backward pass calls is recomputed, by another library's checkpoints:
-            # it keeps its ids, and begins no iteration.
-            if _graph_task() != -1 and self._enter_again(module):
-                return parent
-            self._enter_outermost(child)
-            if CONSTANTS.is_filled:
-                CONSTANTS.forget(module)
+        if parent is self.root and not self._begins_outermost(child, module):
+            return parent
         call = child.calls
         child.calls = call + 1
         frames = child.frames
@@ -243,9 +237,8 @@ class Tracker(records.Tracker):
         # Frame.restart(), inlined: this runs at every module call.
         for cell in frame.names.values():
             cell[0] = 0
-        if frame.children:
-            for other in frame.children.values():
-                other.calls = 0
+        for other in frame.children.values():
+            other.calls = 0
         frame.caller = parent
         self.frame = frame
         self.cells = frame.cells
@@ -420,12 +413,18 @@ class Tracker(records.Tracker):
         self.go_to(frame)
         return True
 
-    def _enter_outermost(self, child: Child) -> None:
+    def _begins_outermost(self, child: Child, module: nn.Module) -> bool:
         """Begin a new iteration if this outermost module has run in the present one.
 
         Restarting the root counters at every outermost module would give the same ids to
         the operators before and after the second model of one iteration.
+
+        Returns:
+            False if the module was entered instead, with the ids of its forward pass: a module that
+            a backward pass calls is recomputed, by another library's checkpoints.
         """
+        if _graph_task() != -1 and self._enter_again(module):
+            return False
         if child in self._seen_outermost or len(self._seen_outermost) > _MAX_OUTERMOST:
             self.new_iteration()
         self._seen_outermost.add(child)
@@ -437,6 +436,9 @@ class Tracker(records.Tracker):
                 self.root.restart()
             self.has_run = True
             self.root.check(True)
+        if CONSTANTS.is_filled:
+            CONSTANTS.forget(module)
+        return True
 
     def _new_child(self, parent: Frame, module: nn.Module) -> Child:
         key = id(module)

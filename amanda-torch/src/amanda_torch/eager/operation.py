@@ -125,9 +125,7 @@ class Operation:
         self._edges: list[Any] = []
         name = call.op.__name__
         self.in_place = is_in_place(name, call.kwargs)
-        self.aliases = self.in_place or base_name(name) in _VIEWS
         self.records_gradients = torch.is_grad_enabled() and not _internals.in_functorch()
-        self._takes_no_identity = _internals.take_no_identity(call.inputs)
         self.is_function = plan.replace is None and is_function_call(call.func)
         self.start = _internals.sequence_number()
 
@@ -138,22 +136,25 @@ class Operation:
             # Afterwards the tensor that it writes into has another edge.
             self._edges = [edge_of(value) for value in values]
             self._call.edges = [edge_of(value) for value in self._call.inputs]
-        on_inputs = self.records_gradients and self._acts_on_inputs(values)
         if self.is_function:
             result = self._run_function(values)
-        elif self._makes_views(values) and (on_inputs or self._hooks_outputs):
-            aliases = aliases_of(values)
-            result = self._handed_on(aliases)
-            self._alias = aliases[0].grad_fn if aliases[0] is not values[0] else None
-        elif on_inputs:
-            result = self._run_before_hooks(values)
+        elif self.records_gradients and self.plan.acts_on_gradients:
+            result = self._run_with_gradients(values)
         else:
             result = self._vanilla(values)
         if self._execution is not None:
             self.plan = self._execution.finish(tensors_of(result))
-        if self.plan.acts_on_gradients and not self.records_gradients:
-            self._count_transformed()
         return result
+
+    def _run_with_gradients(self, values: list[Any]) -> Any:
+        """Run an operator with actions on its gradients."""
+        on_inputs = self._acts_on_inputs(values)
+        if self._makes_views(values) and (on_inputs or self.plan.before_backward):
+            aliases = aliases_of(values)
+            result = self._handed_on(aliases)
+            self._alias = aliases[0].grad_fn if aliases[0] is not values[0] else None
+            return result
+        return self._run_before_hooks(values) if on_inputs else self._vanilla(values)
 
     def _acts_on_inputs(self, values: list[Any]) -> bool:
         """True if something is done to gradients of inputs that needs an identity before them."""
@@ -189,18 +190,6 @@ class Operation:
         )
         return self._handed_on(gathered)
 
-    def has_run(self, values: list[Any], plan: ActionPlan, start: int) -> None:
-        """Note that the operator has run on its own, before actions on gradients were recorded.
-
-        Args:
-            values: the inputs.
-            plan: its actions.
-            start: the sequence number read before it.
-        """
-        self._values, self.plan, self.start = values, plan, start
-        if not self.records_gradients:
-            self._count_transformed()
-
     def _count_transformed(self) -> None:
         """Say that the actions on gradients do nothing where ``torch.func`` computes them."""
         needs_gradient = any(v is not None and _internals.needs_gradient(v) for v in self._values)
@@ -214,6 +203,16 @@ class Operation:
                     CoverageWarning,
                     stacklevel=2,
                 )
+
+    @property
+    def _takes_no_identity(self) -> bool:
+        """True if no input is to be replaced by an identity of it."""
+        return _internals.take_no_identity(self._call.inputs)
+
+    @property
+    def _aliases(self) -> bool:
+        """True if the result may alias an input."""
+        return may_alias(self._call.op.__name__, self._call.kwargs)
 
     @property
     def _whole(self) -> WholeOperator:
@@ -245,7 +244,7 @@ class Operation:
         """True if the result may alias the one input that gets a gradient."""
         name = base_name(self._call.op.__name__)
         # Of several operands einsum() computes products.
-        if not self.aliases or (name == "einsum" and len(values) > 1):
+        if not self._aliases or (name == "einsum" and len(values) > 1):
             return False
         # `x.expand_as(y)` takes no more of `y` than its shape.
         inputs = values[:1] if name.endswith("_as") else values
@@ -258,14 +257,9 @@ class Operation:
         return is_known and not self.in_place and values[0].requires_grad
 
     @property
-    def _hooks_outputs(self) -> bool:
-        """True if it is known that there are routines on the gradients of its outputs."""
-        return self.records_gradients and bool(self.plan.before_backward)
-
-    @property
     def _identity(self) -> type[torch.autograd.Function]:
         """What tensors pass through whose gradients are gathered."""
-        return AmandaViews if self.aliases and not self.in_place else AmandaGradients
+        return AmandaViews if self._aliases and not self.in_place else AmandaGradients
 
     def _leaves_by_one_node(self, values: Sequence[Any]) -> bool:
         """True if it is known before the run that one node produces all input gradients."""
@@ -325,10 +319,12 @@ class Operation:
 
     def hook_outputs(self, outputs: list[Any]) -> list[Any]:
         """Put the routines on the output gradients in place; the outputs to use from now on."""
+        if self.plan.acts_on_gradients and not self.records_gradients:
+            self._count_transformed()
         if self._function is not None:
             self._function.hook_outputs(self.plan, outputs, self.start)
             return outputs
-        if not self._hooks_outputs:
+        if not (self.records_gradients and self.plan.before_backward):
             return outputs
         if self._alias is not None:
             views = ViewGradients(self._whole, len(outputs))
@@ -400,6 +396,8 @@ class Operation:
 
     def _call_func(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the operator; function modes of others see it as if Amanda were not there."""
+        if not (self._outer or _internals.READING.is_on):
+            return _internals.call_in_place(self._call.func, args, kwargs)
         _internals.show_modes(self._outer)
         try:
             with _internals.running():
@@ -410,18 +408,13 @@ class Operation:
 
     def _replaced(self, action: Action, values: list[Any]) -> Any:
         """The replacement's result; where the operator writes into tensors, so does this."""
-        call = self._call
-        result = self._dispatcher.replace(action, values, call)
+        result = self._dispatcher.replace(action, values, self._call)
         outputs = tensors_of(result)
-        out = call.kwargs.get("out")
-        targets = self._targets() if out is None else []
-        first = [call.inputs[i] for i in self._first_argument()] if self.in_place else []
-        wanted = _declared_outputs(call)
-        if not outputs and (wanted == 0 or (wanted is None and targets and result is None)):
-            # As `x[i] = v` does, and fused optimizers do, it has written into what it was given.
-            for index in targets:
-                _write(values[index], call.inputs[index])
+        out = self._call.kwargs.get("out")
+        wanted = _declared_outputs(self._call)
+        if not outputs and self._has_written(values, result, wanted):
             return result
+        first = self._first_argument() if self.in_place else []
         # The schema of _foreach_mul_() has no output; Python gets the list that is written into.
         declared = wanted or (len(first) if wanted == 0 else None)
         _check_count(action, declared, outputs, result)
@@ -429,11 +422,38 @@ class Operation:
             self._check_writable(action, outputs, tensors_of(out), is_resized=True)
             return _written_out(out, result, outputs)
         if first:
-            self._check_writable(action, outputs, first)
-            for output, target in zip(outputs, first, strict=False):
-                _write(output, target)
-            return first[0] if wanted != 0 else call.args[0]
+            return self._written_first(action, outputs, wanted)
         return outputs[0] if wanted == 1 else result
+
+    def _has_written(self, values: Sequence[Any], result: Any, wanted: int | None) -> bool:
+        """Hand on what a replacement without outputs has written into the values that it got.
+
+        As ``x[i] = v`` does, and fused optimizers do.
+
+        Args:
+            wanted: the number of outputs of the operator; None if any number.
+
+        Returns:
+            False if the operator has outputs.
+        """
+        targets = self._targets() if self._call.kwargs.get("out") is None else []
+        if wanted != 0 and not (wanted is None and targets and result is None):
+            return False
+        for index in targets:
+            _write(values[index], self._call.inputs[index])
+        return True
+
+    def _written_first(self, action: Action, outputs: Sequence[Any], wanted: int | None) -> Any:
+        """Write the outputs of a replacement into the tensors of the first argument.
+
+        Returns:
+            What the operator returns: the tensor, or the list of them.
+        """
+        targets = [self._call.inputs[index] for index in self._first_argument()]
+        self._check_writable(action, outputs, targets)
+        for output, target in zip(outputs, targets, strict=False):
+            _write(output, target)
+        return targets[0] if wanted != 0 else self._call.args[0]
 
     def _check_writable(
         self,

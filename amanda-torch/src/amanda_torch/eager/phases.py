@@ -135,8 +135,13 @@ def _phase_of_code(
     if found is not None:
         # A closure of an optimizer computes its loss within the optimizer's step.
         return "forward" if found == "optimizer" and is_recorded else found
-    if is_recorded and name not in _MEASURING and name not in _INITIALISING:
+    if is_recorded and name not in _ASKED:
         return "forward"
+    return _phase_without_loss(name, tensors, tracker)
+
+
+def _phase_without_loss(name: str, tensors: Sequence[Any], tracker: Tracker) -> Phase:
+    """The phase of an operator through which no loss is computed, and of which no caller tells."""
     if _updates(name, tensors):
         return "setup" if tracker.is_building else "optimizer"
     if name in _MEASURING and tracker.has_run:

@@ -62,11 +62,8 @@ if TYPE_CHECKING or extension.refusal():
         """What is known of an operator, see :class:`amanda_torch.eager.execution.KnownOp`.
 
         Attributes:
-            run: ``run(known, func, args, kwargs)`` runs it.
-            executor: continues where the extension cannot.
-            is_claim: True if some tool looks at its backward operators alone.
-            claims: True if some tool looks at them.
-            is_blind: True if no routine takes a tensor.
+            executor: runs it, or goes on, where the extension cannot.
+            claims: True if some tool looks at its backward operators.
             steps_before, steps_after: the steps of its plan that the extension may run; None if
                 Python runs them.
             gradients: what is known of its backward operators.
@@ -78,8 +75,8 @@ if TYPE_CHECKING or extension.refusal():
         """
 
         __slots__ = (
-            *("claims", "executor", "form", "gradients", "is_blind", "is_claim", "iterations"),
-            *("name", "op_id", "run", "steps_after", "steps_before"),
+            *("claims", "executor", "form", "gradients", "iterations"),
+            *("name", "op_id", "steps_after", "steps_before"),
         )
 
         gradients: Any

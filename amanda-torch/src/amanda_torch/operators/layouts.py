@@ -103,9 +103,14 @@ class Layout:
         return cls(key, names, flat, lists, places, is_in_place(name, call.kwargs))
 
     def values(
-        self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Any = None
     ) -> list[Any] | None:
-        """The flat inputs of a call, None for an absent one; None if it has another form."""
+        """The flat inputs of a call, None for an absent one; None if it has another form.
+
+        Args:
+            key: the operator, if it is not `func`.
+        """
+        key = key or func
         if kwargs or self._keywords:
             if tuple(kwargs) != self._keywords:
                 return None
@@ -124,3 +129,7 @@ class Layout:
             flat += tuple(items)
         # A comprehension would be a frame more.
         return list(map(flat.__getitem__, self._places))
+
+
+NO_LAYOUT = Layout(None, (), (), (), (), False)
+"""The layout of no call: its ``values()`` are None."""
