@@ -13,8 +13,18 @@ from torch import nn
 from torch.autograd import backward, grad
 
 import amanda
+from amanda_torch.plugin import TorchEagerDriver
 from tests.torch.reference import nodes_before
-from tests.torch.support import Counter, Cube, On, after, applied, before, fingerprint
+from tests.torch.support import (
+    Counter,
+    Cube,
+    On,
+    after,
+    applied,
+    before,
+    fingerprint,
+    interceptors,
+)
 
 
 class Square(torch.autograd.Function):
@@ -452,6 +462,36 @@ def test_gradients_of_substitutes_go_back_to_the_device() -> None:
     assert y.device.type == "cpu"
     assert x.grad is not None
     assert x.grad.device.type == "meta"
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["one accumulation", "one in each iteration"])
+@pytest.mark.parametrize("name", interceptors("mode", "gate"))
+def test_each_of_two_scopes_acts_on_a_leaf_in_the_passes_that_come_through_it(
+    name: str, keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where two scopes have hooked one accumulation, each acts once in each pass that comes to it
+    through an operator of that scope, also after iterations in which everything is known."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
+    weight, outer, inner = torch.ones(3, requires_grad=True), Counter(), Counter()
+    with applied(outer):
+        kept = (weight * 2).sum() if keeps else None
+        amanda.new_iteration()
+        with applied(inner):
+            for _ in range(4):
+                loss = (weight * 2).sum() + (weight * 3).sum()
+                loss.backward()
+                amanda.new_iteration()
+            assert outer.backward_ops["AccumulateGrad"] == 4
+            assert inner.backward_ops["AccumulateGrad"] == 4
+            if kept is not None:
+                kept.backward()
+    assert outer.backward_ops["AccumulateGrad"] == 4 + keeps
+    assert inner.backward_ops["AccumulateGrad"] == 4
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [4 * 5 + 2 * keeps] * 3
+    assert {op_id for op_id in outer.backward_ids if "AccumulateGrad" in op_id} == {
+        op_id for op_id in inner.backward_ids if "AccumulateGrad" in op_id
+    }
 
 
 def test_hooks_of_the_user_work_as_ever() -> None:

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import amanda
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
-from amanda_torch.autograd.leaves import LeafClaimer
+from amanda_torch.autograd.leaves import Accumulation, LeafClaimer
 from amanda_torch.eager import module_calls
 from amanda_torch.plugin import TorchEagerDriver
 from tests.running import in_threads
@@ -356,4 +356,36 @@ def test_threads_that_share_a_leaf_find_its_hooks(
             in_threads(*[functools.partial(use, waits) for waits in (False, True)])
         for loss in losses:
             loss.backward()
+    assert counter.backward_ops["AccumulateGrad"] == 2
+
+
+def test_a_leaf_is_marked_when_it_is_hooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of a thread that uses a leaf while another thread is about to hook it is counted, and
+    so is the pass of that thread."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, "mode")
+    weight, vanilla = torch.ones(3, requires_grad=True), Accumulation.register
+    begun, used = threading.Event(), threading.Event()
+
+    def slowly(*args: Any) -> None:
+        if not begun.is_set():
+            begun.set()
+            assert used.wait(30)
+        vanilla(*args)
+
+    def hook_late() -> None:
+        (weight * 2).sum().backward()
+
+    def use_meanwhile() -> None:
+        assert begun.wait(30)
+        (weight * 2).sum().backward()
+        used.set()
+
+    counter = Counter()
+    with applied(counter):
+        monkeypatch.setattr(Accumulation, "register", slowly)
+        threads = [threading.Thread(target=use) for use in (hook_late, use_meanwhile)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert counter.backward_ops["AccumulateGrad"] == 2

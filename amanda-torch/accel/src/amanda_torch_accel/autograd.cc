@@ -753,9 +753,14 @@ bool is_idle(PyObject* owner, PyObject* iterations, PyObject* iteration) {
   return is_same;
 }
 
+// Whether nothing acts at an accumulation, and nothing is to be done there: it gets no marks.
+bool is_free(const KnownLeaf& known, Node& node) {
+  return known.hooks.empty() && node.pre_hooks().empty() && node.post_hooks().empty();
+}
+
 // Whether it is known here what is to be done at the accumulation of a leaf; otherwise Python does it.
 bool is_known(const Graph& graph, const KnownLeaf& known, const NodePointer& node, const Known* op, PyObject* iteration) {
-  if (is_marked(marks_of(*node), graph.scopes.get())) {
+  if (!is_free(known, *node) && is_marked(marks_of(*node), graph.scopes.get())) {
     return true;
   }
   Ref leaf(THPVariable_Wrap(static_cast<AccumulateGrad*>(node.get())->variable));
@@ -768,6 +773,9 @@ bool is_known(const Graph& graph, const KnownLeaf& known, const NodePointer& nod
 
 // Hook the accumulation of a leaf in the scopes that have not marked it, and find what acts there.
 void hook_leaf(const Graph& graph, const KnownLeaf& known, Node& node, std::vector<std::shared_ptr<Leaf>>& reached) {
+  if (is_free(known, node)) {
+    return;
+  }
   PyObject* marks = marks_of(node);
   for (size_t i = 0; i < static_cast<size_t>(PyTuple_GET_SIZE(graph.scopes.get())); i++) {
     PyObject* scope = PyTuple_GET_ITEM(graph.scopes.get(), static_cast<Py_ssize_t>(i));
