@@ -8,14 +8,14 @@ them is in :mod:`amanda_tensorflow._internals.symbols`. Other modules read all n
     _internals.count_operations(graph)
 """
 
-from amanda_tensorflow._internals.symbols import *  # noqa: F403
+from amanda_tensorflow._internals.symbols import *
 from amanda_tensorflow._internals.symbols import require_importable
 
 # The modules below read private symbols while they are imported: without this check a missing one
 # would be an AttributeError somewhere in them.
 require_importable()
 
-from amanda_tensorflow._internals.gradients import *  # noqa: E402, F403
-from amanda_tensorflow._internals.graphs import *  # noqa: E402, F403
-from amanda_tensorflow._internals.runtime import *  # noqa: E402, F403
-from amanda_tensorflow._internals.sessions import *  # noqa: E402, F403
+from amanda_tensorflow._internals.gradients import *  # noqa: E402
+from amanda_tensorflow._internals.graphs import *  # noqa: E402
+from amanda_tensorflow._internals.runtime import *  # noqa: E402
+from amanda_tensorflow._internals.sessions import *  # noqa: E402
