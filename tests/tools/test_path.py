@@ -310,7 +310,7 @@ def test_an_optimizer_that_skips_parameters_numbers_its_operators_anew() -> None
     first, second = nn.Linear(6, 5), nn.Linear(5, 4)
     parameters = [*second.parameters(), *first.parameters()]
     optimizer = torch.optim.AdamW(parameters, 0.1, foreach=False)
-    tool, x = PathTool(), torch.rand(6)
+    tool, x = PathTool(output="/optimizer/addcdiv_:2"), torch.rand(6)
     with amanda.apply(tool):
         for step in range(6):
             optimizer.zero_grad()

@@ -227,6 +227,20 @@ def test_a_keras_model_that_is_trained(mode: str) -> None:
         assert 0 < path.density("weights") < 1
 
 
+def test_what_builds_a_model_is_no_output() -> None:
+    """A path begins in the forward pass, where the model has no rows of scores, too."""
+    layers, random = tf.keras.layers, np.random.default_rng(0)
+    one, other = tf.keras.Input((6,)), tf.keras.Input((6,))
+    encoder = layers.Dense(4, name="encoder")
+    model = tf.keras.Model([one, other], layers.Dot(1)([encoder(one), encoder(other)]))
+    model.compile("sgd", "mse")
+    inputs = [random.random((8, 6)) for _ in range(2)]
+    tool = applied(lambda: model.fit(inputs, random.random((8, 1)), batch_size=4, verbose=0))
+    start = next(row for row in tool.op_rows() if row["id"] == tool.summary()["output"])
+    assert (start["phase"], start["module"].rpartition("/")[2]) == ("forward", "dot")
+    assert tool.summary()["inputs"] == 8
+
+
 @pytest.mark.parametrize("mode", ["function", "session"])
 def test_a_loop_of_a_graph_is_no_new_pass(mode: str) -> None:
     """What runs several times in a pass does not end it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from typing import Any
@@ -100,6 +101,21 @@ def test_transforms_that_take_no_hooks_run_as_ever() -> None:
     vanilla = run()
     with amanda.apply(RematTool()):
         assert all(torch.equal(run(), vanilla) for _ in range(3))
+
+
+def test_forward_mode_is_left_alone() -> None:
+    """Tensors with tangents, batches of tangents too, run as without the tool: also where the
+    operators were measured, and are recomputed, in another differentiation."""
+    torch.manual_seed(0)
+    model, x = mlp(4), torch.randn(32)
+    jacobian = functools.partial(
+        torch.autograd.functional.jacobian, model, x, strategy="forward-mode", vectorize=True
+    )
+    vanilla = jacobian()
+    for runs in ((jacobian, jacobian), (lambda: step(model, x), jacobian)):
+        with amanda.apply(RematTool(budget="1KiB")):
+            *_, found = [run() for run in runs]
+        assert torch.equal(found, vanilla)
 
 
 def test_statistics_are_updated_once() -> None:

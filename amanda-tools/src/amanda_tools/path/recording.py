@@ -32,11 +32,8 @@ _FEEDING = re.compile(
 )
 """Types that bring data from outside of the program's operators."""
 
-_TRAINING = re.compile(
-    r"loss|metric|accuracy|criterion|optimi[sz]er|gradient|\b(sgd|adam|rmsprop|adagrad)",
-    re.IGNORECASE,
-)
-"""Matches ids of operators that judge a model, or train it."""
+_JUDGING = re.compile(r"loss|metric|accuracy|criterion", re.IGNORECASE)
+"""Matches ids of operators that judge a model."""
 
 _LOSS = re.compile(r"loss|entropy")
 """Matches types of operators that judge a model; TensorFlow's may return gradients as well."""
@@ -348,12 +345,14 @@ def find_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[Record
 def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | None:
     """Find the output to explain: the end of the longest path through a model that may be scores.
 
-    Of several the last. Operators of a loss, by name or type, and those outside of modules and
-    Keras layers count only if there is nothing else: this leaves out a script's own arithmetic and
-    its optimizer. Where loops or branches of a graph interrupt the way, the last candidate counts.
+    Of several the last. Operators of other phases than the forward pass are none; those of a loss,
+    by name or type, and those outside of modules and Keras layers count only if there is nothing
+    else: this leaves out a script's own arithmetic. Where loops or branches of a graph interrupt
+    the path, the last candidate counts.
     """
     inside = {execution for body in find_bodies(executions).values() for execution in body}
-    found = [e for e in executions if any(e.is_data) and e.gives_more_than(1) and e not in inside]
+    passed = [e for e in executions if e.op.about.phase == "forward" and any(e.is_data)]
+    found = [e for e in passed if e.gives_more_than(1) and e not in inside]
     for is_preferred in _PREFERRED:
         found = [e for e in found if is_preferred(e.op)] or found
     if inside:
@@ -366,7 +365,7 @@ _PREFERRED: Sequence[Callable[[RecordedOp], object]] = (
     # In Keras' training functions the operators of losses and metrics are named as in a graph.
     lambda op: op.is_in_module and _COUNTED.search(op.about.id),
     lambda op: not _LOSS.search(op.about.type),
-    lambda op: not _TRAINING.search(op.about.id),
+    lambda op: not _JUDGING.search(op.about.id),
 )
 """Operators whose outputs are scores rather than those of others, one condition after the other."""
 

@@ -20,15 +20,8 @@ from amanda.tools.description import describe, op_name
 from amanda_tools._internals import no_overrides, version_of, writes_into_tensors
 from amanda_tools._operators.saved_tensors import HOOKED, saved_items
 from amanda_tools._timelines.memory import synchronize
+from amanda_tools.remat import recorded_runs as runs
 from amanda_tools.remat.measurement import MeasuredOp, Measurement
-from amanda_tools.remat.recorded_runs import (
-    STATE,
-    collect_saved,
-    random_states,
-    storage_of,
-    tensors_in,
-    with_random_states,
-)
 
 
 @attrs.frozen
@@ -67,7 +60,7 @@ class TorchMeasurement(Measurement):
         target, writes = None, op_name(context.get_op()).endswith("_")
         if writes and given and self._maker(given[0]) is not None and is_plain(given[0]):
             target = given[0].detach().clone()
-        self._before[context.get_op_id()] = StateBefore(versions, random_states(), target)
+        self._before[context.get_op_id()] = StateBefore(versions, runs.random_states(), target)
 
     def starts_with_gradients(self) -> bool:
         return torch.is_grad_enabled() and not self.ops
@@ -107,13 +100,13 @@ class TorchMeasurement(Measurement):
 
     def _made(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[int]:
         """Return the pieces of outputs that are no views of inputs."""
-        known = {id(storage_of(tensor)) for tensor in inputs}
-        new = [tensor for tensor in outputs if id(storage_of(tensor)) not in known]
+        known = {id(runs.storage_of(tensor)) for tensor in inputs}
+        new = [tensor for tensor in outputs if id(runs.storage_of(tensor)) not in known]
         return [piece for piece in map(self._piece, new) if piece is not None]
 
     def _piece(self, tensor: torch.Tensor) -> int | None:
         """Return the piece of a tensor's storage, a new one if needed; None without a storage."""
-        storage = storage_of(tensor)
+        storage = runs.storage_of(tensor)
         if storage is None:
             return None
         piece = self._pieces.setdefault(storage, len(self.sizes))
@@ -131,7 +124,7 @@ class TorchMeasurement(Measurement):
 
     def _maker(self, tensor: torch.Tensor) -> MeasuredOp | None:
         """Return the measured operator that made the memory of a tensor."""
-        storage = storage_of(tensor)
+        storage = runs.storage_of(tensor)
         piece = None if storage is None else self._pieces.get(storage)
         return next((step for step in self.ops if piece in step.made), None)
 
@@ -195,7 +188,7 @@ class TorchMeasurement(Measurement):
     def _saved(self, context: OpContext, step: MeasuredOp) -> frozenset[int]:
         """Return the pieces that autograd has kept, from the operator's nodes."""
         constants = {
-            id(storage_of(tensor))
+            id(runs.storage_of(tensor))
             for index, tensor in enumerate(context.get_inputs())
             if tensor is not None and context.get_value(index) is not None
         }
@@ -203,7 +196,7 @@ class TorchMeasurement(Measurement):
         if any(item is HOOKED for item in found):
             step.obstacle = "a hook of the program keeps what it saves"
             return frozenset()
-        kept = [t for t in found if id(storage_of(t)) not in constants]
+        kept = [t for t in found if id(runs.storage_of(t)) not in constants]
         pieces = frozenset(p for p in map(self._piece, kept) if p is not None)
         # Memory that no operator has read or made before belongs to this operator alone.
         step.made = [*step.made, *sorted(pieces - self._met)]
@@ -214,7 +207,7 @@ class TorchMeasurement(Measurement):
 
         The states are kept for the second run, and count as an input.
         """
-        now = random_states()
+        now = runs.random_states()
         if all(map(torch.equal, before.random, now)):
             return ()
         piece = len(self.sizes)
@@ -235,8 +228,8 @@ class TorchMeasurement(Measurement):
         try:
             synchronize()
             start = time.perf_counter()
-            with torch.enable_grad(), with_random_states(random), collect_saved([]):
-                result = tensors_in(function(*inputs))
+            with torch.enable_grad(), runs.with_random_states(random), runs.collect_saved([]):
+                result = runs.tensors_in(function(*inputs))
             synchronize()
             step.cost = 1e6 * (time.perf_counter() - start)
         except Exception as error:  # any error of the operator is a reason
@@ -270,7 +263,7 @@ def _obstacle(
 
 def _draws(context: OpContext, before: StateBefore) -> bool:
     """Return True if the operator has drawn random numbers, or may have."""
-    return _has_generator(context) or not all(map(torch.equal, before.random, random_states()))
+    return _has_generator(context) or not all(map(torch.equal, before.random, runs.random_states()))
 
 
 def _has_generator(context: OpContext) -> bool:
@@ -282,7 +275,7 @@ def _again(name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
     """Detach an input for a second run; copy it if the operator updates it."""
     if tensor is None:
         return None
-    detached = tensor.detach().clone() if name in STATE else tensor.detach()
+    detached = tensor.detach().clone() if name in runs.STATE else tensor.detach()
     return detached.requires_grad_() if tensor.requires_grad else detached
 
 
@@ -310,6 +303,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """True if a tensor is dense and real, with elements in memory of its own."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and not runs.is_transformed(tensor)
         and tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())

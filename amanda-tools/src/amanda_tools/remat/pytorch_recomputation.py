@@ -24,18 +24,7 @@ from amanda_tools._internals import (
     takes_saved_tensor_hooks,
     version_of,
 )
-from amanda_tools.remat.recorded_runs import (
-    Autocast,
-    InPlaceChange,
-    Kept,
-    OverwrittenTensor,
-    Recomputed,
-    RecordedRun,
-    SavedHandle,
-    random_states,
-    storage_of,
-    tensors_in,
-)
+from amanda_tools.remat import recorded_runs as runs
 
 
 class Recomputer:
@@ -56,7 +45,7 @@ class Recomputer:
         self._lock = Lock()
         # Runs by the storages of living outputs. An entry lives as long as such a tensor, a handle,
         # or a run that reads it, and no longer than until the backward pass begins.
-        self._origins: weakref.WeakKeyDictionary[Any, tuple[RecordedRun, int, int]] = (
+        self._origins: weakref.WeakKeyDictionary[Any, tuple[runs.RecordedRun, int, int]] = (
             weakref.WeakKeyDictionary()
         )
         self._met: set[str] = set()
@@ -65,6 +54,9 @@ class Recomputer:
         """Replacement routine: run the operator, with handles for what it saves."""
         if not (torch.is_grad_enabled() and takes_saved_tensor_hooks()):
             return function(*inputs)
+        with no_overrides():
+            if any(map(runs.is_transformed, inputs)):
+                return function(*inputs)
         if has_saved_tensor_hooks():
             # Those of a checkpoint count what is saved. An operator of another thread, or of
             # another iteration, may have had this id.
@@ -74,10 +66,10 @@ class Recomputer:
             return function(*inputs)
         with no_overrides():
             execution = self._noted(inputs, function, op_id, names)
-            storages = {storage for storage in map(storage_of, inputs) if storage is not None}
-        handles: list[SavedHandle] = []
+            storages = {storage for storage in map(runs.storage_of, inputs) if storage is not None}
+        handles: list[runs.SavedHandle] = []
 
-        def pack(tensor: torch.Tensor) -> SavedHandle:
+        def pack(tensor: torch.Tensor) -> runs.SavedHandle:
             with no_overrides():
                 handle = self._handle(tensor, op_id, execution, storages, len(handles))
             handles.append(handle)
@@ -96,7 +88,7 @@ class Recomputer:
 
     def _noted(
         self, inputs: Sequence[Any], function: OpFunction, op_id: str, names: Sequence[str]
-    ) -> RecordedRun | None:
+    ) -> runs.RecordedRun | None:
         """Note an operator that is about to run; return its run, if it is recomputed."""
         if op_id not in self._recomputed:
             if op_id in self._changing:
@@ -107,9 +99,9 @@ class Recomputer:
         self._met.add(op_id)
         return self._execution(inputs, function.now(), op_id, names)
 
-    def _note_outputs(self, execution: RecordedRun, result: Any, storages: set[Any]) -> None:
-        for number, output in enumerate(tensors_in(result)):
-            storage = storage_of(output)
+    def _note_outputs(self, execution: runs.RecordedRun, result: Any, storages: set[Any]) -> None:
+        for number, output in enumerate(runs.tensors_in(result)):
+            storage = runs.storage_of(output)
             if storage is not None and storage not in storages:
                 self._origins[storage] = execution, number, version_of(output)
 
@@ -119,15 +111,15 @@ class Recomputer:
 
     def _execution(
         self, inputs: Sequence[Any], function: OpFunction, op_id: str, names: Sequence[str]
-    ) -> RecordedRun:
-        found = RecordedRun(
+    ) -> runs.RecordedRun:
+        found = runs.RecordedRun(
             op_id,
             function,
             names,
             [None if tensor is None else self._found(tensor, op_id) for tensor in inputs],
             [tensor is not None and tensor.requires_grad for tensor in inputs],
-            Autocast.of(inputs),
-            random_states() if op_id in self._drawing else (),
+            runs.Autocast.of(inputs),
+            runs.random_states() if op_id in self._drawing else (),
         )
         for source in found.sources():
             source.waiting.add(found)
@@ -135,63 +127,63 @@ class Recomputer:
 
     def _follow(self, inputs: Sequence[Any], function: OpFunction, op_id: str) -> None:
         """Note an operator that is about to change the output of a run in place."""
-        storage = storage_of(inputs[0])
+        storage = runs.storage_of(inputs[0])
         origin = None if storage is None else self._origins.get(storage)
         target = self._found(inputs[0], op_id)
-        if origin is None or not isinstance(target, Recomputed):
+        if origin is None or not isinstance(target, runs.Recomputed):
             return
         execution, number, version = origin
         others = [None if tensor is None else self._found(tensor, op_id) for tensor in inputs[1:]]
         # Not `target` itself, which holds its run: that would be a reference cycle.
-        change = InPlaceChange(
-            function, target.number, target.geometry, others, Autocast.of(inputs)
+        change = runs.InPlaceChange(
+            function, target.number, target.geometry, others, runs.Autocast.of(inputs)
         )
         # What autograd packs while the operator runs is what will be there afterwards.
         self._origins[storage] = execution, number, version + 1
         for handle in execution.handles:
-            if isinstance(handle.content, Recomputed) and handle.content.number >= 0:
-                handle.content = OverwrittenTensor(op_id)
+            if isinstance(handle.content, runs.Recomputed) and handle.content.number >= 0:
+                handle.content = runs.OverwrittenTensor(op_id)
         execution.changes.append(change)
         for source in execution.sources():
             source.waiting.add(execution)
 
-    def _found(self, tensor: torch.Tensor, op_id: str) -> Kept | Recomputed:
+    def _found(self, tensor: torch.Tensor, op_id: str) -> runs.Kept | runs.Recomputed:
         """Return where a tensor will be found in the backward pass."""
-        storage = storage_of(tensor)
+        storage = runs.storage_of(tensor)
         origin = None if storage is None else self._origins.get(storage)
         if origin is None or tensor.is_conj() or tensor.is_neg():
-            return Kept.of(tensor, op_id)
+            return runs.Kept.of(tensor, op_id)
         execution, number, version = origin
         # A tensor that was changed in place since does not come out of a second run.
         if version_of(tensor) != version:
-            return Kept.of(tensor, op_id)
-        return Recomputed.in_memory_of(execution, number, tensor)
+            return runs.Kept.of(tensor, op_id)
+        return runs.Recomputed.in_memory_of(execution, number, tensor)
 
     def _handle(
         self,
         tensor: torch.Tensor,
         op_id: str,
-        execution: RecordedRun | None,
+        execution: runs.RecordedRun | None,
         storages: set[Any],
         number: int,
-    ) -> SavedHandle:
+    ) -> runs.SavedHandle:
         content = self._found(tensor, op_id)
-        if isinstance(content, Kept) and execution is not None:
-            storage = storage_of(tensor)
+        if isinstance(content, runs.Kept) and execution is not None:
+            storage = runs.storage_of(tensor)
             if storage is not None and storage not in storages:
-                content = Recomputed(execution, -1 - number)
-        handle = SavedHandle(content)
-        if isinstance(content, Recomputed):
+                content = runs.Recomputed(execution, -1 - number)
+        handle = runs.SavedHandle(content)
+        if isinstance(content, runs.Recomputed):
             content.execution.add_handle(handle)
         return handle
 
-    def _unpack(self, handle: SavedHandle) -> torch.Tensor:
+    def _unpack(self, handle: runs.SavedHandle) -> torch.Tensor:
         content = handle.content
-        if not isinstance(content, Recomputed):
+        if not isinstance(content, runs.Recomputed):
             return content.tensor_now()
         return self._lock.hold(self._recompute, content, handle)
 
-    def _recompute(self, content: Recomputed, handle: SavedHandle) -> torch.Tensor:
+    def _recompute(self, content: runs.Recomputed, handle: runs.SavedHandle) -> torch.Tensor:
         self._origins.clear()
         self._compute(content.execution)
         tensor = content.tensor_now()
@@ -199,7 +191,7 @@ class Recomputer:
         content.execution.release()
         return tensor
 
-    def _compute(self, target: RecordedRun) -> None:
+    def _compute(self, target: runs.RecordedRun) -> None:
         """Run a recorded run again, and first those that its inputs come out of."""
         stack = [target]
         while stack:

@@ -9,12 +9,15 @@ from typing import Any
 
 import attrs
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from amanda.errors import AmandaError
 from amanda.interface.calls import OpFunction
 from amanda.tool import vanilla
-from amanda_tools._internals import version_of
+from amanda_tools._internals import old_batch_check, version_of
+
+_is_old_batch = old_batch_check()
 
 STATE = frozenset({"running_mean", "running_var"})
 """Inputs that a normalization updates; the second run must update copies."""
@@ -293,6 +296,14 @@ def collect_saved(packed: list[torch.Tensor]) -> Iterator[None]:
 
     with saved_tensors_hooks(pack, unpack):
         yield
+
+
+def is_transformed(tensor: torch.Tensor | None) -> bool:
+    """True for a tensor with a tangent, of forward-mode differentiation, and for a batch of the
+    older ``vmap``, which computes vectorized Jacobians: neither can be detached (2.13)."""
+    if tensor is None:
+        return False
+    return _is_old_batch(tensor) or forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def storage_of(tensor: Any) -> Any:
