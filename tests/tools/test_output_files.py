@@ -93,7 +93,7 @@ def test_hostile_names_reach_no_terminal_and_every_file(tmp_path: Path) -> None:
     for path in (tmp_path / "out").glob("*.csv"):
         assert not any(cell.startswith("=") for row in read(path) for cell in row)
     # Masks of such an operator come back.
-    masks, _ = prune_files.read(tmp_path / "out/prune.masks.npz", "masks")
+    masks, _ = prune_files.read(tmp_path / "out/prune.masks.safetensors", "masks")
     assert any(HOSTILE in op_id for op_id in masks)
 
 
