@@ -303,7 +303,10 @@ def is_transformed(tensor: torch.Tensor | None) -> bool:
     older ``vmap``, which computes vectorized Jacobians: neither can be detached (2.13)."""
     if tensor is None:
         return False
-    return _is_old_batch(tensor) or forward_ad.unpack_dual(tensor).tangent is not None
+    if _is_old_batch(tensor):
+        return True
+    tangent: Any = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
+    return tangent is not None
 
 
 def storage_of(tensor: Any) -> Any:
