@@ -6,8 +6,6 @@ import copy
 import io
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from amanda_tools.diff.comparison import compare_tensors, distance
 from amanda_tools.diff.recordings import Recording, TensorRecord
 from amanda_tools.dump import DumpTool
 from tests import models
+from tests.running import run_python
 
 
 def recorded(run: Callable[[], Any], **options: Any) -> DiffTool:
@@ -222,9 +221,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
     def run(tool: str, folder: str, factor: str) -> str:
         words = ["-m", "amanda", "run", "-t", tool, "-o", folder, "program.py", factor]
-        done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True
-        )
+        done = run_python(*words, cwd=tmp_path, check=True)
         return done.stdout
 
     run("diff", "before", "1")

@@ -25,7 +25,6 @@ from amanda_tools._operators.signature import OpSignature
 from amanda_tools._output.units import format_quantity
 from amanda_tools.flops import FlopsTool
 from amanda_tools.flops.counting import SHAPES_KEPT, OpFlops
-from tests.counting import called
 
 
 def counted(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
@@ -348,26 +347,3 @@ def test_the_result_is_plain_data_and_a_table(tmp_path: Path) -> None:
 def test_numbers_for_people(amount: float, text: str) -> None:
     """Powers of a thousand, three digits."""
     assert format_quantity(amount, "FLOP") == text
-
-
-# -- figures of steps ---------------------------------------------------------
-
-
-def test_figures_of_a_step_look_at_what_has_run_in_it() -> None:
-    """Not at all operators that were ever met: their number makes no call more."""
-
-    def calls_of_a_step(met: int) -> int:
-        tool = FlopsTool()
-        layers = [nn.Linear(2, 2) for _ in range(met)]
-        with amanda.apply(tool):
-            nn.Sequential(*layers)(torch.ones(1, 2)).sum().backward()
-            expected = tool.running_figures()
-            layers[0](torch.ones(1, 2))
-            with called() as codes:
-                found = tool.running_figures()
-                again = tool.running_figures()
-        assert found["flops"] == again["flops"] == expected["flops"] + 8
-        assert expected["flops"] == 8 * met
-        return len(codes)
-
-    assert calls_of_a_step(40) == calls_of_a_step(2)

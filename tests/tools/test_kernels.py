@@ -7,8 +7,6 @@ import functools
 import io
 import json
 import re
-import threading
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from amanda_tools._timelines.activities import MARK, Activity
 from amanda_tools.kernels import KernelsTool, timeline_file
 from amanda_tools.kernels.kineto import given_bytes, recording_of
 from tests import models
+from tests.running import in_threads
 
 
 def recorded(run: Callable[[], Any], **options: Any) -> KernelsTool:
@@ -155,9 +154,7 @@ def test_another_thread_is_not_recorded() -> None:
     x = torch.ones(3)
 
     def run() -> None:
-        thread = threading.Thread(target=lambda: torch.exp(x))
-        thread.start()
-        thread.join()
+        in_threads(lambda: torch.exp(x))
         torch.sin(x)
 
     found = rows(recorded(run))
@@ -216,9 +213,7 @@ def _append(found: list[dict[str, int]], profiler: Any) -> None:
 
 def _in_a_thread() -> list[dict[str, int]]:
     found: list[dict[str, int]] = []
-    thread = threading.Thread(target=lambda: found.append(_kineto()))
-    thread.start()
-    thread.join()
+    in_threads(lambda: found.append(_kineto()))
     return found
 
 
@@ -319,24 +314,6 @@ def test_drivers_without_a_profiler() -> None:
     late.enter_scope([])
     late.enter_scope([create_driver(lb.LoopbackDriver)])
     late.exit_scope()
-
-
-def test_watching_changes_nothing() -> None:
-    """Results, gradients and random numbers keep their bits; no tensor stays alive."""
-    alive: list[weakref.ref[torch.Tensor]] = []
-
-    def run(*tools: amanda.Tool) -> list[torch.Tensor]:
-        model, inputs = models.build("resnet18")
-        torch.manual_seed(2)
-        with amanda.apply(*tools):
-            output = model(**inputs)
-            alive.append(weakref.ref(output))
-            models.loss(output).backward()
-        return [*(p.grad.clone() for p in model.parameters()), torch.get_rng_state()]
-
-    expected, found = run(), run(KernelsTool())
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-    assert [ref() for ref in alive] == [None, None]
 
 
 def test_files(tmp_path: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import csv
-import gc
 import io
 import json
 import math
 import subprocess
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +27,6 @@ from amanda_tools._values.moments import KnownMoments, Moments
 from amanda_tools._values.tensors import reader_of
 from amanda_tools.sparsity import SparsityTool, pattern_share
 from amanda_tools.stats import StatsTool
-from tests import models
-from tests.counting import called
 
 
 def watched(cls: type[Any], run: Callable[[], Any], **options: Any) -> Any:
@@ -82,16 +78,6 @@ def test_large_tensors_are_taken_in_parts() -> None:
     powers, counts = np.unique(exponents, return_counts=True)
     expected = [[2.0**e, 2.0 ** (e + 1), n] for e, n in zip(powers, counts, strict=True)]
     assert [bar for bar in row["histogram"] if bar[0] > 0] == expected
-
-
-def test_a_tensor_is_taken_by_few_functions() -> None:
-    """The figures of a tensor are taken by compiled code: on the small tensors of most layers, what
-    functions do that are written in Python takes longer than the numbers."""
-    array, moments = np.linspace(-1.0, 1.0, 64, dtype=np.float32), Moments()
-    with called() as codes:
-        moments.add(array)
-    assert moments.row()["elements"] == 64
-    assert len(codes) <= 6, [code.co_qualname for code in codes]
 
 
 def test_units_of_tensors_with_and_without_zeros() -> None:
@@ -376,27 +362,6 @@ def test_results_are_plain_data_and_tables_show_them() -> None:
         out = io.StringIO()
         tool.print_summary(out)
         assert "Linear/linear:0 weight" in out.getvalue()
-
-
-def test_watching_changes_nothing_and_keeps_nothing() -> None:
-    """Gradients are those of the program alone, and tensors die."""
-    model, inputs = models.build("bert")
-    torch.manual_seed(3)
-    models.loss(model(**inputs)).backward()
-    expected = [parameter.grad for parameter in model.parameters()]
-    model.zero_grad()
-    tool = StatsTool()
-    torch.manual_seed(3)
-    with amanda.apply(tool):
-        output = model(**inputs)
-        models.loss(output).backward()
-    for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        assert (parameter.grad is None) is (gradient is None)
-        assert gradient is None or torch.equal(parameter.grad, gradient)
-    references = [weakref.ref(t) for t in (*models.tensors(output), *model.parameters())]
-    del output, model, parameter, gradient
-    gc.collect()
-    assert [reference() for reference in references if reference() is not None] == []
 
 
 # -- sparsity -------------------------------------------------------------------------
