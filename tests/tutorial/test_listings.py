@@ -16,7 +16,7 @@ from torch import nn
 import amanda
 from tests import torchvision_ops  # noqa: F401 - cells import torchvision
 
-_PRINTED = (Path(__file__).parent / "seed_cells.py").read_text(encoding="utf-8")
+_PRINTED = (Path(__file__).parent / "seed_cells.txt").read_text(encoding="utf-8")
 _PARTS = re.split(r"^# %% In \[(\d+)\]\n", _PRINTED, flags=re.MULTILINE)
 CELLS = {int(number): code for number, code in zip(_PARTS[1::2], _PARTS[2::2], strict=True)}
 
