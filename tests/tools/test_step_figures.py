@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -20,6 +19,8 @@ from tests import models
 # isort: split
 import torchvision
 import transformers
+
+from tests.running import applied
 
 
 def vit() -> models.Built:
@@ -69,14 +70,6 @@ def train(build: Callable[[], models.Built], steps: int) -> None:
         optimizer.step()
 
 
-def figures(run: Callable[[], Any]) -> dict[str, Any]:
-    tool = FlopsTool()
-    with amanda.apply(tool):
-        run()
-    summary: dict[str, Any] = tool.result()["summary"]
-    return summary
-
-
 @pytest.mark.parametrize("build", [vit, llama, resnet50], ids=lambda build: build.__name__)
 def test_a_step_has_the_analytic_figure(build: Callable[[], models.Built]) -> None:
     """FLOPs of a step equal those that PyTorch's own counter finds, after one step and after three;
@@ -84,7 +77,7 @@ def test_a_step_has_the_analytic_figure(build: Callable[[], models.Built]) -> No
     with FlopCounterMode(display=False) as counter:
         train(build, 1)
     for steps in 1, 3:
-        found = figures(lambda steps=steps: train(build, steps))  # type: ignore[misc]
+        found = applied(FlopsTool(), lambda steps=steps: train(build, steps)).result()["summary"]  # type: ignore[misc]
         step = found["per_step"]
         assert found["steps"] == steps
         assert step["flops"] + step["flops_backward"] == counter.get_total_flops()
@@ -105,7 +98,9 @@ def test_the_activations_are_those_of_one_forward_pass() -> None:
             optimizer.step()
 
     # Two linear operators, the rectifier, and the sum, which is the loss.
-    assert figures(run)["activation_bytes"] == 4 * (5 * 16 + 5 * 16 + 5 * 4 + 1)
+    assert applied(FlopsTool(), run).result()["summary"]["activation_bytes"] == 4 * (
+        5 * 16 + 5 * 16 + 5 * 4 + 1
+    )
 
 
 class Asked(CountTool):
@@ -228,4 +223,4 @@ def test_the_utilization_is_the_share_of_a_given_peak() -> None:
     done = step["flops"] + step["flops_backward"]
     assert summary["mfu"] == pytest.approx(done / (summary["step_seconds"] * 1e9))
     assert any("MFU" in row[0] for row in next(iter(tool.tables())).rows)
-    assert figures(lambda: train(vit, 1))["mfu"] is None
+    assert applied(FlopsTool(), lambda: train(vit, 1)).result()["summary"]["mfu"] is None

@@ -19,18 +19,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import amanda
 from amanda_tools.dump import DumpTool
 from amanda_tools.flops import FlopsTool
 from amanda_tools.nan import NanTool
+from tests.running import applied
 
 MODES = {"eager": lambda run: run, "function": lambda run: tf.function(run)}
-
-
-def applied(tool: Any, run: Callable[..., Any], *inputs: Any) -> Any:
-    with amanda.apply(tool):
-        run(*inputs)
-    return tool
 
 
 @pytest.fixture(params=MODES)
