@@ -1,21 +1,15 @@
 """``diff`` between keras.applications' ResNet-50 and the same variant in PyTorch, whole."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
 import copy
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import numpy as np
+import pytest
+import tensorflow as tf
 import torch
 from torch import nn
 

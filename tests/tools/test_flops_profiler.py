@@ -4,20 +4,14 @@ It agrees on products and convolutions. It knows no formula of ``Einsum``, and c
 (``BiasAdd``, element by element), which are not part of our convention.
 """
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import numpy as np
+import pytest
+import tensorflow as tf
 
 from amanda_tools.flops import FlopsTool
 from tests.running import applied

@@ -1,20 +1,14 @@
 """``params`` of ``flops`` on TensorFlow: what Keras counts, in every mode, and nothing else."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import numpy as np
+import pytest
+import tensorflow as tf
 
 import amanda
 from amanda.inline import Counter

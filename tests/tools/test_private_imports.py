@@ -61,7 +61,6 @@ print(random.random(), numpy.random.rand())
 def test_a_program_draws_the_numbers_that_it_draws_alone(tools: str, tmp_path: Path) -> None:
     """Under ``amanda run`` a program that seeds its generators and imports rich later draws the
     numbers that it draws by itself."""
-    pytest.importorskip("torch")
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     run = [sys.executable, "-m", "amanda", "run", "-t", tools, "-o", str(tmp_path / "out"), "--"]

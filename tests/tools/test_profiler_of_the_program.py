@@ -1,22 +1,16 @@
 """Programs that use TensorFlow's profiler, of which there is one, under tools that use it."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import keras
 import numpy as np
+import pytest
+import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.profiler.internal import _pywrap_profiler

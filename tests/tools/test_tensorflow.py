@@ -1,20 +1,14 @@
 """The analysis tools on TensorFlow: the same tools, the same schema, the same figures."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import numpy as np
+import pytest
+import tensorflow as tf
 import torch
 from torch import nn
 from torch.nn import functional

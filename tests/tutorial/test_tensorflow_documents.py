@@ -32,7 +32,7 @@ def test_skipped_contract_tests() -> None:
 
 def run(*arguments: str) -> list[str]:
     """What a Python process prints."""
-    done = run_python(*arguments, cwd=documents.ROOT, env={"TF_CPP_MIN_LOG_LEVEL": "3"})
+    done = run_python(*arguments, cwd=documents.ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import amanda
 from amanda_tools.inject import InjectTool
-
-tf = pytest.importorskip("tensorflow")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])

@@ -6,18 +6,16 @@ import math
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda.errors import AmandaError, ReplacementConflictError
 from amanda_tools.remat import RematTool
-
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from tests.running import in_threads  # noqa: E402
-from tests.tools.optimization.remat_support import (  # noqa: E402
+from tests.running import in_threads
+from tests.tools.optimization.remat_support import (
     held,
     mlp,
     normalized,
