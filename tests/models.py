@@ -172,3 +172,15 @@ def loss(output: Any) -> torch.Tensor:
     """A scalar that depends on every differentiable output of a model."""
     parts = [t.float().sin().mean() for t in tensors(output) if t.requires_grad]
     return torch.stack(parts).sum()
+
+
+def train(build: Callable[[], Built], steps: int) -> None:
+    """What a script does: it builds a model, and trains it."""
+    torch.manual_seed(0)
+    model, inputs = build()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model(**inputs)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
