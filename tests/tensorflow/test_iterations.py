@@ -127,9 +127,7 @@ def by_hand() -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((net(X[:BATCH]) - Y[:BATCH]) ** 2)
         for variable, slope in zip(
-            net.trainable_variables,
-            tape.gradient(loss, net.trainable_variables),
-            strict=True,
+            net.trainable_variables, tape.gradient(loss, net.trainable_variables), strict=True
         ):
             variable.assign_sub(0.1 * slope)
 
@@ -143,10 +141,7 @@ PROGRAMS: dict[str, tuple[Callable[[], object], int]] = {
         STEPS,
     ),
     "eager": (lambda: fit(model(), run_eagerly=True), STEPS),
-    "eager steps at once": (
-        lambda: fit(model(), run_eagerly=True, steps_per_execution=3),
-        STEPS,
-    ),
+    "eager steps at once": (lambda: fit(model(), run_eagerly=True, steps_per_execution=3), STEPS),
     "own step": (lambda: fit(Own(), steps_per_execution=2), STEPS),
     "accumulation": (lambda: fit(model(), accumulating()), STEPS // 2),
     "eager accumulation": (lambda: fit(model(), accumulating(), run_eagerly=True), STEPS // 2),

@@ -374,13 +374,7 @@ class Methods(Dense):
         return x @ self.w
 
 
-METHODS = [
-    "coder",
-    "coder/blocks.0",
-    "coder/blocks.1",
-    "coder",
-    "coder/blocks.2",
-]
+METHODS = ["coder", "coder/blocks.0", "coder/blocks.1", "coder", "coder/blocks.2"]
 
 
 def test_methods_in_the_name_scope_of_their_module_are_calls() -> None:

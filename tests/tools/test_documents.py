@@ -34,10 +34,7 @@ OWN = (
 
 TASKS = sorted(f"tasks/{path.stem}" for path in FOLDER.glob("tasks/*.md"))
 
-ALL = [
-    *("../../README", *OWN),
-    *sorted({path.stem for path in FOLDER.glob("*.md")} - {*OWN}),
-]
+ALL = [*("../../README", *OWN), *sorted({path.stem for path in FOLDER.glob("*.md")} - {*OWN})]
 
 _CONSOLE = re.compile(
     r"^```console\n\$ (?P<command>.*?)\n(?P<output>.*?)^```$", re.MULTILINE | re.DOTALL

@@ -220,12 +220,7 @@ def _execution_trace(folder: Path) -> list[str]:
     return sorted(node["name"] for node in json.loads(path.read_text())["nodes"])
 
 
-PROFILING = {
-    "kineto": _kineto,
-    "autograd": _autograd,
-    "legacy": _legacy,
-    "schedule": _scheduled,
-}
+PROFILING = {"kineto": _kineto, "autograd": _autograd, "legacy": _legacy, "schedule": _scheduled}
 
 
 @pytest.mark.parametrize("how", [*PROFILING, "execution trace"])

@@ -302,7 +302,7 @@ def test_a_shared_module_is_shown_at_each_place() -> None:
     layer = nn.Linear(3, 3)
     rows = watched((nn.Sequential(layer, nn.ReLU(), layer), torch.rand(1, 3))).modules()
     assert [(row["path"], row["parameters"]) for row in rows] == [
-        *(("", 12), ("0", 12), ("1", 0), ("2", 12)),
+        *(("", 12), ("0", 12), ("1", 0), ("2", 12))
     ]
 
 
