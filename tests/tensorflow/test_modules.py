@@ -122,15 +122,9 @@ class Net(tf.Module):
 
 
 CALLED = [
-    "net",
-    "net/encoder",
-    "net/encoder/blocks.0",
-    "net/encoder/blocks.1",
-    "net/sonnet",
-    "net/parts.first",
-    "net/parts.second",
-    "net/parts.keras",
-]
+    "net", "net/encoder", "net/encoder/blocks.0", "net/encoder/blocks.1", "net/sonnet",
+    "net/parts.first", "net/parts.second", "net/parts.keras",
+]  # fmt: skip
 
 
 class Seen(amanda.Tool):

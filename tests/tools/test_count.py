@@ -71,32 +71,16 @@ def test_the_result_has_the_common_form() -> None:
     assert result["namespaces"] == ["loopback/1.0/eager"]
     tensor = {"shape": [1], "dtype": "", "device": ""}
     assert result["ops"][0] == {
-        "id": "/relu:0",
-        "type": "relu",
-        "name": "relu",
-        "direction": "forward",
-        "module": "",
-        "namespace": "loopback/1.0/eager",
-        "phase": "forward",
-        "inputs": [tensor],
-        "outputs": [tensor],
-        "attributes": {},
-        "executions": 1,
-    }
+        "id": "/relu:0", "type": "relu", "name": "relu", "direction": "forward", "module": "",
+        "namespace": "loopback/1.0/eager", "phase": "forward", "inputs": [tensor],
+        "outputs": [tensor], "attributes": {}, "executions": 1,
+    }  # fmt: skip
     assert result["ops"][1] == {
-        "id": "/relu:0/grad/ReluBackward:0",
-        "type": "ReluBackward",
-        "name": "ReluBackward",
-        "direction": "backward",
-        "module": "",
-        "namespace": "loopback/1.0/eager",
-        "forward": "/relu:0",
-        "phase": "backward",
-        "inputs": [tensor],
-        "outputs": [tensor],
-        "attributes": {},
-        "executions": 1,
-    }
+        "id": "/relu:0/grad/ReluBackward:0", "type": "ReluBackward", "name": "ReluBackward",
+        "direction": "backward", "module": "", "namespace": "loopback/1.0/eager",
+        "forward": "/relu:0", "phase": "backward", "inputs": [tensor], "outputs": [tensor],
+        "attributes": {}, "executions": 1,
+    }  # fmt: skip
 
 
 def test_only_selected_operators_carry_routines() -> None:

@@ -126,16 +126,10 @@ def port() -> tuple[ResNet50, Any, torch.Tensor]:
 
 
 LIKE = {
-    ("conv2d", "bias_add"): 53,
-    ("batch_norm", "add"): 53,
-    ("relu", "relu"): 49,
-    ("add", "add"): 16,
-    ("pad", "pad"): 2,
-    ("max_pool2d", "max_pool2d"): 1,
-    ("mean", "mean"): 1,
-    ("linear", "bias_add"): 1,
-    ("softmax", "softmax"): 1,
-}
+    ("conv2d", "bias_add"): 53, ("batch_norm", "add"): 53, ("relu", "relu"): 49, ("add", "add"): 16,
+    ("pad", "pad"): 2, ("max_pool2d", "max_pool2d"): 1, ("mean", "mean"): 1,
+    ("linear", "bias_add"): 1, ("softmax", "softmax"): 1,
+}  # fmt: skip
 """All of PyTorch's operators, and those at the end of what Keras computes for them."""
 
 

@@ -15,21 +15,9 @@ from tests.tutorial import documents
 
 FOLDER = documents.ROOT / "amanda-tools/docs"
 OWN = (
-    "coverage",
-    "diff",
-    "dump",
-    "flops",
-    "kernels",
-    "nan",
-    "path",
-    "profile",
-    "report",
-    "stats",
-    "summary",
-    "trace",
-    "unmapped",
-    "../README",
-)
+    "coverage", "diff", "dump", "flops", "kernels", "nan", "path", "profile", "report", "stats",
+    "summary", "trace", "unmapped", "../README",
+)  # fmt: skip
 """Documents of the analysis tools, and of the package."""
 
 TASKS = sorted(f"tasks/{path.stem}" for path in FOLDER.glob("tasks/*.md"))

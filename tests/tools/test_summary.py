@@ -44,14 +44,9 @@ class ResNet(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(
-            nn.Conv2d(3, 8, 7, 2, 3, bias=False),
-            nn.MaxPool2d(3, 2, 1),
-            Bottleneck(8, 4, 1),
-            Bottleneck(16, 8, 2),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(32, 10),
-        )
+            nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.MaxPool2d(3, 2, 1), Bottleneck(8, 4, 1),
+            Bottleneck(16, 8, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+        )  # fmt: skip
 
 
 class Vit(nn.Module):
