@@ -111,14 +111,6 @@ def test_every_module_path_and_backward_operator_is_there() -> None:
     assert len(accumulated) == len(list(model.parameters()))
 
 
-PROGRAM = """
-import torch
-model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
-for _ in range(3):
-    model(torch.rand(2, 3, 8, 8)).sum().backward()
-"""
-
-
 @pytest.mark.parametrize("cls", [CountTool, TraceTool])
 def test_tables_tell_a_root_module_from_code_outside_of_modules(cls: type[Any]) -> None:
     """What the outermost module runs itself stands under its name, and is not outside."""
