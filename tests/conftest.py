@@ -19,6 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Processes side by side, each with a thread per core, would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def pytest_collection_finish() -> None:

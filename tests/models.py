@@ -78,14 +78,9 @@ def bert_base(batch: int = 2, length: int = 8) -> Built:
 def gpt2(batch: int = 2, tokens: int = 8, layers: int = 4) -> Built:
     """GPT-2 with layers of width 64: bound by launches, not by arithmetic."""
     config = transformers.GPT2Config(
-        n_layer=layers,
-        n_head=4,
-        n_embd=64,
-        vocab_size=VOCABULARY,
-        n_positions=128,
-        bos_token_id=0,
+        n_layer=layers, n_head=4, n_embd=64, vocab_size=VOCABULARY, n_positions=128, bos_token_id=0,
         eos_token_id=0,
-    )
+    )  # fmt: skip
     return transformers.GPT2LMHeadModel(config), _tokens(batch, tokens)
 
 
@@ -97,14 +92,9 @@ def gpt2_base(batch: int = 1, tokens: int = 64) -> Built:
 def llama() -> Built:
     """Llama with two layers and grouped-query attention."""
     config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
     return transformers.LlamaForCausalLM(config), _tokens()
 
 
@@ -132,17 +122,9 @@ def _tokens(batch: int = 2, length: int = 8) -> Inputs:
 
 
 ZOO: Mapping[str, Callable[[], Built]] = {
-    "resnet18": resnet18,
-    "resnet50": resnet50,
-    "vit": vit,
-    "vit_timm": vit_timm,
-    "bert": bert,
-    "gpt2": gpt2,
-    "llama": llama,
-    "lstm": lstm,
-    "encoder": encoder,
-    "attention": attention,
-}
+    "resnet18": resnet18, "resnet50": resnet50, "vit": vit, "vit_timm": vit_timm, "bert": bert,
+    "gpt2": gpt2, "llama": llama, "lstm": lstm, "encoder": encoder, "attention": attention,
+}  # fmt: skip
 """Every model by name, in sizes that train one step in a second or two."""
 
 FAST_PATH = ("vit", "encoder", "attention")
@@ -172,3 +154,15 @@ def loss(output: Any) -> torch.Tensor:
     """A scalar that depends on every differentiable output of a model."""
     parts = [t.float().sin().mean() for t in tensors(output) if t.requires_grad]
     return torch.stack(parts).sum()
+
+
+def train(build: Callable[[], Built], steps: int) -> None:
+    """What a script does: it builds a model, and trains it."""
+    torch.manual_seed(0)
+    model, inputs = build()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model(**inputs)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()

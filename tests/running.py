@@ -1,4 +1,4 @@
-"""Other threads and other processes of Python, run to their ends."""
+"""Programs under tools, in other threads and in other processes of Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import amanda
+
+T = TypeVar("T", bound=amanda.Tool)
+
+
+def applied(tool: T, run: Callable[..., object], *inputs: Any) -> T:
+    """Run a program under a tool, which is what is returned."""
+    with amanda.apply(tool):
+        run(*inputs)
+    return tool
 
 
 def in_threads(*functions: Callable[[], Any]) -> None:

@@ -65,11 +65,7 @@ METHODS = (
     ),
     Method("prune: attention, 50 %", "prune", {"method": "attention"}, _TRANSFORMER),
     Method("quantize: static, int8", "quantize", {"method": "static"}),
-    Method(
-        "quantize: static, int3 weights",
-        "quantize",
-        {"method": "static", "weight_bits": 3},
-    ),
+    Method("quantize: static, int3 weights", "quantize", {"method": "static", "weight_bits": 3}),
     Method("quantize: dynamic, int8", "quantize", {"method": "dynamic"}),
     Method(
         "quantize: qat, int3 weights, int4",

@@ -19,32 +19,18 @@ import timm
 import transformers
 
 IMAGE_MODELS: Mapping[str, int] = {
-    "resnet18": 32,
-    "resnet50": 64,
-    "densenet121": 64,
-    "mobilenetv3_small_050": 64,
-    "efficientnet_b0": 64,
-    "regnety_002": 64,
-    "ghostnet_100": 64,
-    "convnext_atto": 64,
-    "vit_tiny_patch16_224": 224,
-    "deit3_small_patch16_224": 224,
-    "mixer_s32_224": 224,
-    "levit_128s": 224,
-    "poolformer_s12": 64,
-}
+    "resnet18": 32, "resnet50": 64, "densenet121": 64, "mobilenetv3_small_050": 64,
+    "efficientnet_b0": 64, "regnety_002": 64, "ghostnet_100": 64, "convnext_atto": 64,
+    "vit_tiny_patch16_224": 224, "deit3_small_patch16_224": 224, "mixer_s32_224": 224,
+    "levit_128s": 224, "poolformer_s12": 64,
+}  # fmt: skip
 """Models of timm, and the height and width of their images in pixels."""
 
 _SMALL = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
     "pad_token_id": 0,
-}
+}  # fmt: skip
 
 LANGUAGE_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bert": ("BertForMaskedLM", _SMALL),

@@ -82,10 +82,7 @@ def parser(doc: str | None, cases: Iterable[str]) -> argparse.ArgumentParser:
 
 
 def run(
-    cases: Cases,
-    options: argparse.Namespace,
-    known: Sequence[dict[str, Any]] = (),
-    **extra: Any,
+    cases: Cases, options: argparse.Namespace, known: Sequence[dict[str, Any]] = (), **extra: Any
 ) -> list[dict[str, Any]]:
     """Measure the chosen cases, print a table of each, and write the file after each.
 

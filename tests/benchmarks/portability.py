@@ -20,9 +20,7 @@ def measured(row: str, mode: type[Program]) -> Cell:
     return ROWS[row](mode())
 
 
-def lines(
-    cell: Callable[[str, type[Program]], Cell] = measured,
-) -> Iterator[tuple[str, bool]]:
+def lines(cell: Callable[[str, type[Program]], Cell] = measured) -> Iterator[tuple[str, bool]]:
     """The lines of the table, each with whether all its cells are equal."""
     yield "| | " + " | ".join(program.name for program in PROGRAMS) + " | found |", True
     yield "|---|" + "---|" * (len(PROGRAMS) + 1), True

@@ -88,14 +88,8 @@ SCOPES: Mapping[str, Mapping[str, tuple[Scope, Goals]]] = {
     "gpt2-4x64-train": {"watched": _watched(1.12), ROUTINE: _touched(1.25)},
     "gpt2-12x64-infer": _tools((1.15, 1.25, 1.20, 1.6)),
     "gpt2-12x64-train": _tools((1.25, 1.45, 1.25, 1.7)),
-    "resnet18-b1-32-infer": {
-        "watched": _watched(1.02),
-        "count": (tool("count"), {"gate": 1.02}),
-    },
-    "resnet50-b1-224-infer": {
-        "watched": _watched(1.02),
-        "count": (tool("count"), {"gate": 1.02}),
-    },
+    "resnet18-b1-32-infer": {"watched": _watched(1.02), "count": (tool("count"), {"gate": 1.02})},
+    "resnet50-b1-224-infer": {"watched": _watched(1.02), "count": (tool("count"), {"gate": 1.02})},
     "bert-base-b2-64-train": {
         **{
             name: (tool(name), {"gate": 1.06})
@@ -298,11 +292,7 @@ def cases(interceptors: Sequence[str]) -> command.Cases:
     for name in ARCHITECTURES:
         made[f"architecture-{name}"] = functools.partial(routine_on, name, interceptors)
     # The small one shows what each call of a compiled function costs.
-    compiled = {
-        "resnet18": models.resnet18,
-        "gpt2": models.gpt2,
-        "gpt2-base": models.gpt2_base,
-    }
+    compiled = {"resnet18": models.resnet18, "gpt2": models.gpt2, "gpt2-base": models.gpt2_base}
     for name, build in compiled.items():
         for training in (False, True):
             made[f"compiled-{name}-{'train' if training else 'infer'}"] = functools.partial(

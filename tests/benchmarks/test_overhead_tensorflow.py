@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.benchmarks import cases_tensorflow
+from tests.running import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,14 +29,7 @@ def test_overhead_reports_every_comparison(tmp_path: Path) -> None:
     file = tmp_path / "tensorflow.json"
     # A process of its own: the number of threads is set before TensorFlow starts.
     options = f"--case function-infer --batch 1 --size 32 --quick -o {file}"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.overhead_tensorflow", *options.split()],
-        cwd=ROOT,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-m", "tests.benchmarks.overhead_tensorflow", *options.split(), cwd=ROOT)
     assert done.returncode == 0, done.stderr
     report = json.loads(file.read_text(encoding="utf-8"))
     assert [row["name"] for row in report["rows"]] == ROWS

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,8 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
+
+from tests.running import run_python
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = (
@@ -139,14 +138,7 @@ def report(driver: webdriver.Chrome, tmp_path_factory: pytest.TempPathFactory) -
         folder = tmp_path_factory.mktemp("report")
         (folder / name).write_text(program)
         words = ["-m", "amanda", "run", "-t", tools, "-o", "out", "--html", "--", name]
-        done = subprocess.run(
-            [sys.executable, *words],
-            cwd=folder,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_python(*words, cwd=folder, env={"OMP_NUM_THREADS": "1", **variables})
         assert done.returncode == 0, done.stderr
         return folder / "out/report.html"
 

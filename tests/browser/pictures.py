@@ -154,8 +154,7 @@ def shoot(browser: webdriver.Chrome, picture: Picture, page: Path) -> Image.Imag
     browser.set_script_timeout(30)
     browser.execute_async_script("setTimeout(arguments[0], 1500)")
     whole = browser.execute_cdp_cmd(
-        "Page.captureScreenshot",
-        {"clip": {**box, "scale": 1}, "captureBeyondViewport": True},
+        "Page.captureScreenshot", {"clip": {**box, "scale": 1}, "captureBeyondViewport": True}
     )
     return Image.open(BytesIO(b64decode(whole["data"])))
 

@@ -58,9 +58,7 @@ class IgnoresModules(LoopbackDriver):
 
 
 @fault(
-    "test_runs_at_once",
-    "test_runs_at_once_in_backward",
-    "test_points_of_modules_that_run_at_once",
+    "test_runs_at_once", "test_runs_at_once_in_backward", "test_points_of_modules_that_run_at_once"
 )
 class TellsOfAGraph(LoopbackDriver):
     """It says that its operators are in a graph built ahead, without the capability."""
@@ -244,11 +242,7 @@ class DrawsRandomNumbers(LoopbackDriver):
             return super().run()
 
 
-@fault(
-    "test_tools_die",
-    "test_a_pending_backward_keeps_no_tool",
-    "test_many_scopes_leave_nothing",
-)
+@fault("test_tools_die", "test_a_pending_backward_keeps_no_tool", "test_many_scopes_leave_nothing")
 class RemembersPlans(LoopbackDriver):
     """What it has seen stays in a global table."""
 

@@ -21,10 +21,7 @@ class FunctionalDriver(lb.LoopbackDriver):
     """Instruments the loopback framework without its gradient graph."""
 
     name = "loopback-functional"
-    capabilities = lb.LoopbackDriver.capabilities - {
-        Capability.IN_PLACE,
-        Capability.SECOND_ORDER,
-    }
+    capabilities = lb.LoopbackDriver.capabilities - {Capability.IN_PLACE, Capability.SECOND_ORDER}
 
     def patch(self, patches: PatchSet) -> None:
         patches.wrap(ops, "execute", self._executing)

@@ -6,13 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from amanda.testing import loopback as lb
-from amanda.testing.framework import (
-    Build,
-    EagerFramework,
-    Framework,
-    FunctionalFramework,
-    Values,
-)
+from amanda.testing.framework import Build, EagerFramework, Framework, FunctionalFramework, Values
 from amanda.testing.loopback import nn, ops, tape
 
 

@@ -494,10 +494,7 @@ def test_two_drivers_of_one_name(install: Install) -> None:
 # -- doctor -------------------------------------------------------------------
 
 
-CHECKED = {
-    "self_test": classmethod(lambda cls: []),
-    "check_internals": classmethod(lambda cls: []),
-}
+CHECKED = {"self_test": classmethod(lambda cls: []), "check_internals": classmethod(lambda cls: [])}
 
 
 def doctored(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:

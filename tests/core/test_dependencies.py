@@ -23,9 +23,7 @@ GRAPHS = st.integers(1, 7).flatmap(
 
 
 @given(GRAPHS)
-def test_dependencies_come_first(
-    graph: tuple[int, set[tuple[int, int]], list[int]],
-) -> None:
+def test_dependencies_come_first(graph: tuple[int, set[tuple[int, int]], list[int]]) -> None:
     """Each tool comes once, after all that it depends on."""
     count, edges, order = graph
     tools = [amanda.Tool() for _ in range(count)]

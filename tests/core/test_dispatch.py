@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +10,12 @@ import pytest
 
 import amanda
 from amanda.engine.dispatch import Dispatcher, create_driver
-from amanda.engine.records import ActionCache, OpRecord
 from amanda.errors import CapabilityError, SelectionError
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda.interface.context import OpContext
 from amanda.state import ATTACHED
 from amanda.testing import loopback as lb
-from tests.counting import no_collection
 
 
 def dispatcher() -> Dispatcher:
@@ -36,11 +33,6 @@ def tool(analysis: Any, **kind: bool) -> amanda.Tool:
 def call(op_id: str = "/add:0", inputs: Sequence[Any] = ()) -> OpCall:
     """An execution of an op as a driver tells of it."""
     return OpCall(lb.add, op_id, inputs, ["input"] * len(inputs))
-
-
-def record_of(op_id: str) -> OpRecord:
-    """A new record of a forward operator."""
-    return OpRecord.of_call(OpCall(print, op_id, []), "x")
 
 
 def test_an_analysis_that_registers_another() -> None:
@@ -136,35 +128,6 @@ def test_frozen_op_needs_a_capability() -> None:
 def test_value_of_a_plain_call() -> None:
     """A driver that does not know values gives None."""
     assert call(inputs=[1]).value(0) is None
-
-
-@pytest.mark.parametrize("suffix", ["", "/grad/X:0"])
-def test_reanalysing_an_operator_looks_at_no_other(suffix: str) -> None:
-    """Dropping what is recorded of one operator takes as many steps as there are records of it,
-    however many operators are known: a tool may do so for each of them."""
-
-    def steps(ops: int) -> int:
-        cache, mine, lines = ActionCache(), amanda.Tool(), 0
-        for number in range(ops):
-            record = record_of(f"/add:{number}")
-            record.child(print, f"/add:{number}/grad/X:0", fresh=False)
-            cache.put(f"/add:{number}", record)
-
-        def trace(*_: Any) -> Any:
-            nonlocal lines
-            lines += 1
-            return trace
-
-        outer = sys.gettrace()
-        with no_collection():
-            sys.settrace(trace)
-            try:
-                cache.drop(mine, f"/add:{ops - 1}{suffix}")
-            finally:
-                sys.settrace(outer)
-        return lines
-
-    assert steps(100) == steps(10)
 
 
 def test_quiet_backward() -> None:

@@ -87,10 +87,7 @@ def test_packages_of_drivers(install: Install) -> None:
     ],
 )
 def test_a_framework_whose_driver_is_not_used_is_named(
-    attributes: dict[str, object],
-    said: str,
-    install: Install,
-    monkeypatch: pytest.MonkeyPatch,
+    attributes: dict[str, object], said: str, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error has the driver's reason, whoever publishes the driver."""
     monkeypatch.setitem(sys.modules, FRAMEWORK, ModuleType(FRAMEWORK))

@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 from amanda.engine.notes import note
-from amanda.errors import (
-    AmandaError,
-    AmandaWarning,
-    CoverageWarning,
-    FileError,
-    SelectionError,
-)
+from amanda.errors import AmandaError, AmandaWarning, CoverageWarning, FileError, SelectionError
 from amanda.files import new_beside, read_json, read_text, replaced, write_json
 from amanda.python.text import printable
 from amanda.results import Table

@@ -163,16 +163,10 @@ def other(first: int, second: int = 5, *, third: int = 7) -> int:
 
 
 OF_FUNCTIONS = [
-    ("__code__", other.__code__),
-    ("__defaults__", (9,)),
-    ("__defaults__", None),
-    ("__kwdefaults__", {"third": 9}),
-    ("__annotations__", {}),
-    ("__doc__", "patched"),
-    ("__name__", "patched"),
-    ("__qualname__", "patched"),
-    ("__module__", "patched"),
-]
+    ("__code__", other.__code__), ("__defaults__", (9,)), ("__defaults__", None),
+    ("__kwdefaults__", {"third": 9}), ("__annotations__", {}), ("__doc__", "patched"),
+    ("__name__", "patched"), ("__qualname__", "patched"), ("__module__", "patched"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), OF_FUNCTIONS)

@@ -385,14 +385,6 @@ def test_load_an_unknown_tool(install: Install) -> None:
         amanda.tools.load("flop")
 
 
-@pytest.mark.parametrize("target", ["no.such.module:Tool", "amanda.tools.mapping:Nothing"])
-def test_load_a_tool_that_is_not_there(install: Install, target: str) -> None:
-    """A tool that its package registers and does not provide is an error naming the package."""
-    install(FakeEntryPoint("one", plugin(tools={"a": target})))
-    with pytest.raises(PluginError, match=rf"'a' of dist-one is registered as {target}"):
-        amanda.tools.load("a")
-
-
 def test_mapping_rules_of_all_plugins(install: Install) -> None:
     """MappingTool.standard uses the rules of all plugins, in their order."""
     pair = (None, repr)

@@ -148,9 +148,7 @@ def test_a_mechanism_that_is_switched_off_is_told_once(monkeypatch: pytest.Monke
     assert len(_told(caught)) == 1
 
 
-def test_the_doctor_makes_proofs_with_nothing_switched_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_doctor_makes_proofs_with_nothing_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a mechanism has failed before: the outcome is that of the mechanism itself."""
     active: list[bool] = []
     found = [Proof("one", lambda: active.append(proofs.is_proving()) or [], "it is off")]  # type: ignore[func-returns-value]

@@ -17,7 +17,6 @@ import amanda
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE
 from amanda.testing import loopback as lb
 from tests.core.counting import Counter, work
-from tests.counting import called
 
 ROUNDS = int(os.environ.get("AMANDA_STRESS", "15"))
 """Scopes of each thread in the stress tests; ``AMANDA_STRESS=2500`` is the soak."""
@@ -179,21 +178,6 @@ def test_a_routine_can_fork() -> None:
         work()
     assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
     assert tool.calls == 2
-
-
-def test_a_thousand_nested_scopes() -> None:
-    """The work of entering and leaving a scope does not grow with the number of open ones."""
-
-    def calls(depth: int) -> int:
-        with contextlib.ExitStack() as stack:
-            for _ in range(depth):
-                stack.enter_context(amanda.apply())
-            with called() as codes, amanda.apply():
-                pass
-        return len(codes)
-
-    calls(2)
-    assert calls(1000) <= calls(2) + 10
 
 
 def test_scopes_one_after_the_other_leave_nothing() -> None:

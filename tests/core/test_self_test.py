@@ -53,10 +53,7 @@ class RaisesInDetach(LoopbackDriver):
         (RaisesInDetach, "under a tool that only looks: RuntimeError: not now"),
         (SeesNothing, "operator mul was not seen; seen were []"),
         (IgnoresRoutines, "a run in which a tool doubles a value gives the outputs"),
-        (
-            broken_backward.CutsTheGradient,
-            "doubles a value gives the gradients [None, None]",
-        ),
+        (broken_backward.CutsTheGradient, "doubles a value gives the gradients [None, None]"),
         (broken_backward.SeesOneBackwardOp, "operator MulBackward was not seen; seen were ['Relu"),
         (broken_forward.RoundsResults, "the first iteration under a tool that only looks gives"),
         (broken_forward.CountsForEver, "the ids of two iterations differ: ['/mul:0', "),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.state import LIVE_SCOPES, STATE, find_active
+from amanda.state import STATE, find_active
 from amanda.testing import loopback as lb
 
 SWITCHES: list[tuple[Callable[[], AbstractContextManager[Any]], str]] = [
@@ -169,32 +169,6 @@ def test_an_async_generator_keeps_its_switch_to_itself() -> None:
     with amanda.apply(tool):
         asyncio.run(main())
     assert sorted(tool.seen) == ["consumer", "consumer", "other", "other"]
-
-
-def test_overlapping_tasks_have_their_own_scopes() -> None:
-    """A scope covers the task that opens it and no other, with one ``apply`` object for both."""
-    tool = Marker()
-    block = amanda.apply(tool)
-
-    async def covered(who: str, pauses: int) -> None:
-        with block:
-            work(who)
-            for _ in range(pauses):
-                await asyncio.sleep(0)
-            work(who)
-        work(f"{who} after")
-
-    async def free() -> None:
-        for _ in range(5):
-            work("free")
-            await asyncio.sleep(0)
-
-    async def main() -> None:
-        await asyncio.gather(covered("a", 1), covered("b", 3), free())
-
-    asyncio.run(main())
-    assert sorted(tool.seen) == ["a", "a", "b", "b"]
-    assert not LIVE_SCOPES
 
 
 def test_tasks_started_inside_a_scope_are_covered() -> None:

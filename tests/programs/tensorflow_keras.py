@@ -302,10 +302,7 @@ def model_optimization() -> Any:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     results = []
     for wrap, callbacks in (
-        (
-            tfmot.sparsity.keras.prune_low_magnitude,
-            [tfmot.sparsity.keras.UpdatePruningStep()],
-        ),
+        (tfmot.sparsity.keras.prune_low_magnitude, [tfmot.sparsity.keras.UpdatePruningStep()]),
         (tfmot.quantization.keras.quantize_model, []),
     ):
         model = wrap(keras.models.clone_model(network))

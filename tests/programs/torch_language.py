@@ -46,15 +46,9 @@ def transformers_bert_trainer() -> Any:
     rows = [{"input_ids": row, "labels": int(row[0]) % 2} for row in tokens(12, 10)]
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder,
-            per_device_train_batch_size=4,
-            max_steps=3,
-            report_to=[],
-            disable_tqdm=True,
-            save_strategy="no",
-            use_cpu=True,
-            logging_steps=1,
-        )
+            folder, per_device_train_batch_size=4, max_steps=3, report_to=[], disable_tqdm=True,
+            save_strategy="no", use_cpu=True, logging_steps=1,
+        )  # fmt: skip
         trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:4])
         trainer.train()
         return grown(model), trainer.evaluate()["eval_loss"], trainer.predict(rows).predictions
@@ -82,15 +76,10 @@ def transformers_mixtral() -> Any:
     from transformers import MixtralConfig, MixtralForCausalLM
 
     config = MixtralConfig(
-        vocab_size=100,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
+        vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
         output_router_logits=True,
-    )
+    )  # fmt: skip
     model, ids = MixtralForCausalLM(config), tokens(2, 12)
 
     def loss() -> torch.Tensor:
@@ -108,22 +97,11 @@ def transformers_whisper() -> Any:
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     config = WhisperConfig(
-        vocab_size=100,
-        num_mel_bins=16,
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_source_positions=30,
-        max_target_positions=20,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-    )
+        vocab_size=100, num_mel_bins=16, d_model=32, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
+        decoder_ffn_dim=64, max_source_positions=30, max_target_positions=20, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
     model = WhisperForConditionalGeneration(config)
     sound, text = torch.randn(2, 16, 60), tokens(2, 8)
     steps = trained(model, lambda: model(sound, labels=text).loss)
@@ -188,15 +166,9 @@ def x_transformers_rotary() -> Any:
     from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
 
     decoder = Decoder(
-        dim=32,
-        depth=2,
-        heads=4,
-        rotary_pos_emb=True,
-        ff_glu=True,
-        use_rmsnorm=True,
-        attn_one_kv_head=True,
-        attn_dropout=0.1,
-    )
+        dim=32, depth=2, heads=4, rotary_pos_emb=True, ff_glu=True, use_rmsnorm=True,
+        attn_one_kv_head=True, attn_dropout=0.1,
+    )  # fmt: skip
     model = AutoregressiveWrapper(
         TransformerWrapper(num_tokens=100, max_seq_len=32, attn_layers=decoder)
     )

@@ -48,22 +48,10 @@ class TensorFlowFramework(Framework):
     separator = "/"
     numbers_calls = False
     watched = (
-        pywrap_tfe,
-        execute,
-        backprop,
-        record,
-        context,
-        ops,
-        ops.Graph,
-        func_graph,
-        func_graph.FuncGraph,
-        concrete_function.ConcreteFunction,
-        session.BaseSession,
-        session.Session,
-        script_ops,
-        tf.Variable,
-        tf.GradientTape,
-    )
+        pywrap_tfe, execute, backprop, record, context, ops, ops.Graph, func_graph,
+        func_graph.FuncGraph, concrete_function.ConcreteFunction, session.BaseSession,
+        session.Session, script_ops, tf.Variable, tf.GradientTape,
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.random = tf.random.Generator.from_seed(7)

@@ -113,21 +113,9 @@ def sparse(x: Any) -> Any:
 
 
 PROGRAMS = (
-    calls,
-    loop,
-    branches,
-    nested_control_flow,
-    early_exit,
-    arrays,
-    mapped,
-    cases,
-    recomputed,
-    of_python,
-    swish,
-    lists,
-    strings,
-    sparse,
-)
+    calls, loop, branches, nested_control_flow, early_exit, arrays, mapped, cases, recomputed,
+    of_python, swish, lists, strings, sparse,
+)  # fmt: skip
 
 
 def placed(program: Callable[[Any], Any], placement: str) -> Callable[[Any], Any]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import tests.tensorflow.conftest  # noqa: F401 - before TensorFlow is imported
-
-import keras  # isort: skip
-import numpy as np  # isort: skip
-import tensorflow as tf  # isort: skip
+import keras
+import numpy as np
+import tensorflow as tf
 
 import amanda
 from tests.tensorflow.support import Counter

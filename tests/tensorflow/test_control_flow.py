@@ -109,8 +109,7 @@ def compiled(x: Any) -> Any:
 
 @pytest.mark.parametrize("tool", [Identity, Silent, Traced, Whole])
 @pytest.mark.parametrize(
-    "program",
-    [until_done, finished_rows, flag_and_text, ctc, defun, shapes, scanned],
+    "program", [until_done, finished_rows, flag_and_text, ctc, defun, shapes, scanned]
 )
 def test_any_state_of_loops_and_branches(program: Program, tool: type[amanda.Tool]) -> None:
     """Flags, masks, text and functions of TensorFlow 1 in control flow change no gradient."""

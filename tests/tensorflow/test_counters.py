@@ -199,18 +199,6 @@ def test_flops_with_an_open_batch_need_one_node_for_each_product(made: list[Pyth
     assert len(made) == 3 * len(products)
 
 
-def test_counters_need_no_nodes(made: list[PythonNode]) -> None:
-    """In a function without control flow counters call no Python; one body has one node."""
-    with amanda.apply(Counts()):
-        tf.function(with_its_gradient)(tf.constant(0.5))
-        assert made == []
-        looping = tf.function(
-            lambda x: tf.while_loop(lambda x: x < 9.0, lambda x: [tf.sin(x) + 2.0 * x], [x])
-        )
-        looping(tf.constant(0.5))
-    assert len(made) == 2
-
-
 def test_counters_keep_xla() -> None:
     """A function that XLA compiles stays compiled under counters."""
     function, tool = tf.function(lambda x: tf.sin(x) * 2.0, jit_compile=True), Counts()

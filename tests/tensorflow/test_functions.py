@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,8 +16,8 @@ import tensorflow as tf
 import amanda
 from amanda.errors import CapabilityError, CoverageWarning
 from amanda_tensorflow.graphs import compiled_only
-from amanda_tensorflow.graphs.replay import Replay
 from tests.identity import Identity
+from tests.running import run_python
 from tests.tensorflow import support
 from tests.tensorflow.programs import X, differentiated, loop, nested_control_flow, placed
 from tests.tensorflow.support import Counter, Watcher
@@ -399,9 +397,7 @@ print(sorted(owners.values()), len(owners))
 def test_functions_from_before_the_import() -> None:
     """In a function that was traced before Amanda was imported, backward operators are
     still found, each for its own forward operator."""
-    done = subprocess.run(
-        [sys.executable, "-c", OLDER], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_python("-c", OLDER)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[1, 1, 1] 3"
 
@@ -428,22 +424,6 @@ def test_what_is_not_known_of_a_loaded_function_says_so(tmp_path: Path) -> None:
     with amanda.apply(Counter(["Mean"])), warned:
         assert loaded.train(tf.ones((2, 3))).numpy() == expected.numpy()
     assert loaded.w.numpy().tolist() == saved.w.numpy().tolist()
-
-
-def test_a_function_that_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no copy of a function can be made, it runs vanilla and says why."""
-
-    def fail(*args: Any, **options: Any) -> None:
-        raise ValueError("no such luck")
-
-    monkeypatch.setattr(Replay, "create", fail)
-    function = tf.function(tf.nn.relu)
-    tool = Counter(["Relu"])
-    warned = pytest.warns(CoverageWarning, match="runs vanilla.*no such luck")
-    with amanda.apply(tool) as scope, warned:
-        assert function(tf.constant([1.0, -1.0])).numpy().tolist() == [1.0, 0.0]
-    assert not tool.forward
-    assert scope.statistics.not_seen == {"graphs that cannot be copied": 1}
 
 
 def test_errors_name_the_function() -> None:

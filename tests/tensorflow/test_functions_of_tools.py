@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +13,10 @@ import amanda
 from amanda.errors import CapabilityError
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.evaluation import evaluate
+from tests.running import run_python
 
 tf1 = tf.compat.v1
 
-_SECONDS = 240
 """How long a process may take that ends in ten, if it does not wait for ever."""
 
 _BEGINNING = """
@@ -27,6 +25,7 @@ import amanda
 import keras
 import numpy as np
 import tensorflow as tf
+from tests.running import in_threads
 
 tf1 = tf.compat.v1
 # The thread of a routine is the only one then.
@@ -118,11 +117,7 @@ def total(t):
 
 function = tf.function(parallel)
 with instrumented(total):
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[run] * 3)
 print(len(calls))
 """
 
@@ -190,13 +185,7 @@ print(calls)
 
 
 def _printed(program: str) -> str:
-    run = subprocess.run(
-        [sys.executable, "-c", _BEGINNING + program],
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-    )
+    run = run_python("-c", _BEGINNING + program)
     assert run.returncode == 0, run.stderr
     return run.stdout
 

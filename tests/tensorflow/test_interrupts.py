@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from types import CodeType
 from typing import Any
 
@@ -17,6 +15,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.autodiff import EagerRoutine
 from amanda_tensorflow.graphs.replay import Replay
 from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine
+from tests.running import run_python
 
 tf1 = tf.compat.v1
 
@@ -99,8 +98,6 @@ with tf1.Graph().as_default(), tf1.Session() as session:
 def test_a_child_that_is_forked_in_a_run_does_not_wait_for_it() -> None:
     """A routine in a session forks: the child is vanilla and ends, and the session goes on."""
     # In a process of its own, as TensorFlow itself does not work in a child with other sessions.
-    run = subprocess.run(
-        [sys.executable, "-c", _FORKING], capture_output=True, text=True, timeout=120, check=False
-    )
+    run = run_python("-c", _FORKING)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ["0", "9.0", "0", "16.0"]

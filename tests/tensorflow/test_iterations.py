@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import collections
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +14,7 @@ import tensorflow as tf
 import amanda
 from amanda.inline import Counter
 from amanda.interface.points import Point, PointContext
+from tests.running import run_python
 from tests.tutorial.documents import ROOT
 
 BATCH, STEPS = 4, 6
@@ -128,9 +127,7 @@ def by_hand() -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((net(X[:BATCH]) - Y[:BATCH]) ** 2)
         for variable, slope in zip(
-            net.trainable_variables,
-            tape.gradient(loss, net.trainable_variables),
-            strict=True,
+            net.trainable_variables, tape.gradient(loss, net.trainable_variables), strict=True
         ):
             variable.assign_sub(0.1 * slope)
 
@@ -144,10 +141,7 @@ PROGRAMS: dict[str, tuple[Callable[[], object], int]] = {
         STEPS,
     ),
     "eager": (lambda: fit(model(), run_eagerly=True), STEPS),
-    "eager steps at once": (
-        lambda: fit(model(), run_eagerly=True, steps_per_execution=3),
-        STEPS,
-    ),
+    "eager steps at once": (lambda: fit(model(), run_eagerly=True, steps_per_execution=3), STEPS),
     "own step": (lambda: fit(Own(), steps_per_execution=2), STEPS),
     "accumulation": (lambda: fit(model(), accumulating()), STEPS // 2),
     "eager accumulation": (lambda: fit(model(), accumulating(), run_eagerly=True), STEPS // 2),
@@ -301,13 +295,7 @@ def test_marks_compute_no_result_that_nothing_reads(
 @pytest.mark.parametrize("before", [[], ["tensorflow"]], ids=["neither", "tensorflow"])
 def test_keras_may_be_imported_inside(before: list[str]) -> None:
     """Its layers and optimizers are then seen as those of a Keras that was there before."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tensorflow.keras_inside", *before],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-m", "tests.tensorflow.keras_inside", *before, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
@@ -335,7 +323,5 @@ for one, other in zip(found, expected, strict=True):
 def test_marks_leave_convolutions_to_onednn() -> None:
     """Without TensorFlow's graph optimizer, too, a loop of steps may have convolutions with a bias:
     oneDNN fuses those that wait for nothing, and ends a process where both wait for one node."""
-    done = subprocess.run(
-        [sys.executable, "-c", CONVOLUTIONS], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", CONVOLUTIONS)
     assert done.returncode == 0, done.stderr

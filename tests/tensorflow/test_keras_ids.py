@@ -14,6 +14,7 @@ import tensorflow as tf
 import amanda
 from amanda.interface.context import OpContext
 from amanda_tensorflow import _internals
+from tests.running import applied
 
 X = np.random.default_rng(0).standard_normal((4, 6, 6, 2)).astype(np.float32)
 Y = np.zeros((4, 3), np.float32)
@@ -35,13 +36,6 @@ class Ids(amanda.Tool):
         if context.get_op().type in PRODUCTS:
             keys = [context.get_value_key(i) for i in range(2)]
             self.products[context.get_op_id()] = (context.get_module(), keys)
-
-
-def seen(run: Callable[[], Any]) -> Ids:
-    """What a tool sees of a run."""
-    with amanda.apply(tool := Ids()):
-        run()
-    return tool
 
 
 def functional() -> Any:
@@ -113,10 +107,10 @@ def test_one_model_has_one_set_of_ids(build: Callable[[], Any], traced: str) -> 
     if traced == "before":
         for run in runs.values():
             run()
-    called = seen(lambda: model(X))
+    called = applied(Ids(), lambda: model(X))
     assert called.products.keys() >= {"net/head/MatMul:0"}
     for name, run in runs.items():
-        assert seen(run).products == called.products, name
+        assert applied(Ids(), run).products == called.products, name
 
 
 def test_inference_has_one_set_of_ids() -> None:
@@ -132,9 +126,9 @@ def test_inference_has_one_set_of_ids() -> None:
         ],
         name="net",
     )
-    called = seen(lambda: model(X)).ops
-    predicted = seen(lambda: model.predict(X, verbose=0)).ops
-    trained = seen(lambda: model(X, training=True)).ops
+    called = applied(Ids(), lambda: model(X)).ops
+    predicted = applied(Ids(), lambda: model.predict(X, verbose=0)).ops
+    trained = applied(Ids(), lambda: model(X, training=True)).ops
     assert {i for i in predicted if i.startswith("net/")} == set(called)
     assert set(called) < set(trained)
 
@@ -148,7 +142,7 @@ def test_graphs_of_one_scope_are_analysed_each() -> None:
         model.fit(X, Y, verbose=0)
         model.evaluate(X, Y, verbose=0)
 
-    assert seen(both).ops.count("net/head/MatMul:0") == 2
+    assert applied(Ids(), both).ops.count("net/head/MatMul:0") == 2
 
 
 def test_two_models_of_one_name() -> None:
@@ -162,7 +156,7 @@ def test_two_models_of_one_name() -> None:
         for model in (two, one):
             tf.function(model)(x)
 
-    products = [op_id for op_id in seen(run).ops if op_id.endswith("MatMul:0")]
+    products = [op_id for op_id in applied(Ids(), run).ops if op_id.endswith("MatMul:0")]
     assert products == [f"{name}/d/MatMul:0" for name in ("net", "net@1", "net@1", "net")]
 
 
@@ -207,7 +201,7 @@ def test_graphs_of_a_session_have_the_ids_of_layers() -> None:
         initialize = tf1.global_variables_initializer()
     with tf1.Session(graph=graph) as session:
         session.run(initialize)
-        tool = seen(lambda: session.run(y, {x: [[1.0, 2.0]]}))
+        tool = applied(Ids(), lambda: session.run(y, {x: [[1.0, 2.0]]}))
     assert "net/d/MatMul:0" in tool.ops
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 from amanda.interface.backward_context import BackwardOpContext
 from amanda.interface.context import OpContext, OpState
 from amanda_tensorflow import mapping_rules
+from tests.running import run_python
 
 
 class Forward(OpContext):
@@ -268,5 +267,5 @@ def test_rules_import_no_framework() -> None:
         "import sys, amanda_tensorflow.mapping_rules\n"
         "print({'tensorflow', 'keras', 'numpy'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, check=True)
     assert done.stdout.strip() == "set()"

@@ -7,17 +7,14 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import amanda
 from amanda.inline import Counter
 from amanda.interface.points import PointContext
-from amanda_tensorflow.graphs.module_marks import ModuleMarks
 
 layers, tf1 = keras.layers, tf.compat.v1
 X = np.random.default_rng(0).random((4, 5, 8), dtype=np.float32)
-Y = np.ones((4, 3), np.float32)
 SMALL = tf.ones((2, 8))
 
 
@@ -145,23 +142,6 @@ def test_models_in_a_loop_of_the_program() -> None:
     function(SMALL)
     expected = ["before", *3 * ["inside"], "behind"]
     assert called(lambda: function(SMALL)).entered == expected
-
-
-def test_training_with_routines_at_modules_is_bit_identical() -> None:
-    """Weights after training are those without them, with dropout and statistics of batches."""
-
-    def train() -> list[Any]:
-        keras.utils.set_random_seed(0)
-        parts = [layers.Conv1D(4, 3), layers.BatchNormalization(), layers.Dropout(0.5)]
-        net = keras.Sequential([keras.Input((5, 8)), *parts, layers.Flatten(), layers.Dense(3)])
-        net.compile("sgd", "mse", jit_compile=False)
-        net.fit(X, Y, 2, verbose=0)
-        return [variable.numpy() for variable in net.variables]
-
-    expected, found = train(), list[Any]()
-    called(lambda: found.extend(train()))
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_nothing_runs_for_the_sake_of_a_mark() -> None:
@@ -300,14 +280,3 @@ def test_routines_that_are_added_later_take_effect() -> None:
         function(SMALL)
         function(SMALL)
     assert seen == ["net", "net"]
-
-
-def test_without_routines_at_modules_there_are_no_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is added for modules, and nothing looked for."""
-    monkeypatch.setattr(ModuleMarks, "__init__", None)
-    net, tool = network(), amanda.Tool()
-    tool.add_inst_for_op(lambda context: context.insert_before_op(lambda *tensors: None))
-    with amanda.apply(tool):
-        net.predict(X, verbose=0)
-    with pytest.raises(TypeError), amanda.apply(Calls()):
-        ModuleMarks(None, {})  # type: ignore[arg-type]

@@ -122,15 +122,9 @@ class Net(tf.Module):
 
 
 CALLED = [
-    "net",
-    "net/encoder",
-    "net/encoder/blocks.0",
-    "net/encoder/blocks.1",
-    "net/sonnet",
-    "net/parts.first",
-    "net/parts.second",
-    "net/parts.keras",
-]
+    "net", "net/encoder", "net/encoder/blocks.0", "net/encoder/blocks.1", "net/sonnet",
+    "net/parts.first", "net/parts.second", "net/parts.keras",
+]  # fmt: skip
 
 
 class Seen(amanda.Tool):
@@ -374,13 +368,7 @@ class Methods(Dense):
         return x @ self.w
 
 
-METHODS = [
-    "coder",
-    "coder/blocks.0",
-    "coder/blocks.1",
-    "coder",
-    "coder/blocks.2",
-]
+METHODS = ["coder", "coder/blocks.0", "coder/blocks.1", "coder", "coder/blocks.2"]
 
 
 def test_methods_in_the_name_scope_of_their_module_are_calls() -> None:

@@ -17,7 +17,6 @@ from tensorflow.python.framework import function
 
 import amanda
 from amanda.errors import CoverageWarning
-from amanda_tensorflow.graphs.replay import Replay
 from tests.identity import Identity
 from tests.tensorflow import support
 from tests.tensorflow.support import Counter, Watcher, tf1
@@ -198,22 +197,6 @@ def test_a_saver_restores_inside_of_the_scope(tmp_path: Any) -> None:
         saver.restore(session, path)
         assert session.run(w).tolist() == [1.0, 2.0]
     assert session.run(w).tolist() == [1.0, 2.0]
-
-
-@pytest.mark.parametrize("tool", [Watcher, Identity])
-def test_seeded_random_numbers(tool: type[amanda.Tool]) -> None:
-    """A session that draws random numbers draws the same under a tool."""
-    drawn = tf1.random_uniform([4], seed=7), tf1.random_normal([4], seed=8)
-
-    def draw(*scopes: amanda.Tool | None) -> list[Any]:
-        session, seen = tf1.Session(), []
-        for scope in scopes:
-            with applied(scope):
-                seen.append(session.run(drawn))
-                seen.append(session.run(drawn))
-        return seen
-
-    support.assert_same_bits(draw(tool()), draw(None))
 
 
 def dropped(h: Any) -> Any:
@@ -538,28 +521,6 @@ def test_queues() -> None:
     assert tool.forward["Square"] == 1
 
 
-def test_training_from_an_iterator() -> None:
-    """Variables and an iterator together: a training loop that feeds itself."""
-    dataset = tf1.data.Dataset.from_tensor_slices([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).repeat()
-    x = tf1.data.make_one_shot_iterator(dataset).get_next()
-    w = tf1.get_variable("w", initializer=[1.0, 1.0])
-    step = tf1.train.GradientDescentOptimizer(0.01).minimize(tf.reduce_sum(tf.square(x * w)))
-
-    def trained(tool: amanda.Tool | None) -> Any:
-        session = started()
-        session.run(step)
-        with applied(tool):
-            session.run(step)
-            session.run(step)
-        session.run(step)
-        return session.run(w)
-
-    expected = trained(None)
-    tool = Counter(["Square"])
-    support.assert_same_bits(trained(tool), expected)
-    assert tool.forward["Square"] == 2
-
-
 # -- the ways to run ------------------------------------------------------------
 
 
@@ -874,22 +835,6 @@ def test_a_changed_reference_is_an_error() -> None:
     wanted = "changes tensor 0 of .* float32.*a variable itself.*where its value is used"
     with amanda.apply(tool), pytest.raises(amanda.errors.CapabilityError, match=wanted):
         session.run(tf.identity(v))
-
-
-def test_a_run_that_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no copy of a run can be made, the program runs vanilla and says why."""
-
-    def fail(*args: Any, **options: Any) -> None:
-        raise ValueError("no such luck")
-
-    monkeypatch.setattr(Replay, "create", fail)
-    y = tf.nn.relu(tf.constant([1.0, -1.0]))
-    tool = Counter()
-    warned = pytest.warns(amanda.errors.CoverageWarning, match="runs vanilla.*no such luck")
-    with amanda.apply(tool) as scope, warned:
-        assert tf1.Session().run(y).tolist() == [1.0, 0.0]
-    assert not tool.forward
-    assert scope.statistics.not_seen == {"graphs that cannot be copied": 1}
 
 
 def mapped(h: Any) -> Any:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +10,14 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from tests.running import in_threads, run_python
 from tests.tensorflow.support import tf1
 
 THREADS = 4
 CALLS = 50
 
 
-def in_threads(work: Callable[[], Any]) -> None:
+def often_in_threads(work: Callable[[], Any]) -> None:
     """Run the work often in several threads at once."""
     failures: list[BaseException] = []
 
@@ -30,11 +28,7 @@ def in_threads(work: Callable[[], Any]) -> None:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=repeat) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[repeat] * THREADS)
     assert failures == []
 
 
@@ -75,7 +69,7 @@ def test_a_function_met_in_threads_is_analysed_once(
 
     work = placement()
     with amanda.apply(Look()):
-        in_threads(work)
+        often_in_threads(work)
     assert len(seen) == len(set(seen))
     assert seen
 
@@ -83,14 +77,7 @@ def test_a_function_met_in_threads_is_analysed_once(
 def test_replicas() -> None:
     """MirroredStrategy on two logical devices: what both replicas run is counted."""
     script = Path(__file__).with_name("replicas.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tensorflow.replicas"],
-        cwd=script.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_python("-m", "tests.tensorflow.replicas", cwd=script.parents[2])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "function 2 2",
@@ -121,4 +108,4 @@ def test_threads_count_while_others_begin_and_end_scopes() -> None:
             "/Exp:1": 3,
         }
 
-    in_threads(work)
+    often_in_threads(work)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +14,7 @@ import amanda
 from amanda.tools.mapping import MappingTool
 from amanda_tensorflow import mapping_rules
 from amanda_tools.count import CountTool
+from tests.running import in_threads, run_python
 from tests.tensorflow import support
 
 torch = pytest.importorskip("torch", reason="needs both frameworks")
@@ -147,13 +145,7 @@ with amanda.apply(tool):
 print(sorted(tool.result()["namespaces"]))
 print(tool.result()["summary"]["by_type"]["forward"]["relu"])
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python("-W", "error", "-c", code)
     assert done.returncode == 0, done.stderr
     namespaces, counts = done.stdout.splitlines()
     assert "pytorch" in namespaces
@@ -282,9 +274,7 @@ def train() -> None:
 
 def in_a_thread(function: Callable[[], Any]) -> None:
     """Call a function in a thread of its own."""
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
+    in_threads(function)
 
 
 @pytest.mark.parametrize("differentiable", [False, True], ids=["isolated", "differentiable"])

@@ -277,25 +277,6 @@ def test_registries_do_not_grow(placement: type[Training]) -> None:
     assert all(now <= then for now, then in zip(registries(), before, strict=True))
 
 
-@pytest.mark.parametrize("placement", support.PLACEMENTS)
-def test_memory_does_not_grow(placement: type[Training]) -> None:
-    """No objects are left by a scope, once the caches of the framework are filled."""
-    x, weights = support.data()
-    training = placement(support.network, x, weights)
-
-    def objects_after(rounds: int) -> int:
-        for _ in range(rounds):
-            with amanda.apply(Identity()):
-                training.step()
-        gc.collect()
-        return len(gc.get_objects())
-
-    objects_after(2)
-    before = objects_after(2)
-    # An object per round and operator would be some hundred.
-    assert objects_after(3) - before < 20
-
-
 def random_training() -> Callable[[], list[Any]]:
     """A function that draws random numbers in three ways."""
     generator = tf.random.Generator.from_seed(3)

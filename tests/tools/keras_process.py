@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
+from tests.running import run_python
 from tests.tutorial.documents import ROOT
 
 
 def run_on_pytorch(*arguments: str) -> str:
     """Run Python with arguments, from the root of the repository; what it has printed."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": "torch"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(*arguments, cwd=ROOT, env={"KERAS_BACKEND": "torch"})
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from amanda.interface.action import InstPoint
 from amanda.results import Table
 from amanda.testing import loopback as lb
 from amanda_tools.count import CountTool
+from tests.running import applied
 
 
 def model() -> lb.Sequential:
@@ -23,17 +24,10 @@ def step(net: Any) -> None:
     lb.sum(lb.relu(net(lb.tensor([[2.0]])))).backward()
 
 
-def counted(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
-    tool = CountTool(**options)
-    with amanda.apply(tool):
-        run()
-    return tool.result()
-
-
 def test_executions_are_counted_and_not_analyses() -> None:
     """Each execution of each iteration counts, forward and backward."""
     net = model()
-    result = counted(lambda: [step(net) for _ in range(3)])
+    result = applied(CountTool(), lambda: [step(net) for _ in range(3)]).result()
     summary = result["summary"]
     assert summary["by_type"]["forward"]["linear"] == {"ops": 2, "executions": 6}
     assert summary["by_type"]["backward"]["MatmulBackward"] == {"ops": 2, "executions": 6}
@@ -53,13 +47,15 @@ def test_an_operator_that_raised_is_not_counted() -> None:
         with pytest.raises(ValueError, match="do not fit"):
             lb.linear(lb.tensor([[1.0, 2.0]]), lb.tensor([[1.0]]))
 
-    assert counted(run)["summary"]["by_type"]["forward"] == {"linear": {"ops": 1, "executions": 1}}
+    assert applied(CountTool(), run).result()["summary"]["by_type"]["forward"] == {
+        "linear": {"ops": 1, "executions": 1}
+    }
 
 
 def test_executions_are_counted_by_module() -> None:
     """The module path of the forward operator counts for its backward operators too."""
     net = model()
-    by_module = counted(lambda: step(net))["summary"]["by_module"]
+    by_module = applied(CountTool(), lambda: step(net)).result()["summary"]["by_module"]
     assert by_module["forward"] == {
         "": {"ops": 2, "executions": 2},
         "0": {"ops": 1, "executions": 1},
@@ -70,37 +66,21 @@ def test_executions_are_counted_by_module() -> None:
 
 def test_the_result_has_the_common_form() -> None:
     """One row per operator, with the keys of all tools and ``executions``."""
-    result = counted(lambda: lb.relu(lb.parameter([1.0])).backward())
+    result = applied(CountTool(), lambda: lb.relu(lb.parameter([1.0])).backward()).result()
     assert (result["tool"], result["schema"]) == ("count", 1)
     assert result["namespaces"] == ["loopback/1.0/eager"]
     tensor = {"shape": [1], "dtype": "", "device": ""}
     assert result["ops"][0] == {
-        "id": "/relu:0",
-        "type": "relu",
-        "name": "relu",
-        "direction": "forward",
-        "module": "",
-        "namespace": "loopback/1.0/eager",
-        "phase": "forward",
-        "inputs": [tensor],
-        "outputs": [tensor],
-        "attributes": {},
-        "executions": 1,
-    }
+        "id": "/relu:0", "type": "relu", "name": "relu", "direction": "forward", "module": "",
+        "namespace": "loopback/1.0/eager", "phase": "forward", "inputs": [tensor],
+        "outputs": [tensor], "attributes": {}, "executions": 1,
+    }  # fmt: skip
     assert result["ops"][1] == {
-        "id": "/relu:0/grad/ReluBackward:0",
-        "type": "ReluBackward",
-        "name": "ReluBackward",
-        "direction": "backward",
-        "module": "",
-        "namespace": "loopback/1.0/eager",
-        "forward": "/relu:0",
-        "phase": "backward",
-        "inputs": [tensor],
-        "outputs": [tensor],
-        "attributes": {},
-        "executions": 1,
-    }
+        "id": "/relu:0/grad/ReluBackward:0", "type": "ReluBackward", "name": "ReluBackward",
+        "direction": "backward", "module": "", "namespace": "loopback/1.0/eager",
+        "forward": "/relu:0", "phase": "backward", "inputs": [tensor], "outputs": [tensor],
+        "attributes": {}, "executions": 1,
+    }  # fmt: skip
 
 
 def test_only_selected_operators_carry_routines() -> None:
@@ -126,7 +106,9 @@ def test_what_is_not_asked_for_is_not_analysed() -> None:
 def test_one_type_needs_no_list() -> None:
     """A single type may be given as it is."""
     net = model()
-    types = counted(lambda: step(net), backward_ops="ReluBackward")["summary"]["by_type"]
+    types = applied(CountTool(backward_ops="ReluBackward"), lambda: step(net)).result()["summary"][
+        "by_type"
+    ]
     assert types == {"forward": {}, "backward": {"ReluBackward": {"ops": 1, "executions": 1}}}
 
 
@@ -177,20 +159,3 @@ def test_counts_go_on_in_a_second_scope() -> None:
         with amanda.apply(tool):
             lb.relu(x)
     assert tool.result()["summary"]["forward"] == 2
-
-
-def test_counting_changes_nothing() -> None:
-    """Outputs and gradients are those of the program alone."""
-    alone, under = model(), model()
-    step(alone)
-    with amanda.apply(CountTool()):
-        step(under)
-    for mine, theirs in zip(alone.parameters(), under.parameters(), strict=True):
-        assert mine.grad is not None
-        assert theirs.grad is not None
-        assert mine.grad.data == theirs.grad.data
-
-
-def test_it_is_found_by_its_short_name() -> None:
-    """``amanda.tools.load`` gives the class."""
-    assert amanda.tools.load("count") is CountTool

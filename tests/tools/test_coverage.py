@@ -7,8 +7,6 @@ import contextlib
 import csv
 import io
 import json
-import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +21,12 @@ import amanda
 from amanda.testing import loopback as lb
 from amanda_tools.coverage import CoverageTool
 from tests import models
+from tests.running import applied
 
 HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_forward_hooks_with_kwargs",
     "_global_forward_hooks_always_called", "_global_backward_hooks",
 )  # fmt: skip
-
-
-def covered(run: Callable[[], Any], **options: Any) -> CoverageTool:
-    tool = CoverageTool(**options)
-    with amanda.apply(tool):
-        run()
-    return tool
 
 
 def seen_by(tool: CoverageTool, name: str) -> dict[str, str]:
@@ -67,7 +59,7 @@ class Watching(TorchFunctionMode):
 def test_function_modes_see_what_a_real_one_sees(name: str) -> None:
     """The operators that run alone in a call that the mode gets."""
     model, inputs = models.build(name)
-    tool = covered(lambda: model(**inputs))
+    tool = applied(CoverageTool(), lambda: model(**inputs))
     mode, watcher = Watching(), amanda.Tool()
     watcher.add_inst_for_op(mode.analyse)
     model, inputs = models.build(name)
@@ -98,20 +90,15 @@ def test_functions_written_in_python() -> None:
             x = functional.relu(x)
         Twice.apply(functional.normalize(x)).sum().backward()
 
-    tool = covered(run)
-    assert set(seen_by(tool, "torch_function")) == {
-        "/setup/rand:0",
-        "/relu:0",
-        "/relu:1",
-        "/sum:0",
-    }
+    tool = applied(CoverageTool(), run)
+    assert set(seen_by(tool, "torch_function")) == {"/setup/rand:0", "/relu:0", "/relu:1", "/sum:0"}
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert", "gpt2", "vit"])
 def test_module_hooks_are_given_what_real_ones_are(name: str) -> None:
     """The operators whose inputs and outputs are those of a call that a forward hook gets."""
     model, inputs = models.build(name)
-    tool = covered(lambda: model(**inputs))
+    tool = applied(CoverageTool(), lambda: model(**inputs))
     found = {op for op in seen_by(tool, "module_hooks") if "/grad/" not in op}
     # Of each running call the operators in it, and with it their tensors, so that ids stay theirs.
     calls: list[list[Any]] = []
@@ -160,7 +147,7 @@ def test_module_hooks_see_the_borders_of_modules() -> None:
             return torch.sin(x) + 1
 
     model, two, x = Scale(), Two(), torch.rand(3, 4)
-    tool = covered(lambda: (model(x, shift=x), two(x), torch.cos(x)))
+    tool = applied(CoverageTool(), lambda: (model(x, shift=x), two(x), torch.cos(x)))
     found = seen_by(tool, "module_hooks")
     # exp: from argument to result. addcmul: what it gets from norm is not its module's to see.
     assert set(found) == {"Scale.norm/batch_norm:0", "Scale/exp:0"}
@@ -174,7 +161,7 @@ def test_module_hooks_backward_are_those_of_full_backward_hooks() -> None:
     """
     model, inputs = models.build("vit")
     inputs["x"].requires_grad_()
-    tool = covered(lambda: models.loss(model(**inputs)).backward())
+    tool = applied(CoverageTool(), lambda: models.loss(model(**inputs)).backward())
     rows = {row["id"]: row for row in tool.op_rows()}
     backward = [rows[op_id] for op_id in seen_by(tool, "module_hooks") if "/grad/" in op_id]
     leaves = {
@@ -204,7 +191,7 @@ def test_backward_operators_inside_of_a_module() -> None:
     """Of a linear layer the product is at the border, the transposed weight is not; the
     accumulation of gradients is never seen; a module that works in place is."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
-    tool = covered(lambda: model(torch.rand(2, 4)).sum().backward())
+    tool = applied(CoverageTool(), lambda: model(torch.rand(2, 4)).sum().backward())
     names = [op.rpartition("/")[2] for op in seen_by(tool, "module_hooks") if "/grad/" in op]
     assert sorted(names) == ["AddmmBackward0:0", "AddmmBackward0:0", "ReluBackward0:0"]
     assert not any("/grad/" in op_id for op_id in seen_by(tool, "torch_function"))
@@ -218,7 +205,7 @@ def test_figures_add_up() -> None:
         for _ in range(2):
             models.loss(model(**inputs)).backward()
 
-    tool = covered(run)
+    tool = applied(CoverageTool(), run)
     rows, summary = tool.op_rows(), tool.summary()
     for name, figures in summary["mechanisms"].items():
         for way in ("forward", "backward"):
@@ -270,20 +257,6 @@ def test_watching_changes_nothing(name: str, training: bool) -> None:
         assert fused
 
 
-def test_no_tensor_stays_alive() -> None:
-    """After the scope nothing of the run is held, not even the frame of a function."""
-    alive: list[weakref.ref[torch.Tensor]] = []
-
-    def run() -> None:
-        x = torch.rand(4, 5)
-        alive.append(weakref.ref(x))
-        functional.normalize(x)
-
-    tool = covered(run)
-    assert [ref() for ref in alive] == [None]
-    assert tool.op_rows()
-
-
 def test_a_module_that_fails() -> None:
     """What runs after a caught exception is assigned to the right module."""
 
@@ -303,15 +276,16 @@ def test_a_module_that_fails() -> None:
                 return torch.cos(x)
 
     outer = Outer()
-    tool = covered(lambda: outer(torch.rand(2)))
+    tool = applied(CoverageTool(), lambda: outer(torch.rand(2)))
     assert set(seen_by(tool, "module_hooks")) == {"Outer/cos:0"}
 
 
 def test_files_and_tables(tmp_path: Path) -> None:
     """A table of the rows, a bar chart, and the common result."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    tool = covered(
-        lambda: (model(torch.rand(1, 4)) + 1).sum().backward(), by="module", phases="all"
+    tool = applied(
+        CoverageTool(by="module", phases="all"),
+        lambda: (model(torch.rand(1, 4)) + 1).sum().backward(),
     )
     paths = tool.write_files(tmp_path, "coverage")
     assert [path.name for path in paths] == ["coverage.csv"]
@@ -330,9 +304,9 @@ def test_files_and_tables(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert overview.rows[1][1:] == ("forward", 2, 33.3, 2, 100.0)
     assert {row[0] for row in forward.rows} >= {"0", "1", "(outside of modules)"}
-    [outside] = covered(lambda: torch.rand(1)).charts()
+    [outside] = applied(CoverageTool(), lambda: torch.rand(1)).charts()
     assert outside.values["seen"][0] == 1
-    nothing = covered(lambda: torch.rand(1), csv=False)
+    nothing = applied(CoverageTool(csv=False), lambda: torch.rand(1))
     assert list(nothing.write_files(tmp_path, "coverage")) == []
     with pytest.raises(ValueError, match="by"):
         CoverageTool(by="colour")
@@ -340,7 +314,7 @@ def test_files_and_tables(tmp_path: Path) -> None:
 
 def test_the_toy_framework() -> None:
     """A framework without other mechanisms has our own figures only."""
-    tool = covered(lambda: lb.sum(lb.relu(lb.parameter([1.0]))).backward())
+    tool = applied(CoverageTool(), lambda: lb.sum(lb.relu(lb.parameter([1.0]))).backward())
     assert list(tool.summary()["mechanisms"]) == ["amanda"]
     assert tool.summary()["mechanisms"]["amanda"]["backward"]["share"] == 1
     out = io.StringIO()

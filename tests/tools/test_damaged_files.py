@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from amanda.cli.merge import MergeError, merge
 from amanda.errors import AmandaWarning, FileError
@@ -363,7 +364,6 @@ def test_a_campaign_of_other_trials_is_an_error(tmp_path: Path) -> None:
 
 def test_options_that_are_no_numbers_belong_to_a_campaign(tmp_path: Path) -> None:
     """A campaign with value=nan is resumed like any other."""
-    torch = pytest.importorskip("torch")
     model = torch.nn.Linear(4, 2)
     x = torch.ones(3, 4)
     for trials in (2, 4):
@@ -377,7 +377,6 @@ def test_a_campaign_goes_on_without_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that is full is a warning; what the file has can be resumed."""
-    torch = pytest.importorskip("torch")
     model, x = torch.nn.Linear(4, 2), torch.ones(3, 4)
     path = tmp_path / "t.jsonl"
 

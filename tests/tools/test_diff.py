@@ -6,8 +6,6 @@ import copy
 import io
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,7 @@ from amanda_tools.diff.comparison import compare_tensors, distance
 from amanda_tools.diff.recordings import Recording, TensorRecord
 from amanda_tools.dump import DumpTool
 from tests import models
-
-
-def recorded(run: Callable[[], Any], **options: Any) -> DiffTool:
-    tool = DiffTool(**options)
-    with amanda.apply(tool):
-        run()
-    return tool
+from tests.running import applied, run_python
 
 
 def step(model: nn.Module, inputs: Any) -> Callable[[], None]:
@@ -48,8 +40,8 @@ def step(model: nn.Module, inputs: Any) -> Callable[[], None]:
 def test_a_run_agrees_with_itself(name: str) -> None:
     """The same model and data twice: every tensor of both passes is the same."""
     model, inputs = models.build(name)
-    reference = recorded(step(copy.deepcopy(model), inputs))
-    found = recorded(step(model, inputs), reference=reference, tolerance=0).summary()
+    reference = applied(DiffTool(), step(copy.deepcopy(model), inputs))
+    found = applied(DiffTool(reference=reference, tolerance=0), step(model, inputs)).summary()
     assert found["first"] is None
     assert found["agreeing"] == found["compared"] == len(reference.entries) > 50
     assert found["only_here"] == found["only_in_reference"] == []
@@ -74,8 +66,8 @@ def test_a_perturbed_operator_is_the_first_divergence() -> None:
     net, x = Net(), torch.rand(3, 4)
     changed = copy.deepcopy(net)
     changed.factor = 1.001
-    reference = recorded(lambda: net(x).sum().backward())
-    tool = recorded(lambda: changed(x).sum().backward(), reference=reference)
+    reference = applied(DiffTool(), lambda: net(x).sum().backward())
+    tool = applied(DiffTool(reference=reference), lambda: changed(x).sum().backward())
     first = tool.summary()["first"]
     assert (first["id"], first["tensor"], first["step"]) == ("Net/mul:0", "output0", 0)
     assert first["relative_error"] == pytest.approx(1e-3, rel=1e-2)
@@ -97,8 +89,8 @@ def test_a_changed_weight_is_found_at_its_layer() -> None:
     changed = copy.deepcopy(model)
     with torch.no_grad():
         changed.layer3[1].conv1.weight[0, 0, 0, 0] += 0.5  # type: ignore[index,union-attr,operator]
-    reference = recorded(step(model, inputs), tensors="activations")
-    tool = recorded(step(changed, inputs), tensors="activations", reference=reference)
+    reference = applied(DiffTool(tensors="activations"), step(model, inputs))
+    tool = applied(DiffTool(tensors="activations", reference=reference), step(changed, inputs))
     assert tool.summary()["first"]["id"] == "ResNet.layer3.1.conv1/conv2d:0"
 
 
@@ -106,11 +98,11 @@ def test_a_narrower_type_is_within_its_precision() -> None:
     """float32 against bfloat16: errors of some 2^-8, within a tolerance of 0.1."""
     model, inputs = models.build("bert", training=False)
     narrow = copy.deepcopy(model).bfloat16()
-    reference = recorded(lambda: model(**inputs), ops=("linear",), tensors="activations")
+    reference = applied(DiffTool(ops=("linear",), tensors="activations"), lambda: model(**inputs))
     options = {"ops": ("linear",), "tensors": "activations", "reference": reference}
-    strict = recorded(lambda: narrow(**inputs), **options)
+    strict = applied(DiffTool(**options), lambda: narrow(**inputs))
     assert strict.summary()["first"]["id"].endswith("linear:0")
-    loose = recorded(lambda: narrow(**inputs), tolerance=0.1, **options)
+    loose = applied(DiffTool(tolerance=0.1, **options), lambda: narrow(**inputs))
     assert loose.summary()["first"] is None
     errors = [pair.relative for pair in loose.pairs()]
     assert 2**-10 < max(errors) < 2**-3
@@ -135,9 +127,9 @@ def test_gradients_are_compared_too() -> None:
     def run() -> None:
         Twice.apply(x.sin()).sum().backward()
 
-    reference = recorded(run)
+    reference = applied(DiffTool(), run)
     Twice.factor = 1.5
-    first = recorded(run, reference=reference).summary()["first"]
+    first = applied(DiffTool(reference=reference), run).summary()["first"]
     assert (first["id"], first["direction"]) == ("/Twice:0/grad/TwiceBackward:0", "backward")
 
 
@@ -157,14 +149,14 @@ def test_models_of_other_names_are_aligned_by_order() -> None:
 
     torch.manual_seed(0)
     net, x = Net(), torch.rand(3, 4)
-    reference = recorded(lambda: net(x), tensors="activations")
-    tool = recorded(lambda: Port(net)(x), tensors="activations", reference=reference)
+    reference = applied(DiffTool(tensors="activations"), lambda: net(x))
+    tool = applied(DiffTool(tensors="activations", reference=reference), lambda: Port(net)(x))
     found = tool.summary()
     assert found["first"] is None
     assert found["compared"] == 5
     assert found["only_here"] == ["Port/abs:0"]
     assert found["only_in_reference"] == []
-    strict = recorded(lambda: Port(net)(x), align="id", reference=reference)
+    strict = applied(DiffTool(align="id", reference=reference), lambda: Port(net)(x))
     assert strict.summary()["compared"] == 0
 
 
@@ -222,9 +214,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
     def run(tool: str, folder: str, factor: str) -> str:
         words = ["-m", "amanda", "run", "-t", tool, "-o", folder, "program.py", factor]
-        done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True
-        )
+        done = run_python(*words, cwd=tmp_path, check=True)
         return done.stdout
 
     run("diff", "before", "1")
@@ -240,7 +230,7 @@ def test_a_dump_can_be_the_reference(tmp_path: Path) -> None:
     with amanda.apply(dump):
         torch.ones(2).exp()
     dump.write_files(tmp_path, "dump")
-    tool = recorded(lambda: torch.ones(2).exp(), reference=str(tmp_path))
+    tool = applied(DiffTool(reference=str(tmp_path)), lambda: torch.ones(2).exp())
     assert (tool.summary()["first"], tool.summary()["compared"]) == (None, 2)
     assert len(Recording.read(tmp_path / "dump.index.json").records) == 2
     with pytest.raises(ValueError, match="recordings"):
@@ -255,6 +245,6 @@ def test_the_toy_framework() -> None:
     def run(number: float) -> Callable[[], Any]:
         return lambda: lb.relu(lb.mul(lb.tensor([1.0, -2.0]), number))
 
-    reference = recorded(run(2.0))
-    tool = recorded(run(3.0), reference=reference)
+    reference = applied(DiffTool(), run(2.0))
+    tool = applied(DiffTool(reference=reference), run(3.0))
     assert tool.summary()["first"]["id"] == "/mul:0"

@@ -1,19 +1,13 @@
 """``diff`` between what is not alike: compiled code, another precision, a port with its ResNet."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
+import tensorflow as tf
 import torch
 from torch import nn
 

@@ -1,21 +1,15 @@
 """``diff`` between keras.applications' ResNet-50 and the same variant in PyTorch, whole."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
 import copy
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import numpy as np
+import pytest
+import tensorflow as tf
 import torch
 from torch import nn
 
@@ -132,16 +126,10 @@ def port() -> tuple[ResNet50, Any, torch.Tensor]:
 
 
 LIKE = {
-    ("conv2d", "bias_add"): 53,
-    ("batch_norm", "add"): 53,
-    ("relu", "relu"): 49,
-    ("add", "add"): 16,
-    ("pad", "pad"): 2,
-    ("max_pool2d", "max_pool2d"): 1,
-    ("mean", "mean"): 1,
-    ("linear", "bias_add"): 1,
-    ("softmax", "softmax"): 1,
-}
+    ("conv2d", "bias_add"): 53, ("batch_norm", "add"): 53, ("relu", "relu"): 49, ("add", "add"): 16,
+    ("pad", "pad"): 2, ("max_pool2d", "max_pool2d"): 1, ("mean", "mean"): 1,
+    ("linear", "bias_add"): 1, ("softmax", "softmax"): 1,
+}  # fmt: skip
 """All of PyTorch's operators, and those at the end of what Keras computes for them."""
 
 

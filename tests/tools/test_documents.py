@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import torchvision_ops  # noqa: F401 - transformers imports torchvision if it is there
+from tests.running import run_python
 from tests.tutorial import documents
 
 FOLDER = documents.ROOT / "amanda-tools/docs"
 OWN = (
-    "coverage",
-    "diff",
-    "dump",
-    "flops",
-    "kernels",
-    "nan",
-    "path",
-    "profile",
-    "report",
-    "stats",
-    "summary",
-    "trace",
-    "unmapped",
-    "../README",
-)
+    "coverage", "diff", "dump", "flops", "kernels", "nan", "path", "profile", "report", "stats",
+    "summary", "trace", "unmapped", "../README",
+)  # fmt: skip
 """Documents of the analysis tools, and of the package."""
 
 TASKS = sorted(f"tasks/{path.stem}" for path in FOLDER.glob("tasks/*.md"))
 
-ALL = [
-    *("../../README", *OWN),
-    *sorted({path.stem for path in FOLDER.glob("*.md")} - {*OWN}),
-]
+ALL = [*("../../README", *OWN), *sorted({path.stem for path in FOLDER.glob("*.md")} - {*OWN})]
 
 _CONSOLE = re.compile(
     r"^```console\n\$ (?P<command>.*?)\n(?P<output>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -84,14 +67,7 @@ def test_commands(name: str, command: str, output: str, tmp_path: Path) -> None:
     for program in (documents.ROOT / "amanda-tools/examples").iterdir():
         if program.is_file():
             (tmp_path / program.name).write_bytes(program.read_bytes())
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        check=False,
-    )
+    done = run_python("-m", *words, cwd=tmp_path, env={"HF_HUB_OFFLINE": "1"})
     found = pattern_of(output).match(done.stdout)
     shown = itertools.islice(done.stdout.splitlines(), 60)
     assert found, "\n".join(shown) + done.stderr

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.numpy
@@ -18,13 +16,7 @@ from torch import nn
 import amanda
 from amanda.testing import loopback as lb
 from amanda_tools.dump import DumpTool
-
-
-def dumped(run: Callable[[], Any], **options: Any) -> DumpTool:
-    tool = DumpTool(**options)
-    with amanda.apply(tool):
-        run()
-    return tool
+from tests.running import applied
 
 
 def read(tool: DumpTool, folder: Path) -> dict[tuple[str, str, int], torch.Tensor]:
@@ -54,7 +46,7 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
             outputs.append(y.detach().clone())
             (y * y).sum().backward()
 
-    tool = dumped(run, ops="linear", tensors=("activations", "weights", "gradients"))
+    tool = applied(DumpTool(ops="linear", tensors=("activations", "weights", "gradients")), run)
     found = read(tool, tmp_path)
     for step, (x, y) in enumerate(zip(data, outputs, strict=True)):
         assert torch.equal(found["Linear/linear:0", "output0", step], y)
@@ -80,7 +72,7 @@ def test_every_type_keeps_its_bits(dtype: torch.dtype, tmp_path: Path) -> None:
     """Those too that numpy lacks; scalars and tensors that are not contiguous."""
     x = (torch.randn(3, 4) * 10).to(dtype)
     kept: list[torch.Tensor] = []
-    tool = dumped(lambda: kept.extend((x.t(), x[0, 0].clone())))
+    tool = applied(DumpTool(), lambda: kept.extend((x.t(), x[0, 0].clone())))
     found = read(tool, tmp_path)
     assert torch.equal(found["/t:0", "output0", 0].float(), kept[0].float())
     assert torch.equal(found["/clone:0", "output0", 0].float(), kept[1].float())
@@ -89,7 +81,7 @@ def test_every_type_keeps_its_bits(dtype: torch.dtype, tmp_path: Path) -> None:
 
 def test_what_the_format_lacks_is_counted() -> None:
     """A complex tensor is not taken, and said so."""
-    tool = dumped(lambda: torch.complex(torch.rand(2), torch.rand(2)), ops="complex")
+    tool = applied(DumpTool(ops="complex"), lambda: torch.complex(torch.rand(2), torch.rand(2)))
     assert tool.summary()["not_taken"] == 1
     out = io.StringIO()
     tool.print_summary(out)
@@ -104,24 +96,24 @@ def test_many_tensors_make_several_files(tmp_path: Path) -> None:
             torch.ones(100)
             amanda.new_iteration()
 
-    tool = dumped(run, shard=1000)
+    tool = applied(DumpTool(shard=1000), run)
     assert tool.waiting_bytes < 1000
     assert len(read(tool, tmp_path)) == 10
     assert len(list(tmp_path.glob("*.safetensors"))) == 4
     # Written a second time, it is the same.
     (tmp_path / "again").mkdir()
     assert len(read(tool, tmp_path / "again")) == 10
-    assert dumped(run, limit=3).summary() == {
+    assert applied(DumpTool(limit=3), run).summary() == {
         "tensors": 3, "bytes": 1200, "not_taken": 7, "ops": 1, "kinds": {"activations": 3},
         "ops_never_met": [], "modules_never_met": [],
     }  # fmt: skip
-    assert dumped(run, bytes=900).summary()["tensors"] == 2
-    assert [entry.step for entry in dumped(run, every=4).entries] == [0, 4, 8]
+    assert applied(DumpTool(bytes=900), run).summary()["tensors"] == 2
+    assert [entry.step for entry in applied(DumpTool(every=4), run).entries] == [0, 4, 8]
 
 
 def test_a_file_is_read_by_the_functions_of_the_library(tmp_path: Path) -> None:
     """``load_file`` of PyTorch and of numpy."""
-    dumped(lambda: torch.ones(2).exp()).write_files(tmp_path, "dump")
+    applied(DumpTool(), lambda: torch.ones(2).exp()).write_files(tmp_path, "dump")
     [path] = tmp_path.glob("*.safetensors")
     assert set(safetensors.torch.load_file(path)) == {"/setup/ones:0 output0 0", "/exp:0 output0 0"}
     assert safetensors.numpy.load_file(path)["/setup/ones:0 output0 0"].tolist() == [1.0, 1.0]
@@ -129,7 +121,7 @@ def test_a_file_is_read_by_the_functions_of_the_library(tmp_path: Path) -> None:
 
 def test_two_frameworks_write_files_of_their_own(tmp_path: Path) -> None:
     """In one run; the index says which tensor is where."""
-    tool = dumped(lambda: (torch.ones(2).exp(), lb.relu(lb.tensor([-1.0, 2.0]))))
+    tool = applied(DumpTool(), lambda: (torch.ones(2).exp(), lb.relu(lb.tensor([-1.0, 2.0]))))
     found = read(tool, tmp_path)
     assert {entry.file for entry in tool.entries} == {0, 1}
     assert found["/relu:0", "output0", 0].tolist() == [0.0, 2.0]
@@ -137,7 +129,7 @@ def test_two_frameworks_write_files_of_their_own(tmp_path: Path) -> None:
 
 def test_the_result_is_the_index() -> None:
     """A row for each tensor, as plain data."""
-    tool = dumped(lambda: torch.ones(2).exp())
+    tool = applied(DumpTool(), lambda: torch.ones(2).exp())
     result = tool.result()
     assert json.loads(json.dumps(result)) == result
     assert [(row["type"], row["file"]) for row in result["ops"]] == [
@@ -148,7 +140,7 @@ def test_the_result_is_the_index() -> None:
 
 def test_the_toy_framework(tmp_path: Path) -> None:
     """The tool has no branch for a framework."""
-    tool = dumped(lambda: lb.relu(lb.tensor([-1.0, 2.0])))
+    tool = applied(DumpTool(), lambda: lb.relu(lb.tensor([-1.0, 2.0])))
     found = read(tool, tmp_path)
     assert found["/relu:0", "output0", 0].tolist() == [0.0, 2.0]
 

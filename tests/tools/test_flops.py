@@ -12,7 +12,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-import amanda
 from amanda_tools.flops import FlopsTool
 from tests import models
 
@@ -20,12 +19,7 @@ from tests import models
 import torchvision
 import transformers
 
-
-def counted(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
-    tool = FlopsTool(**options)
-    with amanda.apply(tool):
-        run()
-    return tool.summary()
+from tests.running import applied
 
 
 def torch_counts(run: Callable[[], Any]) -> int:
@@ -56,7 +50,7 @@ def test_vit_b16_is_the_same_with_and_without_the_native_fast_path(with_gradient
     model = torchvision.models.vit_b_16().eval()
     image = torch.rand(1, 3, 224, 224)
     run = (lambda: model(image)) if with_gradients else inference(model, image)
-    found = counted(run)
+    found = applied(FlopsTool(), run).summary()
     assert round(found["flops"] / 1e9, 3) == 35.128
     assert found["params"] == parameters_of(model)
     assert found["unknown_ops"] == {}
@@ -67,7 +61,7 @@ def test_gpt2_is_the_same_with_every_attention(attention: str) -> None:
     """GPT-2 small, one sequence of 128 tokens: 32.228 GFLOP; its tied weight counts once."""
     config = transformers.GPT2Config(attn_implementation=attention)
     model = transformers.GPT2LMHeadModel(config).eval()
-    found = counted(inference(model, torch.randint(0, 5000, (1, 128))))
+    found = applied(FlopsTool(), inference(model, torch.randint(0, 5000, (1, 128)))).summary()
     assert round(found["flops"] / 1e9, 3) == 32.228
     assert found["params"] == parameters_of(model) == 124_439_808
     assert found["unknown_ops"] == {}
@@ -76,7 +70,7 @@ def test_gpt2_is_the_same_with_every_attention(attention: str) -> None:
 def test_resnet50() -> None:
     """torchvision's ResNet-50 (v1.5): 8.178 GFLOP, 25.6 million parameters, no buffers."""
     model = torchvision.models.resnet50().eval()
-    found = counted(inference(model, torch.rand(1, 3, 224, 224)))
+    found = applied(FlopsTool(), inference(model, torch.rand(1, 3, 224, 224))).summary()
     assert round(found["flops"] / 1e9, 3) == 8.178
     assert found["macs"] * 2 == found["flops"]
     assert found["params"] == parameters_of(model) == 25_557_032
@@ -97,7 +91,7 @@ def test_a_training_step_is_what_torch_counts(name: str) -> None:
         with sdpa_kernel(SDPBackend.MATH):
             models.loss(model(**inputs)).backward()
 
-    found = counted(step)
+    found = applied(FlopsTool(), step).summary()
     assert found["flops"] + found["flops_backward"] == torch_counts(step) > 0
     assert found["unknown_ops"] == {}
     assert found["params"] == parameters_of(model)
@@ -175,7 +169,7 @@ def test_an_operator_is_what_torch_counts(name: str) -> None:
         if result.requires_grad:
             result.sum().backward()
 
-    found = counted(run)
+    found = applied(FlopsTool(), run).summary()
     assert found["flops"] + found["flops_backward"] == torch_counts(run) > 0
     assert found["unknown_ops"] == {}
 
@@ -191,7 +185,7 @@ def test_the_fused_attention_of_a_cpu() -> None:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             functional.scaled_dot_product_attention(q, k, v).sum().backward()
 
-    found = counted(run)
+    found = applied(FlopsTool(), run).summary()
     product = 2 * 3 * 7 * 9 * 8
     assert found["flops"] == 2 * 2 * product
     assert found["flops_backward"] == 2 * 5 * product
@@ -200,7 +194,9 @@ def test_the_fused_attention_of_a_cpu() -> None:
 def test_gradients_of_a_grouped_convolution() -> None:
     """Each costs what the convolution costs; torch's counter forgets the groups of the weight's."""
     data, weight = torch.rand(2, 4, 9, 9, **X), torch.rand(6, 2, 3, 3, **X)
-    found = counted(lambda: functional.conv2d(data, weight, groups=2).sum().backward())
+    found = applied(
+        FlopsTool(), lambda: functional.conv2d(data, weight, groups=2).sum().backward()
+    ).summary()
     assert found["flops"] == 2 * (2 * 6 * 7 * 7) * (2 * 3 * 3)
     assert found["flops_backward"] == 2 * found["flops"]
 
@@ -212,9 +208,10 @@ def test_products_of_groups_and_their_gradients() -> None:
     weight.requires_grad_()
     ends = torch.tensor([2, 6], dtype=torch.int32)
     # The gradient of a sum has no strides, which the operator refuses (PyTorch 2.13).
-    found = counted(
-        lambda: functional.grouped_mm(rows, weight, offs=ends).square().sum().backward()
-    )
+    found = applied(
+        FlopsTool(),
+        lambda: functional.grouped_mm(rows, weight, offs=ends).square().sum().backward(),
+    ).summary()
     assert found["flops"] == 2 * 6 * 16 * 8
     assert found["flops_backward"] == 2 * found["flops"]
     assert found["unknown_ops"] == {}
@@ -223,7 +220,9 @@ def test_products_of_groups_and_their_gradients() -> None:
 def test_gradients_of_a_transposed_convolution() -> None:
     """Each costs what the convolution costs."""
     data, weight = torch.rand(2, 4, 5, 5, **X), torch.rand(4, 6, 3, 3, **X)
-    found = counted(lambda: functional.conv_transpose2d(data, weight, stride=2).sum().backward())
+    found = applied(
+        FlopsTool(), lambda: functional.conv_transpose2d(data, weight, stride=2).sum().backward()
+    ).summary()
     assert found["flops"] == 2 * (2 * 4 * 5 * 5) * (6 * 3 * 3)
     assert found["flops_backward"] == 2 * found["flops"]
 
@@ -231,7 +230,9 @@ def test_gradients_of_a_transposed_convolution() -> None:
 def test_grouped_query_attention_counts_all_queries() -> None:
     """Keys and values that several heads share are met by each of them."""
     q, k = torch.rand(1, 8, 5, 4), torch.rand(1, 2, 6, 4)
-    found = counted(lambda: functional.scaled_dot_product_attention(q, k, k, enable_gqa=True))
+    found = applied(
+        FlopsTool(), lambda: functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+    ).summary()
     assert found["flops"] == 2 * 8 * 5 * 6 * (4 + 4)
 
 
@@ -241,9 +242,9 @@ def test_recurrent_networks_apply_each_matrix_once_per_step() -> None:
         net = cls(16, 24, num_layers=2, bidirectional=True, batch_first=True)
         data = torch.rand(2, 5, 16, requires_grad=True)
         weights = 2 * gates * 24 * ((16 + 24) + (48 + 24))
-        assert counted(inference(net, data))["flops"] == 2 * 2 * 5 * weights
+        assert applied(FlopsTool(), inference(net, data)).summary()["flops"] == 2 * 2 * 5 * weights
     lstm = nn.LSTM(16, 24)
-    step = counted(lambda: lstm(torch.rand(5, 2, 16))[0].sum().backward())
+    step = applied(FlopsTool(), lambda: lstm(torch.rand(5, 2, 16))[0].sum().backward()).summary()
     # The data needs no gradient.
     assert step["flops_backward"] == 2 * 10 * 96 * (16 + 2 * 24)
 
@@ -252,14 +253,16 @@ def test_a_packed_sequence_counts_its_steps_only() -> None:
     """Padding is no work."""
     net = nn.LSTM(3, 4)
     packed = nn.utils.rnn.pack_sequence([torch.rand(5, 3), torch.rand(2, 3)])
-    assert counted(inference(net, packed))["flops"] == 2 * 7 * 16 * (3 + 4)
+    assert applied(FlopsTool(), inference(net, packed)).summary()["flops"] == 2 * 7 * 16 * (3 + 4)
 
 
 def test_cells_and_bilinear() -> None:
     """One step of a cell; ``x1 @ W`` and its product with ``x2``."""
-    cell = counted(lambda: nn.LSTMCell(3, 4)(torch.rand(2, 3)))
+    cell = applied(FlopsTool(), lambda: nn.LSTMCell(3, 4)(torch.rand(2, 3))).summary()
     assert cell["flops"] == 2 * 2 * 16 * (3 + 4)
-    both = counted(lambda: nn.Bilinear(3, 4, 5)(torch.rand(2, 3), torch.rand(2, 4)))
+    both = applied(
+        FlopsTool(), lambda: nn.Bilinear(3, 4, 5)(torch.rand(2, 3), torch.rand(2, 4))
+    ).summary()
     assert both["flops"] == 2 * 2 * (3 * 4 * 5 + 4 * 5)
 
 
@@ -267,8 +270,8 @@ def test_cells_and_bilinear() -> None:
 def test_the_native_fast_paths_count_as_the_slow_ones(name: str) -> None:
     """In eval mode without gradients one operator does the work of many."""
     model, inputs = models.build(name, training=False)
-    slow = counted(lambda: model(**inputs))
-    fast = counted(inference(model, **inputs))
+    slow = applied(FlopsTool(), lambda: model(**inputs)).summary()
+    fast = applied(FlopsTool(), inference(model, **inputs)).summary()
     assert fast["flops"] == slow["flops"] > 0
     assert set(fast["by_type"]) != set(slow["by_type"])
 
@@ -282,4 +285,4 @@ def test_parameters_of_lazy_modules_have_no_size_before_the_first_call() -> None
             layer.weight.sum()
         layer(torch.rand(2, 4))
 
-    assert counted(run)["params"] == 15
+    assert applied(FlopsTool(), run).summary()["params"] == 15

@@ -1,18 +1,13 @@
 """``flops`` of solvers and decompositions: the same figures of both frameworks."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
+import tensorflow as tf
 import torch
 
 import amanda

@@ -7,7 +7,6 @@ import gc
 import io
 import json
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,7 @@ from amanda_tools._operators.signature import OpSignature
 from amanda_tools._output.units import format_quantity
 from amanda_tools.flops import FlopsTool
 from amanda_tools.flops.counting import SHAPES_KEPT, OpFlops
-from tests.counting import called
-
-
-def counted(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
-    tool = FlopsTool(**options)
-    with amanda.apply(tool):
-        run()
-    return tool.summary()
-
+from tests.running import applied
 
 # -- what is not counted ------------------------------------------------------
 
@@ -102,7 +93,7 @@ def test_unknown_operators_are_said() -> None:
 
 def test_moving_a_model_is_no_arithmetic() -> None:
     """What PyTorch asks of parameters when it converts a module is not unknown."""
-    assert counted(lambda: nn.Linear(2, 2).double())["unknown_ops"] == {}
+    assert applied(FlopsTool(), lambda: nn.Linear(2, 2).double()).summary()["unknown_ops"] == {}
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
@@ -114,13 +105,15 @@ def test_nested_tensors_count_item_by_item(layout: torch.layout) -> None:
         return torch.nested.nested_tensor(list(items), layout=layout)
 
     rows = nested(torch.rand(2, 4), torch.rand(3, 4))
-    found = counted(lambda: functional.linear(rows, torch.rand(5, 4)))
+    found = applied(FlopsTool(), lambda: functional.linear(rows, torch.rand(5, 4))).summary()
     assert found["flops"] == 2 * (2 + 3) * 4 * 5
     assert found["unknown_ops"] == {}
     heads = nested(*(torch.rand(n, 2, 4) for n in (3, 5))).transpose(1, 2)
     # Of the strided kind a transposed one is refused, of the jagged one a copy.
     heads = heads.contiguous() if layout is torch.strided else heads
-    found = counted(lambda: functional.scaled_dot_product_attention(heads, heads, heads))
+    found = applied(
+        FlopsTool(), lambda: functional.scaled_dot_product_attention(heads, heads, heads)
+    ).summary()
     assert found["flops"] == 2 * 2 * (3 * 3 + 5 * 5) * (4 + 4)
 
 
@@ -153,7 +146,7 @@ def test_padding_is_no_work_for_a_native_encoder() -> None:
         with torch.no_grad():
             encoder(torch.rand(2, 3, 8), src_key_padding_mask=padded)
 
-    found = counted(run)
+    found = applied(FlopsTool(), run).summary()
     tokens, pairs = 3 + 1, 3 * 3 + 1
     assert found["flops"] == 2 * (tokens * (4 * 8 * 8 + 2 * 8 * 16) + pairs * 2 * 8)
 
@@ -167,7 +160,7 @@ def test_a_form_that_a_formula_does_not_know_is_unknown() -> None:
         output = functional.linear(nested, torch.rand(5, 4))
         output.backward(torch.nested.nested_tensor([torch.ones(2, 5), torch.ones(3, 5)]))
 
-    found = counted(run)
+    found = applied(FlopsTool(), run).summary()
     assert found["flops_backward"] == 0
     assert found["unknown_ops"] == {"linear_backward": 1}
 
@@ -219,7 +212,9 @@ def test_many_shapes_take_bounded_memory() -> None:
 def test_recomputation_counts_as_it_is_executed() -> None:
     """Checkpointing runs the forward operators twice."""
     layer, x = nn.Linear(4, 4), torch.rand(2, 4, requires_grad=True)
-    found = counted(lambda: checkpoint(layer, x, use_reentrant=False).sum().backward())
+    found = applied(
+        FlopsTool(), lambda: checkpoint(layer, x, use_reentrant=False).sum().backward()
+    ).summary()
     assert found["flops"] == 2 * (2 * 2 * 4 * 4)
     assert found["flops_backward"] == 2 * (2 * 2 * 4 * 4)
 
@@ -227,7 +222,9 @@ def test_recomputation_counts_as_it_is_executed() -> None:
 def test_forward_only() -> None:
     """``backward=false`` leaves the backward pass alone."""
     layer = nn.Linear(4, 4)
-    found = counted(lambda: layer(torch.rand(1, 4)).sum().backward(), backward=False)
+    found = applied(
+        FlopsTool(backward=False), lambda: layer(torch.rand(1, 4)).sum().backward()
+    ).summary()
     assert found["flops"] > 0
     assert found["flops_backward"] == 0
 
@@ -260,7 +257,7 @@ def test_parameters_that_are_no_weights_count_too() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.first(self.first(x)) * self.scale + self.offset
 
-    found = counted(lambda: Net()(torch.rand(7, 3)))
+    found = applied(FlopsTool(), lambda: Net()(torch.rand(7, 3))).summary()
     assert found["params"] == 3 * 3 + 3 + 7 * 3
 
 
@@ -348,26 +345,3 @@ def test_the_result_is_plain_data_and_a_table(tmp_path: Path) -> None:
 def test_numbers_for_people(amount: float, text: str) -> None:
     """Powers of a thousand, three digits."""
     assert format_quantity(amount, "FLOP") == text
-
-
-# -- figures of steps ---------------------------------------------------------
-
-
-def test_figures_of_a_step_look_at_what_has_run_in_it() -> None:
-    """Not at all operators that were ever met: their number makes no call more."""
-
-    def calls_of_a_step(met: int) -> int:
-        tool = FlopsTool()
-        layers = [nn.Linear(2, 2) for _ in range(met)]
-        with amanda.apply(tool):
-            nn.Sequential(*layers)(torch.ones(1, 2)).sum().backward()
-            expected = tool.running_figures()
-            layers[0](torch.ones(1, 2))
-            with called() as codes:
-                found = tool.running_figures()
-                again = tool.running_figures()
-        assert found["flops"] == again["flops"] == expected["flops"] + 8
-        assert expected["flops"] == 8 * met
-        return len(codes)
-
-    assert calls_of_a_step(40) == calls_of_a_step(2)

@@ -197,22 +197,12 @@ SQUARE, TALL = [(6, 6)], [(2, 9, 6)]
         ("linalg_svdvals", TALL, {}, 2 * (4 * 9 * 6**2 - 4 * 6**3 / 3)),
         ("linalg_svd", TALL, {"compute_uv": False}, 2 * (4 * 9 * 6**2 - 4 * 6**3 / 3)),
         ("linalg_svd", TALL, {"full_matrices": False}, 2 * (14 * 9 * 6**2 + 8 * 6**3)),
-        (
-            "linalg_svd",
-            [(6, 9)],
-            {"full_matrices": True},
-            4 * 9**2 * 6 + 8 * 9 * 6**2 + 9 * 6**3,
-        ),
+        ("linalg_svd", [(6, 9)], {"full_matrices": True}, 4 * 9**2 * 6 + 8 * 9 * 6**2 + 9 * 6**3),
         ("linalg_eigh", SQUARE, {}, 9 * 6**3),
         ("linalg_eigh", SQUARE, {"compute_v": False}, 4 * 6**3 / 3),
         ("linalg_eig", SQUARE, {}, 25 * 6**3),
         ("linalg_eigvals", SQUARE, {}, 10 * 6**3),
-        (
-            "linalg_lstsq",
-            [(9, 6), (9, 1)],
-            {},
-            2 * 6**2 * (9 - 2) + 4 * 9 * 6 - 2 * 6**2 + 6**2,
-        ),
+        ("linalg_lstsq", [(9, 6), (9, 1)], {}, 2 * 6**2 * (9 - 2) + 4 * 9 * 6 - 2 * 6**2 + 6**2),
     ],
 )
 def test_decompositions_cost_what_the_literature_says(

@@ -4,23 +4,17 @@ It agrees on products and convolutions. It knows no formula of ``Einsum``, and c
 (``BiasAdd``, element by element), which are not part of our convention.
 """
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import numpy as np
+import pytest
+import tensorflow as tf
 
-import amanda
 from amanda_tools.flops import FlopsTool
+from tests.running import applied
 
 profiler = tf.compat.v1.profiler
 
@@ -52,20 +46,13 @@ OPERATORS: dict[str, tuple[list[int], Callable[[Any], Any]]] = {
 }
 
 
-def counted(function: Any, data: Any) -> dict[str, Any]:
-    tool = FlopsTool()
-    with amanda.apply(tool):
-        function(data)
-    return tool.summary()
-
-
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_is_what_the_profiler_counts(name: str) -> None:
     """Strides, paddings and batches."""
     shape, build = OPERATORS[name]
     function = tf.function(build, input_signature=[tf.TensorSpec(shape)])
     expected = profiled(function.get_concrete_function().graph)
-    assert counted(function, tf.ones(shape))["flops"] == expected[name] > 0
+    assert applied(FlopsTool(), function, tf.ones(shape)).summary()["flops"] == expected[name] > 0
 
 
 def test_a_network_is_what_the_profiler_counts() -> None:
@@ -76,7 +63,11 @@ def test_a_network_is_what_the_profiler_counts() -> None:
     )
     by_type = profiled(function.get_concrete_function().graph)
     products = sum(by_type.get(name, 0) for name in OPERATORS)
-    assert counted(function, tf.ones((1, 32, 32, 3)))["flops"] == products > 1_000_000
+    assert (
+        applied(FlopsTool(), function, tf.ones((1, 32, 32, 3))).summary()["flops"]
+        == products
+        > 1_000_000
+    )
 
 
 def test_an_einsum_is_what_its_product_is() -> None:
@@ -87,4 +78,4 @@ def test_an_einsum_is_what_its_product_is() -> None:
         lambda x: tf.matmul(x, weight(3, 6, 7)), input_signature=[tf.TensorSpec(shape)]
     )
     expected = profiled(product.get_concrete_function().graph)["BatchMatMulV2"]
-    assert counted(einsum, tf.ones(shape))["flops"] == expected
+    assert applied(FlopsTool(), einsum, tf.ones(shape)).summary()["flops"] == expected

@@ -291,12 +291,7 @@ def test_the_graph_is_plain_data_on_demand() -> None:
     data = json.loads(json.dumps(graph.to_dict()))
     assert [op["id"] for op in data["ops"]] == ["/mul:0", "/relu:0"]
     assert data["edges"] == [{"producer": "/mul:0", "output": 0, "consumer": "/relu:0", "input": 0}]
-    assert data["tensors"][0] == {
-        "index": 0,
-        "producer": "",
-        "position": 0,
-        "is_parameter": True,
-    }
+    assert data["tensors"][0] == {"index": 0, "producer": "", "position": 0, "is_parameter": True}
 
 
 def test_the_graph_is_a_networkx_graph_on_demand() -> None:

@@ -7,8 +7,6 @@ import functools
 import io
 import json
 import re
-import threading
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,13 +24,7 @@ from amanda_tools._timelines.activities import MARK, Activity
 from amanda_tools.kernels import KernelsTool, timeline_file
 from amanda_tools.kernels.kineto import given_bytes, recording_of
 from tests import models
-
-
-def recorded(run: Callable[[], Any], **options: Any) -> KernelsTool:
-    tool = KernelsTool(**options)
-    with amanda.apply(tool):
-        run()
-    return tool
+from tests.running import applied, in_threads
 
 
 def rows(tool: KernelsTool) -> dict[str, dict[str, Any]]:
@@ -49,7 +41,7 @@ def test_activities_are_assigned_whatever_the_name_of_the_module() -> None:
     for name in names:
         model.add_module(name, torch.nn.Linear(3, 3))
     x = torch.rand(2, 3)
-    tool = recorded(lambda: model(x))
+    tool = applied(KernelsTool(), lambda: model(x))
     assert tool.summary()["problems"] == []
     expected = {f"Sequential.{name}/linear:0" for name in names}
     assert {a.op for a in tool.recording.activities if a.op} == expected
@@ -63,7 +55,7 @@ def test_activities_are_those_of_torch_profiler() -> None:
         models.loss(model(**inputs)).backward()
 
     step()
-    tool = recorded(lambda: [step() for _ in range(2)])
+    tool = applied(KernelsTool(), lambda: [step() for _ in range(2)])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as reference:
         step()
     expected = {event.key: event.count for event in reference.key_averages()}
@@ -88,7 +80,7 @@ def test_activities_are_those_of_torch_profiler() -> None:
 
 def test_own_times_add_up_to_the_operators() -> None:
     """An activity's time does not hold that of the activities within it."""
-    tool = recorded(lambda: nn.Linear(64, 64)(torch.rand(4, 8, 64)).sum())
+    tool = applied(KernelsTool(), lambda: nn.Linear(64, 64)(torch.rand(4, 8, 64)).sum())
     [linear] = [row for row in rows(tool).values() if row["type"] == "linear"]
     mine = [a for a in tool.recording.activities if a.op == linear["id"]]
     [outermost] = [a for a in mine if a.name == "aten::linear"]
@@ -103,7 +95,7 @@ def test_bytes_are_those_of_what_an_activity_is_given() -> None:
     x, weight = torch.rand(3, 5, dtype=torch.float64), torch.rand(5, 7, dtype=torch.float64)
 
     def given(run: Callable[[], Any], name: str, **options: Any) -> int | None:
-        found = recorded(run, **options).summary()["by_kernel"]
+        found = applied(KernelsTool(**options), run).summary()["by_kernel"]
         return found[f"{name} (cpu)"]["bytes"]
 
     assert given(lambda: torch.mm(x, weight), "aten::mm") == x.nbytes + weight.nbytes
@@ -120,7 +112,7 @@ def test_an_operator_that_fails() -> None:
             torch.mm(torch.ones(2, 3), torch.ones(2, 3))
         torch.exp(torch.ones(2))
 
-    found = rows(recorded(run))
+    found = rows(applied(KernelsTool(), run))
     assert [kernel["name"] for kernel in found["/exp:0"]["kernels"]] == ["aten::exp"]
     assert "aten::exp" not in {kernel["name"] for kernel in found["/mm:0"]["kernels"]}
 
@@ -134,18 +126,18 @@ def test_a_limit() -> None:
             torch.exp(x)
             amanda.new_iteration()
 
-    tool = recorded(run, limit=2)
+    tool = applied(KernelsTool(limit=2), run)
     assert rows(tool)["/exp:0"]["executions"] == 2
     assert tool.summary()["by_kernel"]["aten::exp (cpu)"]["calls"] == 2
     assert tool.summary()["problems"] == ["3 executions came after the limit of 2"]
     assert list(tool.tables())[-1].title == "kernels: not recorded"
-    assert recorded(run).summary()["problems"] == []
+    assert applied(KernelsTool(), run).summary()["problems"] == []
 
 
 def test_the_limit_within_a_backward_pass() -> None:
     """The profiler can be stopped between two nodes."""
     x = torch.ones(3, requires_grad=True)
-    tool = recorded(lambda: (x.exp() * 2).sum().backward(), limit=5)
+    tool = applied(KernelsTool(limit=5), lambda: (x.exp() * 2).sum().backward())
     assert sum(row["executions"] or 0 for row in tool.op_rows()) == 5
     assert torch.equal(x.grad, 2 * torch.ones(3).exp())
 
@@ -155,12 +147,10 @@ def test_another_thread_is_not_recorded() -> None:
     x = torch.ones(3)
 
     def run() -> None:
-        thread = threading.Thread(target=lambda: torch.exp(x))
-        thread.start()
-        thread.join()
+        in_threads(lambda: torch.exp(x))
         torch.sin(x)
 
-    found = rows(recorded(run))
+    found = rows(applied(KernelsTool(), run))
     assert found["/sin:0"]["executions"] == 1
     assert (found["/exp:0"]["executions"], found["/exp:0"]["kernels"]) == (None, [])
 
@@ -216,9 +206,7 @@ def _append(found: list[dict[str, int]], profiler: Any) -> None:
 
 def _in_a_thread() -> list[dict[str, int]]:
     found: list[dict[str, int]] = []
-    thread = threading.Thread(target=lambda: found.append(_kineto()))
-    thread.start()
-    thread.join()
+    in_threads(lambda: found.append(_kineto()))
     return found
 
 
@@ -232,12 +220,7 @@ def _execution_trace(folder: Path) -> list[str]:
     return sorted(node["name"] for node in json.loads(path.read_text())["nodes"])
 
 
-PROFILING = {
-    "kineto": _kineto,
-    "autograd": _autograd,
-    "legacy": _legacy,
-    "schedule": _scheduled,
-}
+PROFILING = {"kineto": _kineto, "autograd": _autograd, "legacy": _legacy, "schedule": _scheduled}
 
 
 @pytest.mark.parametrize("how", [*PROFILING, "execution trace"])
@@ -253,7 +236,7 @@ def test_a_program_that_profiles_itself(how: str, tmp_path: Path) -> None:
         torch.cos(_ones())
 
     vanilla = profiling()
-    tool = recorded(run)
+    tool = applied(KernelsTool(), run)
     assert found == [vanilla]
     recorded_rows = rows(tool)
     assert recorded_rows["/sin:0"]["kernels"]
@@ -266,7 +249,7 @@ def test_a_program_that_profiles_another_thread() -> None:
     """Ours, which cannot stop there, is given up; theirs records what it does without a tool."""
     vanilla = _in_a_thread()
     found: list[Any] = []
-    tool = recorded(lambda: found.extend(_in_a_thread()))
+    tool = applied(KernelsTool(), lambda: found.extend(_in_a_thread()))
     assert found == vanilla
     [problem] = tool.summary()["problems"]
     assert "which ended ours" in problem
@@ -309,7 +292,7 @@ def test_drivers_without_a_profiler() -> None:
     with pytest.raises(CapabilityError, match=r"driver loopback.*profile"):
         amanda.apply(KernelsTool(), drivers=["loopback"]).__enter__()
     # Beside a framework with a profiler, what has none is listed without kernels.
-    tool = recorded(lambda: (lb.sum(lb.parameter([1.0])), torch.ones(1)))
+    tool = applied(KernelsTool(), lambda: (lb.sum(lb.parameter([1.0])), torch.ones(1)))
     assert rows(tool)["/setup/ones:0"]["kernels"]
     other = [row for row in tool.op_rows() if not row["namespace"].startswith("pytorch")]
     assert [row["kernels"] for row in other] == [[]] * len(other) != []
@@ -321,28 +304,10 @@ def test_drivers_without_a_profiler() -> None:
     late.exit_scope()
 
 
-def test_watching_changes_nothing() -> None:
-    """Results, gradients and random numbers keep their bits; no tensor stays alive."""
-    alive: list[weakref.ref[torch.Tensor]] = []
-
-    def run(*tools: amanda.Tool) -> list[torch.Tensor]:
-        model, inputs = models.build("resnet18")
-        torch.manual_seed(2)
-        with amanda.apply(*tools):
-            output = model(**inputs)
-            alive.append(weakref.ref(output))
-            models.loss(output).backward()
-        return [*(p.grad.clone() for p in model.parameters()), torch.get_rng_state()]
-
-    expected, found = run(), run(KernelsTool())
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-    assert [ref() for ref in alive] == [None, None]
-
-
 def test_files(tmp_path: Path) -> None:
     """A line for each operator and kernel, a timeline of both, and bars by type."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    tool = recorded(lambda: model(torch.rand(1, 4)).sum().backward())
+    tool = applied(KernelsTool(), lambda: model(torch.rand(1, 4)).sum().backward())
     paths = tool.write_files(tmp_path, "kernels")
     assert [p.name for p in paths] == ["kernels.csv", "kernels.timeline.json"]
     with paths[0].open(newline="") as file:
@@ -363,7 +328,7 @@ def test_files(tmp_path: Path) -> None:
     assert "linear" in chart.labels
     assert "aten::addmm (cpu)" in chart.values
     assert json.loads(json.dumps(tool.result())) == tool.result()
-    nothing = recorded(lambda: torch.rand(1), csv=False, timeline=False)
+    nothing = applied(KernelsTool(csv=False, timeline=False), lambda: torch.rand(1))
     assert list(nothing.write_files(tmp_path, "kernels")) == []
 
 
@@ -371,7 +336,7 @@ def test_tables() -> None:
     """By type, module or operator; nothing at all can be shown, too."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     for by, name in (("type", "linear"), ("module", "1"), ("op", "Sequential.0/linear:0")):
-        kernels, groups, *_ = recorded(lambda: model(torch.rand(1, 4)), by=by).tables()
+        kernels, groups, *_ = applied(KernelsTool(by=by), lambda: model(torch.rand(1, 4))).tables()
         assert "in operators" in kernels.title
         assert name in {row[0] for row in groups.rows}
     out = io.StringIO()
@@ -397,7 +362,7 @@ def train() -> None:
 
 def test_figures_are_those_of_the_last_step_beside_the_run(tmp_path: Path) -> None:
     """In rows, summary, tables, chart and file: equal steps have a third of their activities."""
-    tool = recorded(train)
+    tool = applied(KernelsTool(), train)
     found, summary = tool.op_rows(), tool.result()["summary"]
     for row in found:
         step, run = row["per_step"], row["activities"] - row["per_step"]["activities"]
@@ -431,12 +396,12 @@ def test_figures_are_those_of_the_last_step_beside_the_run(tmp_path: Path) -> No
 def test_without_a_step_there_is_the_run_alone() -> None:
     """No column of the run stands beside the run."""
     model = nn.Linear(4, 4)
-    tool = recorded(lambda: model(torch.rand(1, 4)))
+    tool = applied(KernelsTool(), lambda: model(torch.rand(1, 4)))
     kernels, *_ = tool.tables()
     assert ("run" in kernels.columns) is ("per_step" in tool.op_rows()[0])
     with torch.no_grad():
         model.eval()
-        tool = recorded(lambda: torch.rand(3).sum())
+        tool = applied(KernelsTool(), lambda: torch.rand(3).sum())
     kernels, *_ = tool.tables()
     assert "run" not in kernels.columns
     assert not any("per_step" in row for row in tool.op_rows())

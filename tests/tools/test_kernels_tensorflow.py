@@ -1,19 +1,13 @@
 """``kernels`` on TensorFlow: graphs by the names of their nodes, eager operators by annotation."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
 import collections
-import os
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import numpy as np
+import pytest
+import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import amanda

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import json
-import subprocess
-import sys
 import warnings
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +20,7 @@ from amanda.testing import loopback as lb
 from amanda_tools.nan import NanTool, NonFiniteError, NonFiniteWarning
 from amanda_tools.nan.events import statistics
 from tests import models
+from tests.running import run_python
 
 
 class Planted(nn.Module):
@@ -417,26 +414,6 @@ def test_the_result_is_plain_data() -> None:
     assert result["namespaces"]
 
 
-def test_watching_changes_nothing_and_keeps_nothing() -> None:
-    """Gradients are those of the program, random numbers too, and tensors die."""
-    model, inputs = models.build("gpt2")
-    torch.manual_seed(3)
-    models.loss(model(**inputs)).backward()
-    expected = [parameter.grad for parameter in model.parameters()]
-    model.zero_grad()
-    tool = NanTool(action="record")
-    torch.manual_seed(3)
-    with amanda.apply(tool):
-        output = model(**inputs)
-        models.loss(output).backward()
-    for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        assert torch.equal(parameter.grad, gradient)
-    references = [weakref.ref(t) for t in (*models.tensors(output), *model.parameters())]
-    del output, model, parameter, gradient
-    gc.collect()
-    assert [reference() for reference in references if reference() is not None] == []
-
-
 # -- other ways ---------------------------------------------------------------
 
 
@@ -465,9 +442,7 @@ def test_from_the_command_line(action: str, status: int, tmp_path: Path) -> None
     """The program goes on, or ends with a traceback; the results are written all the same."""
     (tmp_path / "program.py").write_text(PROGRAM)
     words = ["-m", "amanda", "run", "-t", f"nan:action={action}", "-o", "out", "program.py"]
-    done = subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = run_python(*words, cwd=tmp_path)
     assert done.returncode == status, done.stderr
     assert ("end" in done.stdout) is (status == 0)
     assert ("mul produced an infinity" in done.stderr) is (action != "record")

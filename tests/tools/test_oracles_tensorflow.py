@@ -1,19 +1,13 @@
 """The tools' figures of a TensorFlow model beside those of Keras, a tape, numpy and a tracer."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import numpy as np
+import pytest
+import tensorflow as tf
 
 import amanda
 from amanda_tools.count import CountTool

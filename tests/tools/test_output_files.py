@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import amanda
 from amanda_tools._output.csv_files import write_rows
@@ -73,7 +74,6 @@ def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProc
 
 def test_hostile_names_reach_no_terminal_and_every_file(tmp_path: Path) -> None:
     """All tools that write files, of a module whose name is as bad as it can be."""
-    pytest.importorskip("torch")
     name = HOSTILE.replace("\udc80", "\\udc80").replace("\x1b", "\\x1b")
     (tmp_path / "program.py").write_text(
         program(
@@ -101,7 +101,6 @@ def test_a_full_disk_costs_tensors_and_not_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`dump` counts what it has lost, keeps what it has written, and says why."""
-    torch = pytest.importorskip("torch")
     write, written = tensor_files.write_tensors, []
 
     def full(path: Path, *rest: Any) -> None:
@@ -130,7 +129,6 @@ def test_no_place_for_temporary_files_costs_tensors_and_not_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where tempfile finds no folder at all."""
-    torch = pytest.importorskip("torch")
 
     def nowhere(**_: Any) -> str:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
@@ -148,7 +146,6 @@ def test_a_dump_that_does_not_fit_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither tensors without an index nor a part of a file; links are replaced, not followed."""
-    torch = pytest.importorskip("torch")
     tool = DumpTool(shard=1)
     with amanda.apply(tool):
         torch.mul(torch.ones(2), 2)
@@ -177,7 +174,6 @@ def test_a_dump_that_does_not_fit_leaves_nothing(
 
 def test_a_limit_of_the_size_of_files_is_no_end_of_the_program(tmp_path: Path) -> None:
     """As a full disk: files that do not fit are named in the summary, the program ends well."""
-    pytest.importorskip("torch")
     (tmp_path / "program.py").write_text(
         program(
             "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
@@ -205,7 +201,6 @@ def test_a_link_for_a_folder_of_results_is_not_followed(tmp_path: Path) -> None:
 
 def test_a_standard_output_that_is_full_changes_no_status(tmp_path: Path) -> None:
     """The summary is lost, and said to be; what the program has printed has its own status."""
-    pytest.importorskip("torch")
     (tmp_path / "program.py").write_text("import torch")
     with open("/dev/full", "w") as full:
         for closed in (False, True):

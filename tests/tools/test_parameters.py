@@ -1,20 +1,14 @@
 """``params`` of ``flops`` on TensorFlow: what Keras counts, in every mode, and nothing else."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import numpy as np
+import pytest
+import tensorflow as tf
 
 import amanda
 from amanda.inline import Counter
@@ -23,6 +17,7 @@ from amanda_tools._operators.flop_registry import formula_of
 from amanda_tools._operators.signature import OpSignature
 from amanda_tools.flops import FlopsTool
 from amanda_tools.flops.counting import OpFlops
+from tests.running import applied
 
 tf1 = tf.compat.v1
 DATA, LABELS = np.ones((2, 4), np.float32), np.ones(2)
@@ -36,13 +31,6 @@ def model() -> Any:
     for layer in (layers.BatchNormalization(), layers.LayerNormalization(), layers.PReLU()):
         x = layer(x)
     return tf.keras.Model(entry, layers.Dense(2)(layers.Dropout(0.1)(x)))
-
-
-def counted(run: Callable[[], Any]) -> dict[str, Any]:
-    tool = FlopsTool()
-    with amanda.apply(tool):
-        run()
-    return tool.summary()
 
 
 def compiled(optimizer: Any, eagerly: bool) -> Any:
@@ -69,7 +57,7 @@ RUNS: dict[str, Callable[[Any], Any]] = {
 def test_params_are_those_of_keras(name: str) -> None:
     """Weights, biases, scales and statistics; what is used twice counts once."""
     net = compiled("adam", eagerly=False)
-    found = counted(lambda: RUNS[name](net))
+    found = applied(FlopsTool(), lambda: RUNS[name](net)).summary()
     assert found["params"] == net.count_params()
     assert found["unknown_ops"] == {}
 
@@ -80,7 +68,7 @@ def test_the_state_of_optimizers_and_metrics_is_no_parameter(optimizer: Any, eag
     """Learning rates, moments, counters and sums are variables, too."""
     chosen = optimizer if isinstance(optimizer, str) else optimizer()
     net = compiled(chosen, eagerly)
-    found = counted(lambda: net.fit(DATA, LABELS, verbose=0, epochs=2))
+    found = applied(FlopsTool(), lambda: net.fit(DATA, LABELS, verbose=0, epochs=2)).summary()
     assert found["params"] == net.count_params()
     assert found["unknown_ops"] == {}
 
@@ -100,7 +88,7 @@ def test_params_of_a_session(by_reference: bool) -> None:
         train = tf1.train.AdamOptimizer().minimize(loss)
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
-            found = counted(lambda: session.run([loss, train], {x: DATA}))
+            found = applied(FlopsTool(), lambda: session.run([loss, train], {x: DATA})).summary()
     assert found["params"] == 4 * 4 + 4 + 4
     assert found["unknown_ops"] == {}
 
@@ -113,7 +101,10 @@ def test_two_models_in_one_scope() -> None:
         first.fit(DATA, LABELS, verbose=0)
         second(DATA)
 
-    assert counted(run)["params"] == first.count_params() + second.count_params()
+    assert (
+        applied(FlopsTool(), run).summary()["params"]
+        == first.count_params() + second.count_params()
+    )
 
 
 def test_a_variable_has_one_key_wherever_it_is_used() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 
 import numpy as np
 import pytest
@@ -326,36 +325,6 @@ def test_a_pass_that_ends_in_a_number_is_left_out() -> None:
         for shape in ((2, 3), (3,), (), (0,), (2, 0), (2, 3)):
             net(torch.ones(shape))
     assert len(tool.paths) == 2 + 1 + 2
-
-
-def test_watching_changes_nothing() -> None:
-    torch.manual_seed(8)
-    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
-    x = torch.rand(2, 6)
-    net(x).sum().backward()
-    expected = [net(x), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]
-    net.zero_grad()
-    with amanda.apply(PathTool()):
-        y = net(x)
-        y.sum().backward()
-    found = [y, *(p.grad for p in net.parameters())]
-    for one, other in zip(expected, found, strict=True):
-        assert torch.equal(one, other)
-
-
-def test_nothing_of_the_model_stays_alive() -> None:
-    """Activations die as without the tool, in the scope and after it."""
-    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
-    tool = PathTool()
-    alive = []
-    with amanda.apply(tool):
-        for _ in range(2):
-            x = torch.rand(2, 6)
-            hidden = net[0](x)
-            alive += [weakref.ref(tensor) for tensor in (x, hidden, net[2](hidden))]
-            del x, hidden
-        assert [ref() for ref in alive] == [None] * 6
-    assert len(tool.paths) == 4
 
 
 def test_what_is_no_real_number_ends_the_path_and_is_listed() -> None:

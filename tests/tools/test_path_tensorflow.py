@@ -1,20 +1,14 @@
 """The tool ``path`` on TensorFlow: one architecture has the same paths in every mode, and on
 PyTorch."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import numpy as np
+import pytest
+import tensorflow as tf
 import torch
 from torch.nn import functional
 
@@ -308,7 +302,8 @@ def test_a_recurrent_model_is_explained_down_to_its_loop() -> None:
 @pytest.mark.parametrize("metrics", [["accuracy", "mae"], ["auc"]])
 def test_metrics_are_no_part_of_the_model(metrics: list[str], image: Any) -> None:
     """Under Keras' ``evaluate`` the way ends at the model's own output, and not at a metric's."""
-    keras = pytest.importorskip("keras")
+    import keras
+
     model = keras.Sequential(
         [keras.Input((9, 9, 3)), keras.layers.Flatten(), keras.layers.Dense(3, "softmax")],
         name="net",

@@ -7,7 +7,7 @@ import gc
 import itertools
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from amanda_tools.kernels import KernelsTool
 from amanda_tools.profile import ProfileTool
 from amanda_tools.summary import SummaryTool
 from amanda_tools.trace import TraceTool
+from tests.running import applied
 
 EXECUTED = dict.fromkeys(("count", "flops", "kernels"), "executions") | {"profile": "calls"}
 TOOLS = [CountTool, FlopsTool, KernelsTool, ProfileTool]
@@ -43,12 +44,6 @@ def train(steps: int = 3, parts: int = 1, evaluations: int = 2) -> None:
     with torch.no_grad():
         for _ in range(evaluations):
             model(torch.rand(16, 8))
-
-
-def applied(tool: Any, run: Callable[[], Any]) -> Any:
-    with amanda.apply(tool):
-        run()
-    return tool
 
 
 def linear(tool: ReportingTool[Any]) -> Mapping[str, Any]:

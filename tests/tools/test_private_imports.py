@@ -12,6 +12,7 @@ import pytest
 
 from amanda_tools._output.private_imports import with_private_import
 from amanda_tools.count import CountTool
+from tests.running import run_python
 
 
 def test_printing_tables_draws_no_random_number() -> None:
@@ -60,10 +61,9 @@ print(random.random(), numpy.random.rand())
 def test_a_program_draws_the_numbers_that_it_draws_alone(tools: str, tmp_path: Path) -> None:
     """Under ``amanda run`` a program that seeds its generators and imports rich later draws the
     numbers that it draws by itself."""
-    pytest.importorskip("torch")
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     run = [sys.executable, "-m", "amanda", "run", "-t", tools, "-o", str(tmp_path / "out"), "--"]
-    alone = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    alone = run_python(path, check=True)
     under = subprocess.run([*run, path], capture_output=True, text=True, check=True)
     assert under.stdout.startswith(alone.stdout)

@@ -23,6 +23,7 @@ from amanda.testing import loopback as lb
 from amanda_tools import profile
 from amanda_tools.profile import ProfileTool
 from tests import models
+from tests.running import applied
 
 _UNITS = ["none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"]
 
@@ -82,13 +83,6 @@ SPEEDSCOPE: dict[str, Any] = {
 https://www.speedscope.app/file-format-schema.json, fields and types only."""
 
 
-def profiled(run: Callable[[], Any], **options: Any) -> ProfileTool:
-    tool = ProfileTool(**options)
-    with amanda.apply(tool):
-        run()
-    return tool
-
-
 def saved_by_torch(run: Callable[[], Any], model: nn.Module) -> int:
     """Bytes that PyTorch packs for the backward pass, each memory once, parameters aside."""
     own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
@@ -115,7 +109,7 @@ def test_what_is_saved_is_what_torch_packs(name: str) -> None:
     model, inputs = models.build(name)
     torch.manual_seed(1)
     kept: list[Any] = []
-    tool = profiled(lambda: kept.append(model(**inputs)))
+    tool = applied(ProfileTool(), lambda: kept.append(model(**inputs)))
     assert tool.summary()["saved_bytes"] == pytest.approx(expected, rel=0.02)
 
 
@@ -128,7 +122,7 @@ def test_what_a_single_operator_saves() -> None:
         y = layer(x)
         kept.append((y.sigmoid() * y).tanh_())
 
-    rows = {row["type"]: row for row in profiled(run).op_rows()}
+    rows = {row["type"]: row for row in applied(ProfileTool(), run).op_rows()}
     assert rows["linear"]["saved_bytes"] == x.nbytes
     assert rows["sigmoid"]["saved_bytes"] == 3 * 20 * 4
     assert rows["mul"]["saved_bytes"] == 2 * 3 * 20 * 4
@@ -144,7 +138,7 @@ def test_nothing_is_saved_without_gradients() -> None:
         with torch.no_grad():
             model(**inputs)
 
-    assert profiled(run).summary()["saved_bytes"] == 0
+    assert applied(ProfileTool(), run).summary()["saved_bytes"] == 0
 
 
 def test_a_view_that_may_not_be_asked_saves_nothing() -> None:
@@ -158,7 +152,7 @@ def test_a_view_that_may_not_be_asked_saves_nothing() -> None:
             with torch.enable_grad():
                 row.detach()
 
-    rows = {row["name"]: row for row in profiled(run).op_rows()}
+    rows = {row["name"]: row for row in applied(ProfileTool(), run).op_rows()}
     assert rows["fill_"]["saved_bytes"] == 0
 
 
@@ -169,7 +163,7 @@ def test_calls_are_those_of_torch_profiler() -> None:
     def step() -> None:
         models.loss(model(**inputs)).backward()
 
-    tool = profiled(lambda: [step() for _ in range(2)])
+    tool = applied(ProfileTool(), lambda: [step() for _ in range(2)])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as reference:
         step()
     counted = {event.key: event.count for event in reference.key_averages()}
@@ -204,7 +198,7 @@ def test_time_is_that_of_the_operators() -> None:
             amanda.new_iteration()
 
     start = time.perf_counter()
-    tool = profiled(run)
+    tool = applied(ProfileTool(), run)
     elapsed = time.perf_counter() - start
     rows = {row["name"]: row for row in tool.op_rows()}
     assert rows["Slow"]["calls"] == 3
@@ -228,10 +222,10 @@ def test_tables_by_type_and_module() -> None:
     """The table's groups and its order are options."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU())
     for options, column in (({"by": "module"}, {"0", "1", "2"}), ({"by": "type"}, {"linear"})):
-        table, *_ = profiled(lambda: model(torch.rand(1, 4)), **options).tables()
+        table, *_ = applied(ProfileTool(**options), lambda: model(torch.rand(1, 4))).tables()
         assert column <= {row[0] for row in table.rows}
     options = {"by": "type", "sort": "calls", "phases": "all"}
-    table, *_ = profiled(lambda: model(torch.rand(1, 4)), **options).tables()
+    table, *_ = applied(ProfileTool(**options), lambda: model(torch.rand(1, 4))).tables()
     calls = [row[1] for row in table.rows]
     assert calls == sorted(calls, reverse=True)
     with pytest.raises(ValueError, match="sort"):
@@ -241,7 +235,7 @@ def test_tables_by_type_and_module() -> None:
 def test_files(tmp_path: Path) -> None:
     """A table, a flame graph of modules whose weights are the times, and a timeline."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    tool = profiled(lambda: model(torch.rand(1, 4)).sum().backward())
+    tool = applied(ProfileTool(), lambda: model(torch.rand(1, 4)).sum().backward())
     paths = tool.write_files(tmp_path, "profile")
     assert [path.name for path in paths] == [
         "profile.csv", "profile.speedscope.json", "profile.timeline.json",
@@ -262,13 +256,13 @@ def test_files(tmp_path: Path) -> None:
     assert len({one["name"] for one in flame["profiles"]}) == len(flame["profiles"])
     assert json.loads(paths[2].read_text())["traceEvents"]
     assert json.loads(json.dumps(tool.result())) == tool.result()
-    nothing = profiled(lambda: torch.rand(1), csv=False, flame=False, timeline=False)
+    nothing = applied(ProfileTool(csv=False, flame=False, timeline=False), lambda: torch.rand(1))
     assert list(nothing.write_files(tmp_path, "profile")) == []
 
 
 def test_flame_graphs_have_the_form_that_speedscope_reads(tmp_path: Path) -> None:
     """One weight for each sample, whose numbers are those of frames."""
-    tool = profiled(lambda: nn.Linear(4, 4)(torch.rand(1, 4)).sum().backward())
+    tool = applied(ProfileTool(), lambda: nn.Linear(4, 4)(torch.rand(1, 4)).sum().backward())
     [path] = tool.write_files(tmp_path, "profile")[1:2]
     flame = json.loads(path.read_text())
     jsonschema.validate(flame, SPEEDSCOPE)
@@ -289,7 +283,7 @@ def test_a_flame_graph_of_the_model_holds_no_setup(tmp_path: Path) -> None:
         model(torch.rand(1, 4)).sum().backward()
         optimizer.step()
 
-    [path] = profiled(train).write_files(tmp_path, "profile")[1:2]
+    [path] = applied(ProfileTool(), train).write_files(tmp_path, "profile")[1:2]
     flame = json.loads(path.read_text())
     names = [frame["name"] for frame in flame["shared"]["frames"]]
     found = {
@@ -306,15 +300,15 @@ def test_the_memory_of_a_device_or_of_the_process(monkeypatch: pytest.MonkeyPatc
     # Pages of a mapping of its own: allocators may have those of earlier tensors left.
     size = 64_000_000
     new = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
-    rows = profiled(lambda: new.fill_(1).neg_()).op_rows()
+    rows = applied(ProfileTool(), lambda: new.fill_(1).neg_()).op_rows()
     if resident_bytes():
         assert 0.9 * size < rows[0]["memory_delta"] < 1.1 * size
         assert abs(rows[1]["memory_delta"]) < 0.1 * size
     used = iter(range(1000, 10**9, 1000))
     monkeypatch.setattr(profile, "device_bytes", lambda: next(used))
-    rows = profiled(lambda: torch.rand(2).exp()).op_rows()
+    rows = applied(ProfileTool(), lambda: torch.rand(2).exp()).op_rows()
     assert [row["memory_delta"] for row in rows] == [1000, 1000]
-    [row] = profiled(lambda: torch.ones(2), memory=False).op_rows()
+    [row] = applied(ProfileTool(memory=False), lambda: torch.ones(2)).op_rows()
     assert row["memory_delta"] is None
 
 
@@ -334,13 +328,13 @@ def test_waiting_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """``sync`` waits before both looks at the clock."""
     waits: list[int] = []
     monkeypatch.setattr(profile, "synchronize", lambda: waits.append(1))
-    profiled(lambda: torch.rand(2), sync=True)
+    applied(ProfileTool(sync=True), lambda: torch.rand(2))
     assert len(waits) == 2
 
 
 def test_the_toy_framework() -> None:
     """The tool has no branch for a framework."""
-    tool = profiled(lambda: lb.sum(lb.relu(lb.parameter([1.0]))).backward())
+    tool = applied(ProfileTool(), lambda: lb.sum(lb.relu(lb.parameter([1.0]))).backward())
     assert {row["type"] for row in tool.op_rows()} >= {"relu", "sum", "AccumulateGrad"}
     out = io.StringIO()
     tool.print_summary(out)

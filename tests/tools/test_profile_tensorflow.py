@@ -1,21 +1,15 @@
 """``profile`` and ``trace`` in TensorFlow's graphs: times come from the runtime."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
 import collections
-import os
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import numpy as np
+import pytest
+import tensorflow as tf
 
 import amanda
 from amanda.errors import CoverageWarning

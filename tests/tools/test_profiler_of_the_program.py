@@ -1,24 +1,16 @@
 """Programs that use TensorFlow's profiler, of which there is one, under tools that use it."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import keras
 import numpy as np
+import pytest
+import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.profiler.internal import _pywrap_profiler
@@ -29,6 +21,7 @@ from amanda_tools._timelines.activities import MARK
 from amanda_tools.kernels import KernelsTool
 from amanda_tools.profile import ProfileTool
 from amanda_tools.trace import TraceTool
+from tests.running import run_python
 from tests.tools.xplane_support import kinds_in
 from tests.tutorial.documents import ROOT
 
@@ -282,13 +275,7 @@ print(kernels_in(Path(folder))["Sinh"] > 0)
 @pytest.mark.parametrize("when", ["early", "late"])
 def test_a_profiler_server_has_the_profiler(when: str, tmp_path: Path) -> None:
     """Requests come unannounced: from the start of a server in the scope, no tool uses it."""
-    done = subprocess.run(
-        [sys.executable, "-c", SERVED, str(tmp_path), when],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", SERVED, str(tmp_path), when, cwd=ROOT)
     assert done.stdout.splitlines()[-1:] == ["True"], done.stderr
     assert "the program used it for a part of the run" in done.stderr
 

@@ -6,8 +6,6 @@ import hashlib
 import itertools
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from amanda_tools._output.report.columns import make_column
 from amanda_tools._output.report.model_tree import ModelView, model_of
 from amanda_tools._output.report.run import document_of, section_of
 from amanda_tools._output.units import format_short
+from tests.running import run_python
 
 # -- charts -------------------------------------------------------------------
 
@@ -498,7 +497,7 @@ def test_tools_import_what_is_heavy_only_where_they_need_it() -> None:
         "heavy = {'torch', 'tensorflow', 'jinja2', 'matplotlib', 'networkx', 'safetensors'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, check=True)
     assert done.stdout == "[]\n"
 
 

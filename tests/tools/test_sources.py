@@ -1,25 +1,19 @@
 """The user's line of an operator in TensorFlow's graph modes, and what ``nan`` does there."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import numpy as np
+import pytest
+import tensorflow as tf
 
-import amanda
 from amanda_tools.nan import NanTool, NonFiniteError, NonFiniteWarning
 from amanda_tools.profile import ProfileTool
 from amanda_tools.trace import TraceTool
+from tests.running import applied
 
 tf1 = tf.compat.v1
 Run = Callable[[], Any]
@@ -82,22 +76,16 @@ GRAPHS = {
 }
 
 
-def found(tool: Any, run: Run) -> Any:
-    with amanda.apply(tool):
-        run()
-    return tool
-
-
 @pytest.mark.parametrize("name", GRAPHS)
 def test_an_operator_of_a_graph_has_the_line_that_made_it(name: str) -> None:
     """Not the line that runs the graph; ``nan``, ``trace`` and ``profile`` agree."""
     build, text = GRAPHS[name]
     expected = f"test_sources.py:{line_of(text)}"
-    first = found(NanTool(action="record"), build()).summary()["first"]
+    first = applied(NanTool(action="record"), build()).summary()["first"]
     assert (first["type"], first["kind"], first["direction"]) == ("sqrt", "nan", "forward")
     assert first["source"].endswith(expected)
     for tool in (TraceTool(), ProfileTool()):
-        rows = found(tool, build()).op_rows()
+        rows = applied(tool, build()).op_rows()
         sources = {r["source"] for r in rows if r["type"] == "sqrt"}
         assert {Path(source).name for source in sources} == {expected}
 
@@ -109,7 +97,7 @@ def test_a_backward_operator_has_the_line_of_its_forward_operator() -> None:
         root = tf.sqrt(x)  # is differentiated
         slope = tf1.gradients(root, x)
         with tf1.Session() as running:
-            tool = found(NanTool(action="record"), lambda: running.run(slope, {x: np.zeros(3)}))
+            tool = applied(NanTool(action="record"), lambda: running.run(slope, {x: np.zeros(3)}))
     first = tool.summary()["first"]
     assert (first["direction"], first["type"]) == ("backward", "sqrt_backward")
     assert first["source"].endswith(f"test_sources.py:{line_of('# is differentiated')}")
@@ -120,19 +108,19 @@ def test_it_warns_at_that_line_or_aborts(name: str) -> None:
     """The warning has the line as its place; the error names it."""
     build, text = GRAPHS[name]
     with pytest.warns(NonFiniteWarning, match="sqrt produced NaN") as caught:
-        found(NanTool(), build())
+        applied(NanTool(), build())
     [place] = [(w.filename, w.lineno) for w in caught if w.category is NonFiniteWarning]
     assert place[0].endswith("test_sources.py")
     assert place[1] == line_of(text)
     with pytest.raises(NonFiniteError, match=rf"test_sources.py:{line_of(text)}"):
-        found(NanTool(action="abort"), build())
+        applied(NanTool(action="abort"), build())
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_its_inputs_are_written_for_replay(name: str, tmp_path: Path) -> None:
     """As numpy arrays, and the operator runs again on them."""
     build, _ = GRAPHS[name]
-    tool = found(NanTool(action="record"), build())
+    tool = applied(NanTool(action="record"), build())
     [path] = tool.write_files(tmp_path, "nan")
     with np.load(path) as arrays:
         assert (arrays["0.x"] == -1).all()
@@ -146,6 +134,6 @@ def test_what_is_taken_out_of_a_container_was_put_there() -> None:
         for x in tf.data.Dataset.from_tensors([1.0, float("nan")]):
             tf.exp(x)
 
-    summary = found(NanTool(action="record"), run).summary()
+    summary = applied(NanTool(action="record"), run).summary()
     assert summary["first"] is None
     assert summary["received"]["type"] == "exp"

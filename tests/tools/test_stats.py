@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import csv
-import gc
 import io
 import json
 import math
 import subprocess
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -29,15 +27,7 @@ from amanda_tools._values.moments import KnownMoments, Moments
 from amanda_tools._values.tensors import reader_of
 from amanda_tools.sparsity import SparsityTool, pattern_share
 from amanda_tools.stats import StatsTool
-from tests import models
-from tests.counting import called
-
-
-def watched(cls: type[Any], run: Callable[[], Any], **options: Any) -> Any:
-    tool = cls(**options)
-    with amanda.apply(tool):
-        run()
-    return tool
+from tests.running import applied
 
 
 def rows_of(tool: Any) -> dict[tuple[str, str], dict[str, Any]]:
@@ -82,16 +72,6 @@ def test_large_tensors_are_taken_in_parts() -> None:
     powers, counts = np.unique(exponents, return_counts=True)
     expected = [[2.0**e, 2.0 ** (e + 1), n] for e, n in zip(powers, counts, strict=True)]
     assert [bar for bar in row["histogram"] if bar[0] > 0] == expected
-
-
-def test_a_tensor_is_taken_by_few_functions() -> None:
-    """The figures of a tensor are taken by compiled code: on the small tensors of most layers, what
-    functions do that are written in Python takes longer than the numbers."""
-    array, moments = np.linspace(-1.0, 1.0, 64, dtype=np.float32), Moments()
-    with called() as codes:
-        moments.add(array)
-    assert moments.row()["elements"] == 64
-    assert len(codes) <= 6, [code.co_qualname for code in codes]
 
 
 def test_units_of_tensors_with_and_without_zeros() -> None:
@@ -203,7 +183,7 @@ def test_the_memory_of_a_tensor_is_read_in_place(make: Callable[[Any], Any]) -> 
 def test_zeros_without_memory_are_read() -> None:
     """Forward-mode AD makes tensors of zeros that have no memory: they are read as others."""
     zeros = torch._efficientzerotensor((2, 3))  # noqa: SLF001
-    tool = watched(StatsTool, lambda: torch.sigmoid(zeros))
+    tool = applied(StatsTool(), lambda: torch.sigmoid(zeros))
     [row] = rows_of(tool).values()
     assert row["min"] == row["max"] == 0.5
     view = reader_of(zeros).numpy_view(zeros)
@@ -237,7 +217,7 @@ def test_activations_weights_and_gradients_of_a_layer() -> None:
             outputs.append(y.detach().numpy().astype(np.float64))
             (y * y).sum().backward()
 
-    tool = watched(StatsTool, run)
+    tool = applied(StatsTool(), run)
     rows = rows_of(tool)
     activations = rows["Linear/linear:0", "output0"]
     everything = np.stack(outputs)
@@ -267,13 +247,13 @@ def test_dead_units_and_saturation() -> None:
         conv(data).relu().clamp(max=9)
         torch.sigmoid(torch.tensor([-100.0, 0.0, 1.0, 100.0]))
 
-    tool = watched(StatsTool, run, tensors="activations")
+    tool = applied(StatsTool(tensors="activations"), run)
     rows = rows_of(tool)
     convolution = rows["Conv2d/conv2d:0", "output0"]
     assert (convolution["units"], convolution["dead_units"]) == (3, 0)
     assert rows["/sigmoid:0", "output0"]["saturated"] == 2
     assert tool.summary()["saturated"] == {"/sigmoid:0 output0": 0.5}
-    dead = watched(StatsTool, lambda: nn.ReLU()(torch.rand(3, 2) - 1), ops="relu")
+    dead = applied(StatsTool(ops="relu"), lambda: nn.ReLU()(torch.rand(3, 2) - 1))
     assert dead.summary()["dead_units"] == {"ReLU/relu:0 output0": 2}
 
 
@@ -285,15 +265,15 @@ def test_selection_by_type_module_kind_and_frequency() -> None:
         for _ in range(5):
             model(torch.rand(1, 2)).sum().backward()
 
-    tool = watched(StatsTool, run, ops="linear", tensors="activations", every=2)
+    tool = applied(StatsTool(ops="linear", tensors="activations", every=2), run)
     assert {(i, t): r["executions"] for (i, t), r in rows_of(tool).items()} == {
         ("Sequential.0/linear:0", "output0"): 3,
         ("Sequential.2.0/linear:0", "output0"): 3,
     }
     assert [look.step for look in tool.series] == [0, 0, 2, 2, 4, 4]
-    inner = watched(StatsTool, run, modules="2.*", tensors="weights")
+    inner = applied(StatsTool(modules="2.*", tensors="weights"), run)
     assert {i for i, _ in rows_of(inner)} == {"Sequential.2.0/linear:0"}
-    gradients = watched(StatsTool, run, ops="linear", tensors="gradients")
+    gradients = applied(StatsTool(ops="linear", tensors="gradients"), run)
     assert {i.partition("/grad")[0] for i, _ in rows_of(gradients)} == {
         "Sequential.0/linear:0", "Sequential.2.0/linear:0",
     }  # fmt: skip
@@ -319,14 +299,14 @@ def trained() -> None:
 
 def test_the_series_as_a_table(tmp_path: Path) -> None:
     """One line per look, with the figures of that execution."""
-    tool = watched(StatsTool, trained, tensors="activations")
+    tool = applied(StatsTool(tensors="activations"), trained)
     [path] = tool.write_files(tmp_path, "stats")
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == len(tool.series)
     steps = [line["step"] for line in lines if line["key"] == "Linear/linear:0 output0"]
     assert steps == ["0", "1", "2"]
-    limited = watched(StatsTool, trained, tensors="activations", limit=2)
+    limited = applied(StatsTool(tensors="activations", limit=2), trained)
     assert len(limited.series) == 2
     assert limited.summary()["looks_not_in_series"] == limited.summary()["looks"] - 2
 
@@ -334,7 +314,7 @@ def test_the_series_as_a_table(tmp_path: Path) -> None:
 def test_the_series_for_tensorboard(tmp_path: Path) -> None:
     """TensorBoard's own reader finds the scalars and the histogram."""
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    tool = watched(StatsTool, trained, tensors="activations", tensorboard=True, csv=False)
+    tool = applied(StatsTool(tensors="activations", tensorboard=True, csv=False), trained)
     [path] = tool.write_files(tmp_path, "stats")
     assert path.parent.name == "stats.tensorboard"
     read = accumulators.EventAccumulator(str(path.parent))
@@ -371,32 +351,11 @@ def test_a_run_writes_for_tensorboard_when_it_ends(tmp_path: Path) -> None:
 def test_results_are_plain_data_and_tables_show_them() -> None:
     """JSON takes the results; the tables name the tensors."""
     for cls in (StatsTool, SparsityTool):
-        tool = watched(cls, trained)
+        tool = applied(cls(), trained)
         assert json.loads(json.dumps(tool.result())) == tool.result()
         out = io.StringIO()
         tool.print_summary(out)
         assert "Linear/linear:0 weight" in out.getvalue()
-
-
-def test_watching_changes_nothing_and_keeps_nothing() -> None:
-    """Gradients are those of the program alone, and tensors die."""
-    model, inputs = models.build("bert")
-    torch.manual_seed(3)
-    models.loss(model(**inputs)).backward()
-    expected = [parameter.grad for parameter in model.parameters()]
-    model.zero_grad()
-    tool = StatsTool()
-    torch.manual_seed(3)
-    with amanda.apply(tool):
-        output = model(**inputs)
-        models.loss(output).backward()
-    for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        assert (parameter.grad is None) is (gradient is None)
-        assert gradient is None or torch.equal(parameter.grad, gradient)
-    references = [weakref.ref(t) for t in (*models.tensors(output), *model.parameters())]
-    del output, model, parameter, gradient
-    gc.collect()
-    assert [reference() for reference in references if reference() is not None] == []
 
 
 # -- sparsity -------------------------------------------------------------------------
@@ -425,7 +384,7 @@ def test_zeros_of_a_pruned_and_a_dense_layer() -> None:
         kept.append(torch.relu(pruned(torch.randn(6, 8))))
         dense(kept[-1])
 
-    tool = watched(SparsityTool, run)
+    tool = applied(SparsityTool(), run)
     rows = rows_of(tool)
     assert rows["Linear/linear:0", "weight"]["pattern_share"] == 1
     assert rows["Linear/linear:0", "weight"]["sparsity"] == 0.5
@@ -444,7 +403,7 @@ def test_convolutions_are_looked_at_along_their_inputs() -> None:
     conv = nn.Conv2d(8, 2, 3, bias=False)
     with torch.no_grad():
         conv.weight[:, ::2] = 0
-    tool = watched(SparsityTool, lambda: conv(torch.rand(1, 8, 5, 5)), tensors="weights")
+    tool = applied(SparsityTool(tensors="weights"), lambda: conv(torch.rand(1, 8, 5, 5)))
     [row] = tool.op_rows()
     assert row["pattern_share"] == 1
     with pytest.raises(ValueError, match="pattern"):
@@ -453,7 +412,7 @@ def test_convolutions_are_looked_at_along_their_inputs() -> None:
 
 def test_the_toy_framework() -> None:
     """The tools have no branch for a framework."""
-    tool = watched(StatsTool, lambda: lb.relu(lb.tensor([-1.0, 2.0])), tensors="activations")
+    tool = applied(StatsTool(tensors="activations"), lambda: lb.relu(lb.tensor([-1.0, 2.0])))
     [row] = [row for row in tool.op_rows() if row["type"] == "relu"]
     assert (row["mean"], row["zeros"]) == (1.0, 1)
 

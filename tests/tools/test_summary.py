@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 import amanda
 from amanda.testing import loopback as lb
 from amanda.tools.reporting import plain_text
-from tests.counting import called
 
 
 class Bottleneck(nn.Module):
@@ -45,14 +44,9 @@ class ResNet(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(
-            nn.Conv2d(3, 8, 7, 2, 3, bias=False),
-            nn.MaxPool2d(3, 2, 1),
-            Bottleneck(8, 4, 1),
-            Bottleneck(16, 8, 2),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(32, 10),
-        )
+            nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.MaxPool2d(3, 2, 1), Bottleneck(8, 4, 1),
+            Bottleneck(16, 8, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+        )  # fmt: skip
 
 
 class Vit(nn.Module):
@@ -303,7 +297,7 @@ def test_a_shared_module_is_shown_at_each_place() -> None:
     layer = nn.Linear(3, 3)
     rows = watched((nn.Sequential(layer, nn.ReLU(), layer), torch.rand(1, 3))).modules()
     assert [(row["path"], row["parameters"]) for row in rows] == [
-        *(("", 12), ("0", 12), ("1", 0), ("2", 12)),
+        *(("", 12), ("0", 12), ("1", 0), ("2", 12))
     ]
 
 
@@ -312,17 +306,6 @@ def nested(depth: int) -> nn.Module:
     for _ in range(depth):
         model = nn.Sequential(model)
     return model
-
-
-def test_the_first_step_of_a_deep_model_grows_with_its_depth() -> None:
-    """Functions called are in proportion to the depth, not to its square or cube."""
-    calls = []
-    for depth in (25, 50, 100):
-        model = nested(depth)
-        with amanda.apply(amanda.tools.load("summary")()), called() as codes:
-            model(torch.rand(1, 2))
-        calls.append(len(codes))
-    assert calls[2] - calls[1] < 2.2 * (calls[1] - calls[0])
 
 
 def test_lazy_modules_are_shown_as_what_they_become() -> None:

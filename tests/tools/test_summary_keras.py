@@ -212,20 +212,6 @@ def test_a_layer_that_is_not_built_calls_its_parts_once() -> None:
     assert rows["block"]["parameters"] == 4 * (8 * 8 + 8) + 16 + 2 * 8 * 32 + 40
 
 
-def test_a_call_that_raises_is_no_pass() -> None:
-    """And leaves nothing behind."""
-    import keras
-
-    layer = keras.layers.Dense(3)
-    layer.build((None, 4))
-    tool = amanda.tools.load("summary")()
-    with amanda.apply(tool):
-        with pytest.raises(ValueError, match="expected axis"):
-            layer(np.ones((2, 5), "float32"))
-        layer(np.ones((2, 4), "float32"))
-    assert [row["output"] for row in tool.modules()] == [[2, 3]]
-
-
 def test_a_function_that_a_layer_calls_at_once_adds_to_the_layer(tmp_path: Path) -> None:
     """The layers around it run eagerly: one whose method is compiled, one of a SavedModel."""
     import keras

@@ -22,7 +22,6 @@ from tests.tools.phase_support import check, names, run_all
 # isort: split
 import timm
 import torchvision
-import transformers
 
 
 def vit() -> models.Built:
@@ -42,36 +41,11 @@ def resnet() -> models.Built:
     return model, {"x": torch.rand(2, 3, 16, 16)}
 
 
-def llama() -> models.Built:
-    config = transformers.LlamaConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        intermediate_size=32,
-        vocab_size=50,
-    )
-    tokens = torch.randint(0, 50, (2, 4))
-    return transformers.LlamaForCausalLM(config), {"input_ids": tokens, "labels": tokens}
-
-
-def train(build: Callable[[], models.Built], steps: int = 3) -> None:
-    """What a script does: it builds the model, trains it, and looks at how good it is."""
-    torch.manual_seed(0)
-    model, inputs = build()
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(steps):
-        optimizer.zero_grad()
-        models.loss(model(**inputs)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-
 @functools.cache
 def tools() -> dict[str, ReportingTool[Any]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return run_all(functools.partial(train, vit))
+        return run_all(functools.partial(models.train, vit, 3))
 
 
 @pytest.mark.parametrize("name", names())
@@ -90,12 +64,14 @@ def test_rows_describe_the_tensors_of_operators(name: str) -> None:
             assert row["outputs"], row["id"]
 
 
-@pytest.mark.parametrize("build", [llama, resnet], ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", [models.llama, resnet], ids=lambda build: build.__name__)
 def test_tables_of_other_models_show_operators_of_the_model(
     build: Callable[[], models.Built],
 ) -> None:
     """Likewise, of the tools whose tables list all operators."""
-    found = run_all(functools.partial(train, build, 2), ["count", "flops", "stats", "unmapped"])
+    found = run_all(
+        functools.partial(models.train, build, 2), ["count", "flops", "stats", "unmapped"]
+    )
     for name in found:
         check(found, name)
 

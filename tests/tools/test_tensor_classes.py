@@ -275,10 +275,7 @@ def test_tools_that_watch_leave_any_class_as_it_is(program: Callable[[], Any]) -
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        (
-            "gradients of samples",
-            f"its weight is of the class ExpandedWeight{OWN}",
-        ),
+        ("gradients of samples", f"its weight is of the class ExpandedWeight{OWN}"),
         ("ensemble", "its weight is another one for each sample of torch.vmap"),
         ("distributed", "its weight is spread over processes, and this one has a part of it"),
         ("wrapped weight", f"its weight is of the class Wrapped{OWN}"),

@@ -1,39 +1,24 @@
 """The analysis tools on TensorFlow: the same tools, the same schema, the same figures."""
 
-# ruff: noqa: E402 - without TensorFlow there is nothing to import
-
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", exc_type=ImportError)
-
 import numpy as np
+import pytest
+import tensorflow as tf
 import torch
 from torch import nn
 from torch.nn import functional
 
-import amanda
-from amanda_tools.diff import DiffTool
 from amanda_tools.dump import DumpTool
 from amanda_tools.flops import FlopsTool
 from amanda_tools.nan import NanTool
-from amanda_tools.profile import ProfileTool
-from amanda_tools.stats import StatsTool
+from tests.running import applied
 
 MODES = {"eager": lambda run: run, "function": lambda run: tf.function(run)}
-
-
-def applied(tool: Any, run: Callable[..., Any], *inputs: Any) -> Any:
-    with amanda.apply(tool):
-        run(*inputs)
-    return tool
 
 
 @pytest.fixture(params=MODES)
@@ -127,21 +112,6 @@ def test_one_architecture_has_equal_figures_in_both_frameworks(nets: Any, mode: 
     assert ours["unknown_ops"] == theirs["unknown_ops"] == {}
 
 
-def test_a_port_agrees_operator_by_operator(nets: Any, tmp_path: Path) -> None:
-    """The outputs of convolutions and products, channels last against channels first."""
-    net, port, image = nets
-    options = {"ops": ("conv2d", "linear"), "tensors": "activations", "tolerance": 1e-4}
-    reference = applied(DumpTool(ops=("conv2d", "linear")), lambda: net(image))
-    reference.write_files(tmp_path, "dump")
-    tool = applied(DiffTool(reference=str(tmp_path), **options), port, in_tensorflow(image))
-    found = tool.summary()
-    assert (found["compared"], found["first"]) == (4, None)
-    assert {pair.note for pair in tool.pairs()} == {"channels last here", ""}
-    port.layers[2].set_weights([port.layers[2].get_weights()[0] * 1.01])
-    changed = applied(DiffTool(reference=reference, **options), port, in_tensorflow(image))
-    assert changed.summary()["first"]["reference"] == "TorchNet.strided/conv2d:0"
-
-
 def test_nan_names_the_operator_and_the_line() -> None:
     """In eager mode with the user's line, as on PyTorch."""
 
@@ -172,25 +142,6 @@ def test_nan_in_a_graph(mode: Any) -> None:
     assert (first["direction"], first["type"]) == ("backward", "sqrt_backward")
 
 
-def test_statistics_are_those_of_numpy(mode: Any) -> None:
-    """Moments of an operator's outputs over three executions."""
-    data = [np.random.default_rng(i).normal(size=(4, 5)).astype(np.float32) for i in range(3)]
-    run = mode(lambda x: tf.nn.relu(x))
-
-    def all_of_them() -> None:
-        for array in data:
-            run(tf.constant(array))
-            amanda.new_iteration()
-
-    rows = applied(StatsTool(tensors="activations", ops="relu"), all_of_them).op_rows()
-    [row] = [row for row in rows if row["tensor"] == "output0"]
-    whole = np.maximum(np.stack(data), 0).astype(np.float64)
-    assert row["executions"] == 3
-    assert row["mean"] == pytest.approx(whole.mean())
-    assert row["std"] == pytest.approx(whole.std())
-    assert row["zeros"] == (whole == 0).sum()
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "float8_e4m3fn"])
 def test_dumps_keep_their_bits(dtype: str) -> None:
     """Also of types that numpy lacks, which are read as float32."""
@@ -200,26 +151,3 @@ def test_dumps_keep_their_bits(dtype: str) -> None:
     assert (entry.dtype, entry.shape) == (dtype, [2, 2])
     expected = tf.cast(x, "float32").numpy()
     assert np.array_equal(tool.load(entry).astype(np.float32), expected)
-
-
-def test_profiles_count_executions(mode: Any) -> None:
-    """Calls of each operator, forward and backward."""
-    layer = tf.keras.layers.Dense(3, use_bias=False)
-    data = tf.ones((2, 4))
-    layer(data)
-
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(layer(x))
-        return tape.gradient(loss, layer.trainable_variables), loss
-
-    run = mode(step)
-
-    def twice() -> None:
-        for _ in range(2):
-            run(data)
-            amanda.new_iteration()
-
-    by_type = applied(ProfileTool(), twice).summary()["by_type"]
-    assert by_type["linear"]["calls"] == 2
-    assert by_type["linear_backward"]["calls"] == 2

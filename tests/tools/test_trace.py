@@ -25,12 +25,6 @@ def line_of(text: str) -> int:
     return number
 
 
-@pytest.fixture(autouse=True)
-def _root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines are told relative to the current folder."""
-    monkeypatch.chdir(Path(__file__).parents[2])
-
-
 def step(net: Any) -> None:
     lb.sum(lb.relu(net(lb.tensor([[2.0]])))).backward()  # the step
 
@@ -290,11 +284,6 @@ def test_the_summary_shows_types_and_modules() -> None:
     assert ["relu", "1"] in rows
     assert ["SumBackward", "1"] in rows
     assert ["0", "forward", "1"] in rows
-
-
-def test_it_is_found_by_its_short_name() -> None:
-    """``amanda.tools.load`` gives the class."""
-    assert amanda.tools.load("trace") is TraceTool
 
 
 def test_arrows_lead_from_forward_to_backward_operators(tmp_path: Path) -> None:

@@ -133,10 +133,7 @@ def pairs() -> None:
 def two_optimizers() -> None:
     """Both step after each backward pass."""
     net = model()
-    optimizers = [
-        torch.optim.SGD(net[0].parameters(), 0.1),
-        torch.optim.Adam(net[2].parameters()),
-    ]
+    optimizers = [torch.optim.SGD(net[0].parameters(), 0.1), torch.optim.Adam(net[2].parameters())]
     for x, y in batches():
         for optimizer in optimizers:
             optimizer.zero_grad()

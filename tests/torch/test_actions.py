@@ -31,10 +31,7 @@ INDEX = torch.tensor(0)
 def on(name: str, act: Analysis, **where: bool) -> amanda.Tool:
     """A tool that acts on the operators of one name ("" for all)."""
     tool = amanda.Tool()
-    tool.add_inst_for_op(
-        lambda c: act(c) if name in ("", c.get_op().__name__) else None,
-        **where,
-    )
+    tool.add_inst_for_op(lambda c: act(c) if name in ("", c.get_op().__name__) else None, **where)
     return tool
 
 
@@ -430,9 +427,7 @@ def test_canonical_types_and_roles() -> None:
     seen: dict[str, Any] = {}
     tool = amanda.Tool()
     tool.depends_on(MappingTool([["pytorch", mapping_rules.standard]]))
-    tool.add_inst_for_op(
-        lambda c: seen.update({c.get_op_id(): (c["op_type"], c["weight_index"])}),
-    )
+    tool.add_inst_for_op(lambda c: seen.update({c.get_op_id(): (c["op_type"], c["weight_index"])}))
     tool.add_inst_for_op(
         lambda c: seen.update({c.get_backward_op_id(): c["backward_op_type"]}), backward=True
     )

@@ -65,13 +65,7 @@ SIGNATURES: dict[str, tuple[Callable[..., Any], list[str], dict[str, Any]]] = {
     "conv2d": (
         functional.conv2d,
         ["input", "weight", "bias", "stride", "padding"],
-        {
-            "input": R(1, 2, 4, 4),
-            "weight": R(3, 2, 1, 1),
-            "bias": R(3),
-            "stride": 1,
-            "padding": 0,
-        },
+        {"input": R(1, 2, 4, 4), "weight": R(3, 2, 1, 1), "bias": R(3), "stride": 1, "padding": 0},
     ),
     "linear": (
         functional.linear,
@@ -124,7 +118,7 @@ SIGNATURES: dict[str, tuple[Callable[..., Any], list[str], dict[str, Any]]] = {
     ),
 }
 _ORDER: dict[str, list[str]] = {
-    "batch_norm": ["input", "weight", "bias", "running_mean", "running_var"],
+    "batch_norm": ["input", "weight", "bias", "running_mean", "running_var"]
 }
 """Leaves whose parameters are declared in another order than those of their function."""
 

@@ -123,11 +123,7 @@ def allocations(program: Program) -> Sequence[int]:
     program.step()
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before
-    return (
-        peak,
-        torch.cuda.memory_stats()[count] - number,
-        torch.cuda.memory_allocated() - before,
-    )
+    return (peak, torch.cuda.memory_stats()[count] - number, torch.cuda.memory_allocated() - before)
 
 
 @pytest.mark.parametrize("make", [TRANSPARENT[0], *WATCHING])

@@ -126,17 +126,7 @@ class NeedsOne(Doubling):
         return None, gradients[0] * constant
 
 
-FUNCTIONS = [
-    Doubling,
-    InPlace,
-    InPlaceOnView,
-    AsView,
-    Views,
-    Several,
-    WithContext,
-    Once,
-    NeedsOne,
-]
+FUNCTIONS = [Doubling, InPlace, InPlaceOnView, AsView, Views, Several, WithContext, Once, NeedsOne]
 
 
 def _run_function(cls: type[Function]) -> tuple[list[Any], list[str]]:

@@ -164,9 +164,7 @@ def _view_then_write(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("make", TRANSPARENT)
-def test_views_and_in_place_operators_stay_bit_identical(
-    make: Callable[[], amanda.Tool],
-) -> None:
+def test_views_and_in_place_operators_stay_bit_identical(make: Callable[[], amanda.Tool]) -> None:
     """Writing in place through views gives the same bits, forward and backward."""
     x = torch.rand(4, 4, requires_grad=True)
     y = _view_then_write(x)

@@ -18,12 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from tests.running import run_python
-from tests.torch.support import (
-    TRANSPARENT,
-    On,
-    after,
-    applied,
-)
+from tests.torch.support import TRANSPARENT, On, after, applied
 
 X = torch.linspace(-1, 1, 3)
 

@@ -16,14 +16,7 @@ import amanda
 from amanda.errors import CoverageWarning
 from tests import models
 from tests.running import in_threads
-from tests.torch.support import (
-    Counter,
-    ForwardCounter,
-    On,
-    Watcher,
-    applied,
-    before,
-)
+from tests.torch.support import Counter, ForwardCounter, On, Watcher, applied, before
 
 X = torch.linspace(-1, 1, 3)
 

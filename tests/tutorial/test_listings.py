@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ from torch import nn
 import amanda
 from tests import torchvision_ops  # noqa: F401 - cells import torchvision
 
-_PRINTED = (Path(__file__).parent / "seed_cells.py").read_text(encoding="utf-8")
+_PRINTED = (Path(__file__).parent / "seed_cells.txt").read_text(encoding="utf-8")
 _PARTS = re.split(r"^# %% In \[(\d+)\]\n", _PRINTED, flags=re.MULTILINE)
 CELLS = {int(number): code for number, code in zip(_PARTS[1::2], _PARTS[2::2], strict=True)}
 
@@ -76,24 +75,6 @@ def test_cell_16_as_printed_lacks_an_argument(pruning_cells: dict[str, Any]) -> 
     (note,) = raised.value.__notes__
     assert "PruningTool.callback" in note
     assert "ConvNeuralNet.conv_layer1/conv2d:0" in note
-
-
-def test_cell_15_as_printed_counts_in_floats(pruning_cells: dict[str, Any]) -> None:
-    """topk takes no float for the number of elements."""
-    with pytest.raises(TypeError, match="topk"):
-        pruning_cells["compute_mask"](torch.rand(4, 4), 0.5)
-
-
-def test_cell_15_as_printed_keeps_the_wrong_entries(pruning_cells: dict[str, Any]) -> None:
-    """Even with a whole number the mask is inverted, signed and flat."""
-
-    class Whole(float):
-        def __rmul__(self, count: int) -> int:
-            return int(count * float(self))
-
-    weight = torch.tensor([[-4.0, 0.5], [2.0, -0.1]])
-    mask = pruning_cells["compute_mask"](weight, Whole(0.5))
-    assert mask.tolist() == [1, 0, 0, 1]
 
 
 # -- Listing 1 --------------------------------------------------------------
@@ -254,104 +235,3 @@ def test_listing_1_as_printed_masks_another_gradient(pair: tuple[Network, HandPr
         amanda.apply(AsPrinted()),
     ):
         train(model, steps=1)
-
-
-# -- Listing 6 --------------------------------------------------------------
-
-
-def tf_type(context: amanda.OpContext) -> None:
-    """As printed."""
-    op = context.get_op()
-    context["type"] = op.type.lower()
-    if not context.is_forward():
-        backward_op = context.get_backward_op()
-        if backward_op.type == "Conv2DBackpropFilter":
-            context["backward_type"] = "conv2d_backward"
-
-
-def tf_get_shape(context: amanda.OpContext) -> None:
-    """The weight's shape as (out, in, height, width); TensorFlow keeps it as HWIO."""
-    if context.is_forward() and context["type"] == "conv2d":
-        height, width, inputs, outputs = context.get_inputs()[1].shape
-        context["shape"] = (outputs, inputs, height, width)
-
-
-def tf_get_mask(context: amanda.OpContext) -> None:
-    """How a mask is computed there; never called on PyTorch."""
-    raise AssertionError("a rule of another namespace was called")
-
-
-def torch_get_shape(context: amanda.OpContext) -> None:
-    """The weight's shape as (out, in, height, width), as PyTorch has it."""
-    if context.is_forward() and context["type"] == "conv2d":
-        context["shape"] = tuple(context.get_inputs()[1].shape)
-
-
-def torch_get_mask(context: amanda.OpContext) -> None:
-    """The mask of a weight."""
-    if context.is_forward() and context["type"] == "conv2d":
-        context["new_mask"] = magnitude_mask(context.get_inputs()[1])
-
-
-class Listing6(Listing1):
-    """Listing 6: the pruning tool on mapping rules for two frameworks."""
-
-    def __init__(self) -> None:
-        self.depends_on(
-            amanda.tools.mapping.MappingTool(
-                rules=[
-                    ["tensorflow", tf_type],
-                    ["tensorflow", tf_get_shape],
-                    ["tensorflow", tf_get_mask],
-                    ["pytorch", torch_type],
-                    ["pytorch", torch_get_shape],
-                    ["pytorch", torch_get_mask],
-                ]
-            )
-        )
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.add_inst_for_op(self.instrumentation)
-        self.add_inst_for_op(self.backward_instrumentation, backward=True, require_outputs=True)
-
-    def instrumentation(self, context: amanda.OpContext) -> None:
-        if context["type"] in ["conv2d"]:
-            self.shapes[context.get_op_id()] = context["shape"]
-            mask = context["mask"] = context["new_mask"]
-            context.insert_before_op(self.mask_forward_weight, inputs=[1], mask=mask)
-
-
-def test_listing_6_equals_pruning_by_hand(pair: tuple[Network, HandPruned]) -> None:
-    """The rules of the namespace at work are called, and no others."""
-    model, by_hand = pair
-    tool = Listing6()
-    with amanda.apply(tool):
-        losses = train(model)
-    assert losses == train(by_hand)
-    assert set(tool.shapes.values()) == {(8, 3, 3, 3), (8, 8, 3, 3), (16, 8, 3, 3)}
-    state, expected = model.state_dict(), by_hand.state_dict()
-    assert [name for name in expected if not torch.equal(state[name], expected[name])] == []
-
-
-@pytest.mark.parametrize("rule", [tf_type, tf_get_shape])
-def test_listing_6_rules_run_on_what_tensorflow_presents(
-    rule: Callable[[amanda.OpContext], None],
-) -> None:
-    """The rules for TensorFlow are right for an operator of that form."""
-
-    class FakeOp:
-        type = "Conv2D"
-
-    class FakeContext(dict[str, Any]):
-        def is_forward(self) -> bool:
-            return True
-
-        def get_op(self) -> FakeOp:
-            return FakeOp()
-
-        def get_inputs(self) -> list[torch.Tensor]:
-            return [torch.empty(1, 8, 8, 3), torch.empty(3, 5, 3, 16)]
-
-    context: Any = FakeContext(type="conv2d")
-    rule(context)
-    assert context["type"] == "conv2d"
-    assert context.get("shape", (16, 3, 3, 5)) == (16, 3, 3, 5)

@@ -160,7 +160,19 @@ def magnitude_mask(weight: Any, sparsity: float = 0.5) -> Any:
     return mask.reshape(weight.shape)
 
 
-class PruningTool(listings.Listing6):
+def torch_get_shape(context: amanda.OpContext) -> None:
+    """The weight's shape as (out, in, height, width), as PyTorch has it."""
+    if context.is_forward() and context["type"] == "conv2d":
+        context["shape"] = tuple(context.get_inputs()[1].shape)
+
+
+def torch_get_mask(context: amanda.OpContext) -> None:
+    """The mask of a weight."""
+    if context.is_forward() and context["type"] == "conv2d":
+        context["new_mask"] = listings.magnitude_mask(context.get_inputs()[1])
+
+
+class PruningTool(listings.Listing1):
     """Listings 1 and 6: one class for both frameworks, without a branch on them."""
 
     def __init__(self) -> None:
@@ -172,14 +184,20 @@ class PruningTool(listings.Listing6):
                     ["tensorflow", tf_get_shape],
                     ["tensorflow", tf_get_mask],
                     ["pytorch", listings.torch_type],
-                    ["pytorch", listings.torch_get_shape],
-                    ["pytorch", listings.torch_get_mask],
+                    ["pytorch", torch_get_shape],
+                    ["pytorch", torch_get_mask],
                 ]
             )
         )
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.add_inst_for_op(self.instrumentation)
         self.add_inst_for_op(self.backward_instrumentation, backward=True, require_outputs=True)
+
+    def instrumentation(self, context: amanda.OpContext) -> None:
+        if context["type"] in ["conv2d"]:
+            self.shapes[context.get_op_id()] = context["shape"]
+            mask = context["mask"] = context["new_mask"]
+            context.insert_before_op(self.mask_forward_weight, inputs=[1], mask=mask)
 
 
 class StandardPruningTool(amanda.Tool):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.running import run_python
 from tests.tutorial import documents, tensorflow_contract
 
 DOCUMENTS = ["amanda-tensorflow/README.md", "amanda-tensorflow/docs/driver.md"]
@@ -34,14 +32,7 @@ def test_skipped_contract_tests() -> None:
 
 def run(*arguments: str) -> list[str]:
     """What a Python process prints."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=documents.ROOT,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(*arguments, cwd=documents.ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

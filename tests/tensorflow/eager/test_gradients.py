@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ import tensorflow as tf
 
 import amanda
 from amanda.errors import RoutineResultError
-from tests.tensorflow.eager.support import Acting, Identity, Seen, apply, gradients, same
+from tests.tensorflow.eager.support import Acting, Seen, apply, gradients
 
 X = tf.constant([[1.0, 2.0], [3.0, 4.0]])
 W = tf.constant([[0.5, -1.0], [2.0, 1.0]])
@@ -263,28 +261,6 @@ def test_a_live_tensor_as_substitute() -> None:
     expected = gradients(lambda x: tf.tanh(x) * factor, other)[1][0]
     assert np.array_equal(dx, expected)
     assert np.array_equal(dkept, tf.tanh(other) + tf.exp(other))
-
-
-def test_pending_tapes_keep_nothing() -> None:
-    """A tape that outlives the scope keeps neither tool nor substituted tensors, and its
-    backward pass runs without routines."""
-    calls: list[int] = []
-
-    def whole(context: amanda.OpContext) -> None:
-        context.replace_op(lambda a, b: a * b)
-        context.replace_backward_op(lambda g: calls.append(1))
-        context.insert_after_backward_op(lambda *g: calls.append(1))
-
-    tools = [Acting("Mul", whole), Identity(same)]
-    references = [weakref.ref(tool) for tool in tools]
-    with apply(*tools), tf.GradientTape() as tape:
-        tape.watch(X)
-        y = X * W
-    tools.clear()
-    gc.collect()
-    assert [reference() for reference in references] == [None, None]
-    assert np.array_equal(tape.gradient(y, X), W)
-    assert calls == []
 
 
 def test_marks_of_later_passes() -> None:

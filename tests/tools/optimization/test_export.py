@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
 import amanda
 from amanda.errors import AmandaError
 from amanda_tools.quantize import QuantizeTool
-
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
 
 WEIGHTS_ONLY = {"activation_bits": 0}
 

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from safetensors import safe_open
 
 import amanda
 from amanda_tools.quantize import QuantizeTool
-
-tf = pytest.importorskip("tensorflow")
-
-from tests.tools.optimization.test_prune_tensorflow import images, net, weights  # noqa: E402
+from tests.tools.optimization.test_prune_tensorflow import images, net, weights
 
 
 @pytest.mark.parametrize("is_function", [False, True])

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import amanda
 from amanda_tools.inject import InjectTool
-
-tf = pytest.importorskip("tensorflow")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
@@ -43,22 +42,3 @@ def test_all_targets_are_hit(target: str) -> None:
     assert (changed > 50).any()
     assert np.array_equal(weight.numpy(), np.ones((4, 5)))
     assert tool.result()["summary"]["faults"] == 1
-
-
-def test_the_outcomes_of_a_campaign_are_those_of_its_faults() -> None:
-    """The output is that of the operator, so that a fault is a changed element of it."""
-    random = np.random.default_rng(0)
-    x, weight = tf.constant(random.normal(size=(3, 4))), tf.Variable(random.normal(size=(4, 5)))
-    golden = (x.numpy() @ weight.numpy()).ravel()
-    campaign = InjectTool(ops=["linear"]).campaign(lambda: tf.matmul(x, weight), 40)
-    for trial in campaign.trials:
-        (fault,) = trial.faults
-        assert golden[fault["position"]] == pytest.approx(fault["before"])
-        found = golden.copy()
-        found[fault["position"]] = float(fault["after"])
-        wrong = (found.reshape(3, 5).argmax(1) != golden.reshape(3, 5).argmax(1)).any()
-        if np.isfinite(found).all():
-            assert trial.outcome == ("wrong" if wrong else "tolerable")
-        else:
-            assert trial.outcome == "not_finite"
-    assert campaign.count("wrong") > 0

@@ -14,9 +14,6 @@ from tests.benchmarks import portability
 from tests.tools.optimization.portability import PROGRAMS, Program
 from tests.tools.optimization.portability_rows import MODEL, ROWS, Cell, differences
 
-pytest.importorskip("tensorflow")
-pytest.importorskip("torch")
-
 REFERENCE = PROGRAMS[0]
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import amanda
 from amanda_tools.prune import PruneTool
 from amanda_tools.quantize import QuantizeTool
-
-tf = pytest.importorskip("tensorflow")
-keras = pytest.importorskip("keras")
 
 Arrays = list[np.ndarray[Any, Any]]
 

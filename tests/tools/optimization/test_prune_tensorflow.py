@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import amanda
 from amanda_tools._values.tensors import arithmetic_of
 from amanda_tools.prune import PruneTool
-
-tf = pytest.importorskip("tensorflow")
 
 Weights = dict[str, Any]
 
@@ -144,7 +143,8 @@ def test_spatial_gates_keep_the_share_of_positions(mode: str) -> None:
 
 def test_the_same_gates_and_masks_as_on_pytorch() -> None:
     """One tool, two frameworks: a linear layer with the same weight has the same mask."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     value = np.random.default_rng(2).normal(size=(8, 6)).astype(np.float32)
     layer = torch.nn.Linear(8, 6, bias=False)
     layer.weight.data = torch.tensor(value.T.copy())

@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import amanda
 from amanda.errors import CapabilityError
 from amanda_tools.quantize import QuantizeTool
-
-tf = pytest.importorskip("tensorflow")
-
-from tests.tools.optimization.test_prune_tensorflow import images, net, weights  # noqa: E402
+from tests.tools.optimization.test_prune_tensorflow import images, net, weights
 
 v1 = tf.compat.v1
 

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import amanda
 from amanda_tools.quantize import QuantizeTool
-
-tf = pytest.importorskip("tensorflow")
-
-from tests.tools.optimization.test_prune_tensorflow import images, net, weights  # noqa: E402
+from tests.tools.optimization.test_prune_tensorflow import images, net, weights
 
 
 def by_hand(x: Any, w: dict[str, Any], seen: list[Any]) -> Any:

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import amanda
 from amanda_tools.remat import RematTool
-
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from tests.counting import no_collection  # noqa: E402
-from tests.tools.optimization.remat_support import (  # noqa: E402
+from tests.counting import no_collection
+from tests.tools.optimization.remat_support import (
     CASES,
     Alive,
     held,

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda.errors import AmandaError, ReplacementConflictError
 from amanda_tools.remat import RematTool
-
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from tests.tools.optimization.remat_support import (  # noqa: E402
+from tests.running import in_threads
+from tests.tools.optimization.remat_support import (
     held,
     mlp,
     normalized,
@@ -142,9 +140,7 @@ def test_checkpoints_are_left_alone_where_another_thread_has_their_ids() -> None
         torch.manual_seed(0)
         x = torch.randn(32, 32, requires_grad=True)
         results = []
-        thread = threading.Thread(target=lambda: results.append((x * 2).tanh()))
-        thread.start()
-        thread.join()
+        in_threads(lambda: results.append((x * 2).tanh()))
         y = checkpoint(lambda v: torch.tanh(v * v), x.exp(), use_reentrant=False)
         (y.square() + results[0]).sum().backward()
         assert x.grad is not None

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import amanda
 from amanda_tools.remat import RematTool
-
-tf = pytest.importorskip("tensorflow")
 
 tf1 = tf.compat.v1
 DEPTH, ROWS, WIDTH = 16, 32, 16

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import amanda
 from amanda.tools.subgraph_rewriting import Op, SubgraphRewritingTool
 
-tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
 
 Arrays = list[Any]
@@ -250,7 +250,8 @@ def test_readers_prevent_a_match_in_a_graph() -> None:
 def test_one_model_in_several_modes(first: str) -> None:
     """A match that was found in one mode is rewritten in the others, too: ids of a Keras model are
     the same in all of them."""
-    keras = pytest.importorskip("keras")
+    import keras
+
     keras.utils.set_random_seed(0)
     layers = [keras.Input((4,)), keras.layers.Dense(3, "relu"), keras.layers.Dense(2, "relu")]
     model = keras.Sequential(layers)

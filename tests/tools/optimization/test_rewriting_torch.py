@@ -195,24 +195,6 @@ def test_a_part_that_is_read_twice_is_one_operator() -> None:
 # -- what is not rewritten -----------------------------------------------------------
 
 
-def test_an_output_that_others_read_is_a_reason() -> None:
-    def run() -> Any:
-        y = X * 2
-        return y.relu() + y.sin()
-
-    found = matches(Op("relu", Op("mul", "x")), run)
-    assert found.matches == []
-    assert found.rejected == [
-        (["/mul:0", "/relu:0"], "op /sin:0 reads the output of op /mul:0, too")
-    ]
-
-
-def test_of_matches_that_overlap_the_first_holds() -> None:
-    found = matches(Op("sin", Op("sin", "x")), lambda: X.sin().sin().sin())
-    assert [match.ids for match in found.matches] == [["/sin:0", "/sin:1"]]
-    assert found.rejected == [(["/sin:1", "/sin:2"], "op /sin:1 is part of another match")]
-
-
 def test_what_is_changed_in_place_is_a_reason() -> None:
     def inside() -> Any:
         x = X.clone()

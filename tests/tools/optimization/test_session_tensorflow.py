@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import amanda
 from amanda_tools.inject import InjectTool
 from amanda_tools.prune import PruneTool
 from amanda_tools.quantize import QuantizeTool
 
-tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
 
 RANDOM = np.random.default_rng(0)

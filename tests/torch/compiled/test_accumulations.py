@@ -11,11 +11,7 @@ import torch
 from torch import nn
 
 import amanda
-from tests.torch.compiled.support import (
-    Counting,
-    Net,
-    X,
-)
+from tests.torch.compiled.support import Counting, Net, X
 from tests.torch.support import applied, fingerprint
 
 
@@ -81,15 +77,7 @@ def unused_step(step: int, run: Any, model: Any) -> None:
     loss.backward()
 
 
-STEPS = [
-    plain_step,
-    decayed_step,
-    chosen_step,
-    added_step,
-    muted_step,
-    exchanged_step,
-    unused_step,
-]
+STEPS = [plain_step, decayed_step, chosen_step, added_step, muted_step, exchanged_step, unused_step]
 
 
 def _counts_by_step(step: Callable[[int, Any, nn.Module], None], backend: str) -> Any:

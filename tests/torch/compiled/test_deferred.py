@@ -12,10 +12,7 @@ from torch import nn
 import amanda
 from amanda.errors import InPlaceWarning
 from amanda.state import STATE, TOOL_LOCK
-from tests.torch.compiled.support import (
-    Counting,
-    X,
-)
+from tests.torch.compiled.support import Counting, X
 from tests.torch.support import applied
 
 

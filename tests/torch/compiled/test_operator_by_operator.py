@@ -13,16 +13,7 @@ from torch import fx
 import amanda
 from amanda.errors import CoverageWarning
 from amanda_torch.plugin import COMPILER_VARIABLE
-from tests.torch.compiled.support import (
-    Calls,
-    Counting,
-    Net,
-    X,
-    shifting,
-    train,
-    vanilla,
-    watched,
-)
+from tests.torch.compiled.support import Calls, Counting, Net, X, shifting, train, vanilla, watched
 from tests.torch.support import applied, fingerprint
 
 

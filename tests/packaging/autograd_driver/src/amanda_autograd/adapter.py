@@ -53,10 +53,7 @@ class Autograd(FunctionalFramework):
         "mul": "multiply",
         "cat": "concatenate_args",
     }
-    names: ClassVar[Mapping[str, Sequence[str]]] = {
-        "mul": ["x1", "x2"],
-        "linear": ["x", "weight"],
-    }
+    names: ClassVar[Mapping[str, Sequence[str]]] = {"mul": ["x1", "x2"], "linear": ["x", "weight"]}
     attributes: ClassVar[Mapping[str, Any]] = {"indices_or_sections": 2}
     backward_types: ClassVar[Mapping[str, Sequence[str]]] = {
         "mul": ["multiply_backward"],

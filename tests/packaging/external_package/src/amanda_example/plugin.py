@@ -8,10 +8,7 @@ from amanda import hookimpl
 @hookimpl
 def amanda_register_tools() -> Mapping[str, str]:
     """One tool of the common form, and one that is a plain class."""
-    return {
-        "largest": "amanda_example.tools:LargestTool",
-        "log": "amanda_example.tools:LogTool",
-    }
+    return {"largest": "amanda_example.tools:LargestTool", "log": "amanda_example.tools:LogTool"}
 
 
 @hookimpl
