@@ -14,31 +14,19 @@ PyDoc_STRVAR(configure_objects_doc,
 PyObject* gate_configure_objects(PyObject*, PyObject* given) {
   struct {
     const char* name;
-    PyObject** place;
-    PyTypeObject* type;
+    PyObject*& object;
   } all[] = {
-      {"state", &objects.state, nullptr},
-      {"acquire", &objects.acquire, nullptr},
-      {"release", &objects.release, nullptr},
-      {"unpaused", &objects.unpaused, &PyDict_Type},
-      {"as_routine", &objects.as_routine, nullptr},
-      {"raised", &objects.raised, nullptr},
-      {"changed", &objects.changed, nullptr},
-      {"tensors_of", &objects.tensors_of, nullptr},
-      {"compiling", &objects.compiling, nullptr},
-      {"forward_level", &objects.forward_level, nullptr},
-      {"function", &objects.function, &PyType_Type},
-      {"own_nodes", &objects.own_nodes, &PyFrozenSet_Type},
-      {"tensor", &objects.tensor, &PyType_Type},
-      {"parameter", &objects.parameter, nullptr},
+#define OBJECT(name) {#name, objects.name},
+      ACCEL_OBJECTS(OBJECT)
+#undef OBJECT
   };
   for (auto& one : all) {
     PyObject* found = PyDict_Check(given) ? PyDict_GetItemString(given, one.name) : nullptr;
-    if (found == nullptr || (one.type != nullptr && !PyObject_TypeCheck(found, one.type))) {
-      PyErr_Format(PyExc_TypeError, "there is no %s of its type", one.name);
+    if (found == nullptr) {
+      PyErr_Format(PyExc_TypeError, "there is no %s", one.name);
       return nullptr;
     }
-    Py_XDECREF(std::exchange(*one.place, Py_NewRef(found)));
+    Py_XDECREF(std::exchange(one.object, Py_NewRef(found)));
   }
   Py_RETURN_NONE;
 }

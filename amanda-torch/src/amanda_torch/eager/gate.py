@@ -23,6 +23,7 @@ from torch import nn
 
 from amanda.engine.notes import note
 from amanda.errors import CoverageWarning
+from amanda.inline.steps import are_paired
 from amanda.interface.action import Action
 from amanda.interface.extensions import chosen
 from amanda.python.patching import PatchSet
@@ -102,6 +103,7 @@ def _objects() -> dict[str, Any]:
         "acquire": TOOL_LOCK.acquire,
         "release": TOOL_LOCK.release,
         "unpaused": UNPAUSED,
+        "are_paired": are_paired,
         "as_routine": as_routine,
         "raised": _raised,
         "changed": _changed,
@@ -169,7 +171,7 @@ def _unwritable() -> str:
         if "w" in rights:
             start, _, end = span.partition("-")
             ranges.append((int(start, 16), int(end, 16)))
-    places = sorted([row[2] for row in extension.load().sites()])
+    places = sorted([address for _, address, _ in extension.load().places()])
     for first, last in sorted(ranges):
         places = [place for place in places if not first <= place < last]
     return "PyTorch's tables of functions cannot be written to" if places else ""
@@ -192,6 +194,8 @@ class _Switch:
             extension.load().install()
         else:
             extension.load().restore()
+            # It would keep the tools alive.
+            extension.load().forget()
 
 
 SWITCH = _Switch()
@@ -207,7 +211,7 @@ def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) ->
     if dispatcher is not None:
         patches.set(dispatcher, "native", gate, create=True)
     for cls in _internals.OPERATOR_CLASSES:
-        patches.wrap(cls, "__call__", gate.operator_call)
+        patches.wrap(cls, "__call__", _reported)
     for name, found in list(vars(torch.Tensor).items()):
         # They report themselves, so that a mode does not notice what they call (`print(x)`).
         if (
@@ -215,8 +219,20 @@ def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) ->
             and kind_of(found) is Kind.IGNORED
             and _reports(found)
         ):
-            patches.wrap(torch.Tensor, name, gate.reported)
+            patches.wrap(torch.Tensor, name, _reported)
     patches.set(SWITCH, "is_on", True)
+
+
+def _reported(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that always reports itself to the mode, for one in Python that does so."""
+    ask = extension.load().ask
+
+    @_internals.not_counted_by_warnings
+    @functools.wraps(vanilla)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return ask(vanilla, args, kwargs)
+
+    return call
 
 
 def _reports(function: types.FunctionType) -> bool:
@@ -239,16 +255,13 @@ def module_call(vanilla: Callable[..., Any], wrapped: Callable[..., Any]) -> Any
 @functools.cache
 def gated_class() -> type[Interceptor]:
     """The class of interceptors whose events the extension awaits."""
-    return type(
-        "GatedInterceptor",
-        (Interceptor,),
-        {
-            "__doc__": "An interceptor that is asked by the gate.",
-            "__module__": __name__,
-            "is_gated": True,
-            "__torch_function__": extension.load().event(Interceptor.__torch_function__),
-        },
-    )
+
+    class GatedInterceptor(Interceptor):
+        """An interceptor that is asked by the gate."""
+
+        note_report = extension.load().note_report
+
+    return GatedInterceptor
 
 
 # -- the self-test ------------------------------------------------------------
@@ -303,7 +316,7 @@ def _self_test() -> str:
     """Whether the gate notices what a mode does, and leaves no trace."""
     gate = extension.load()
     expected = _notices(Interceptor)
-    before = [row[:4] for row in gate.sites()]
+    before = gate.places()
     patches = PatchSet()
     try:
         switch_on(patches)
@@ -312,7 +325,7 @@ def _self_test() -> str:
         return f"its self-test fails: {type(error).__name__}: {error}"
     finally:
         patches.undo()
-    if [row[:4] for row in gate.sites()] != before:
+    if gate.places() != before:
         return "its self-test fails: PyTorch is not as it was"
     for want, got in zip(expected, found, strict=True):
         if want != got:
