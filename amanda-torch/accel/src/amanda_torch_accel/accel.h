@@ -192,10 +192,10 @@ Ref thread_state();
 bool is_only_driver();
 
 // The objects of amanda, amanda_torch and PyTorch that the units need; see _objects() of amanda_torch.eager.gate.
-#define ACCEL_OBJECTS(OBJECT)                                                                                       \
-  OBJECT(acquire) OBJECT(are_paired) OBJECT(as_routine) OBJECT(changed) OBJECT(compiling) OBJECT(forward_level)     \
-  OBJECT(function) OBJECT(own_nodes) OBJECT(parameter) OBJECT(raised) OBJECT(release) OBJECT(state) OBJECT(tensor)  \
-  OBJECT(tensors_of) OBJECT(unpaused)
+#define ACCEL_OBJECTS(OBJECT)                                                                                      \
+  OBJECT(acquire) OBJECT(are_paired) OBJECT(as_routine) OBJECT(changed) OBJECT(compiling) OBJECT(forward_level)    \
+  OBJECT(function) OBJECT(is_report_of) OBJECT(mode) OBJECT(own_nodes) OBJECT(parameter) OBJECT(raised)            \
+  OBJECT(release) OBJECT(state) OBJECT(tensor) OBJECT(tensors_of) OBJECT(unpaused)
 
 struct Objects {
 #define OBJECT(name) PyObject* name;
@@ -214,6 +214,8 @@ void set_error_from_exception() noexcept;
 int claim(Tracker* mode, Known* known, PyObject* result, int64_t start);
 
 int prepare_trampolines(PyObject* module);
+// Note the builtins of PyTorch's that concern the stack of modes: 0, or -1 with an error.
+int configure_builtins(PyObject* builtins);
 int prepare_autograd(PyObject* module);
 
 }  // namespace accel

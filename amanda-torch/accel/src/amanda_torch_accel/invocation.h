@@ -24,17 +24,11 @@ struct Site {
   int flags = 0;                  // METH_VARARGS, METH_NOARGS or METH_O, of methods and functions
   void* original = nullptr;       // the function of PyTorch's
   PyObject* reported = nullptr;   // what PyTorch reports to a mode; nullptr as long as it is not known
-  int unreported = 0;             // calls in a row that PyTorch has reported nothing of, or HEARD
-  bool reports_first = false;     // it is reported before PyTorch looks at its arguments
   void* closure = nullptr;        // of a getter
   const char* name = "";
   uint64_t fitting[FITTING] = {}; // signatures of calls that were reported, the last ones
   unsigned fitting_count = 0;
 };
-
-// Calls without a report after which a builtin is taken to be none that reports itself. One that has been reported is
-// not: a program may turn reports off for a while, as PyTorch's tracers do.
-constexpr int SILENT = 3, HEARD = -1;
 
 struct Invocation {
   Site* site;

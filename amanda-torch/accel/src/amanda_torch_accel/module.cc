@@ -7,11 +7,18 @@ namespace accel {
 
 namespace {
 
-PyDoc_STRVAR(configure_objects_doc,
-             "configure_objects(objects)\n\nName what steps and claims need of amanda and amanda-torch.\n\n"
-             "Args:\n    objects: a dict, see amanda_torch.eager.gate.");
+PyDoc_STRVAR(configure_doc,
+             "configure(objects, builtins)\n\nName what the extension needs, once per process.\n\n"
+             "Args:\n    objects: of amanda, amanda-torch and PyTorch, by name; see amanda_torch.eager.gate.\n"
+             "    builtins: push, pop, length and at of the stack of modes; __enter__ and __exit__ of what turns it off,\n"
+             "        and of what pushes and pops a mode in C++.\n\n"
+             "Raises:\n    ValueError: a builtin is called in a form that is not known.");
 
-PyObject* gate_configure_objects(PyObject*, PyObject* given) {
+PyObject* gate_configure(PyObject*, PyObject* args) {
+  PyObject *given, *builtins;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyDict_Type, &given, &PyTuple_Type, &builtins)) {
+    return nullptr;
+  }
   struct {
     const char* name;
     PyObject*& object;
@@ -21,18 +28,18 @@ PyObject* gate_configure_objects(PyObject*, PyObject* given) {
 #undef OBJECT
   };
   for (auto& one : all) {
-    PyObject* found = PyDict_Check(given) ? PyDict_GetItemString(given, one.name) : nullptr;
+    PyObject* found = PyDict_GetItemString(given, one.name);
     if (found == nullptr) {
       PyErr_Format(PyExc_TypeError, "there is no %s", one.name);
       return nullptr;
     }
     Py_XDECREF(std::exchange(one.object, Py_NewRef(found)));
   }
-  Py_RETURN_NONE;
+  return configure_builtins(builtins) < 0 ? nullptr : Py_NewRef(Py_None);
 }
 
 PyMethodDef functions[] = {
-    {"configure_objects", gate_configure_objects, METH_O, configure_objects_doc},
+    {"configure", gate_configure, METH_VARARGS, configure_doc},
     {nullptr, nullptr, 0, nullptr},
 };
 

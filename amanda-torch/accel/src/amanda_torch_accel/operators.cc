@@ -15,7 +15,7 @@ namespace {
 
 // ---- which arguments PyTorch takes ---------------------------------------------------------------------------
 
-bool has_signature(const Invocation& call) { return call.site->form <= Form::FUNCTION && !call.site->reports_first; }
+bool has_signature(const Invocation& call) { return call.site->form <= Form::FUNCTION; }
 
 // A number for the types of a call's arguments, and the names of those that have names.
 uint64_t signature_of(const Invocation& call) {
@@ -91,6 +91,12 @@ const Lowered* lowered_of(Known* known) {
   return known->lowered;
 }
 
+// Set the number of executions in a cell: 0, or -1 with an error.
+int set_count(PyObject* cell, Py_ssize_t count) {
+  PyObject* number = PyLong_FromSsize_t(count);
+  return number != nullptr ? PyList_SetItem(cell, 0, number) : -1;
+}
+
 enum class Answer { ASK, EMPTY, KNOWN };
 
 // What an operator is known as, and whether it may run by that.
@@ -146,12 +152,9 @@ Answer look_up(const Tracker* mode, PyObject* reported, const Invocation& call, 
   cell = Ref::to(found);
   Ref next = Ref::to(PyList_GET_ITEM(found, count));
   Answer answer = answer_of(next.get(), call);
-  if (answer != Answer::ASK) {
-    PyObject* number = PyLong_FromSsize_t(count);
-    if (number == nullptr || PyList_SetItem(found, 0, number) < 0) {
-      PyErr_Clear();
-      return Answer::ASK;
-    }
+  if (answer != Answer::ASK && set_count(found, count) < 0) {
+    PyErr_Clear();
+    return Answer::ASK;
   }
   if (answer == Answer::KNOWN) {
     known = std::move(next);
@@ -162,13 +165,9 @@ Answer look_up(const Tracker* mode, PyObject* reported, const Invocation& call, 
 // Take back an execution: the arguments did not fit, and PyTorch would have reported nothing.
 void take_back(PyObject* cell) {
   KeepError keep;
-  if (cell == nullptr || PyList_GET_SIZE(cell) == 0) {
-    return;
-  }
-  Py_ssize_t count = PyLong_AsSsize_t(PyList_GET_ITEM(cell, 0));
-  PyObject* number = count > 0 ? PyLong_FromSsize_t(count - 1) : nullptr;
-  if (number != nullptr) {
-    PyList_SetItem(cell, 0, number);
+  Py_ssize_t count = cell == nullptr || PyList_GET_SIZE(cell) == 0 ? 0 : PyLong_AsSsize_t(PyList_GET_ITEM(cell, 0));
+  if (count > 0) {
+    set_count(cell, count - 1);
   }
   PyErr_Clear();
 }
@@ -203,14 +202,18 @@ int claim_gradients(const Execution& one, PyObject* result, int64_t start) {
   return number && call_executor(one, names.claimed, result, number.get()) ? 0 : -1;
 }
 
-bool is_result(PyObject* result) { return result != nullptr && result != Py_NotImplemented; }
+// Whether an operator has run: some are reported before PyTorch looks at their arguments, as `x == "text"` is.
+bool is_result(const Execution& one, PyObject* result) {
+  return result != nullptr &&
+         (result != Py_NotImplemented || is_taken(one.call, reinterpret_cast<PyObject*>(one.mode), this_thread()));
+}
 
 // Run the original, end measures that have begun, and claim what it has recorded; nullptr with an error.
 Ref run_operator(const Execution& one, const Measures* begun) {
   bool is_claimed = one.known->claims == Py_True && is_recording();
   int64_t start = is_claimed ? next_sequence() : 0;
   Ref result(run_original(one.call));
-  if (!is_result(result.get())) {
+  if (!is_result(one, result.get())) {
     return result;
   }
   // What is done for gradients is no part of the time.
@@ -309,10 +312,8 @@ int find_outputs(PyObject* result, Values& outputs, Ref& list) {
   }
   if (PyTuple_Check(result)) {
     PyObject** items = PySequence_Fast_ITEMS(result);
-    int fits = std::all_of(items, items + PyTuple_GET_SIZE(result), is_tensor);
-    for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(result); i++) {
-      fits = outputs.append(items[i]);
-    }
+    bool fits = std::all_of(items, items + PyTuple_GET_SIZE(result),
+                            [&outputs](PyObject* item) { return is_tensor(item) && outputs.append(item); });
     if (fits) {
       return 1;
     }
@@ -372,7 +373,7 @@ Ref run_called(const Execution& one) {
     return stopped ? call_executor(one, names.run_described, Py_None, stopped.get()) : Ref();
   }
   Ref result = run_operator(one, nullptr);
-  return is_result(result.get()) ? call_after(one, std::move(result), inputs, state.get()) : std::move(result);
+  return is_result(one, result.get()) ? call_after(one, std::move(result), inputs, state.get()) : std::move(result);
 }
 
 Ref run_known(const Execution& one) {
@@ -392,9 +393,8 @@ void note_signature(const Invocation& call) {
 PyObject* intercept(const Invocation& call) {
   Thread& thread = this_thread();
   auto* mode = reinterpret_cast<Tracker*>(virtual_mode(thread));
-  Site* site = call.site;
-  Ref reported = Ref::to(site->reported), cell, known;
-  if (mode == nullptr || (site->unreported >= SILENT && site->reported == nullptr)) {
+  Ref reported = Ref::to(call.site->reported), cell, known;
+  if (mode == nullptr) {
     return run_original(call);
   }
   Answer answer = reported ? look_up(mode, reported.get(), call, cell, known) : Answer::ASK;
@@ -422,14 +422,10 @@ int restart(PyObject* dict) {
   PyObject *key, *value;
   Py_ssize_t position = 0;
   while (PyDict_Next(dict, &position, &key, &value)) {
-    Ref zero(PyLong_FromLong(0));
-    if (!zero) {
-      return -1;
-    }
     if (is_a(value, &Child_Type)) {
+      Ref zero(PyLong_FromLong(0));
       set(reinterpret_cast<Child*>(value)->calls, zero.get());
-    } else if (PyList_CheckExact(value) && PyList_GET_SIZE(value) > 0 &&
-               PyList_SetItem(value, 0, zero.release()) < 0) {
+    } else if (PyList_CheckExact(value) && PyList_GET_SIZE(value) > 0 && set_count(value, 0) < 0) {
       return -1;
     }
   }

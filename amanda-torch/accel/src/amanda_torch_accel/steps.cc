@@ -244,38 +244,28 @@ class ToolCode {
 
   // Undo what has been done; an error that is set stays.
   int leave() {
-    bool had_error = PyErr_Occurred() != nullptr;
-    int failed = 0;
+    bool failed = false;
     {
       KeepError keep;
       if (is_locked_) {
-        failed = charge(state_, read_clock() - start_);
-        Ref none(call_clean(objects.release));
-        failed = none ? failed : -1;
+        failed = charge(state_, read_clock() - start_) < 0;
+        PyErr_Clear();
+        failed = !Ref(PyObject_CallNoArgs(objects.release)) || failed;
       }
       if (records_) {
         set_recording(true);
       }
-      if (outer_ && PyDict_SetItem(state_, names.paused, outer_.get()) < 0) {
-        failed = -1;
-      }
-      if (PyErr_Occurred()) {
-        failed = -1;
-        PyErr_Clear();
-      }
+      PyErr_Clear();
+      failed = (outer_ && PyDict_SetItem(state_, names.paused, outer_.get()) < 0) || failed;
+      PyErr_Clear();
     }
-    if (failed < 0 && !had_error) {
+    if (failed && !PyErr_Occurred()) {
       PyErr_SetString(PyExc_RuntimeError, "the code of a tool cannot be left");
     }
-    return failed;
+    return failed ? -1 : 0;
   }
 
  private:
-  static PyObject* call_clean(PyObject* function) {
-    PyErr_Clear();
-    return PyObject_CallNoArgs(function);
-  }
-
   PyObject* state_;
   Ref outer_;
   bool records_ = false, is_locked_ = false;

@@ -11,7 +11,6 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/version.h>
 
 namespace accel {
 
@@ -121,7 +120,5 @@ int64_t version_of(PyObject* value) {
     return -1;
   }
 }
-
-const char* torch_version() { return TORCH_VERSION; }
 
 }  // namespace accel

@@ -30,6 +30,4 @@ bool requires_grad(PyObject* tensor);
 // How often a tensor was changed in place; -1 for one that does not count it, or is None.
 int64_t version_of(PyObject* tensor);
 
-const char* torch_version();
-
 }  // namespace accel

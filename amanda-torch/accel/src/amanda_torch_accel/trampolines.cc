@@ -44,8 +44,6 @@ thread_local Thread thread;
 // from then on.
 unsigned session;
 bool is_installed;
-PyTypeObject* mode_type;  // the class of Amanda's modes
-PyObject* is_report_of;   // Python's: (name of a builtin, what is reported) -> bool
 
 template <typename T>
 T as(void* function) {
@@ -137,7 +135,7 @@ Ref reported_kwargs(const Invocation& call) {
 
 namespace {
 
-bool is_ours(PyObject* mode) { return mode_type != nullptr && PyObject_TypeCheck(mode, mode_type); }
+bool is_ours(PyObject* mode) { return is_a(mode, reinterpret_cast<PyTypeObject*>(objects.mode)); }
 
 // How many modes are really there; C++ may have taken off some that lay below the virtual one.
 Py_ssize_t count_around() {
@@ -285,25 +283,18 @@ PyObject* leave_above(PyObject* self, PyObject* argument) {
 }  // namespace
 
 PyObject* ask_python(const Invocation& call, Thread& here) {
-  Site* site = call.site;
   Ref mode(std::exchange(here.mode, nullptr));
   if (push_mode(mode.get()) < 0) {
     put_back(here, mode.release());
     return nullptr;
   }
-  Site* awaited = std::exchange(here.awaited, site);
+  Site* awaited = std::exchange(here.awaited, call.site);
   int outer = std::exchange(here.reports, 0);
   Ref result(run_original(call));
-  bool is_result = result && result.get() != Py_NotImplemented;
   bool is_reported = std::exchange(here.reports, outer) > 0;
   here.awaited = awaited;
-  if (is_reported && is_result) {
+  if (is_reported && result && result.get() != Py_NotImplemented) {
     note_signature(call);
-  }
-  if (is_reported) {
-    site->unreported = HEARD;
-  } else if (site->unreported != HEARD) {
-    site->unreported = is_result ? site->unreported + 1 : 0;
   }
   KeepError keep;
   // Python may have made it virtual again, and it may lie below a mode that the operator has pushed.
@@ -431,7 +422,7 @@ PyObject* gate_note_report(PyObject*, PyObject* func) {
   thread.reports++;
   Site* site = thread.awaited;
   if (!thread.only_asks && site != nullptr && site->form != Form::CALLABLE && site->reported == nullptr) {
-    Ref is_report(PyObject_CallFunction(is_report_of, "sO", site->name, func));
+    Ref is_report(PyObject_CallFunction(objects.is_report_of, "sO", site->name, func));
     if (!is_report) {
       return nullptr;
     }
@@ -525,7 +516,7 @@ Site* add_site(const void* key, Form form, int flags, const char* name, void* or
 }
 
 // Note a method: 1; 0 if it is called in a form that is not known.
-int add_method(PyObject* descriptor, bool reports_first) {
+int add_method(PyObject* descriptor) {
   PyMethodDef* def = reinterpret_cast<PyMethodDescrObject*>(descriptor)->d_method;
   int flags = def->ml_flags & ~METH_COEXIST;
   bool has_keywords = flags == (METH_VARARGS | METH_KEYWORDS);
@@ -537,7 +528,6 @@ int add_method(PyObject* descriptor, bool reports_first) {
   if (site == nullptr) {
     return 1;
   }
-  site->reports_first = reports_first;
   int& count = has_keywords ? keyword_count : plain_count;
   if (count == (has_keywords ? KEYWORD_SITES : PLAIN_SITES)) {
     return 0;
@@ -549,16 +539,15 @@ int add_method(PyObject* descriptor, bool reports_first) {
   return 1;
 }
 
-int add_function(PyObject* object, bool reports_first) {
+int add_function(PyObject* object) {
   auto* function = reinterpret_cast<PyCFunctionObject*>(object);
   PyMethodDef* def = function->m_ml;
   if ((def->ml_flags & ~(METH_COEXIST | METH_STATIC)) != (METH_VARARGS | METH_KEYWORDS) ||
       function->vectorcall != nullptr) {
     return 0;
   }
-  if (Site* site = add_site(object, Form::FUNCTION, METH_VARARGS, def->ml_name, address_of(def->ml_meth))) {
-    site->reports_first = reports_first;
-    add_place(object, &function->vectorcall, address_of(through_function));
+  if (add_site(object, Form::FUNCTION, METH_VARARGS, def->ml_name, address_of(def->ml_meth)) != nullptr) {
+      add_place(object, &function->vectorcall, address_of(through_function));
   }
   return 1;
 }
@@ -573,24 +562,14 @@ int add_property(PyObject* descriptor) {
   return 1;
 }
 
-PyDoc_STRVAR(add_doc,
-             "add(builtin, reports_first)\n\nNotice calls of a method, a function or a property.\n\n"
-             "Args:\n    reports_first: PyTorch reports it before it looks at the arguments.\n\n"
-             "Raises:\n    ValueError: it is called in a form that is not known, or there are too many.");
-
-PyObject* gate_add(PyObject*, PyObject* args) {
-  PyObject* builtin;
-  int reports_first;
-  if (!PyArg_ParseTuple(args, "Op", &builtin, &reports_first)) {
-    return nullptr;
-  }
+PyObject* gate_add(PyObject*, PyObject* builtin) {
   if (is_installed) {
     PyErr_SetString(PyExc_RuntimeError, "the gate is installed");
     return nullptr;
   }
   try {
-    int is_added = Py_IS_TYPE(builtin, &PyMethodDescr_Type)   ? add_method(builtin, reports_first)
-                   : PyCFunction_CheckExact(builtin)          ? add_function(builtin, reports_first)
+    int is_added = Py_IS_TYPE(builtin, &PyMethodDescr_Type)   ? add_method(builtin)
+                   : PyCFunction_CheckExact(builtin)          ? add_function(builtin)
                    : Py_IS_TYPE(builtin, &PyGetSetDescr_Type) ? add_property(builtin)
                                                               : 0;
     if (is_added) {
@@ -665,7 +644,7 @@ PyObject* exchange_all(bool on) {
 }
 
 PyObject* gate_install(PyObject*, PyObject*) {
-  if (mode_type == nullptr) {
+  if (push_def == nullptr) {
     PyErr_SetString(PyExc_RuntimeError, "configure() comes first");
     return nullptr;
   }
@@ -742,47 +721,12 @@ int add_builtin(int number, PyObject* builtin) {
   return 0;
 }
 
-PyDoc_STRVAR(configure_doc,
-             "configure(mode, is_report_of, builtins)\n\nName the objects of the driver and of PyTorch, once per process.\n\n"
-             "Args:\n    mode: the class of modes that become virtual, a subclass of Tracker.\n"
-             "    is_report_of: whether PyTorch reports an object for a builtin of a name.\n"
-             "    builtins: push, pop, length and at of the stack of modes; __enter__ and __exit__ of what turns it off,\n"
-             "        and of what pushes and pops a mode in C++.");
-
-PyObject* gate_configure(PyObject*, PyObject* args) {
-  PyObject *mode, *function, *builtins;
-  if (mode_type != nullptr) {
-    PyErr_SetString(PyExc_RuntimeError, "the gate has been configured");
-    return nullptr;
-  }
-  if (!PyArg_ParseTuple(args, "O!OO!", &PyType_Type, &mode, &function, &PyTuple_Type, &builtins)) {
-    return nullptr;
-  }
-  if (!PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(mode), &Tracker_Type) ||
-      PyTuple_GET_SIZE(builtins) != BUILTINS) {
-    PyErr_SetString(PyExc_TypeError, "no subclass of Tracker, or another number of builtins");
-    return nullptr;
-  }
-  try {
-    for (int i = 0; i < BUILTINS; i++) {
-      if (add_builtin(i, PyTuple_GET_ITEM(builtins, i)) < 0) {
-        return nullptr;
-      }
-    }
-  } catch (...) {
-    set_error_from_exception();
-    return nullptr;
-  }
-  is_report_of = Py_NewRef(function);
-  mode_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(mode));
-  Py_RETURN_NONE;
-}
-
 PyMethodDef functions[] = {
-    {"add", gate_add, METH_VARARGS, add_doc},
+    {"add", gate_add, METH_O,
+     "add(builtin)\n\nNotice calls of a method, a function or a property.\n\n"
+     "Raises:\n    ValueError: it is called in a form that is not known, or there are too many."},
     {"ask", gate_ask, METH_VARARGS, ask_doc},
     {"add_mapping", gate_add_mapping, METH_O, add_mapping_doc},
-    {"configure", gate_configure, METH_VARARGS, configure_doc},
     {"install", gate_install, METH_NOARGS, "install()\n\nNotice calls from now on."},
     {"is_installed", gate_is_installed, METH_NOARGS, "is_installed()\n\nWhether calls are noticed."},
     {"module_call", gate_module_call, METH_VARARGS,
@@ -796,6 +740,24 @@ PyMethodDef functions[] = {
 };
 
 }  // namespace
+
+int configure_builtins(PyObject* builtins) {
+  if (push_def != nullptr || PyTuple_GET_SIZE(builtins) != BUILTINS) {
+    PyErr_SetString(PyExc_RuntimeError, "the gate has been configured, or there are other builtins");
+    return -1;
+  }
+  try {
+    for (int i = 0; i < BUILTINS; i++) {
+      if (add_builtin(i, PyTuple_GET_ITEM(builtins, i)) < 0) {
+        return -1;
+      }
+    }
+    return 0;
+  } catch (...) {
+    set_error_from_exception();
+    return -1;
+  }
+}
 
 int prepare_trampolines(PyObject* module) {
   return PyModule_AddFunctions(module, functions);

@@ -44,9 +44,6 @@ WITH_GATE = frozenset({"auto", "gate"})
 _UNREPORTED = frozenset({"__new__", "__init_subclass__", "from_numpy"})
 """Builtins that look like operators, and report nothing to a mode."""
 
-_REPORTED_FIRST = frozenset({"__eq__", "apply_", "new", "new_tensor", "type"})
-"""Builtins that PyTorch reports before it looks at the arguments: what does not fit counts, too."""
-
 
 # -- whether it is used -------------------------------------------------------
 
@@ -86,10 +83,9 @@ def _configure() -> str:
     """Tell the extension of our classes and of PyTorch's builtins."""
     gate = extension.load()
     try:
-        gate.configure(Interceptor, _is_report_of, _internals.MODE_BUILTINS)
-        gate.configure_objects(_objects())
+        gate.configure(_objects(), _internals.MODE_BUILTINS)
         for builtin in operators():
-            gate.add(builtin, builtin.__name__ in _REPORTED_FIRST)
+            gate.add(builtin)
         gate.add_mapping(_internals.TENSOR_BASE)
     except (ValueError, TypeError, RuntimeError) as error:
         return f"PyTorch {torch.__version__} is unlike those that it was tested with: {error}"
@@ -111,6 +107,8 @@ def _objects() -> dict[str, Any]:
         "compiling": _internals.compiling_asked,
         "forward_level": _internals.FORWARD_LEVEL,
         "function": _internals.FUNCTION_OBJECT,
+        "is_report_of": _is_report_of,
+        "mode": Interceptor,
         "own_nodes": OWN_NODES,
         "tensor": torch.Tensor,
         "parameter": nn.Parameter,
