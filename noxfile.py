@@ -136,7 +136,7 @@ def sanitizers(session: nox.Session) -> None:
     """The extension of amanda-torch with ASan and UBSan, under tests/accel and tests/torch/gate."""
     folder, flags = session.create_tmp(), "-g -fno-omit-frame-pointer -fsanitize=address,undefined"
     options = ("-q", "--no-build-isolation", "--no-deps", "--no-cache-dir", "--target", folder)
-    build = {"CFLAGS": flags, "LDFLAGS": flags, "AMANDA_TORCH_ACCEL_BUILD": "require"}
+    build = {"CFLAGS": f"{flags} -Werror", "LDFLAGS": flags, "AMANDA_TORCH_ACCEL_BUILD": "require"}
     _run(session, "-m", "pip", "install", *options, "./amanda-torch/accel", **build)
     find = ("g++", "-print-file-name=libasan.so", "-print-file-name=libstdc++.so")
     found = [session.run(find[0], name, external=True, silent=True) for name in find[1:]]

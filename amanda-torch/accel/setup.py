@@ -23,7 +23,7 @@ OPTIONS = ["-O2", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADERS", "-Wall", "
 def extensions():
     """The extension and how to build it, as arguments of setup()."""
     import torch
-    from torch.utils.cpp_extension import BuildExtension, CppExtension
+    from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
 
     class Build(BuildExtension):
         """Without a compiler the package is installed nevertheless, and says why it is not used."""
@@ -47,7 +47,8 @@ def extensions():
         "amanda_torch_accel.gate",
         sorted(map(str, SOURCES.glob("*.cc"))),
         depends=sorted(map(str, SOURCES.glob("*.h"))),
-        extra_compile_args={"cxx": OPTIONS},
+        # Warnings are about the sources here, not about PyTorch's headers.
+        extra_compile_args={"cxx": [*OPTIONS, *(f"-isystem{path}" for path in include_paths())]},
     )
     return {
         "ext_modules": [gate],

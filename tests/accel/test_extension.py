@@ -189,18 +189,4 @@ def test_each_allocation_that_fails_is_an_error(tool: str) -> None:
 def test_unknown_builtins_are_refused(builtin: Any) -> None:
     """What is no function of PyTorch's is refused by name."""
     with pytest.raises(ValueError, match=r"split|len|object"):
-        extension.load().add(builtin, False)
-
-
-@needs_extension
-def test_calls_look_like_the_function() -> None:
-    """An object in the place of a function has its name, its documentation and its attributes."""
-
-    def function(x: Any) -> Any:
-        """Documented."""
-        return x
-
-    call = extension.load().reported(function)
-    assert (call.__name__, call.__doc__, call.__module__) == ("function", "Documented.", __name__)
-    assert call.__wrapped__ is function
-    assert call(1) == 1
+        extension.load().add(builtin)

@@ -21,7 +21,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.notes import note
 from amanda.engine.tool_code import ToolCode
 from amanda.errors import InPlaceWarning
-from amanda.inline.steps import Around, Step, StepKind, around, lowered_all
+from amanda.inline.steps import Around, Step, around, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda.state import STATE, TOOL_LOCK, LiveScope, unwind
@@ -38,9 +38,6 @@ _versions_of = _internals.versions_of
 
 TOOL_CODE = ToolCode()
 """Enters the code of tools at operators of PyTorch."""
-
-LOOKING = frozenset({StepKind.CHECK, StepKind.SHAPE_SUM})
-"""The kinds of steps with two routines that take tensors."""
 
 
 class BackwardRoutines:

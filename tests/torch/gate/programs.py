@@ -95,7 +95,10 @@ def _ops(x: torch.Tensor) -> Any:
 
 def _refused(x: torch.Tensor) -> Any:
     values: list[Any] = [x == "text", x != None, x.add(1)]  # noqa: E711
-    for bad in (lambda: x + "text", lambda: x.add("text"), lambda: torch.add(x)):
+    bad_calls = [lambda: x + "text", lambda: x.add("text"), lambda: torch.add(x)]
+    # The function that it calls raises TypeError, not PyTorch, which has taken the arguments.
+    bad_calls += [lambda: x.clone().map_(x, len), lambda: x.clone().map_(x, max)]
+    for bad in bad_calls:
         try:
             values.append(bad())
         except TypeError as error:

@@ -8,6 +8,7 @@ import gc
 import sys
 import threading
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, get_overridable_functions
 
+import amanda
 from amanda_torch import _internals, extension
+from amanda_torch.eager.execution import KnownOp
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of
 from tests.torch.gate.programs import BOTH, VARIABLE, intercepted, needs_gate
 from tests.torch.gate.tools import Ids
@@ -73,16 +76,19 @@ def test_interceptors_can_be_switched_among_threads(monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("gated")
 def test_functions_that_report_nothing_stay() -> None:
     """A function of a tensor in Python that tells no mode of its calls is called as without a
-    scope: ``zero_grad`` asks each parameter twice for its hash."""
+    scope: ``zero_grad`` asks each parameter twice for its hash. What stands in the place of another
+    one looks like it."""
     hashed, shown = vars(torch.Tensor)["__hash__"], vars(torch.Tensor)["__repr__"]
     with applied(Watcher()):
         assert vars(torch.Tensor)["__hash__"] is hashed
-        assert vars(torch.Tensor)["__repr__"] is not shown
+        call: Any = vars(torch.Tensor)["__repr__"]
+        assert call is not shown
+        assert (call.__name__, call.__doc__, call.__wrapped__) == ("__repr__", shown.__doc__, shown)
 
 
 def test_every_builtin_operator_is_noticed() -> None:
     """Each builtin that PyTorch lets be overridden, and that is an operator, is noticed."""
-    owned = {id(builtin) for _, builtin, _, _, _ in extension.load().sites()}
+    owned = {id(builtin) for builtin, _, _ in extension.load().places()}
     missing = set()
     for functions in get_overridable_functions().values():
         for func in functions:
@@ -102,9 +108,9 @@ def test_nothing_is_left() -> None:
     """After a scope all that was replaced is as it was, also after an exception, and no function
     has another identity or hash within it."""
     functions = [torch.add, torch.nn.functional.linear, *_internals.MODE_BUILTINS]
-    functions += [builtin for _, builtin, _, _, _ in extension.load().sites() if callable(builtin)]
+    functions += [builtin for builtin, _, _ in extension.load().places() if callable(builtin)]
     table, hashes = dict.fromkeys(functions), list(map(hash, functions))
-    before = [row[:4] for row in extension.load().sites()]
+    before = extension.load().places()
     attributes = {name: vars(torch.Tensor)[name] for name in vars(torch.Tensor)}
     counts = [sys.getrefcount(f) for f in (torch.add, torch.Tensor.add, nn.Module.__call__)]
     add = torch.add
@@ -117,7 +123,7 @@ def test_nothing_is_left() -> None:
             made = type("Made", (torch.Tensor,), {})
             if fails:
                 raise ZeroDivisionError
-        assert [row[:4] for row in extension.load().sites()] == before
+        assert extension.load().places() == before
         assert {name: vars(torch.Tensor)[name] for name in vars(torch.Tensor)} == attributes
         assert torch.ones(2).as_subclass(made)[0] == 1.0
         gc.collect()
@@ -218,3 +224,30 @@ def test_the_stack_looks_as_if_the_mode_lay_there() -> None:
         assert [*_internals.modes()] == [ours]
         with pytest.raises(TypeError):
             _internals.mode_at("0")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("gated")
+def test_a_routine_that_leads_to_its_operator_is_collected() -> None:
+    """The garbage collector visits what the extension holds of an operator's routines."""
+
+    class Holding(amanda.Tool):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held: list[Any] = []
+            self.add_inst_for_op(lambda context: context.insert_before_op(self.look))
+
+        def look(self, *tensors: torch.Tensor) -> None:
+            pass
+
+    tool = Holding()
+    with applied(tool):
+        for _ in range(3):
+            torch.ones(2).exp()
+            amanda.new_iteration()
+        known = [one for one in gc.get_objects() if type(one) is KnownOp]
+        tool.held += [one for one in known if one.plan.before[0].func == tool.look]
+    assert tool.held
+    gone = weakref.ref(tool)
+    del tool, known
+    gc.collect()
+    assert gone() is None

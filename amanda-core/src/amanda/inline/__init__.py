@@ -223,12 +223,6 @@ class Record(Inline):
             self.changes.append((self.executions, found))
         self.executions += 1
 
-    def lowered(self, action: Any, method: Any) -> Step:
-        """RECORD."""
-        if type(self) is Record and method is None and not action.differentiable:
-            return Step(StepKind.RECORD, action, self)
-        return Step(StepKind.CALL, action)
-
     def _values(self, tensor: Any) -> tuple[Any, ...] | None:
         if tensor is None:
             return None
@@ -249,9 +243,8 @@ class Check(Inline):
     belongs to one operator; at a backward operator the gradients that it consumes are the inputs.
 
     Args:
-        is_finite: checks one tensor. It must return True for each tensor without NaN and
-            infinities, so that a driver which knows this need not call it; for other tensors, such
-            as those whose numbers cannot be read, it returns what the tool wants.
+        is_finite: checks one tensor; True for one whose numbers cannot be read, if these are to
+            pass.
         found: ``found(inputs, outputs, was_finite)``, called after an execution with an output
             that is not finite. `was_finite` is False if the operator overwrites inputs and one
             of them was not finite before.
@@ -289,17 +282,6 @@ class Check(Inline):
         was_finite = self.overwrites is False or self._are_finite(inputs)
         self._held[threading.get_ident()] = inputs, was_finite
 
-    def supply(self, inputs: Sequence[Any], *, is_new: bool) -> None:
-        """Take the inputs of an execution for which a driver has not called :attr:`before`.
-
-        Args:
-            inputs: finite ones, if the operator overwrites them.
-            is_new: whether they replace what :attr:`before` may have left.
-        """
-        thread = threading.get_ident()
-        if is_new or thread not in self._held:
-            self._held[thread] = tuple(inputs), True
-
     def after(self, *outputs: Any) -> None:
         """The routine after the operator, with all outputs; absent ones are None."""
         inputs, was_finite = self._take()
@@ -309,14 +291,6 @@ class Check(Inline):
             self.overwrites = any(o is t for o in outputs if o is not None for t in inputs)
         if not self._are_finite(outputs):
             self.found(inputs, outputs, was_finite or not self.overwrites)
-
-    def lowered(self, action: Any, method: Any) -> Step:
-        """CHECK, for both routines, where they get all tensors."""
-        is_own = method is Check.before or method is Check.after
-        is_whole = action.select is None and not action.differentiable
-        if type(self) is Check and is_own and is_whole:
-            return Step(StepKind.CHECK, action, self, method is Check.after)
-        return Step(StepKind.CALL, action)
 
     def _are_finite(self, tensors: Sequence[Any]) -> bool:
         is_finite = self.is_finite
@@ -344,10 +318,6 @@ def _check_callable(where: str, **functions: Any) -> None:
             raise TypeError(f"{where} needs a function as {name}, got {function!r}")
 
 
-_SHAPES = 64
-"""The largest number of keys whose results of ``weigh`` a sum keeps for the driver."""
-
-
 def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
     """The shapes of tensors as their framework represents them; None for absent ones."""
     return tuple([None if tensor is None else tensor.shape for tensor in tensors])
@@ -361,7 +331,7 @@ class ShapeSum(Inline):
 
     Args:
         weigh: ``weigh((inputs, outputs))``, the number for an execution with tensors of these
-            shapes; None if it is not known. A driver need not call it again for the same shapes.
+            shapes; None if it is not known.
         total: the sum is added to its count, together with other sums.
         shapes_of: gives the shapes of tensors, as a tuple.
         in_backward: whether this thread is within a backward pass. A checkpoint recomputes
@@ -381,8 +351,8 @@ class ShapeSum(Inline):
     """
 
     __slots__ = (
-        *("__weakref__", "_held", "_keys", "_weights", "amount", "executions", "in_backward"),
-        *("last", "of", "shapes_of", "total", "unknown", "weigh"),
+        *("__weakref__", "_held", "amount", "executions", "in_backward", "last", "of"),
+        *("shapes_of", "total", "unknown", "weigh"),
     )
 
     def __init__(
@@ -407,30 +377,16 @@ class ShapeSum(Inline):
         self.of = of
         self.executions = self.amount = self.unknown = 0
         self.last: tuple[Any, Any] = ((), ())
-        # By thread: shapes of inputs, None for what has been added; the driver's keys.
+        # By thread: shapes of inputs, None for what has been added.
         self._held: dict[int, tuple[Any, ...] | None] = {}
-        self._keys: dict[int, Any] = {}
-        self._weights: dict[Any, tuple[int, tuple[Any, Any]]] = {}
 
     def before(self, *inputs: Any) -> None:
         """The routine before the operator, with all inputs; absent ones are None."""
         thread, shapes = threading.get_ident(), self.shapes_of(inputs)
-        self._keys.pop(thread, None)
         self._held[thread] = shapes
         if self.in_backward is not None and self.in_backward():
-            self._add((shapes, ()), None)
+            self.add(self.weigh((shapes, ())), (shapes, ()))
             self._held[thread] = None
-
-    def supply(self, inputs: Sequence[Any], *, is_new: bool) -> None:
-        """Take the inputs of an execution, as :meth:`Check.supply`."""
-        thread = threading.get_ident()
-        if is_new or thread not in self._held:
-            self._held[thread] = self.shapes_of(inputs)
-
-    def expect(self, key: Any) -> None:
-        """Set the driver's key for the execution that :attr:`after` adds next in this thread; all
-        executions with the same key have the same shapes."""
-        self._keys[threading.get_ident()] = key
 
     def after(self, *outputs: Any) -> None:
         """The routine after the operator, with all outputs or none."""
@@ -440,7 +396,8 @@ class ShapeSum(Inline):
         except (StopIteration, KeyError):
             inputs = ()
         if inputs is not None:
-            self._add((inputs, self.shapes_of(outputs)), self._keys.pop(thread, None))
+            found = inputs, self.shapes_of(outputs)
+            self.add(self.weigh(found), found)
 
     def add(self, weight: int | None, shapes: tuple[Any, Any]) -> None:
         """Add an execution that a driver has noticed in another way.
@@ -466,17 +423,6 @@ class ShapeSum(Inline):
         if type(self) is ShapeSum and is_own and is_whole and not action.differentiable:
             return Step(StepKind.SHAPE_SUM, action, self, ends)
         return Step(StepKind.CALL, action)
-
-    def _add(self, shapes: tuple[Any, Any], key: Any) -> None:
-        weight = self.weigh(shapes)
-        self.add(weight, shapes)
-        if key is not None and weight is not None:
-            # No amanda.python.memo.Memo, which takes two functions more for each new operator.
-            if len(self._weights) >= _SHAPES:
-                self._weights.clear()
-            if self.of is not None:
-                key = key, self.of.last
-            self._weights[key] = weight, shapes
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.amount} of {self.executions} executions)"

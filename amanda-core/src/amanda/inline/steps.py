@@ -31,12 +31,8 @@ class StepKind(enum.IntEnum):
     """Start or stop a ``Timer``."""
     MEMORY = 3
     """Begin or end a ``MemoryChange`` of a plain ``MemoryUse``."""
-    CHECK = 4
-    """Give a ``Check`` all inputs, or all outputs."""
-    SHAPE_SUM = 5
+    SHAPE_SUM = 4
     """Give a ``ShapeSum`` all inputs, or all outputs or none."""
-    RECORD = 6
-    """Give a ``Record`` the tensors that the action selects."""
 
 
 class Around(enum.IntEnum):
@@ -54,7 +50,7 @@ class Around(enum.IntEnum):
     """Any actions: routines that take part in AD, on gradients as a whole, or a replacement."""
 
 
-_PAIRED = frozenset({StepKind.CLOCK, StepKind.MEMORY, StepKind.CHECK, StepKind.SHAPE_SUM})
+_PAIRED = frozenset({StepKind.CLOCK, StepKind.MEMORY, StepKind.SHAPE_SUM})
 
 
 class Step:
@@ -134,15 +130,6 @@ def around(steps: Sequence[Step]) -> Around:
         else:
             found = max(found, Around.BLIND if action.select == () else Around.TENSORS)
     return found
-
-
-def are_inline(before: Sequence[Step], after: Sequence[Step]) -> bool:
-    """True if no step around an operator has to be called, or takes a selection of tensors."""
-    for steps in (before, after):
-        for step in steps:
-            if step.kind is StepKind.CALL or step.kind is StepKind.RECORD:
-                return False
-    return True
 
 
 def are_paired(before: Sequence[Step], after: Sequence[Step]) -> bool:

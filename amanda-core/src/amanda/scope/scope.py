@@ -52,7 +52,8 @@ class Statistics:
         backward_ops_seen: distinct backward operators seen.
         ops_instrumented: forward and backward operators with at least one action.
         not_seen: executions that are known to be not instrumented: reason to count.
-        tool_seconds: wall time spent in analysis and instrumentation routines.
+        tool_seconds: wall time spent in analysis and instrumentation routines, without that of
+            counters and timers which a driver runs itself.
         steps: iterations that have ended, where a tool has a routine at a derived point.
         compiled: how code ran that the program has compiled, where a driver has a choice: a name
             for each part of it, and the way, such as "eagerly (another mode is on)".

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-VERSION = 18
+VERSION = 19
 """Of what :mod:`amanda_torch_accel.gate` offers amanda-torch; the two have to agree."""
 
 

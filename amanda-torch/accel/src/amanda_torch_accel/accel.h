@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #ifdef Py_GIL_DISABLED
 #error "the extension writes into functions that all threads call: it needs a Python with the GIL"
@@ -69,13 +70,19 @@ Ref referent(PyObject* reference);
 // Add to a number that is an attribute of an object; 0, or -1 with an error.
 int add_to(PyObject* object, PyObject* name, int64_t amount);
 
-// Names of attributes, and objects of Python's, made once by prepare_names().
+// Names of attributes, as objects of Python's that are made once.
+#define ACCEL_NAMES(NAME)                                                                                          \
+  NAME(action) NAME(add) NAME(after) NAME(before) NAME(cache) NAME(claimed) NAME(count) NAME(due) NAME(enabled)    \
+  NAME(ends) NAME(executions) NAME(extend) NAME(func) NAME(go_on_after) NAME(has_after) NAME(has_before)           \
+  NAME(held) NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(nanoseconds) NAME(natives) NAME(number)          \
+  NAME(numbers) NAME(op_id) NAME(paused) NAME(routine) NAME(routines) NAME(run_described) NAME(run_known)          \
+  NAME(scopes) NAME(select) NAME(statistics) NAME(steps_after) NAME(steps_before) NAME(tool_seconds)
+
 struct Names {
-  PyObject *acquire, *release, *count, *executions, *nanoseconds, *log, *number, *numbers, *due, *extend, *amount,
-      *total, *last, *of, *weights, *expect, *overwrites, *trail, *name, *append, *add, *scopes, *statistics,
-      *tool_seconds, *paused, *cache, *enabled, *held, *quiet, *dict, *before, *after, *checked, *claimed,
-      *run_known, *run_described, *go_on_after, *routines, *steps_before, *steps_after, *kind, *ends, *routine, *action, *func,
-      *select, *kwargs, *has_before, *has_after, *is_idle, *op_id, *natives, *leaf_hooks, *dispatcher, *mark;
+#define NAME(name) PyObject* name;
+  ACCEL_NAMES(NAME)
+#undef NAME
+  PyObject *dict, *quiet, *dispatcher;  // these begin with an underscore
 };
 extern Names names;
 int prepare_names();
@@ -105,7 +112,7 @@ struct Lowered;
 struct Known {
   PyObject_HEAD
   PyObject *executor, *claims, *steps_before, *steps_after, *gradients, *form, *iterations, *op_id, *name;
-  Lowered* lowered;  // of steps_before and steps_after; nullptr until it is asked for
+  Lowered* lowered;  // owned; of steps_before and steps_after; nullptr until it is asked for
 };
 
 extern PyTypeObject Tracker_Type, Frame_Type, Child_Type, Known_Type;
@@ -124,56 +131,41 @@ inline void set(PyObject*& field, PyObject* value) {
 
 // ---- steps ---------------------------------------------------------------------------------------------------
 
-// The kinds of amanda.inline.steps.StepKind.
-enum Kind : int { CALL, COUNT, CLOCK, MEMORY, CHECK, SHAPE_SUM, RECORD };
+// The kinds of amanda.inline.steps.StepKind that are run here; all others are called.
+enum Kind : int { CALL, COUNT, CLOCK, MEMORY };
 
 struct Step {
-  Kind kind;
-  bool ends;
-  int begun;          // of a step that ends: the number of the one that begins; -1 without one
-  PyObject* routine;  // owned, as what follows
-  PyObject *action, *func, *select, *kwargs;
+  Kind kind = CALL;
+  bool ends = false;
+  Ref routine, action, func, select, kwargs;
 };
 
 // How the steps of an operator are run.
 enum class Way {
   PYTHON,    // not here
   MEASURED,  // counts, clocks and memory: nothing is known of the tensors
-  LOOKED,    // checks and sums of shapes, too
   CALLED,    // functions of tools
 };
 
-constexpr int MOST_STEPS = 32;
-
 struct Lowered {
-  Step before[MOST_STEPS], after[MOST_STEPS];
-  int before_count = 0, after_count = 0;
+  std::vector<Step> before, after;
   Way way = Way::PYTHON;
-  bool acts_before = false;  // something happens before the operator that cannot be taken back
-  bool checks = false, sums = false;
+  bool acts_before = false;    // something happens before the operator that cannot be taken back
   bool takes_tensors = false;  // some step is given tensors
 };
 
 // Lower two tuples of steps, anything else to Way::PYTHON; nullptr with an error.
 Lowered* lower(PyObject* before, PyObject* after);
-void release(Lowered* lowered);
+inline void release(const Lowered* lowered) { delete lowered; }
+// Visit the objects that it holds, for the garbage collector.
+int visit_lowered(const Lowered& lowered, visitproc visit, void* arg);
 
-// What the measures of one execution have found as they began.
-struct Measures {
-  int64_t begun[MOST_STEPS];
-};
+// What the measures of an execution have found as they began: the moment in nanoseconds.
+using Measures = int64_t;
 
 // Run the counts, clocks and memory before or after an operator; 0, or -1 with an error.
-int begin_measures(const Lowered& lowered, Measures& measures);
-int end_measures(const Lowered& lowered, const Measures& measures);
-
-// Note the end of an execution in checks whose tensors are finite, and in sums that know the key. Before it
-// know_key() says whether all of them do: 1, 0, or -1 with an error; those that do not are told of the key.
-int know_key(const Lowered& lowered, PyObject* key);
-int end_looks(const Lowered& lowered, PyObject* key);
-
-// Whether the checks want the inputs looked at: 1; 2 if that is yet to be found out in Python; -1 with an error.
-int wants_inputs(const Lowered& lowered);
+int begin_measures(const Lowered& lowered, Measures& begun);
+int end_measures(const Lowered& lowered, const Measures& begun);
 
 // Tensors that functions of tools are given; of more, Python takes care.
 constexpr int MOST_VALUES = 64;
@@ -193,17 +185,22 @@ struct Values {
 
 // Enter the code of tools, call the functions of a point in order, and leave it again. It ends early where one
 // returns something (`returned`), or selects what is not there. Returns how many were called, -1 with an error.
-int call_steps(const Known* known, const Step* steps, int count, const Values& values, PyObject* state, Ref& returned);
+int call_steps(const Known* known, const std::vector<Step>& steps, const Values& values, PyObject* state, Ref& returned);
 
 // vars(STATE) of the current thread, and whether no driver but one is told where code of tools runs.
 Ref thread_state();
 bool is_only_driver();
 
-// The objects of amanda and amanda_torch that steps need; see configure() in module.cc.
+// The objects of amanda, amanda_torch and PyTorch that the units need; see _objects() of amanda_torch.eager.gate.
+#define ACCEL_OBJECTS(OBJECT)                                                                                      \
+  OBJECT(acquire) OBJECT(are_paired) OBJECT(as_routine) OBJECT(changed) OBJECT(compiling) OBJECT(forward_level)    \
+  OBJECT(function) OBJECT(is_report_of) OBJECT(mode) OBJECT(own_nodes) OBJECT(parameter) OBJECT(raised)            \
+  OBJECT(release) OBJECT(state) OBJECT(tensor) OBJECT(tensors_of) OBJECT(unpaused)
+
 struct Objects {
-  PyObject *state, *acquire, *release, *unpaused, *as_routine, *raised, *changed, *tensors_of, *compiling,
-      *forward_level, *function, *own_nodes, *tensor,
-      *parameter;
+#define OBJECT(name) PyObject* name;
+  ACCEL_OBJECTS(OBJECT)
+#undef OBJECT
 };
 extern Objects objects;
 
@@ -217,6 +214,8 @@ void set_error_from_exception() noexcept;
 int claim(Tracker* mode, Known* known, PyObject* result, int64_t start);
 
 int prepare_trampolines(PyObject* module);
+// Note the builtins of PyTorch's that concern the stack of modes: 0, or -1 with an error.
+int configure_builtins(PyObject* builtins);
 int prepare_autograd(PyObject* module);
 
 }  // namespace accel

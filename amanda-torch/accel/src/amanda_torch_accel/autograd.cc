@@ -361,7 +361,7 @@ class After : public FunctionPostHook {
       begun = std::exchange(node_->begun, {}).lock();
     }
     auto steps = runnable(*hooks);
-    if (steps == nullptr || (begun != steps && steps->before_count != 0)) {
+    if (steps == nullptr || (begun != steps && !steps->before.empty())) {
       return node_->call(names.after, produced, &consumed);
     }
     check(end_measures(*steps, node_->measures) == 0);

@@ -12,68 +12,65 @@ enum class Form {
   GETTER,      // a property
   SUBSCRIPT,   // a[i]
   ASSIGNMENT,  // a[i] = b, del a[i]
-  CALLABLE,    // an operator of torch.ops, called by vectorcall
+  CALLABLE,    // a function in Python that reports itself
 };
 
 // Types of arguments that are remembered of each builtin, see note_signature().
 constexpr int FITTING = 8;
 
-// One place in which something was replaced.
+// A builtin whose calls are noticed.
 struct Site {
   Form form = Form::CALLABLE;
-  int flags = 0;
-  void* original = nullptr;       // what stood there
+  int flags = 0;                  // METH_VARARGS, METH_NOARGS or METH_O, of methods and functions
+  void* original = nullptr;       // the function of PyTorch's
   PyObject* reported = nullptr;   // what PyTorch reports to a mode; nullptr as long as it is not known
-  int unreported = 0;             // calls in a row that PyTorch has reported nothing of, or HEARD
-  bool reports_first = false;     // it is reported before PyTorch looks at its arguments
-  PyObject* owner = nullptr;      // the descriptor or function; keeps the place alive
   void* closure = nullptr;        // of a getter
   const char* name = "";
-  void* place = nullptr;          // PyMethodDef, PyCFunctionObject, PyGetSetDef, or a slot of a type
   uint64_t fitting[FITTING] = {}; // signatures of calls that were reported, the last ones
   unsigned fitting_count = 0;
 };
 
-// Calls without a report after which a builtin is taken to be none that reports itself. One that has been reported is
-// not: a program may turn reports off for a while, as PyTorch's tracers do.
-constexpr int SILENT = 3, HEARD = -1;
-
 struct Invocation {
   Site* site;
-  PyObject* known_as = nullptr;  // what is reported, if it is known from the call
-  PyObject* self = nullptr;      // of methods and functions; the tensor of a[i]
+  PyObject* self = nullptr;      // of a CALLABLE, what is called
   PyObject* args = nullptr;      // a tuple or the argument, by the form; i of a[i]
   PyObject* kwargs = nullptr;    // a dict or nullptr; b of a[i] = b
-  PyObject* target = nullptr;    // of a CALLABLE, with its arguments as vectorcall has them
-  PyObject* const* stack = nullptr;
-  size_t nargsf = 0;
-  PyObject* names = nullptr;
 };
 
+// The positional arguments of a call as PyTorch reports them, borrowed.
+class Positional {
+ public:
+  explicit Positional(const Invocation& call);
+  Py_ssize_t count() const { return count_ + (self_ != nullptr); }
+  PyObject* operator[](Py_ssize_t i) const {
+    return self_ == nullptr ? items_[i] : i == 0 ? self_ : items_[i - 1];
+  }
+
+ private:
+  PyObject* self_ = nullptr;
+  PyObject* const* items_ = nullptr;
+  Py_ssize_t count_ = 0;
+};
+
+// The arguments of a call as PyTorch reports them.
+Ref reported_args(const Invocation& call);
+Ref reported_kwargs(const Invocation& call);
+
 // Of the current thread: its virtual mode (a strong reference), and how many modes lie below it; the site whose
-// report is awaited; how many reports have come.
+// report is awaited; how many reports have come, and whether nothing is to be done for them.
 struct Thread {
   PyObject* mode = nullptr;
   Py_ssize_t depth = 0;
   unsigned session = 0;
   Site* awaited = nullptr;
   int reports = 0;
+  bool only_asks = false;
 };
 
 Thread& this_thread();
 PyObject* virtual_mode(Thread& thread);  // borrowed; nullptr for none
 
 PyObject* run_original(const Invocation& call);
-
-// The arguments of a call as PyTorch reports them.
-Ref reported_args(const Invocation& call);
-Ref reported_kwargs(const Invocation& call);
-Ref keywords_of(PyObject* const* values, PyObject* names);
-
-// Append the positional arguments (borrowed); false where there are too many.
-bool append_positional(const Invocation& call, Values& values);
-// The same for the keyword arguments, if they have these names in this order.
-bool append_keywords(const Invocation& call, PyObject* keywords, Values& values);
 
 // Run a call as the virtual mode does with it: every call of a replaced function comes here.
 PyObject* intercept(const Invocation& call);
@@ -82,7 +79,10 @@ PyObject* intercept(const Invocation& call);
 void note_signature(const Invocation& call);
 
 // Run it with the virtual mode on the stack, so that PyTorch reports it.
-PyObject* ask_python(const Invocation& call, PyObject* mode, Thread& thread);
+PyObject* ask_python(const Invocation& call, Thread& thread);
+
+// Whether PyTorch takes the arguments of a call that has raised: it reports it then to a mode, which does not run it.
+bool is_taken(const Invocation& call, PyObject* mode, Thread& thread);
 
 // Put back a virtual mode (a reference that is given away) after a call.
 void put_back(Thread& thread, PyObject* mode);

@@ -7,44 +7,39 @@ namespace accel {
 
 namespace {
 
-PyDoc_STRVAR(configure_objects_doc,
-             "configure_objects(objects)\n\nName what steps and claims need of amanda and amanda-torch.\n\n"
-             "Args:\n    objects: a dict, see amanda_torch.eager.gate.");
+PyDoc_STRVAR(configure_doc,
+             "configure(objects, builtins)\n\nName what the extension needs, once per process.\n\n"
+             "Args:\n    objects: of amanda, amanda-torch and PyTorch, by name; see amanda_torch.eager.gate.\n"
+             "    builtins: push, pop, length and at of the stack of modes; __enter__ and __exit__ of what turns it off,\n"
+             "        and of what pushes and pops a mode in C++.\n\n"
+             "Raises:\n    ValueError: a builtin is called in a form that is not known.");
 
-PyObject* gate_configure_objects(PyObject*, PyObject* given) {
+PyObject* gate_configure(PyObject*, PyObject* args) {
+  PyObject *given, *builtins;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyDict_Type, &given, &PyTuple_Type, &builtins)) {
+    return nullptr;
+  }
   struct {
     const char* name;
-    PyObject** place;
-    PyTypeObject* type;
+    PyObject*& object;
   } all[] = {
-      {"state", &objects.state, nullptr},
-      {"acquire", &objects.acquire, nullptr},
-      {"release", &objects.release, nullptr},
-      {"unpaused", &objects.unpaused, &PyDict_Type},
-      {"as_routine", &objects.as_routine, nullptr},
-      {"raised", &objects.raised, nullptr},
-      {"changed", &objects.changed, nullptr},
-      {"tensors_of", &objects.tensors_of, nullptr},
-      {"compiling", &objects.compiling, nullptr},
-      {"forward_level", &objects.forward_level, nullptr},
-      {"function", &objects.function, &PyType_Type},
-      {"own_nodes", &objects.own_nodes, &PyFrozenSet_Type},
-      {"tensor", &objects.tensor, &PyType_Type},
-      {"parameter", &objects.parameter, nullptr},
+#define OBJECT(name) {#name, objects.name},
+      ACCEL_OBJECTS(OBJECT)
+#undef OBJECT
   };
   for (auto& one : all) {
-    PyObject* found = PyDict_Check(given) ? PyDict_GetItemString(given, one.name) : nullptr;
-    if (found == nullptr || (one.type != nullptr && !PyObject_TypeCheck(found, one.type))) {
-      PyErr_Format(PyExc_TypeError, "there is no %s of its type", one.name);
+    PyObject* found = PyDict_GetItemString(given, one.name);
+    if (found == nullptr) {
+      PyErr_Format(PyExc_TypeError, "there is no %s", one.name);
       return nullptr;
     }
-    Py_XDECREF(std::exchange(*one.place, Py_NewRef(found)));
+    Py_XDECREF(std::exchange(one.object, Py_NewRef(found)));
   }
-  Py_RETURN_NONE;
+  return configure_builtins(builtins) < 0 ? nullptr : Py_NewRef(Py_None);
 }
 
 PyMethodDef functions[] = {
-    {"configure_objects", gate_configure_objects, METH_O, configure_objects_doc},
+    {"configure", gate_configure, METH_VARARGS, configure_doc},
     {nullptr, nullptr, 0, nullptr},
 };
 

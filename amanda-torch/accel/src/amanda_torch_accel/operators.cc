@@ -7,6 +7,7 @@
 #include "torch_api.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace accel {
 
@@ -14,38 +15,30 @@ namespace {
 
 // ---- which arguments PyTorch takes ---------------------------------------------------------------------------
 
-bool has_signature(const Invocation& call) { return call.site->form <= Form::FUNCTION && !call.site->reports_first; }
+bool has_signature(const Invocation& call) { return call.site->form <= Form::FUNCTION; }
 
 // A number for the types of a call's arguments, and the names of those that have names.
 uint64_t signature_of(const Invocation& call) {
   uint64_t found = 1469598103934665603u;
   auto add = [&found](const void* word) { found = (found ^ reinterpret_cast<uintptr_t>(word)) * 1099511628211u; };
-  if (call.self != nullptr && call.site->form != Form::FUNCTION) {
-    add(Py_TYPE(call.self));
-  }
-  if (call.site->form == Form::PLAIN && call.site->flags != METH_VARARGS) {
-    if (call.args != nullptr) {
-      add(Py_TYPE(call.args));
-    }
-    return found;
-  }
-  Py_ssize_t count = PyTuple_GET_SIZE(call.args), position = 0;
-  for (Py_ssize_t i = 0; i < count; i++) {
-    add(Py_TYPE(PyTuple_GET_ITEM(call.args, i)));
+  Positional given(call);
+  for (Py_ssize_t i = 0; i < given.count(); i++) {
+    add(Py_TYPE(given[i]));
   }
   PyObject *key, *value;
+  Py_ssize_t position = 0;
   while (call.kwargs != nullptr && PyDict_Next(call.kwargs, &position, &key, &value)) {
     add(key);
     add(Py_TYPE(value));
   }
-  return found ^ static_cast<uint64_t>(count);
+  return found ^ static_cast<uint64_t>(given.count());
 }
 
 // Whether routines may run before PyTorch has looked at the arguments: where it may refuse them, and report nothing,
 // none is to run.
 bool may_act(const Invocation& call) {
   if (!has_signature(call)) {
-    return call.site->form == Form::SUBSCRIPT || call.site->form == Form::CALLABLE;
+    return call.site->form == Form::SUBSCRIPT;
   }
   uint64_t signature = signature_of(call);
   for (uint64_t fitting : call.site->fitting) {
@@ -56,10 +49,11 @@ bool may_act(const Invocation& call) {
   return false;
 }
 
-// Whether a call was none of an operator: its arguments fit no form of it.
-bool is_refused(const Invocation& call, PyObject* result) {
-  return has_signature(call) &&
-         (result == Py_NotImplemented || (result == nullptr && PyErr_ExceptionMatches(PyExc_TypeError)));
+// Whether a call was none of an operator: its arguments fit no form of it. A kernel may raise TypeError, too.
+bool is_refused(const Invocation& call, PyObject* result, Tracker* mode) {
+  bool may_be = has_signature(call) && (result == Py_NotImplemented ||
+                                        (result == nullptr && PyErr_ExceptionMatches(PyExc_TypeError)));
+  return may_be && !is_taken(call, reinterpret_cast<PyObject*>(mode), this_thread());
 }
 
 // ---- what is known -------------------------------------------------------------------------------------------
@@ -67,17 +61,17 @@ bool is_refused(const Invocation& call, PyObject* result) {
 // Whether an operator outside of modules is surely a forward one: is_plainly_recorded() of amanda_torch.eager.phases,
 // but for the names that are asked more.
 bool is_surely_forward(const Invocation& call) {
-  Values values;
   // Modes would see what is read of tensors.
   if (!is_recording() || mode_count() != 0 || call.site->form == Form::ASSIGNMENT ||
-      call.site->form == Form::GETTER || !append_positional(call, values)) {
+      call.site->form == Form::GETTER) {
     return false;
   }
   auto is_recorded = [](PyObject* value) {
     return reinterpret_cast<PyObject*>(Py_TYPE(value)) == objects.tensor && requires_grad(value);
   };
-  for (int i = 0; i < values.count; i++) {
-    PyObject* value = values.items[i];
+  Positional given(call);
+  for (Py_ssize_t i = 0; i < given.count(); i++) {
+    PyObject* value = given[i];
     if (is_recorded(value)) {
       return true;
     }
@@ -97,6 +91,12 @@ const Lowered* lowered_of(Known* known) {
   return known->lowered;
 }
 
+// Set the number of executions in a cell: 0, or -1 with an error.
+int set_count(PyObject* cell, Py_ssize_t count) {
+  PyObject* number = PyLong_FromSsize_t(count);
+  return number != nullptr ? PyList_SetItem(cell, 0, number) : -1;
+}
+
 enum class Answer { ASK, EMPTY, KNOWN };
 
 // What an operator is known as, and whether it may run by that.
@@ -113,14 +113,12 @@ Answer answer_of(PyObject* next, const Invocation& call) {
     PyErr_Clear();
     return Answer::ASK;
   }
-  bool only_claims = lowered->way != Way::PYTHON && lowered->before_count + lowered->after_count == 0;
+  bool only_claims = lowered->way != Way::PYTHON && lowered->before.empty() && lowered->after.empty();
   if (only_claims && !is_recording()) {
     return Answer::EMPTY;
   }
-  bool tells_refusal =
-      has_signature(call) || call.site->form == Form::SUBSCRIPT || call.site->form == Form::CALLABLE;
-  bool acts = lowered->acts_before || lowered->way != Way::MEASURED;
-  return (acts ? may_act(call) : tells_refusal) ? Answer::KNOWN : Answer::ASK;
+  bool tells_refusal = has_signature(call) || call.site->form == Form::SUBSCRIPT;
+  return (lowered->acts_before ? may_act(call) : tells_refusal) ? Answer::KNOWN : Answer::ASK;
 }
 
 // Count the next execution of an operator, unless there is to ask. `cell` is the one in which it was counted, for what
@@ -154,12 +152,9 @@ Answer look_up(const Tracker* mode, PyObject* reported, const Invocation& call, 
   cell = Ref::to(found);
   Ref next = Ref::to(PyList_GET_ITEM(found, count));
   Answer answer = answer_of(next.get(), call);
-  if (answer != Answer::ASK) {
-    PyObject* number = PyLong_FromSsize_t(count);
-    if (number == nullptr || PyList_SetItem(found, 0, number) < 0) {
-      PyErr_Clear();
-      return Answer::ASK;
-    }
+  if (answer != Answer::ASK && set_count(found, count) < 0) {
+    PyErr_Clear();
+    return Answer::ASK;
   }
   if (answer == Answer::KNOWN) {
     known = std::move(next);
@@ -170,13 +165,9 @@ Answer look_up(const Tracker* mode, PyObject* reported, const Invocation& call, 
 // Take back an execution: the arguments did not fit, and PyTorch would have reported nothing.
 void take_back(PyObject* cell) {
   KeepError keep;
-  if (cell == nullptr || PyList_GET_SIZE(cell) == 0) {
-    return;
-  }
-  Py_ssize_t count = PyLong_AsSsize_t(PyList_GET_ITEM(cell, 0));
-  PyObject* number = count > 0 ? PyLong_FromSsize_t(count - 1) : nullptr;
-  if (number != nullptr) {
-    PyList_SetItem(cell, 0, number);
+  Py_ssize_t count = cell == nullptr || PyList_GET_SIZE(cell) == 0 ? 0 : PyLong_AsSsize_t(PyList_GET_ITEM(cell, 0));
+  if (count > 0) {
+    set_count(cell, count - 1);
   }
   PyErr_Clear();
 }
@@ -190,24 +181,16 @@ struct Execution {
   PyObject* reported;
   Known* known;
   const Lowered& lowered;
-  PyObject* cell;
 };
 
 // executor.<name>(known, operator, args, kwargs, first, second)
 Ref call_executor(const Execution& one, PyObject* name, PyObject* first = nullptr, PyObject* second = nullptr) {
   Ref args = reported_args(one.call), kwargs(args ? reported_kwargs(one.call) : Ref());
   Ref executor = Ref::to(one.known->executor);
-  if (!kwargs || !executor) {
-    if (!PyErr_Occurred()) {
-      PyErr_SetString(PyExc_AttributeError, "executor");
-    }
-    return Ref();
-  }
-  return Ref(PyObject_CallMethodObjArgs(executor.get(), name, one.known, one.reported, args.get(), kwargs.get(), first,
-                                        second, nullptr));
+  return kwargs && executor ? Ref(PyObject_CallMethodObjArgs(executor.get(), name, one.known, one.reported, args.get(),
+                                                             kwargs.get(), first, second, nullptr))
+                            : Ref();
 }
-
-PyObject* run_in_python(const Execution& one) { return call_executor(one, names.run_known).release(); }
 
 // Claim the backward operators of an operator that has run.
 int claim_gradients(const Execution& one, PyObject* result, int64_t start) {
@@ -219,110 +202,29 @@ int claim_gradients(const Execution& one, PyObject* result, int64_t start) {
   return number && call_executor(one, names.claimed, result, number.get()) ? 0 : -1;
 }
 
-bool is_result(PyObject* result) { return result != nullptr && result != Py_NotImplemented; }
-
-// Run the original, and claim what it has recorded.
-PyObject* run_claimed(const Execution& one) {
-  bool is_claimed = one.known->claims == Py_True && is_recording();
-  int64_t start = is_claimed ? next_sequence() : 0;
-  Ref result(run_original(one.call));
-  if (is_claimed && is_result(result.get()) && claim_gradients(one, result.get(), start) < 0) {
-    return nullptr;
-  }
-  return result.release();
+// Whether an operator has run: some are reported before PyTorch looks at their arguments, as `x == "text"` is.
+bool is_result(const Execution& one, PyObject* result) {
+  return result != nullptr &&
+         (result != Py_NotImplemented || is_taken(one.call, reinterpret_cast<PyObject*>(one.mode), this_thread()));
 }
 
-PyObject* run_measured(const Execution& one) {
-  Measures measures;
-  if (begin_measures(one.lowered, measures) < 0) {
-    return nullptr;
-  }
+// Run the original, end measures that have begun, and claim what it has recorded; nullptr with an error.
+Ref run_operator(const Execution& one, const Measures* begun) {
   bool is_claimed = one.known->claims == Py_True && is_recording();
   int64_t start = is_claimed ? next_sequence() : 0;
   Ref result(run_original(one.call));
-  if (!is_result(result.get())) {
-    if (!one.lowered.acts_before && is_refused(one.call, result.get())) {
-      take_back(one.cell);
-    }
-    return result.release();
+  if (!is_result(one, result.get())) {
+    return result;
   }
   // What is done for gradients is no part of the time.
-  if (end_measures(one.lowered, measures) < 0 ||
-      (is_claimed && claim_gradients(one, result.get(), start) < 0)) {
-    return nullptr;
-  }
-  return result.release();
+  bool failed = (begun != nullptr && end_measures(one.lowered, *begun) < 0) ||
+                (is_claimed && claim_gradients(one, result.get(), start) < 0);
+  return failed ? Ref() : std::move(result);
 }
 
-// Whether checks and sums can be done here: 1, 0 where Python is to run all, -1 with an error.
-int may_look(const Execution& one) {
-  int wanted = wants_inputs(one.lowered);
-  int may = wanted < 0 ? -1 : wanted > 1 ? 0 : is_plain_here(true);
-  if (may > 0 && one.lowered.sums && current_task() != -1) {
-    may = 0;
-  }
-  if (may > 0 && wanted) {
-    Ref args = reported_args(one.call), kwargs(args ? reported_kwargs(one.call) : Ref());
-    Ref named(kwargs ? PyDict_Values(kwargs.get()) : nullptr);
-    PyObject* values[] = {args.get(), named.get()};
-    may = named ? are_finite(values, 2) : -1;
-  }
-  return may;
-}
-
-// The key of an execution for its sums; nullptr without an error where there is none.
-Ref key_of(const Execution& one, PyObject* result) {
-  Key key;
-  Values values;
-  bool fits = append_positional(one.call, values);
-  for (int i = 0; fits && i < values.count; i++) {
-    fits = key.add(values.items[i]);
-  }
-  const Invocation& call = one.call;
-  if (call.site->form == Form::CALLABLE) {
-    Py_ssize_t count = PyVectorcall_NARGS(call.nargsf);
-    for (Py_ssize_t i = 0; fits && call.names != nullptr && i < PyTuple_GET_SIZE(call.names); i++) {
-      fits = key.add_name(PyTuple_GET_ITEM(call.names, i)) && key.add(call.stack[count + i]);
-    }
-  } else if (call.site->form != Form::SUBSCRIPT && call.kwargs != nullptr) {
-    PyObject *name, *value;
-    Py_ssize_t position = 0;
-    while (fits && PyDict_Next(call.kwargs, &position, &name, &value)) {
-      fits = key.add_name(name) && key.add(value);
-    }
-  }
-  return fits && key.add_word(0) && key.add(result) ? key.bytes() : Ref();
-}
-
-PyObject* run_looked(const Execution& one) {
-  int may = may_look(one);
-  if (may <= 0) {
-    return may < 0 ? nullptr : run_in_python(one);
-  }
-  Measures measures;
-  if (begin_measures(one.lowered, measures) < 0) {
-    return nullptr;
-  }
-  Ref result(run_claimed(one));
-  if (!is_result(result.get())) {
-    return result.release();
-  }
-  if (end_measures(one.lowered, measures) < 0) {
-    return nullptr;
-  }
-  PyObject* values[] = {result.get()};
-  int passed = one.lowered.checks ? are_finite(values, 1) : 1;
-  Ref key;
-  if (passed > 0 && one.lowered.sums) {
-    key = key_of(one, result.get());
-    passed = key ? know_key(one.lowered, key.get()) : PyErr_Occurred() ? -1 : 0;
-  }
-  if (passed == 0) {
-    passed = call_executor(one, names.checked, result.get()) ? 0 : -1;
-  } else if (passed > 0) {
-    passed = end_looks(one.lowered, key.get());
-  }
-  return passed < 0 ? nullptr : result.release();
+Ref run_measured(const Execution& one) {
+  Measures begun;
+  return begin_measures(one.lowered, begun) < 0 ? Ref() : run_operator(one, &begun);
 }
 
 // ---- functions of tools --------------------------------------------------------------------------------------
@@ -342,6 +244,25 @@ bool have_types(PyObject* const* items, Py_ssize_t count, PyObject* types) {
 // The number in a sequence of Python's; -1 with an error.
 Py_ssize_t place_in(PyObject* places, Py_ssize_t i) { return PyLong_AsSsize_t(PySequence_Fast_GET_ITEM(places, i)); }
 
+// Append the positional arguments of a call, and those with these names if there are no others.
+bool append_arguments(const Invocation& call, PyObject* keywords, Values& values) {
+  Positional given(call);
+  for (Py_ssize_t i = 0; i < given.count(); i++) {
+    if (!values.append(given[i])) {
+      return false;
+    }
+  }
+  PyObject *name, *value;
+  Py_ssize_t position = 0, found = 0;
+  while (call.kwargs != nullptr && PyDict_Next(call.kwargs, &position, &name, &value)) {
+    if (found == PyTuple_GET_SIZE(keywords) || !PyUnicode_Check(name) ||
+        PyUnicode_Compare(name, PyTuple_GET_ITEM(keywords, found++)) != 0 || !values.append(value)) {
+      return false;
+    }
+  }
+  return found == PyTuple_GET_SIZE(keywords);
+}
+
 // Layout.values() of amanda_torch.operators.layouts: the inputs of a call (borrowed): 1, 0 if it has another form, -1
 // with an error. A layout's `form` is what is read of it: (func, keywords, types, lists, places, is_in_place).
 int find_inputs(const Execution& one, Values& inputs) {
@@ -352,7 +273,7 @@ int find_inputs(const Execution& one, Values& inputs) {
   PyObject *lists = PyTuple_GET_ITEM(form, 3), *places = PyTuple_GET_ITEM(form, 4);
   Values flat;
   if (one.reported != PyTuple_GET_ITEM(form, 0) || (is_recording() && PyTuple_GET_ITEM(form, 5) != Py_False) ||
-      !append_positional(one.call, flat) || !append_keywords(one.call, PyTuple_GET_ITEM(form, 1), flat) ||
+      !append_arguments(one.call, PyTuple_GET_ITEM(form, 1), flat) ||
       !have_types(flat.items, flat.count, PyTuple_GET_ITEM(form, 2)) || !PyList_CheckExact(lists) ||
       !PyList_CheckExact(places) || !flat.append(Py_None)) {
     return 0;
@@ -391,10 +312,8 @@ int find_outputs(PyObject* result, Values& outputs, Ref& list) {
   }
   if (PyTuple_Check(result)) {
     PyObject** items = PySequence_Fast_ITEMS(result);
-    int fits = std::all_of(items, items + PyTuple_GET_SIZE(result), is_tensor);
-    for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(result); i++) {
-      fits = outputs.append(items[i]);
-    }
+    bool fits = std::all_of(items, items + PyTuple_GET_SIZE(result),
+                            [&outputs](PyObject* item) { return is_tensor(item) && outputs.append(item); });
     if (fits) {
       return 1;
     }
@@ -414,63 +333,53 @@ int find_outputs(PyObject* result, Values& outputs, Ref& list) {
 
 // Call the functions after an operator; its result, or what Python makes of what one returns.
 Ref call_after(const Execution& one, Ref result, const Values& inputs, PyObject* state) {
-  if (one.lowered.after_count == 0) {
+  if (one.lowered.after.empty()) {
     return result;
   }
   Values outputs;
   Ref list, returned;
   int done = one.lowered.takes_tensors ? find_outputs(result.get(), outputs, list) : 1;
   if (done > 0) {
-    done = call_steps(one.known, one.lowered.after, one.lowered.after_count, outputs, state, returned);
+    done = call_steps(one.known, one.lowered.after, outputs, state, returned);
   }
-  if (done < 0 || (!returned && done == one.lowered.after_count)) {
+  if (done < 0 || (!returned && done == std::ssize(one.lowered.after))) {
     return done < 0 ? Ref() : std::move(result);
   }
   Ref given = inputs.list(), number(given ? PyLong_FromLong(done) : nullptr), executor = Ref::to(one.known->executor);
   if (!number || !executor) {
     return Ref();
   }
-  return Ref(PyObject_CallMethodObjArgs(executor.get(), names.go_on_after, one.known, Py_None, given.get(),
-                                        result.get(), number.get(), returned ? returned.get() : Py_None, nullptr));
+  return Ref(PyObject_CallMethodObjArgs(executor.get(), names.go_on_after, one.known, Py_None, given.get(), result.get(),
+                                        number.get(), returned ? returned.get() : Py_None, nullptr));
 }
 
-PyObject* run_called(const Execution& one) {
+Ref run_called(const Execution& one) {
   Values inputs;
   Ref state = Ref::to(one.mode->thread), returned, kept;
   int may = !is_only_driver() || !state || !PyDict_CheckExact(state.get()) ? 0 : is_plain_here(true);
   may = may <= 0 || !one.lowered.takes_tensors ? may : find_inputs(one, inputs);
   if (may <= 0) {
-    return may < 0 ? nullptr : run_in_python(one);
+    return may < 0 ? Ref() : call_executor(one, names.run_known);
   }
   if (!(kept = inputs.list())) {  // a function may change a list of the program's
-    return nullptr;
+    return Ref();
   }
-  const Lowered& lowered = one.lowered;
-  int done = call_steps(one.known, lowered.before, lowered.before_count, inputs, state.get(), returned);
+  int done = call_steps(one.known, one.lowered.before, inputs, state.get(), returned);
   if (done < 0) {
-    return nullptr;
+    return Ref();
   }
-  if (returned || done < lowered.before_count) {
+  if (returned || done < std::ssize(one.lowered.before)) {
     Ref stopped(Py_BuildValue("(iO)", done, returned ? returned.get() : Py_None));
-    return stopped ? call_executor(one, names.run_described, Py_None, stopped.get()).release() : nullptr;
+    return stopped ? call_executor(one, names.run_described, Py_None, stopped.get()) : Ref();
   }
-  Ref result(run_claimed(one));
-  return is_result(result.get()) ? call_after(one, std::move(result), inputs, state.get()).release()
-                                 : result.release();
+  Ref result = run_operator(one, nullptr);
+  return is_result(one, result.get()) ? call_after(one, std::move(result), inputs, state.get()) : std::move(result);
 }
 
-PyObject* run_known(const Execution& one) {
-  switch (one.lowered.way) {
-    case Way::MEASURED:
-      return run_measured(one);
-    case Way::LOOKED:
-      return run_looked(one);
-    case Way::CALLED:
-      return run_called(one);
-    case Way::PYTHON:
-      break;
-  }
-  return run_in_python(one);
+Ref run_known(const Execution& one) {
+  return one.lowered.way == Way::MEASURED ? run_measured(one)
+         : one.lowered.way == Way::CALLED ? run_called(one)
+                                          : call_executor(one, names.run_known);
 }
 
 }  // namespace
@@ -484,29 +393,24 @@ void note_signature(const Invocation& call) {
 PyObject* intercept(const Invocation& call) {
   Thread& thread = this_thread();
   auto* mode = reinterpret_cast<Tracker*>(virtual_mode(thread));
-  Site* site = call.site;
-  Ref reported = Ref::to(call.known_as != nullptr ? call.known_as : site->reported), cell, known;
-  if (mode == nullptr || (site->unreported >= SILENT && site->reported == nullptr)) {
+  Ref reported = Ref::to(call.site->reported), cell, known;
+  if (mode == nullptr) {
     return run_original(call);
   }
   Answer answer = reported ? look_up(mode, reported.get(), call, cell, known) : Answer::ASK;
   if (answer == Answer::ASK) {
-    return ask_python(call, reinterpret_cast<PyObject*>(mode), thread);
+    return ask_python(call, thread);
   }
   // As PyTorch does with a mode that it reports to: nothing inside of the call is noticed.
   thread.mode = nullptr;
-  PyObject* result;
-  if (answer == Answer::EMPTY) {
-    result = run_original(call);
-    if (is_refused(call, result)) {
-      take_back(cell.get());
-    }
-  } else {
-    auto* record = reinterpret_cast<Known*>(known.get());
-    result = run_known({call, mode, reported.get(), record, *record->lowered, cell.get()});
+  auto* record = reinterpret_cast<Known*>(known.get());
+  Ref result = answer == Answer::EMPTY ? Ref(run_original(call))
+                                       : run_known({call, mode, reported.get(), record, *record->lowered});
+  if (is_refused(call, result.get(), mode)) {
+    take_back(cell.get());
   }
   put_back(thread, reinterpret_cast<PyObject*>(mode));
-  return result;
+  return result.release();
 }
 
 // ---- modules -------------------------------------------------------------------------------------------------
@@ -518,14 +422,10 @@ int restart(PyObject* dict) {
   PyObject *key, *value;
   Py_ssize_t position = 0;
   while (PyDict_Next(dict, &position, &key, &value)) {
-    Ref zero(PyLong_FromLong(0));
-    if (!zero) {
-      return -1;
-    }
     if (is_a(value, &Child_Type)) {
+      Ref zero(PyLong_FromLong(0));
       set(reinterpret_cast<Child*>(value)->calls, zero.get());
-    } else if (PyList_CheckExact(value) && PyList_GET_SIZE(value) > 0 &&
-               PyList_SetItem(value, 0, zero.release()) < 0) {
+    } else if (PyList_CheckExact(value) && PyList_GET_SIZE(value) > 0 && set_count(value, 0) < 0) {
       return -1;
     }
   }

@@ -74,68 +74,18 @@ int add_to(PyObject* object, PyObject* name, int64_t amount) {
 
 int prepare_names() {
   struct {
-    PyObject** place;
+    PyObject*& object;
     const char* text;
   } all[] = {
-      {&names.acquire, "acquire"},
-      {&names.release, "release"},
-      {&names.count, "count"},
-      {&names.executions, "executions"},
-      {&names.nanoseconds, "nanoseconds"},
-      {&names.log, "log"},
-      {&names.number, "number"},
-      {&names.numbers, "numbers"},
-      {&names.due, "due"},
-      {&names.extend, "extend"},
-      {&names.amount, "amount"},
-      {&names.total, "total"},
-      {&names.last, "last"},
-      {&names.of, "of"},
-      {&names.weights, "_weights"},
-      {&names.expect, "expect"},
-      {&names.overwrites, "overwrites"},
-      {&names.trail, "trail"},
-      {&names.name, "name"},
-      {&names.append, "append"},
-      {&names.add, "add"},
-      {&names.scopes, "scopes"},
-      {&names.statistics, "statistics"},
-      {&names.tool_seconds, "tool_seconds"},
-      {&names.paused, "paused"},
-      {&names.cache, "cache"},
-      {&names.enabled, "enabled"},
-      {&names.held, "held"},
-      {&names.quiet, "_quiet"},
-      {&names.dict, "__dict__"},
-      {&names.before, "before"},
-      {&names.after, "after"},
-      {&names.checked, "checked"},
-      {&names.claimed, "claimed"},
-      {&names.run_known, "run_known"},
-      {&names.run_described, "run_described"},
-      {&names.go_on_after, "go_on_after"},
-      {&names.routines, "routines"},
-      {&names.steps_before, "steps_before"},
-      {&names.steps_after, "steps_after"},
-      {&names.kind, "kind"},
-      {&names.ends, "ends"},
-      {&names.routine, "routine"},
-      {&names.action, "action"},
-      {&names.func, "func"},
-      {&names.select, "select"},
-      {&names.kwargs, "kwargs"},
-      {&names.has_before, "has_before"},
-      {&names.has_after, "has_after"},
-      {&names.is_idle, "is_idle"},
-      {&names.op_id, "op_id"},
-      {&names.natives, "natives"},
-      {&names.leaf_hooks, "leaf_hooks"},
-      {&names.dispatcher, "_dispatcher"},
-      {&names.mark, "amanda"},
+#define NAME(name) {names.name, #name},
+      ACCEL_NAMES(NAME)
+#undef NAME
+      {names.dict, "__dict__"},
+      {names.quiet, "_quiet"},
+      {names.dispatcher, "_dispatcher"},
   };
   for (auto& one : all) {
-    *one.place = PyUnicode_InternFromString(one.text);
-    if (*one.place == nullptr) {
+    if ((one.object = PyUnicode_InternFromString(one.text)) == nullptr) {
       return -1;
     }
   }
@@ -144,76 +94,92 @@ int prepare_names() {
 
 // ---- records -------------------------------------------------------------------------------------------------
 
-// A type of records: its fields are objects that lie one after the other behind the head, and may be unset.
-template <typename T, int COUNT>
-struct RecordType {
-  static PyObject** fields(PyObject* self) {
-    return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(self) + sizeof(PyObject));
-  }
-  static int traverse(PyObject* self, visitproc visit, void* arg) {
-    for (int i = 0; i < COUNT; i++) {
-      Py_VISIT(fields(self)[i]);
-    }
-    return 0;
-  }
-  static int clear(PyObject* self) {
-    for (int i = 0; i < COUNT; i++) {
-      Py_CLEAR(fields(self)[i]);
-    }
-    return 0;
-  }
-  static void dealloc(PyObject* self) {
-    PyObject_GC_UnTrack(self);
-    clear(self);
-    if constexpr (std::is_same_v<T, Known>) {
-      release(reinterpret_cast<Known*>(self)->lowered);
-    }
-    Py_TYPE(self)->tp_free(self);
-  }
-  static PyTypeObject make(const char* name, PyMemberDef* members) {
-    PyTypeObject type = {};
-    Py_SET_REFCNT(reinterpret_cast<PyObject*>(&type), 1);
-    type.tp_name = name;
-    type.tp_basicsize = sizeof(T);
-    type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE;
-    type.tp_traverse = traverse;
-    type.tp_clear = clear;
-    type.tp_dealloc = dealloc;
-    type.tp_new = PyType_GenericNew;
-    type.tp_members = members;
-    return type;
-  }
-};
+namespace {
 
 #define FIELD(type, field) {#field, T_OBJECT_EX, offsetof(type, field), 0, nullptr}
 #define END_OF_FIELDS {nullptr, 0, 0, 0, nullptr}
 
-namespace {
-
-PyMemberDef tracker_members[] = {
+PyMemberDef tracker_fields[] = {
     FIELD(Tracker, cells), FIELD(Tracker, frame), FIELD(Tracker, root), FIELD(Tracker, generation),
     FIELD(Tracker, iteration), FIELD(Tracker, stale), FIELD(Tracker, thread), END_OF_FIELDS,
 };
-PyMemberDef frame_members[] = {
+PyMemberDef frame_fields[] = {
     FIELD(Frame, cells), FIELD(Frame, names), FIELD(Frame, children), FIELD(Frame, generation),
     FIELD(Frame, caller), END_OF_FIELDS,
 };
-PyMemberDef child_members[] = {
+PyMemberDef child_fields[] = {
     FIELD(Child, ref), FIELD(Child, transparent), FIELD(Child, is_fused), FIELD(Child, calls),
     FIELD(Child, frames), END_OF_FIELDS,
 };
-PyMemberDef known_members[] = {
+PyMemberDef known_fields[] = {
     FIELD(Known, executor), FIELD(Known, claims), FIELD(Known, steps_before), FIELD(Known, steps_after),
     FIELD(Known, gradients), FIELD(Known, form), FIELD(Known, iterations), FIELD(Known, op_id), FIELD(Known, name),
     END_OF_FIELDS,
 };
 
+// The type of records that an object belongs to, which may be of a subclass.
+PyTypeObject* record_of(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  while (type->tp_base != &PyBaseObject_Type) {
+    type = type->tp_base;
+  }
+  return type;
+}
+
+PyObject*& field_of(PyObject* self, const PyMemberDef* field) {
+  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(self) + field->offset);
+}
+
+Lowered** lowered_of(PyObject* self, PyTypeObject* type) {
+  return type == &Known_Type ? &reinterpret_cast<Known*>(self)->lowered : nullptr;
+}
+
+int record_traverse(PyObject* self, visitproc visit, void* arg) {
+  PyTypeObject* type = record_of(self);
+  for (const PyMemberDef* field = type->tp_members; field->name != nullptr; field++) {
+    Py_VISIT(field_of(self, field));
+  }
+  Lowered** lowered = lowered_of(self, type);
+  return lowered != nullptr && *lowered != nullptr ? visit_lowered(**lowered, visit, arg) : 0;
+}
+
+int record_clear(PyObject* self) {
+  PyTypeObject* type = record_of(self);
+  for (const PyMemberDef* field = type->tp_members; field->name != nullptr; field++) {
+    Py_CLEAR(field_of(self, field));
+  }
+  if (Lowered** lowered = lowered_of(self, type)) {
+    release(std::exchange(*lowered, nullptr));
+  }
+  return 0;
+}
+
+void record_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  record_clear(self);
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyTypeObject make_type(const char* name, Py_ssize_t size, PyMemberDef* fields) {
+  PyTypeObject type = {};
+  Py_SET_REFCNT(reinterpret_cast<PyObject*>(&type), 1);
+  type.tp_name = name;
+  type.tp_basicsize = size;
+  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE;
+  type.tp_traverse = record_traverse;
+  type.tp_clear = record_clear;
+  type.tp_dealloc = record_dealloc;
+  type.tp_new = PyType_GenericNew;
+  type.tp_members = fields;
+  return type;
+}
+
 }  // namespace
 
-PyTypeObject Tracker_Type = RecordType<Tracker, 7>::make("amanda_torch_accel.gate.Tracker", tracker_members);
-PyTypeObject Frame_Type = RecordType<Frame, 5>::make("amanda_torch_accel.gate.Frame", frame_members);
-PyTypeObject Child_Type = RecordType<Child, 5>::make("amanda_torch_accel.gate.Child", child_members);
-PyTypeObject Known_Type = RecordType<Known, 9>::make("amanda_torch_accel.gate.Known", known_members);
+PyTypeObject Tracker_Type = make_type("amanda_torch_accel.gate.Tracker", sizeof(Tracker), tracker_fields);
+PyTypeObject Frame_Type = make_type("amanda_torch_accel.gate.Frame", sizeof(Frame), frame_fields);
+PyTypeObject Child_Type = make_type("amanda_torch_accel.gate.Child", sizeof(Child), child_fields);
+PyTypeObject Known_Type = make_type("amanda_torch_accel.gate.Known", sizeof(Known), known_fields);
 
 int prepare_records(PyObject* module) {
   for (PyTypeObject* type : {&Tracker_Type, &Frame_Type, &Child_Type, &Known_Type}) {

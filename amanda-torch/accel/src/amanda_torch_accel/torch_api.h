@@ -5,10 +5,6 @@
 
 #include "accel.h"
 
-namespace at {
-class Tensor;
-}
-
 namespace accel {
 
 // The stack of TorchFunctionModes of the current thread.
@@ -33,26 +29,5 @@ bool requires_grad(PyObject* tensor);
 
 // How often a tensor was changed in place; -1 for one that does not count it, or is None.
 int64_t version_of(PyObject* tensor);
-
-// Whether tensors, numbers, and lists and tuples of these are finite: 1, 0 where Python is to look; -1 with an error.
-int are_finite(PyObject* const* values, Py_ssize_t count);
-int are_finite(const at::Tensor* tensors, size_t count);
-
-// The key of an execution for sums: its shapes, as bytes. nullptr without an error where a value is of an unknown kind.
-class Key {
- public:
-  bool add(PyObject* value, int depth = 2);
-  bool add(const at::Tensor& tensor);
-  bool add_name(PyObject* name);
-  bool add_word(int64_t word);
-  Ref bytes() const;
-
- private:
-  static constexpr int MOST_WORDS = 128;
-  int64_t words_[MOST_WORDS];
-  int count_ = 0;
-};
-
-const char* torch_version();
 
 }  // namespace accel

@@ -21,7 +21,7 @@
 //   a[i], a[i] = b      the slots of the type and of its subclasses, and of the descriptors
 //   a.T and the like    PyGetSetDef.get
 //   module(x)           the vectorcall of the function that the driver puts there
-//   torch.ops           nothing here: the driver sets objects of the type Call
+//   torch.ops           nothing here: the driver puts functions there that call ask()
 //
 // All of this is in CPython's public headers, but nothing promises that a program may write there. So the unit is
 // optional: amanda_torch.eager.gate runs a self-test before it is used, which compares what it notices with what the
@@ -32,6 +32,7 @@
 
 #include <array>
 #include <cstring>
+#include <unordered_map>
 
 namespace accel {
 
@@ -43,7 +44,6 @@ thread_local Thread thread;
 // from then on.
 unsigned session;
 bool is_installed;
-PyObject* is_report_of;  // Python's: (name of a builtin, what is reported) -> bool
 
 template <typename T>
 T as(void* function) {
@@ -53,6 +53,22 @@ T as(void* function) {
 template <typename T>
 void* address_of(T* function) {
   return reinterpret_cast<void*>(function);
+}
+
+// Arguments of a vectorcall as a tuple, and as a dict if there are names; false with an error.
+bool pack(PyObject* const* values, size_t nargsf, PyObject* keywords, Ref& args, Ref& kwargs) {
+  Py_ssize_t count = PyVectorcall_NARGS(nargsf), named = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
+  args = Ref(PyTuple_New(count));
+  for (Py_ssize_t i = 0; args && i < count; i++) {
+    PyTuple_SET_ITEM(args.get(), i, Py_NewRef(values[i]));
+  }
+  kwargs = Ref(args && named > 0 ? PyDict_New() : nullptr);
+  for (Py_ssize_t i = 0; kwargs && i < named; i++) {
+    if (PyDict_SetItem(kwargs.get(), PyTuple_GET_ITEM(keywords, i), values[count + i]) < 0) {
+      return false;
+    }
+  }
+  return args && (kwargs || named == 0);
 }
 
 }  // namespace
@@ -83,132 +99,43 @@ PyObject* run_original(const Invocation& call) {
     case Form::ASSIGNMENT:
       return as<objobjargproc>(site->original)(call.self, call.args, call.kwargs) < 0 ? nullptr : Py_NewRef(Py_None);
     case Form::CALLABLE:
-      return PyObject_Vectorcall(call.target, call.stack, call.nargsf, call.names);
+      return PyObject_Call(call.self, call.args, call.kwargs);
   }
   Py_UNREACHABLE();
 }
 
-bool append_positional(const Invocation& call, Values& values) {
-  const Site* site = call.site;
-  PyObject* const* items = call.stack + 1;
-  Py_ssize_t count = 0;
-  if (site->form == Form::CALLABLE) {
-    count = PyVectorcall_NARGS(call.nargsf) - 1;
-  } else {
-    if (site->form != Form::FUNCTION && !values.append(call.self)) {
-      return false;
-    }
-    if (site->form == Form::SUBSCRIPT || (site->form == Form::PLAIN && site->flags == METH_O)) {
-      return values.append(call.args);
-    }
-    if (site->form == Form::ASSIGNMENT || site->form == Form::GETTER ||
-        (site->form == Form::PLAIN && site->flags == METH_NOARGS)) {
-      return true;
-    }
-    items = PySequence_Fast_ITEMS(call.args);
-    count = PyTuple_GET_SIZE(call.args);
+Positional::Positional(const Invocation& call) {
+  Form form = call.site->form;
+  if (form != Form::FUNCTION) {
+    self_ = call.self;
   }
-  for (Py_ssize_t i = 0; i < count; i++) {
-    if (!values.append(items[i])) {
-      return false;
-    }
+  if (form <= Form::FUNCTION && call.site->flags == METH_VARARGS) {
+    items_ = PySequence_Fast_ITEMS(call.args);
+    count_ = PyTuple_GET_SIZE(call.args);
+  } else if (call.args != nullptr) {
+    items_ = &call.args;
+    count_ = 1;
   }
-  return true;
-}
-
-bool append_keywords(const Invocation& call, PyObject* keywords, Values& values) {
-  if (!PyTuple_CheckExact(keywords)) {
-    return false;
-  }
-  Py_ssize_t count = PyTuple_GET_SIZE(keywords), found = 0, position = 0;
-  auto is_next = [&](PyObject* name) {
-    return found < count && (name == PyTuple_GET_ITEM(keywords, found) ||
-                             PyUnicode_Compare(name, PyTuple_GET_ITEM(keywords, found)) == 0);
-  };
-  if (call.site->form == Form::CALLABLE) {
-    Py_ssize_t given = call.names == nullptr ? 0 : PyTuple_GET_SIZE(call.names);
-    for (; found < given; found++) {
-      if (!is_next(PyTuple_GET_ITEM(call.names, found)) ||
-          !values.append(call.stack[PyVectorcall_NARGS(call.nargsf) + found])) {
-        return false;
-      }
-    }
-  } else if (call.site->form != Form::SUBSCRIPT && call.kwargs != nullptr) {
-    PyObject *name, *value;
-    for (; PyDict_Next(call.kwargs, &position, &name, &value); found++) {
-      if (!is_next(name) || !values.append(value)) {
-        return false;
-      }
-    }
-  }
-  return found == count;
 }
 
 Ref reported_args(const Invocation& call) {
-  if (call.site->form == Form::FUNCTION) {
-    return Ref::to(call.args);
+  Positional given(call);
+  Ref args(PyTuple_New(given.count()));
+  for (Py_ssize_t i = 0; args && i < given.count(); i++) {
+    PyTuple_SET_ITEM(args.get(), i, Py_NewRef(given[i]));
   }
-  Values few;
-  if (append_positional(call, few)) {
-    Ref args(PyTuple_New(few.count));
-    for (int i = 0; args && i < few.count; i++) {
-      PyTuple_SET_ITEM(args.get(), i, Py_NewRef(few.items[i]));
-    }
-    return args;
-  }
-  // Many of them.
-  if (call.site->form == Form::CALLABLE) {
-    Py_ssize_t count = PyVectorcall_NARGS(call.nargsf) - 1;
-    Ref args(PyTuple_New(count));
-    for (Py_ssize_t i = 0; args && i < count; i++) {
-      PyTuple_SET_ITEM(args.get(), i, Py_NewRef(call.stack[i + 1]));
-    }
-    return args;
-  }
-  Ref self(PyTuple_Pack(1, call.self));
-  return Ref(self ? PySequence_Concat(self.get(), call.args) : nullptr);
-}
-
-Ref keywords_of(PyObject* const* values, PyObject* keywords) {
-  Ref kwargs(PyDict_New());
-  Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
-  for (Py_ssize_t i = 0; kwargs && i < count; i++) {
-    if (PyDict_SetItem(kwargs.get(), PyTuple_GET_ITEM(keywords, i), values[i]) < 0) {
-      return Ref();
-    }
-  }
-  return kwargs;
+  return args;
 }
 
 Ref reported_kwargs(const Invocation& call) {
-  if (call.site->form == Form::CALLABLE) {
-    return keywords_of(call.stack + PyVectorcall_NARGS(call.nargsf), call.names);
-  }
-  bool has_names = call.kwargs != nullptr && call.site->form <= Form::FUNCTION;
-  return has_names ? Ref::to(call.kwargs) : Ref(PyDict_New());
+  return call.kwargs != nullptr ? Ref::to(call.kwargs) : Ref(PyDict_New());
 }
 
 // ---- the stack of modes --------------------------------------------------------------------------------------
 
 namespace {
 
-// A builtin of PyTorch's by which Python changes the stack of modes, or asks about it.
-struct Builtin {
-  PyObject *owner = nullptr, *self = nullptr;
-  PyMethodDef* def = nullptr;
-  PyCFunction original = nullptr;
-  PyMethodDef own = {};  // of a method: what its descriptor refers to instead, as `def` may be const
-  vectorcallfunc vectorcall = nullptr;
-  int flags = 0;
-};
-
-Builtin push, pop, length, at;   // functions
-Builtin disable, enable;         // DisableTorchFunction's __enter__ and __exit__
-Builtin place, replace;          // torch.device's, which push and pop a mode in C++
-
-PyTypeObject* mode_type;  // the class of Amanda's modes
-
-bool is_ours(PyObject* mode) { return mode_type != nullptr && PyObject_TypeCheck(mode, mode_type); }
+bool is_ours(PyObject* mode) { return is_a(mode, reinterpret_cast<PyTypeObject*>(objects.mode)); }
 
 // How many modes are really there; C++ may have taken off some that lay below the virtual one.
 Py_ssize_t count_around() {
@@ -267,15 +194,16 @@ int push_ours(PyObject* mode) {
   return 0;
 }
 
+Ref top_mode() {
+  Py_ssize_t count = mode_count();
+  return count > 0 ? mode_at(count - 1) : Ref();
+}
+
 // If a mode of ours lies on top of the stack, it becomes virtual.
 int settle() {
-  Py_ssize_t count = virtual_mode(thread) == nullptr ? mode_count() : 0;
-  if (count == 0) {
-    return 0;
-  }
-  Ref top = mode_at(count - 1);
+  Ref top = virtual_mode(thread) == nullptr ? top_mode() : Ref();
   if (!top || !is_ours(top.get())) {
-    return top ? 0 : -1;
+    return 0;
   }
   return pop_mode() ? push_ours(top.get()) : -1;
 }
@@ -285,75 +213,120 @@ bool is_call_of(Py_ssize_t count, size_t nargsf, PyObject* keywords) {
   return PyVectorcall_NARGS(nargsf) == count && (keywords == nullptr || PyTuple_GET_SIZE(keywords) == 0);
 }
 
+// The functions of PyTorch's by which Python changes the stack, or asks about it: how they were called.
+enum { PUSH, POP, LENGTH, AT, FUNCTIONS };
+vectorcallfunc original_calls[FUNCTIONS];
+PyMethodDef* push_def;
+
 PyObject* hook_push(PyObject* function, PyObject* const* values, size_t nargsf, PyObject* keywords) {
-  if (!is_call_of(1, nargsf, keywords)) {
-    return push.vectorcall(function, values, nargsf, keywords);
+  if (is_call_of(1, nargsf, keywords)) {
+    if (is_ours(values[0])) {
+      return push_ours(values[0]) < 0 ? nullptr : Py_NewRef(Py_None);
+    }
+    if (end_virtual() < 0) {
+      return nullptr;
+    }
   }
-  if (is_ours(values[0])) {
-    return push_ours(values[0]) < 0 ? nullptr : Py_NewRef(Py_None);
-  }
-  return end_virtual() < 0 ? nullptr : push.original(push.self, values[0]);
+  return original_calls[PUSH](function, values, nargsf, keywords);
 }
 
 PyObject* hook_pop(PyObject* function, PyObject* const* values, size_t nargsf, PyObject* keywords) {
-  if (!is_call_of(0, nargsf, keywords)) {
-    return pop.vectorcall(function, values, nargsf, keywords);
+  bool has_virtual = virtual_mode(thread) != nullptr;
+  if (is_call_of(0, nargsf, keywords) && has_virtual && count_around() <= thread.depth) {
+    return std::exchange(thread.mode, nullptr);
   }
-  if (virtual_mode(thread) != nullptr) {
-    return count_around() <= thread.depth ? std::exchange(thread.mode, nullptr) : pop.original(pop.self, nullptr);
-  }
-  Ref mode(pop.original(pop.self, nullptr));
-  return mode && !is_ours(mode.get()) && settle() < 0 ? nullptr : mode.release();
+  Ref mode(original_calls[POP](function, values, nargsf, keywords));
+  return mode && !has_virtual && !is_ours(mode.get()) && settle() < 0 ? nullptr : mode.release();
 }
 
 PyObject* hook_length(PyObject* function, PyObject* const* values, size_t nargsf, PyObject* keywords) {
-  if (!is_call_of(0, nargsf, keywords)) {
-    return length.vectorcall(function, values, nargsf, keywords);
-  }
-  return PyLong_FromSsize_t(mode_count() + (virtual_mode(thread) != nullptr));
+  return is_call_of(0, nargsf, keywords) ? PyLong_FromSsize_t(mode_count() + (virtual_mode(thread) != nullptr))
+                                         : original_calls[LENGTH](function, values, nargsf, keywords);
 }
 
 // The builtin takes a tuple and a dict, and has no vectorcall.
-PyObject* hook_at(PyObject*, PyObject* const* values, size_t nargsf, PyObject* keywords) {
+PyObject* hook_at(PyObject* function, PyObject* const* values, size_t nargsf, PyObject* keywords) {
   if (virtual_mode(thread) != nullptr && is_call_of(1, nargsf, keywords)) {
     count_around();
     Py_ssize_t index = PyLong_AsSsize_t(values[0]);
-    if (index == thread.depth) {
-      return Py_NewRef(thread.mode);
-    }
-    if (index > thread.depth) {
-      return mode_at(index - 1).release();
+    if (index >= thread.depth) {
+      return index == thread.depth ? Py_NewRef(thread.mode) : mode_at(index - 1).release();
     }
     PyErr_Clear();
   }
-  Py_ssize_t count = PyVectorcall_NARGS(nargsf);
-  Ref args(PyTuple_New(count)), kwargs;
-  for (Py_ssize_t i = 0; args && i < count; i++) {
-    PyTuple_SET_ITEM(args.get(), i, Py_NewRef(values[i]));
-  }
-  if (args && keywords != nullptr && PyTuple_GET_SIZE(keywords) > 0) {
-    kwargs = keywords_of(values + count, keywords);
-  }
-  if (PyErr_Occurred()) {
-    return nullptr;
-  }
-  return as<PyCFunctionWithKeywords>(address_of(at.original))(at.self, args.get(), kwargs.get());
+  Ref args, kwargs;
+  auto* original = as<PyCFunctionWithKeywords>(address_of(PyCFunction_GET_FUNCTION(function)));
+  return pack(values, nargsf, keywords, args, kwargs)
+             ? original(PyCFunction_GET_SELF(function), args.get(), kwargs.get())
+             : nullptr;
 }
 
-// Where a program turns modes off, what it calls is reported to none: PyTorch is to see ours. And where C++ is to push
-// a mode, it lies above ours.
-template <Builtin& BUILTIN>
+// The methods that turn modes off and on, and that push and pop a mode in C++ (torch.device): where a program turns
+// modes off, what it calls is reported to none, and PyTorch is to see ours; where C++ pushes a mode, it lies above
+// ours. Their descriptors refer to a definition of ours instead of PyTorch's, which may be const.
+enum { DISABLE, ENABLE, PLACE, REPLACE, METHODS };
+PyMethodDef *original_methods[METHODS], own_methods[METHODS];
+
+constexpr int BUILTINS = int{FUNCTIONS} + int{METHODS};
+
+template <int METHOD>
 PyObject* enter_above(PyObject* self, PyObject* argument) {
-  return end_virtual() < 0 ? nullptr : BUILTIN.original(self, argument);
+  return end_virtual() < 0 ? nullptr : original_methods[METHOD]->ml_meth(self, argument);
 }
 
-template <Builtin& BUILTIN>
+template <int METHOD>
 PyObject* leave_above(PyObject* self, PyObject* argument) {
-  Ref result(BUILTIN.original(self, argument));
+  Ref result(original_methods[METHOD]->ml_meth(self, argument));
   return result && settle() < 0 ? nullptr : result.release();
 }
 
-void push_back(PyObject* mode) {
+}  // namespace
+
+PyObject* ask_python(const Invocation& call, Thread& here) {
+  Ref mode(std::exchange(here.mode, nullptr));
+  if (push_mode(mode.get()) < 0) {
+    put_back(here, mode.release());
+    return nullptr;
+  }
+  Site* awaited = std::exchange(here.awaited, call.site);
+  int outer = std::exchange(here.reports, 0);
+  Ref result(run_original(call));
+  bool is_reported = std::exchange(here.reports, outer) > 0;
+  here.awaited = awaited;
+  if (is_reported && result && result.get() != Py_NotImplemented) {
+    note_signature(call);
+  }
+  KeepError keep;
+  // Python may have made it virtual again, and it may lie below a mode that the operator has pushed.
+  if (top_mode().get() == mode.get() && pop_mode()) {
+    put_back(here, mode.release());
+  }
+  PyErr_Clear();
+  return result.release();
+}
+
+bool is_taken(const Invocation& call, PyObject* mode, Thread& here) {
+  KeepError keep;
+  if (push_mode(mode) < 0) {
+    PyErr_Clear();
+    return true;
+  }
+  int outer = std::exchange(here.reports, 0);
+  here.only_asks = true;
+  Ref result(run_original(call));
+  here.only_asks = false;
+  bool is_reported = std::exchange(here.reports, outer) > 0;
+  Ref top = pop_mode();
+  PyErr_Clear();
+  return is_reported;
+}
+
+void put_back(Thread& here, PyObject* mode) {
+  if (here.mode == nullptr && here.session == session) {
+    here.mode = mode;
+    here.depth = mode_count();
+    return;
+  }
   KeepError keep;
   if (is_installed && push_ours(mode) < 0) {
     PyErr_WriteUnraisable(mode);
@@ -361,75 +334,26 @@ void push_back(PyObject* mode) {
   Py_DECREF(mode);
 }
 
-// Run an operator with the mode on the stack: PyTorch reports it.
-PyObject* report(const Invocation& call, PyObject* mode) {
-  Site* site = call.site;
-  if (push_mode(mode) < 0) {
-    return nullptr;
-  }
-  Site* awaited = std::exchange(thread.awaited, site);
-  int outer = std::exchange(thread.reports, 0);
-  Ref result(run_original(call));
-  bool is_reported = thread.reports > 0, is_result = result && result.get() != Py_NotImplemented;
-  thread.awaited = awaited;
-  thread.reports = outer;
-  if (is_reported && is_result) {
-    note_signature(call);
-  }
-  if (is_reported) {
-    site->unreported = HEARD;
-  } else if (site->unreported != HEARD) {
-    site->unreported = is_result ? site->unreported + 1 : 0;
-  }
-  if (thread.mode == mode) {
-    // Python has popped it and pushed it again (torch.overrides.handle_torch_function).
-    Py_CLEAR(thread.mode);
-    return result.release();
-  }
-  KeepError keep;
-  Ref top(mode_count() > 0 ? pop_mode() : Ref());
-  if (top && top.get() != mode) {
-    push_mode(top.get());
-  }
-  PyErr_Clear();
-  return result.release();
-}
-
-}  // namespace
-
-PyObject* ask_python(const Invocation& call, PyObject* mode, Thread& here) {
-  here.mode = nullptr;
-  PyObject* result = report(call, mode);
-  // What was reported may have changed the stack.
-  push_back(mode);
-  return result;
-}
-
-void put_back(Thread& here, PyObject* mode) {
-  if (here.mode == nullptr && here.session == session) {
-    here.mode = mode;
-  } else {
-    push_back(mode);
-  }
-}
-
 // ---- trampolines ---------------------------------------------------------------------------------------------
 
 namespace {
 
-constexpr int KEYWORD_SITES = 1024, PLAIN_SITES = 512, OTHER_SITES = 4096;
+// What is replaced, by the definition, the function or the slot that it is found by. It is never destroyed: a trampoline
+// may run until the process ends.
+auto& sites = *new std::unordered_map<const void*, Site>();
 
-Site keyword_sites[KEYWORD_SITES], plain_sites[PLAIN_SITES], other_sites[OTHER_SITES];
-int keyword_count, plain_count, other_count;
+constexpr int KEYWORD_SITES = 1024, PLAIN_SITES = 512;
+Site *keyword_sites[KEYWORD_SITES], *plain_sites[PLAIN_SITES];
+int keyword_count, plain_count;
 
 template <int INDEX>
 PyObject* through_keywords(PyObject* self, PyObject* args, PyObject* kwargs) {
-  return intercept({.site = &keyword_sites[INDEX], .self = self, .args = args, .kwargs = kwargs});
+  return intercept({.site = keyword_sites[INDEX], .self = self, .args = args, .kwargs = kwargs});
 }
 
 template <int INDEX>
 PyObject* through_plain(PyObject* self, PyObject* argument) {
-  return intercept({.site = &plain_sites[INDEX], .self = self, .args = argument});
+  return intercept({.site = plain_sites[INDEX], .self = self, .args = argument});
 }
 
 template <int... INDEX>
@@ -445,33 +369,13 @@ constexpr auto all_plain(std::integer_sequence<int, INDEX...>) {
 const auto keyword_trampolines = all_keywords(std::make_integer_sequence<int, KEYWORD_SITES>());
 const auto plain_trampolines = all_plain(std::make_integer_sequence<int, PLAIN_SITES>());
 
-// Functions are found by their address: vectorcall is told which one is called.
-constexpr int FUNCTION_SLOTS = 2 * OTHER_SITES;
-Site* function_slots[FUNCTION_SLOTS];
-
-Site*& function_slot(PyObject* function) {
-  size_t i = (reinterpret_cast<uintptr_t>(function) >> 4) * 2654435761u;
-  for (i %= FUNCTION_SLOTS;; i = (i + 1) % FUNCTION_SLOTS) {
-    if (function_slots[i] == nullptr || function_slots[i]->owner == function) {
-      return function_slots[i];
-    }
-  }
-}
-
 // As CPython calls a function that has no vectorcall: with a tuple, and a dict if there are names.
 PyObject* through_function(PyObject* function, PyObject* const* values, size_t nargsf, PyObject* keywords) {
-  Py_ssize_t count = PyVectorcall_NARGS(nargsf);
-  Ref args(PyTuple_New(count)), kwargs;
-  for (Py_ssize_t i = 0; args && i < count; i++) {
-    PyTuple_SET_ITEM(args.get(), i, Py_NewRef(values[i]));
-  }
-  if (args && keywords != nullptr && PyTuple_GET_SIZE(keywords) > 0 && !(kwargs = keywords_of(values + count, keywords))) {
+  Ref args, kwargs;
+  if (!pack(values, nargsf, keywords, args, kwargs) || Py_EnterRecursiveCall(" while calling a Python object") != 0) {
     return nullptr;
   }
-  if (!args || Py_EnterRecursiveCall(" while calling a Python object") != 0) {
-    return nullptr;
-  }
-  PyObject* result = intercept({.site = function_slot(function),
+  PyObject* result = intercept({.site = &sites.find(function)->second,
                                 .self = PyCFunction_GET_SELF(function),
                                 .args = args.get(),
                                 .kwargs = kwargs.get()});
@@ -484,7 +388,7 @@ PyObject* through_getter(PyObject* self, void* closure) {
 }
 
 Site *subscript, *assignment;
-PyObject* mapping_base;  // the type with a[i]
+PyTypeObject* mapping_base;  // the type with a[i]
 
 PyObject* through_subscript(PyObject* self, PyObject* index) {
   return intercept({.site = subscript, .self = self, .args = index});
@@ -494,137 +398,44 @@ int through_assignment(PyObject* self, PyObject* index, PyObject* value) {
   return Ref(intercept({.site = assignment, .self = self, .args = index, .kwargs = value})) ? 0 : -1;
 }
 
-// ---- objects that stand for functions of Python's ------------------------------------------------------------
+// ---- reports -------------------------------------------------------------------------------------------------
 
-enum class Role { OPERATOR, REPORTED, EVENT };
+PyDoc_STRVAR(ask_doc,
+             "ask(function, args, kwargs)\n\nCall a function in Python that reports itself to modes: it always does, if "
+             "there is a virtual one.");
 
-struct Call {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
-  Role role;
-  PyObject* vanilla;  // the function in whose place it stands
-  Site site;
-};
+PyObject* gate_ask(PyObject*, PyObject* given) {
+  PyObject *function, *args, *kwargs;
+  if (!PyArg_ParseTuple(given, "OO!O!", &function, &PyTuple_Type, &args, &PyDict_Type, &kwargs)) {
+    return nullptr;
+  }
+  static Site site;
+  Invocation call = {.site = &site, .self = function, .args = args, .kwargs = kwargs};
+  return virtual_mode(thread) == nullptr ? run_original(call) : ask_python(call, thread);
+}
 
-// ``mode.__torch_function__(func, types, args, kwargs)``: what PyTorch reports.
-PyObject* call_event(Call* self, PyObject* const* values, size_t nargsf, PyObject* keywords) {
-  Site* site = thread.awaited;
+PyDoc_STRVAR(note_report_doc,
+             "note_report(func)\n\nPyTorch has reported a function to a mode of Amanda's; True if nothing is to be done "
+             "for it.");
+
+PyObject* gate_note_report(PyObject*, PyObject* func) {
   thread.reports++;
-  if (site != nullptr && site->form != Form::CALLABLE && site->reported == nullptr && PyVectorcall_NARGS(nargsf) > 1) {
-    Ref is_report(PyObject_CallFunction(is_report_of, "sO", site->name, values[1]));
+  Site* site = thread.awaited;
+  if (!thread.only_asks && site != nullptr && site->form != Form::CALLABLE && site->reported == nullptr) {
+    Ref is_report(PyObject_CallFunction(objects.is_report_of, "sO", site->name, func));
     if (!is_report) {
       return nullptr;
     }
     if (is_report.get() == Py_True) {
       // Another thread may have noted it meanwhile.
       if (site->reported == nullptr) {
-        site->reported = Py_NewRef(values[1]);
+        site->reported = Py_NewRef(func);
       }
       // What its implementation calls is none of its reports.
       thread.awaited = nullptr;
     }
   }
-  return PyObject_Vectorcall(self->vanilla, values, nargsf, keywords);
-}
-
-PyObject* call_vectorcall(PyObject* object, PyObject* const* values, size_t nargsf, PyObject* keywords) {
-  auto* self = reinterpret_cast<Call*>(object);
-  if (self->role == Role::EVENT) {
-    return call_event(self, values, nargsf, keywords);
-  }
-  Invocation call = {.site = &self->site, .target = self->vanilla, .stack = values, .nargsf = nargsf, .names = keywords};
-  if (virtual_mode(thread) == nullptr || PyVectorcall_NARGS(nargsf) == 0) {
-    return run_original(call);
-  }
-  if (self->role == Role::OPERATOR) {
-    call.known_as = values[0];
-  }
-  self->site.unreported = 0;
-  return intercept(call);
-}
-
-PyObject* call_get(PyObject* self, PyObject* instance, PyObject*) {
-  return instance == nullptr || instance == Py_None ? Py_NewRef(self) : PyMethod_New(self, instance);
-}
-
-// Its name, its documentation and so on are those of the function.
-PyObject* call_getattro(PyObject* self, PyObject* name) {
-  PyObject* found = PyObject_GenericGetAttr(self, name);
-  if (found == nullptr && PyErr_ExceptionMatches(PyExc_AttributeError)) {
-    PyErr_Clear();
-    found = PyObject_GetAttr(reinterpret_cast<Call*>(self)->vanilla, name);
-  }
-  return found;
-}
-
-int call_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(reinterpret_cast<Call*>(self)->vanilla);
-  return 0;
-}
-
-int call_clear(PyObject* self) {
-  Py_CLEAR(reinterpret_cast<Call*>(self)->vanilla);
-  return 0;
-}
-
-void call_dealloc(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  call_clear(self);
-  PyObject_GC_Del(self);
-}
-
-PyMemberDef call_members[] = {
-    {"__wrapped__", T_OBJECT, offsetof(Call, vanilla), READONLY, nullptr},
-    {nullptr, 0, 0, 0, nullptr},
-};
-
-template <const char* NAME>
-PyObject* call_of_vanilla(PyObject* self, void*) {
-  return PyObject_GetAttrString(reinterpret_cast<Call*>(self)->vanilla, NAME);
-}
-
-constexpr char DOC[] = "__doc__", MODULE[] = "__module__";
-
-// The type has attributes of these names, which come first.
-PyGetSetDef call_properties[] = {
-    {DOC, call_of_vanilla<DOC>, nullptr, nullptr, nullptr},
-    {MODULE, call_of_vanilla<MODULE>, nullptr, nullptr, nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
-};
-
-PyTypeObject make_call_type() {
-  PyTypeObject type = {};
-  Py_SET_REFCNT(reinterpret_cast<PyObject*>(&type), 1);
-  type.tp_name = "amanda_torch_accel.gate.Call";
-  type.tp_basicsize = sizeof(Call);
-  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
-                  Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION;
-  type.tp_vectorcall_offset = offsetof(Call, vectorcall);
-  type.tp_call = PyVectorcall_Call;
-  type.tp_descr_get = call_get;
-  type.tp_getattro = call_getattro;
-  type.tp_traverse = call_traverse;
-  type.tp_clear = call_clear;
-  type.tp_dealloc = call_dealloc;
-  type.tp_members = call_members;
-  type.tp_getset = call_properties;
-  return type;
-}
-
-PyTypeObject Call_Type = make_call_type();
-
-template <Role ROLE>
-PyObject* new_call(PyObject*, PyObject* vanilla) {
-  Call* self = PyObject_GC_New(Call, &Call_Type);
-  if (self == nullptr) {
-    return nullptr;
-  }
-  self->vectorcall = call_vectorcall;
-  self->role = ROLE;
-  self->vanilla = Py_NewRef(vanilla);
-  self->site = Site();
-  PyObject_GC_Track(self);
-  return reinterpret_cast<PyObject*>(self);
+  return PyBool_FromLong(thread.only_asks);
 }
 
 // ---- calls of modules ----------------------------------------------------------------------------------------
@@ -665,107 +476,110 @@ PyObject* gate_module_call(PyObject*, PyObject* args) {
 
 // ---- setting up ----------------------------------------------------------------------------------------------
 
-Site* add_site(Site* sites, int& count, int size, const Site& site) {
-  for (int i = 0; i < count; i++) {
-    if (sites[i].place == site.place) {
-      return &sites[i];
-    }
+// A pointer of CPython's or PyTorch's, and what stands there while the gate is on.
+struct Place {
+  PyObject* owner;  // what it belongs to, which is kept alive
+  void* address;
+  void *original, *replacement;
+};
+auto& places = *new std::vector<Place>();
+
+void* read_place(const void* address) {
+  void* found;
+  std::memcpy(&found, address, sizeof found);
+  return found;
+}
+
+void add_place(PyObject* owner, void* address, void* replacement) {
+  places.push_back({Py_NewRef(owner), address, read_place(address), replacement});
+}
+
+// Exchange what stands there, unless others have replaced it.
+void exchange(void* address, void* old, void* replacement) {
+  if (read_place(address) == old) {
+    std::memcpy(address, &replacement, sizeof replacement);
   }
-  if (count == size) {
-    PyErr_SetString(PyExc_RuntimeError, "there are more builtins than there is room for");
+}
+
+// Note a site, once for all objects that are found by the same key; nullptr if it is known.
+Site* add_site(const void* key, Form form, int flags, const char* name, void* original) {
+  auto [found, is_new] = sites.try_emplace(key);
+  if (!is_new) {
     return nullptr;
   }
-  sites[count] = site;
-  Py_INCREF(site.owner);
-  return &sites[count++];
+  Site& site = found->second;
+  site.form = form;
+  site.flags = flags;
+  site.name = name;
+  site.original = original;
+  return &site;
 }
 
-Site* refuse(const char* name, int flags) {
-  PyErr_Format(PyExc_ValueError, "%s has a form of call that is not known: %d", name, flags);
-  return nullptr;
-}
-
-Site* add_method(PyObject* descriptor) {
+// Note a method: 1; 0 if it is called in a form that is not known.
+int add_method(PyObject* descriptor) {
   PyMethodDef* def = reinterpret_cast<PyMethodDescrObject*>(descriptor)->d_method;
   int flags = def->ml_flags & ~METH_COEXIST;
-  Site site;
-  site.flags = flags;
-  site.name = def->ml_name;
-  site.owner = descriptor;
-  site.place = def;
-  site.original = address_of(def->ml_meth);
-  if (flags == (METH_VARARGS | METH_KEYWORDS)) {
-    site.form = Form::KEYWORDS;
-    return add_site(keyword_sites, keyword_count, KEYWORD_SITES, site);
+  bool has_keywords = flags == (METH_VARARGS | METH_KEYWORDS);
+  if (!has_keywords && flags != METH_VARARGS && flags != METH_NOARGS && flags != METH_O) {
+    return 0;
   }
-  if (flags == METH_VARARGS || flags == METH_NOARGS || flags == METH_O) {
-    site.form = Form::PLAIN;
-    return add_site(plain_sites, plain_count, PLAIN_SITES, site);
+  Form form = has_keywords ? Form::KEYWORDS : Form::PLAIN;
+  Site* site = add_site(def, form, flags & ~METH_KEYWORDS, def->ml_name, address_of(def->ml_meth));
+  if (site == nullptr) {
+    return 1;
   }
-  return refuse(def->ml_name, def->ml_flags);
+  int& count = has_keywords ? keyword_count : plain_count;
+  if (count == (has_keywords ? KEYWORD_SITES : PLAIN_SITES)) {
+    return 0;
+  }
+  (has_keywords ? keyword_sites : plain_sites)[count] = site;
+  add_place(descriptor, &def->ml_meth,
+            has_keywords ? address_of(keyword_trampolines[count]) : address_of(plain_trampolines[count]));
+  count++;
+  return 1;
 }
 
-Site* add_function(PyObject* function) {
-  auto* object = reinterpret_cast<PyCFunctionObject*>(function);
-  PyMethodDef* def = object->m_ml;
-  if ((def->ml_flags & ~(METH_COEXIST | METH_STATIC)) != (METH_VARARGS | METH_KEYWORDS) || object->vectorcall != nullptr) {
-    return refuse(def->ml_name, def->ml_flags);
+int add_function(PyObject* object) {
+  auto* function = reinterpret_cast<PyCFunctionObject*>(object);
+  PyMethodDef* def = function->m_ml;
+  if ((def->ml_flags & ~(METH_COEXIST | METH_STATIC)) != (METH_VARARGS | METH_KEYWORDS) ||
+      function->vectorcall != nullptr) {
+    return 0;
   }
-  Site site;
-  site.form = Form::FUNCTION;
-  site.name = def->ml_name;
-  site.owner = function;
-  site.place = function;
-  site.original = address_of(def->ml_meth);
-  Site* made = add_site(other_sites, other_count, OTHER_SITES, site);
-  if (made != nullptr) {
-    function_slot(function) = made;
+  if (add_site(object, Form::FUNCTION, METH_VARARGS, def->ml_name, address_of(def->ml_meth)) != nullptr) {
+      add_place(object, &function->vectorcall, address_of(through_function));
   }
-  return made;
+  return 1;
 }
 
-Site* add_property(PyObject* descriptor) {
+int add_property(PyObject* descriptor) {
   PyGetSetDef* def = reinterpret_cast<PyGetSetDescrObject*>(descriptor)->d_getset;
-  Site site;
-  site.form = Form::GETTER;
-  site.name = def->name;
-  site.owner = descriptor;
-  site.place = def;
-  site.original = address_of(def->get);
-  site.closure = def->closure;
-  return add_site(other_sites, other_count, OTHER_SITES, site);
+  if (Site* site = add_site(def, Form::GETTER, 0, def->name, address_of(def->get))) {
+    site->closure = def->closure;
+    add_place(descriptor, &def->get, address_of(through_getter));
+    add_place(descriptor, &def->closure, site);
+  }
+  return 1;
 }
 
-PyDoc_STRVAR(add_doc,
-             "add(builtin, reports_first)\n\nNotice calls of a method, a function or a property.\n\n"
-             "Args:\n    reports_first: PyTorch reports it before it looks at the arguments.\n\n"
-             "Raises:\n    ValueError: it is called in a form that is not known.");
-
-PyObject* gate_add(PyObject*, PyObject* args) {
-  PyObject* builtin;
-  int reports_first;
-  if (!PyArg_ParseTuple(args, "Op", &builtin, &reports_first)) {
-    return nullptr;
-  }
+PyObject* gate_add(PyObject*, PyObject* builtin) {
   if (is_installed) {
     PyErr_SetString(PyExc_RuntimeError, "the gate is installed");
     return nullptr;
   }
-  Site* site = nullptr;
-  if (Py_IS_TYPE(builtin, &PyMethodDescr_Type)) {
-    site = add_method(builtin);
-  } else if (PyCFunction_CheckExact(builtin)) {
-    site = add_function(builtin);
-  } else if (Py_IS_TYPE(builtin, &PyGetSetDescr_Type)) {
-    site = add_property(builtin);
-  } else {
-    PyErr_Format(PyExc_ValueError, "%R is no builtin of a known kind", builtin);
+  try {
+    int is_added = Py_IS_TYPE(builtin, &PyMethodDescr_Type)   ? add_method(builtin)
+                   : PyCFunction_CheckExact(builtin)          ? add_function(builtin)
+                   : Py_IS_TYPE(builtin, &PyGetSetDescr_Type) ? add_property(builtin)
+                                                              : 0;
+    if (is_added) {
+      Py_RETURN_NONE;
+    }
+    PyErr_Format(PyExc_ValueError, "%R has no form of call that is known", builtin);
+  } catch (...) {
+    set_error_from_exception();
   }
-  if (site == nullptr) {
-    return nullptr;
-  }
-  site->reports_first = reports_first;
-  Py_RETURN_NONE;
+  return nullptr;
 }
 
 PyDoc_STRVAR(add_mapping_doc, "add_mapping(type)\n\nNotice a[i] and a[i] = b of a builtin type and its subclasses.");
@@ -773,144 +587,69 @@ PyDoc_STRVAR(add_mapping_doc, "add_mapping(type)\n\nNotice a[i] and a[i] = b of 
 PyObject* gate_add_mapping(PyObject*, PyObject* object) {
   auto* type = reinterpret_cast<PyTypeObject*>(object);
   PyMappingMethods* mapping = PyType_Check(object) ? type->tp_as_mapping : nullptr;
-  if (is_installed || mapping == nullptr || mapping->mp_subscript == nullptr || mapping->mp_ass_subscript == nullptr) {
-    PyErr_SetString(PyExc_ValueError, "no type with both, or the gate is installed");
+  if (is_installed || mapping_base != nullptr || mapping == nullptr || mapping->mp_subscript == nullptr ||
+      mapping->mp_ass_subscript == nullptr) {
+    PyErr_SetString(PyExc_ValueError, "no type with both, or another one is noticed");
     return nullptr;
   }
-  if (mapping_base == object) {
+  try {
+    void *get = address_of(mapping->mp_subscript), *set = address_of(mapping->mp_ass_subscript);
+    subscript = add_site(&mapping->mp_subscript, Form::SUBSCRIPT, 0, "__getitem__", get);
+    assignment = add_site(&mapping->mp_ass_subscript, Form::ASSIGNMENT, 0, "__setitem__", set);
+    add_place(object, &mapping->mp_subscript, address_of(through_subscript));
+    add_place(object, &mapping->mp_ass_subscript, address_of(through_assignment));
+    for (const char* name : {"__getitem__", "__setitem__", "__delitem__"}) {
+      PyObject* found = PyDict_GetItemString(type->tp_dict, name);
+      if (found != nullptr && Py_IS_TYPE(found, &PyWrapperDescr_Type)) {
+        void*& wrapped = reinterpret_cast<PyWrapperDescrObject*>(found)->d_wrapped;
+        add_place(found, &wrapped, wrapped == get ? address_of(through_subscript) : address_of(through_assignment));
+      }
+    }
+    mapping_base = type;
     Py_RETURN_NONE;
-  }
-  Site site;
-  site.owner = object;
-  site.form = Form::SUBSCRIPT;
-  site.name = "__getitem__";
-  site.place = &mapping->mp_subscript;
-  site.original = address_of(mapping->mp_subscript);
-  subscript = add_site(other_sites, other_count, OTHER_SITES, site);
-  site.form = Form::ASSIGNMENT;
-  site.name = "__setitem__";
-  site.place = &mapping->mp_ass_subscript;
-  site.original = address_of(mapping->mp_ass_subscript);
-  assignment = add_site(other_sites, other_count, OTHER_SITES, site);
-  if (subscript == nullptr || assignment == nullptr) {
+  } catch (...) {
+    set_error_from_exception();
     return nullptr;
   }
-  Py_XDECREF(std::exchange(mapping_base, Py_NewRef(object)));
-  Py_RETURN_NONE;
 }
 
-// Exchange what stands in a place, unless others have replaced it.
-template <typename T>
-void exchange_in(T& there, T old, T replacement) {
-  if (there == old) {
-    there = replacement;
-  }
-}
-
-// Replace the slots of a type and its subclasses.
-int replace_mapping(PyObject* type, binaryfunc get, binaryfunc new_get, objobjargproc set, objobjargproc new_set) {
-  PyMappingMethods* mapping = reinterpret_cast<PyTypeObject*>(type)->tp_as_mapping;
-  if (mapping != nullptr) {
-    exchange_in(mapping->mp_subscript, get, new_get);
-    exchange_in(mapping->mp_ass_subscript, set, new_set);
-  }
+// Exchange the slots of the subclasses of a type, which they have inherited.
+int exchange_slots(PyObject* type, bool on) {
   Ref below(PyObject_CallMethod(reinterpret_cast<PyObject*>(&PyType_Type), "__subclasses__", "O", type));
   for (Py_ssize_t i = 0; below && i < PyList_GET_SIZE(below.get()); i++) {
-    if (replace_mapping(PyList_GET_ITEM(below.get(), i), get, new_get, set, new_set) < 0) {
+    PyObject* one = PyList_GET_ITEM(below.get(), i);
+    if (PyMappingMethods* mapping = reinterpret_cast<PyTypeObject*>(one)->tp_as_mapping) {
+      void* gets[] = {subscript->original, address_of(through_subscript)};
+      void* sets[] = {assignment->original, address_of(through_assignment)};
+      exchange(&mapping->mp_subscript, gets[!on], gets[on]);
+      exchange(&mapping->mp_ass_subscript, sets[!on], sets[on]);
+    }
+    if (exchange_slots(one, on) < 0) {
       return -1;
     }
   }
   return below ? 0 : -1;
 }
 
-void replace_wrapped(const char* name, void* old, void* replacement) {
-  PyObject* found = PyDict_GetItemString(reinterpret_cast<PyTypeObject*>(mapping_base)->tp_dict, name);
-  if (found != nullptr && Py_IS_TYPE(found, &PyWrapperDescr_Type)) {
-    exchange_in(reinterpret_cast<PyWrapperDescrObject*>(found)->d_wrapped, old, replacement);
+PyObject* exchange_all(bool on) {
+  for (const Place& place : places) {
+    exchange(place.address, on ? place.original : place.replacement, on ? place.replacement : place.original);
   }
-}
-
-int set_mapping(bool on) {
-  if (mapping_base == nullptr) {
-    return 0;
-  }
-  void* gets[] = {subscript->original, address_of(through_subscript)};
-  void* sets[] = {assignment->original, address_of(through_assignment)};
-  replace_wrapped("__getitem__", gets[!on], gets[on]);
-  replace_wrapped("__setitem__", sets[!on], sets[on]);
-  replace_wrapped("__delitem__", sets[!on], sets[on]);
-  return replace_mapping(mapping_base, as<binaryfunc>(gets[!on]), as<binaryfunc>(gets[on]), as<objobjargproc>(sets[!on]),
-                         as<objobjargproc>(sets[on]));
-}
-
-void set_method(const Site& site, PyCFunction trampoline, bool on) {
-  PyCFunction functions[] = {as<PyCFunction>(site.original), trampoline};
-  exchange_in(static_cast<PyMethodDef*>(site.place)->ml_meth, functions[!on], functions[on]);
-}
-
-void set_other(Site& site, bool on) {
-  if (site.form == Form::FUNCTION) {
-    vectorcallfunc functions[] = {nullptr, through_function};
-    exchange_in(static_cast<PyCFunctionObject*>(site.place)->vectorcall, functions[!on], functions[on]);
-  } else if (site.form == Form::GETTER) {
-    auto* def = static_cast<PyGetSetDef*>(site.place);
-    getter functions[] = {as<getter>(site.original), through_getter};
-    if (def->get == functions[!on]) {
-      def->closure = on ? &site : site.closure;
-      def->get = functions[on];
-    }
-  }
-}
-
-void set_method_hook(Builtin& builtin, PyCFunction hook, bool on) {
-  builtin.own = *builtin.def;
-  builtin.own.ml_meth = hook;
-  PyMethodDef* defs[] = {builtin.def, &builtin.own};
-  exchange_in(reinterpret_cast<PyMethodDescrObject*>(builtin.owner)->d_method, defs[!on], defs[on]);
-}
-
-// Not ml_meth, of which the hash is made: Dynamo keeps what it knows of functions by them.
-void set_function_hook(Builtin& builtin, vectorcallfunc hook, bool on) {
-  auto* function = reinterpret_cast<PyCFunctionObject*>(builtin.owner);
-  vectorcallfunc functions[] = {builtin.vectorcall, hook};
-  if (function->vectorcall != functions[!on]) {
-    return;
-  }
-  function->vectorcall = functions[on];
-  if (builtin.flags == METH_O) {
-    // A specialised instruction calls what has exactly this flag by its ml_meth.
-    builtin.def->ml_flags = on ? METH_O | METH_COEXIST : METH_O;
-  }
-}
-
-int set_all(bool on) {
-  for (int i = 0; i < keyword_count; i++) {
-    set_method(keyword_sites[i], as<PyCFunction>(address_of(keyword_trampolines[i])), on);
-  }
-  for (int i = 0; i < plain_count; i++) {
-    set_method(plain_sites[i], plain_trampolines[i], on);
-  }
-  for (int i = 0; i < other_count; i++) {
-    set_other(other_sites[i], on);
-  }
-  set_function_hook(push, hook_push, on);
-  set_function_hook(pop, hook_pop, on);
-  set_function_hook(length, hook_length, on);
-  set_function_hook(at, hook_at, on);
-  set_method_hook(disable, enter_above<disable>, on);
-  set_method_hook(enable, leave_above<enable>, on);
-  set_method_hook(place, enter_above<place>, on);
-  set_method_hook(replace, leave_above<replace>, on);
-  return set_mapping(on);
+  // A specialised instruction calls what has exactly METH_O by its ml_meth. That stays: the hash of a function is made
+  // of it, and Dynamo keeps what it knows of functions by them.
+  push_def->ml_flags = on ? METH_O | METH_COEXIST : METH_O;
+  return mapping_base == nullptr || exchange_slots(reinterpret_cast<PyObject*>(mapping_base), on) == 0
+             ? Py_NewRef(Py_None)
+             : nullptr;
 }
 
 PyObject* gate_install(PyObject*, PyObject*) {
-  if (mode_type == nullptr) {
+  if (push_def == nullptr) {
     PyErr_SetString(PyExc_RuntimeError, "configure() comes first");
     return nullptr;
   }
   is_installed = true;
-  return set_all(true) < 0 ? nullptr : Py_NewRef(Py_None);
+  return exchange_all(true);
 }
 
 PyObject* gate_restore(PyObject*, PyObject*) {
@@ -920,145 +659,108 @@ PyObject* gate_restore(PyObject*, PyObject*) {
   session++;
   virtual_mode(thread);
   is_installed = false;
-  return set_all(false) < 0 ? nullptr : Py_NewRef(Py_None);
+  return exchange_all(false);
 }
 
 PyObject* gate_is_installed(PyObject*, PyObject*) { return PyBool_FromLong(is_installed); }
 
-PyDoc_STRVAR(sites_doc,
-             "sites()\n\nWhat is noticed: tuples of its name, the builtin, the address that is written to, what stands "
-             "there now, and what PyTorch reports for it (None if not known).");
+PyDoc_STRVAR(places_doc,
+             "places()\n\nWhat is written to: tuples of the builtin, the address, and what stands there now.");
 
-int append_row(PyObject* list, const char* name, PyObject* owner, void* address, PyObject* reported) {
-  void* now;
-  std::memcpy(&now, address, sizeof now);
-  Ref row(Py_BuildValue("sOKKO", name, owner, (unsigned long long)(uintptr_t)address, (unsigned long long)(uintptr_t)now,
-                        reported == nullptr ? Py_None : reported));
-  return row ? PyList_Append(list, row.get()) : -1;
-}
-
-int append_sites(PyObject* list, const Site* sites, int count) {
-  for (int i = 0; i < count; i++) {
-    const Site& site = sites[i];
-    void* address = site.place;
-    if (site.form == Form::KEYWORDS || site.form == Form::PLAIN) {
-      address = &static_cast<PyMethodDef*>(site.place)->ml_meth;
-    } else if (site.form == Form::FUNCTION) {
-      address = &static_cast<PyCFunctionObject*>(site.place)->vectorcall;
-    } else if (site.form == Form::GETTER) {
-      address = &static_cast<PyGetSetDef*>(site.place)->get;
-    }
-    if (append_row(list, site.name, site.owner, address, site.reported) < 0) {
-      return -1;
-    }
-  }
-  return 0;
-}
-
-PyObject* gate_sites(PyObject*, PyObject*) {
-  if (mode_type == nullptr) {
-    PyErr_SetString(PyExc_RuntimeError, "configure() comes first");
-    return nullptr;
-  }
+PyObject* gate_places(PyObject*, PyObject*) {
   Ref list(PyList_New(0));
-  if (!list) {
-    return nullptr;
-  }
-  for (Builtin* hook : {&push, &pop, &length, &at, &disable, &enable, &place, &replace}) {
-    void* address = Py_IS_TYPE(hook->owner, &PyMethodDescr_Type)
-                        ? static_cast<void*>(&reinterpret_cast<PyMethodDescrObject*>(hook->owner)->d_method)
-                        : static_cast<void*>(&reinterpret_cast<PyCFunctionObject*>(hook->owner)->vectorcall);
-    if (append_row(list.get(), hook->def->ml_name, hook->owner, address, nullptr) < 0) {
+  for (const Place& place : places) {
+    Ref row(list ? Py_BuildValue("ONN", place.owner, PyLong_FromVoidPtr(place.address),
+                                 PyLong_FromVoidPtr(read_place(place.address)))
+                 : nullptr);
+    if (!row || PyList_Append(list.get(), row.get()) < 0) {
       return nullptr;
     }
   }
-  bool failed = append_sites(list.get(), keyword_sites, keyword_count) < 0 ||
-                append_sites(list.get(), plain_sites, plain_count) < 0 ||
-                append_sites(list.get(), other_sites, other_count) < 0;
-  return failed ? nullptr : list.release();
+  return list.release();
 }
 
-// Note a builtin with the type and the flags that are expected of it.
-int find_builtin(Builtin& builtin, PyObject* object, PyTypeObject* type, int flags) {
-  if (Py_IS_TYPE(object, type)) {
-    if (type == &PyMethodDescr_Type) {
-      builtin.def = reinterpret_cast<PyMethodDescrObject*>(object)->d_method;
-    } else {
-      builtin.def = reinterpret_cast<PyCFunctionObject*>(object)->m_ml;
-      builtin.self = PyCFunction_GET_SELF(object);
-      builtin.vectorcall = reinterpret_cast<PyCFunctionObject*>(object)->vectorcall;
-    }
+// Note one of the builtins that concern the stack of modes: 0; -1 with an error if it is not as expected.
+int add_builtin(int number, PyObject* builtin) {
+  const struct {
+    int flags;
+    void* hook;
+  } expected[] = {
+      {METH_O, address_of(hook_push)},
+      {METH_NOARGS, address_of(hook_pop)},
+      {METH_NOARGS, address_of(hook_length)},
+      {METH_VARARGS | METH_KEYWORDS, address_of(hook_at)},
+      {METH_NOARGS, address_of(enter_above<DISABLE>)},
+      {METH_VARARGS, address_of(leave_above<ENABLE>)},
+      {METH_NOARGS, address_of(enter_above<PLACE>)},
+      {METH_VARARGS, address_of(leave_above<REPLACE>)},
+  };
+  const auto& [flags, hook] = expected[number];
+  bool is_function = number < FUNCTIONS;
+  PyMethodDef* def = nullptr;
+  if (Py_IS_TYPE(builtin, is_function ? &PyCFunction_Type : &PyMethodDescr_Type)) {
+    def = is_function ? reinterpret_cast<PyCFunctionObject*>(builtin)->m_ml
+                      : reinterpret_cast<PyMethodDescrObject*>(builtin)->d_method;
   }
-  if (builtin.def == nullptr || (builtin.def->ml_flags & ~METH_COEXIST) != flags) {
-    PyErr_Format(PyExc_ValueError, "%R has a form of call that is not known", object);
+  if (def == nullptr || (def->ml_flags & ~METH_COEXIST) != flags) {
+    PyErr_Format(PyExc_ValueError, "%R has a form of call that is not known", builtin);
     return -1;
   }
-  builtin.owner = Py_NewRef(object);
-  builtin.original = builtin.def->ml_meth;
-  builtin.flags = builtin.def->ml_flags;
+  if (is_function) {
+    auto* function = reinterpret_cast<PyCFunctionObject*>(builtin);
+    original_calls[number] = function->vectorcall;
+    add_place(builtin, &function->vectorcall, hook);
+    push_def = number == PUSH ? def : push_def;
+  } else {
+    int method = number - FUNCTIONS;
+    original_methods[method] = def;
+    own_methods[method] = *def;
+    own_methods[method].ml_meth = as<PyCFunction>(hook);
+    add_place(builtin, &reinterpret_cast<PyMethodDescrObject*>(builtin)->d_method, &own_methods[method]);
+  }
   return 0;
 }
 
-PyDoc_STRVAR(configure_doc,
-             "configure(mode, is_report_of, builtins)\n\nName the objects of the driver and of PyTorch, once per process.\n\n"
-             "Args:\n    mode: the class of modes that become virtual, a subclass of Tracker.\n"
-             "    is_report_of: whether PyTorch reports an object for a builtin of a name.\n"
-             "    builtins: push, pop, length and at of the stack of modes; __enter__ and __exit__ of what turns it off,\n"
-             "        and of what pushes and pops a mode in C++.");
-
-PyObject* gate_configure(PyObject*, PyObject* args) {
-  PyObject *mode, *function, *found[8];
-  if (mode_type != nullptr) {
-    PyErr_SetString(PyExc_RuntimeError, "the gate has been configured");
-    return nullptr;
-  }
-  if (!PyArg_ParseTuple(args, "O!O(OOOOOOOO)", &PyType_Type, &mode, &function, &found[0], &found[1], &found[2], &found[3],
-                        &found[4], &found[5], &found[6], &found[7])) {
-    return nullptr;
-  }
-  if (!PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(mode), &Tracker_Type)) {
-    PyErr_SetString(PyExc_TypeError, "the class of modes is no subclass of Tracker");
-    return nullptr;
-  }
-  if (find_builtin(push, found[0], &PyCFunction_Type, METH_O) < 0 ||
-      find_builtin(pop, found[1], &PyCFunction_Type, METH_NOARGS) < 0 ||
-      find_builtin(length, found[2], &PyCFunction_Type, METH_NOARGS) < 0 ||
-      find_builtin(at, found[3], &PyCFunction_Type, METH_VARARGS | METH_KEYWORDS) < 0 ||
-      find_builtin(disable, found[4], &PyMethodDescr_Type, METH_NOARGS) < 0 ||
-      find_builtin(enable, found[5], &PyMethodDescr_Type, METH_VARARGS) < 0 ||
-      find_builtin(place, found[6], &PyMethodDescr_Type, METH_NOARGS) < 0 ||
-      find_builtin(replace, found[7], &PyMethodDescr_Type, METH_VARARGS) < 0) {
-    return nullptr;
-  }
-  is_report_of = Py_NewRef(function);
-  mode_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(mode));
-  Py_RETURN_NONE;
-}
-
 PyMethodDef functions[] = {
-    {"add", gate_add, METH_VARARGS, add_doc},
+    {"add", gate_add, METH_O,
+     "add(builtin)\n\nNotice calls of a method, a function or a property.\n\n"
+     "Raises:\n    ValueError: it is called in a form that is not known, or there are too many."},
+    {"ask", gate_ask, METH_VARARGS, ask_doc},
     {"add_mapping", gate_add_mapping, METH_O, add_mapping_doc},
-    {"configure", gate_configure, METH_VARARGS, configure_doc},
-    {"event", new_call<Role::EVENT>, METH_O, "event(handler)\n\nFor ``__torch_function__`` of the mode."},
     {"install", gate_install, METH_NOARGS, "install()\n\nNotice calls from now on."},
     {"is_installed", gate_is_installed, METH_NOARGS, "is_installed()\n\nWhether calls are noticed."},
     {"module_call", gate_module_call, METH_VARARGS,
      "module_call(vanilla, function)\n\nHave a function for ``__call__`` of modules run in C++ where that can be, and "
      "return it.\n\nArgs:\n    vanilla: calls the module.\n    function: enters it, calls it and leaves it."},
-    {"operator_call", new_call<Role::OPERATOR>, METH_O,
-     "operator_call(vanilla)\n\nFor ``__call__`` of a class of operators: calls are noticed as those of the instance."},
-    {"reported", new_call<Role::REPORTED>, METH_O,
-     "reported(vanilla)\n\nFor a function that reports itself to modes although it is no operator: it always does."},
     {"restore", gate_restore, METH_NOARGS,
      "restore()\n\nPut back what is still the gate's. No mode is virtual from then on."},
-    {"sites", gate_sites, METH_NOARGS, sites_doc},
+    {"note_report", gate_note_report, METH_O, note_report_doc},
+    {"places", gate_places, METH_NOARGS, places_doc},
     {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace
 
+int configure_builtins(PyObject* builtins) {
+  if (push_def != nullptr || PyTuple_GET_SIZE(builtins) != BUILTINS) {
+    PyErr_SetString(PyExc_RuntimeError, "the gate has been configured, or there are other builtins");
+    return -1;
+  }
+  try {
+    for (int i = 0; i < BUILTINS; i++) {
+      if (add_builtin(i, PyTuple_GET_ITEM(builtins, i)) < 0) {
+        return -1;
+      }
+    }
+    return 0;
+  } catch (...) {
+    set_error_from_exception();
+    return -1;
+  }
+}
+
 int prepare_trampolines(PyObject* module) {
-  return PyType_Ready(&Call_Type) < 0 ? -1 : PyModule_AddFunctions(module, functions);
+  return PyModule_AddFunctions(module, functions);
 }
 
 }  // namespace accel

@@ -32,7 +32,6 @@ from amanda_torch.eager.phases import phase_of
 from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
 from amanda_torch.operators.layouts import NO_LAYOUT, Layout
 from amanda_torch.routines import (
-    LOOKING,
     TOOL_CODE,
     RoutineDispatcher,
     until_result,
@@ -253,27 +252,6 @@ class Executor:
         else:
             with _internals.reading((result, *args)):
                 self._claim(known.plan, gradients, execution, result, start)
-
-    def checked(
-        self, known: KnownOp, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """Run the checks and sums after an operator whose other steps the extension has run.
-
-        An output is not finite, or of a kind that the extension does not know, or tensors have
-        other shapes than before.
-        """
-        plan = known.plan
-        try:
-            with _internals.reading((*args, *kwargs.values(), result)):
-                call = self._call(func, known.name, plan.op_id, args, kwargs)
-                left = [step for step in plan.steps_after if step.kind in LOOKING]
-                for step in left:
-                    step.routine.supply(call.inputs, is_new=True)
-                # They return nothing, so that the outputs stay as they are.
-                actions = [step.action for step in left]
-                self._dispatcher.run_all(actions, tensors_of(result))
-        except TypeError as error:
-            raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
 
     # -- on a description of its call -------------------------------------
 

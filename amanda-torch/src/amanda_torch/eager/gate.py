@@ -23,6 +23,7 @@ from torch import nn
 
 from amanda.engine.notes import note
 from amanda.errors import CoverageWarning
+from amanda.inline.steps import are_paired
 from amanda.interface.action import Action
 from amanda.interface.extensions import chosen
 from amanda.python.patching import PatchSet
@@ -42,9 +43,6 @@ WITH_GATE = frozenset({"auto", "gate"})
 
 _UNREPORTED = frozenset({"__new__", "__init_subclass__", "from_numpy"})
 """Builtins that look like operators, and report nothing to a mode."""
-
-_REPORTED_FIRST = frozenset({"__eq__", "apply_", "new", "new_tensor", "type"})
-"""Builtins that PyTorch reports before it looks at the arguments: what does not fit counts, too."""
 
 
 # -- whether it is used -------------------------------------------------------
@@ -85,10 +83,9 @@ def _configure() -> str:
     """Tell the extension of our classes and of PyTorch's builtins."""
     gate = extension.load()
     try:
-        gate.configure(Interceptor, _is_report_of, _internals.MODE_BUILTINS)
-        gate.configure_objects(_objects())
+        gate.configure(_objects(), _internals.MODE_BUILTINS)
         for builtin in operators():
-            gate.add(builtin, builtin.__name__ in _REPORTED_FIRST)
+            gate.add(builtin)
         gate.add_mapping(_internals.TENSOR_BASE)
     except (ValueError, TypeError, RuntimeError) as error:
         return f"PyTorch {torch.__version__} is unlike those that it was tested with: {error}"
@@ -102,6 +99,7 @@ def _objects() -> dict[str, Any]:
         "acquire": TOOL_LOCK.acquire,
         "release": TOOL_LOCK.release,
         "unpaused": UNPAUSED,
+        "are_paired": are_paired,
         "as_routine": as_routine,
         "raised": _raised,
         "changed": _changed,
@@ -109,6 +107,8 @@ def _objects() -> dict[str, Any]:
         "compiling": _internals.compiling_asked,
         "forward_level": _internals.FORWARD_LEVEL,
         "function": _internals.FUNCTION_OBJECT,
+        "is_report_of": _is_report_of,
+        "mode": Interceptor,
         "own_nodes": OWN_NODES,
         "tensor": torch.Tensor,
         "parameter": nn.Parameter,
@@ -169,7 +169,7 @@ def _unwritable() -> str:
         if "w" in rights:
             start, _, end = span.partition("-")
             ranges.append((int(start, 16), int(end, 16)))
-    places = sorted([row[2] for row in extension.load().sites()])
+    places = sorted([address for _, address, _ in extension.load().places()])
     for first, last in sorted(ranges):
         places = [place for place in places if not first <= place < last]
     return "PyTorch's tables of functions cannot be written to" if places else ""
@@ -192,6 +192,8 @@ class _Switch:
             extension.load().install()
         else:
             extension.load().restore()
+            # It would keep the tools alive.
+            extension.load().forget()
 
 
 SWITCH = _Switch()
@@ -207,7 +209,7 @@ def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) ->
     if dispatcher is not None:
         patches.set(dispatcher, "native", gate, create=True)
     for cls in _internals.OPERATOR_CLASSES:
-        patches.wrap(cls, "__call__", gate.operator_call)
+        patches.wrap(cls, "__call__", _reported)
     for name, found in list(vars(torch.Tensor).items()):
         # They report themselves, so that a mode does not notice what they call (`print(x)`).
         if (
@@ -215,8 +217,20 @@ def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) ->
             and kind_of(found) is Kind.IGNORED
             and _reports(found)
         ):
-            patches.wrap(torch.Tensor, name, gate.reported)
+            patches.wrap(torch.Tensor, name, _reported)
     patches.set(SWITCH, "is_on", True)
+
+
+def _reported(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that always reports itself to the mode, for one in Python that does so."""
+    ask = extension.load().ask
+
+    @_internals.not_counted_by_warnings
+    @functools.wraps(vanilla)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return ask(vanilla, args, kwargs)
+
+    return call
 
 
 def _reports(function: types.FunctionType) -> bool:
@@ -239,16 +253,13 @@ def module_call(vanilla: Callable[..., Any], wrapped: Callable[..., Any]) -> Any
 @functools.cache
 def gated_class() -> type[Interceptor]:
     """The class of interceptors whose events the extension awaits."""
-    return type(
-        "GatedInterceptor",
-        (Interceptor,),
-        {
-            "__doc__": "An interceptor that is asked by the gate.",
-            "__module__": __name__,
-            "is_gated": True,
-            "__torch_function__": extension.load().event(Interceptor.__torch_function__),
-        },
-    )
+
+    class GatedInterceptor(Interceptor):
+        """An interceptor that is asked by the gate."""
+
+        note_report = extension.load().note_report
+
+    return GatedInterceptor
 
 
 # -- the self-test ------------------------------------------------------------
@@ -303,7 +314,7 @@ def _self_test() -> str:
     """Whether the gate notices what a mode does, and leaves no trace."""
     gate = extension.load()
     expected = _notices(Interceptor)
-    before = [row[:4] for row in gate.sites()]
+    before = gate.places()
     patches = PatchSet()
     try:
         switch_on(patches)
@@ -312,7 +323,7 @@ def _self_test() -> str:
         return f"its self-test fails: {type(error).__name__}: {error}"
     finally:
         patches.undo()
-    if [row[:4] for row in gate.sites()] != before:
+    if gate.places() != before:
         return "its self-test fails: PyTorch is not as it was"
     for want, got in zip(expected, found, strict=True):
         if want != got:

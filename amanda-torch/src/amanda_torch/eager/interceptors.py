@@ -12,7 +12,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,8 +77,9 @@ class Interceptor(Tracker, TorchFunctionMode):
             opened within a compiled function.
     """
 
-    is_gated = False
-    """Whether the gate calls most operators."""
+    note_report: Callable[[Any], bool] | None = None
+    """Counts a report of PyTorch's; True if nothing is to be done for it. None without the gate,
+    which calls most operators."""
 
     def __init__(
         self,
@@ -270,6 +271,9 @@ class Interceptor(Tracker, TorchFunctionMode):
     # -- operators --------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        note_report = self.note_report
+        if note_report is not None and note_report(func):
+            return None
         kwargs = kwargs or {}
         if self.stale and not self.refresh():
             return func(*args, **kwargs)
@@ -421,7 +425,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         cell[0] = count
         known = cell[count] if count < len(cell) else _UNKNOWN
         if known is None:
-            if self.is_gated:
+            if self.note_report is not None:
                 # At the program's line, which warnings name. The gate itself calls most operators;
                 # with the mode it would be done for each, which takes longer.
                 return _internals.call_in_place(func, args, kwargs)
