@@ -225,12 +225,12 @@ def _reported(vanilla: Callable[..., Any]) -> Callable[..., Any]:
     """A function that always reports itself to the mode, for one in Python that does so."""
     ask = extension.load().ask
 
-    @_internals.not_counted_by_warnings
     @functools.wraps(vanilla)
     def call(*args: Any, **kwargs: Any) -> Any:
         return ask(vanilla, args, kwargs)
 
-    return call
+    found: Callable[..., Any] = _internals.not_counted_by_warnings(call)
+    return found
 
 
 def _reports(function: types.FunctionType) -> bool:
