@@ -43,7 +43,6 @@ from amanda_tools._output.chart_data import (
     rank_groups,
     rank_modules,
 )
-from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
 from amanda_tools._output.viewers import node_data
 from amanda_tools._values.shapes import byte_size
@@ -526,10 +525,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv``, a line per operator, and ``<stem>.node-data.json`` on demand."""
-        written = []
-        if self.options.csv:
-            written.append(folder / f"{stem}.csv")
-            write_rows(written[-1], self.op_rows())
+        written = [*super().write_files(folder, stem)]
         if self.options.node_data:
             written.append(folder / f"{stem}.node-data.json")
             write_json(written[-1], node_data("FLOPs", self.op_rows(), "flops"))

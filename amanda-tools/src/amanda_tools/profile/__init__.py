@@ -32,7 +32,6 @@ from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._operators.saved_tensors import saved_tensors
 from amanda_tools._operators.source_lines import source_of
 from amanda_tools._output.chart_data import lines_over_steps, rank_modules
-from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.memory import device_bytes, synchronize
@@ -360,10 +359,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv``, ``<stem>.speedscope.json`` and ``<stem>.timeline.json``."""
-        written = []
-        if self.options.csv:
-            written.append(folder / f"{stem}.csv")
-            write_rows(written[-1], self.op_rows())
+        written = [*super().write_files(folder, stem)]
         if self.options.flame:
             written.append(folder / f"{stem}.speedscope.json")
             totals = self.timeline.totals()
