@@ -45,7 +45,7 @@ from amanda_tools._output.chart_data import (
 )
 from amanda_tools._output.units import format_quantity
 from amanda_tools._output.viewers import node_data
-from amanda_tools._values.shapes import byte_size
+from amanda_tools._values.shapes import total_bytes
 from amanda_tools.flops.batches import Batches
 from amanda_tools.flops.counting import OpFlops, is_nested, item_shapes_of, known_shapes
 
@@ -178,12 +178,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         updates = op.name.endswith("_") and updates_a_value(context, op.name)
         if has_activation(op.type) and not updates:
             outputs = context.get_tensor_specs().outputs if in_graph else context.get_outputs()
-            total: int | None = 0
-            # Most have one output.
-            for output in outputs or ():
-                size = 0 if output is None else byte_size(output)
-                total = None if total is None or size is None else total + size
-            self._written[op.id] = total
+            self._written[op.id] = total_bytes(outputs)
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)

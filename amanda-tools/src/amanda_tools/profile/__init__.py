@@ -36,7 +36,7 @@ from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.memory import device_bytes, synchronize
 from amanda_tools._timelines.timeline import Stretch, Timeline, Total
-from amanda_tools._values.shapes import byte_size
+from amanda_tools._values.shapes import total_bytes
 from amanda_tools.profile.speedscope import flame_graph
 
 __all__ = ["ProfileOptions", "ProfileTool"]
@@ -178,12 +178,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         op_id = context.get_op_id()
         self.timeline.watch_outputs(context)
         self._saved[op_id] = saved_tensors(context)
-        if not has_activation(self._ops[op_id].type):
-            self._output_bytes[op_id] = 0
-        else:
-            sizes = [byte_size(t) for t in context.get_outputs() or () if t is not None]
-            known = [size for size in sizes if size is not None]
-            self._output_bytes[op_id] = sum(known) if len(known) == len(sizes) else None
+        outputs = context.get_outputs() if has_activation(self._ops[op_id].type) else ()
+        self._output_bytes[op_id] = total_bytes(outputs)
 
     # -- result -----------------------------------------------------------
 
