@@ -202,10 +202,9 @@ def test_what_is_saved_for_the_backward_pass_is_shown_where_something_is() -> No
     assert [figure.key for figure in model({"ops": something}).figures] == ["flops", "saved_bytes"]
 
 
-@pytest.mark.parametrize("has_phases", [True, False])
-def test_what_is_not_the_models_stands_aside(has_phases: bool) -> None:
-    """By its phase, or because no way from a module leads to it; the loss stays with the model."""
-    setup, optimizer = ({"phase": name} if has_phases else {} for name in ("setup", "optimizer"))
+def test_what_is_not_the_models_stands_aside() -> None:
+    """By its phase; the loss stays with the model."""
+    setup, optimizer = ({"phase": name} for name in ("setup", "optimizer"))
     ops = [op(f"/uniform_:{i}", "", "uniform", params=9, **setup) for i in range(5)]
     ops += [op("Net.a/mm:0", "a", "mm", params=4), op("/mean:0", "", "mean")]
     ops += [op("/sqrt:0", "", "sqrt", **optimizer)]
@@ -213,8 +212,7 @@ def test_what_is_not_the_models_stands_aside(has_phases: bool) -> None:
     assert found.total("params", "forward") == 4
     inside = [i for i in names(found, "op") if i.startswith(("Net", "mean"))]
     assert inside == ["Net/a/mm", "mean"]
-    phases = ["setup: building and initialising", "optimizer"]
-    assert names(found, "phase") == (phases if has_phases else ["outside of modules"])
+    assert names(found, "phase") == ["setup: building and initialising", "optimizer"]
     assert len(found.edges) == 1
 
 

@@ -245,7 +245,7 @@ class Doubling(amanda.Tool):
         self.gradients += 1
 
 
-WATCHING = "count trace nan path coverage profile stats sparsity summary kernels".split()
+WATCHING = "count trace flops nan path coverage profile stats sparsity summary kernels".split()
 
 
 @pytest.mark.parametrize("tool", WATCHING)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -15,7 +14,6 @@ from amanda.tools.description import OUTSIDE, place
 from amanda.tools.reporting import applies_if
 from amanda_tools._bases.watching import KINDS, WatchedTensor, WatchingOptions, WatchingTool
 from amanda_tools._output.chart_data import rank_groups
-from amanda_tools._output.csv_files import write_rows
 from amanda_tools._values.moments import Moments
 from amanda_tools._values.tensors import Array
 
@@ -131,14 +129,6 @@ class SparsityTool(WatchingTool[SparsityOptions]):
             part = [row for row in rows if row["kind"] == kind]
             shares = {f"{r['id']} {r['tensor']}": {"zeros": 100 * r["sparsity"]} for r in part}
             yield from rank_groups(f"zeros of the {kind}", shares, {"zeros": "zeros"}, "%")
-
-    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.csv``: a line per tensor."""
-        if not self.options.csv:
-            return []
-        path = folder / f"{stem}.csv"
-        write_rows(path, self.op_rows())
-        return [path]
 
 
 def pattern_share(array: Array, kept: int, of: int, axis: int) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 Shape = tuple[int, ...]
@@ -30,6 +31,12 @@ def rank_of(tensor: Any) -> int | None:
 def size_of(tensor: Any) -> int:
     """Return the number of elements."""
     return math.prod(map(int, tensor.shape))
+
+
+def total_bytes(tensors: Iterable[Any] | None) -> int | None:
+    """Return the bytes of the elements of tensors; None if those of one are unknown."""
+    sizes = [byte_size(tensor) for tensor in tensors or () if tensor is not None]
+    return None if None in sizes else sum(size or 0 for size in sizes)
 
 
 def byte_size(tensor: Any) -> int | None:

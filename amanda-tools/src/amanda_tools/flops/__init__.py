@@ -43,10 +43,9 @@ from amanda_tools._output.chart_data import (
     rank_groups,
     rank_modules,
 )
-from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
 from amanda_tools._output.viewers import node_data
-from amanda_tools._values.shapes import byte_size
+from amanda_tools._values.shapes import total_bytes
 from amanda_tools.flops.batches import Batches
 from amanda_tools.flops.counting import OpFlops, is_nested, item_shapes_of, known_shapes
 
@@ -179,12 +178,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         updates = op.name.endswith("_") and updates_a_value(context, op.name)
         if has_activation(op.type) and not updates:
             outputs = context.get_tensor_specs().outputs if in_graph else context.get_outputs()
-            total: int | None = 0
-            # Most have one output.
-            for output in outputs or ():
-                size = 0 if output is None else byte_size(output)
-                total = None if total is None or size is None else total + size
-            self._written[op.id] = total
+            self._written[op.id] = total_bytes(outputs)
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
@@ -526,10 +520,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv``, a line per operator, and ``<stem>.node-data.json`` on demand."""
-        written = []
-        if self.options.csv:
-            written.append(folder / f"{stem}.csv")
-            write_rows(written[-1], self.op_rows())
+        written = [*super().write_files(folder, stem)]
         if self.options.node_data:
             written.append(folder / f"{stem}.node-data.json")
             write_json(written[-1], node_data("FLOPs", self.op_rows(), "flops"))

@@ -32,12 +32,11 @@ from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._operators.saved_tensors import saved_tensors
 from amanda_tools._operators.source_lines import source_of
 from amanda_tools._output.chart_data import lines_over_steps, rank_modules
-from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.memory import device_bytes, synchronize
 from amanda_tools._timelines.timeline import Stretch, Timeline, Total
-from amanda_tools._values.shapes import byte_size
+from amanda_tools._values.shapes import total_bytes
 from amanda_tools.profile.speedscope import flame_graph
 
 __all__ = ["ProfileOptions", "ProfileTool"]
@@ -179,12 +178,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         op_id = context.get_op_id()
         self.timeline.watch_outputs(context)
         self._saved[op_id] = saved_tensors(context)
-        if not has_activation(self._ops[op_id].type):
-            self._output_bytes[op_id] = 0
-        else:
-            sizes = [byte_size(t) for t in context.get_outputs() or () if t is not None]
-            known = [size for size in sizes if size is not None]
-            self._output_bytes[op_id] = sum(known) if len(known) == len(sizes) else None
+        outputs = context.get_outputs() if has_activation(self._ops[op_id].type) else ()
+        self._output_bytes[op_id] = total_bytes(outputs)
 
     # -- result -----------------------------------------------------------
 
@@ -360,10 +355,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv``, ``<stem>.speedscope.json`` and ``<stem>.timeline.json``."""
-        written = []
-        if self.options.csv:
-            written.append(folder / f"{stem}.csv")
-            write_rows(written[-1], self.op_rows())
+        written = [*super().write_files(folder, stem)]
         if self.options.flame:
             written.append(folder / f"{stem}.speedscope.json")
             totals = self.timeline.totals()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from amanda.interface.points import Point, PointContext
 from amanda_tools.summary.keras_layers import KerasModules, is_keras
-from amanda_tools.summary.recorder import Recorder, specs_of
+from amanda_tools.summary.recorder import Recorder, tensor_rows
 from amanda_tools.summary.scopes import ScopedOp
 from amanda_tools.summary.tensorflow_modules import DroppedModule, TensorFlowModules
 
@@ -54,7 +54,7 @@ class GraphOps:
             name = point.module.rpartition("/")[2] or point.id
             target = self._gone.setdefault(point.id, DroppedModule(name))
         if point.point is Point.MODULE_EXIT:
-            recorder.leave(target, specs_of(point.outputs))
+            recorder.leave(target, tensor_rows(point.outputs))
         else:
             source = self._layers if is_keras(target) else self._modules
             recorder.enter(source, target, place=point.module)

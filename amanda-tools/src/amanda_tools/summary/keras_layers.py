@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from amanda_tools._values.shapes import size_of
 from amanda_tools.summary.recorder import ModuleFact, ModuleSource, ParameterFact, Recorder
 
 
@@ -45,9 +46,7 @@ class KerasModules(ModuleSource):
         trainable = {id(weight) for weight in module.trainable_weights}
         parameters = []
         for weight in module.weights:
-            size = 1
-            for length in weight.shape:
-                size *= int(length)
+            size = size_of(weight)
             item = getattr(weight.dtype, "size", None) or _item_size(str(weight.dtype))
             parameters.append(ParameterFact(id(weight), size, size * item, id(weight) in trainable))
         # An input is not called.

@@ -17,7 +17,7 @@ from amanda_tools.summary.recorder import (
     ModuleSource,
     ParameterFact,
     Recorder,
-    specs_of,
+    tensor_rows,
 )
 
 
@@ -104,7 +104,7 @@ class TorchCalls:
         if not isinstance(module, nn.Module):
             return
         if point.point is Point.MODULE_EXIT:
-            outputs = specs_of(point.outputs)
+            outputs = tensor_rows(point.outputs)
             # The first layer of a program may be called to build a model before Keras' own calls
             # are followed: the driver then reports no tensors, although a layer returns one.
             has_computed = bool(outputs) or not is_keras(module)

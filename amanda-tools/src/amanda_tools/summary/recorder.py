@@ -14,16 +14,17 @@ A pass is one complete call of an outermost module; figures are those of the las
 from __future__ import annotations
 
 import abc
-import dataclasses
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import attrs
+
+from amanda.interface.specs import specs_of
 
 
 @attrs.frozen
@@ -411,24 +412,11 @@ class Recorder:
         return known
 
 
-def specs_of(value: Any) -> list[dict[str, Any]]:
-    """Return shape, dtype and device of the tensors in nested results, in order."""
-    if isinstance(value, Mapping):
-        return specs_of(list(value.values()))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return specs_of([getattr(value, field.name, None) for field in dataclasses.fields(value)])
-    if isinstance(value, (list, tuple)):
-        return [spec for item in value for spec in specs_of(item)]
-    try:
-        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-        if shape is None or dtype is None:
-            return []
-        sizes = [None if size is None else int(size) for size in shape]
-    except (AttributeError, TypeError, ValueError, RuntimeError):
-        # A nested tensor has no sizes or a ragged axis; a rank may not be known.
-        return []
-    name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
-    return [{"shape": sizes, "dtype": name, "device": str(getattr(value, "device", "") or "")}]
+def tensor_rows(tensors: Iterable[Any] | None) -> list[dict[str, Any]]:
+    """Return shape, dtype and device of tensors, in order; nested ones, and those of unknown rank,
+    are left out."""
+    specs = specs_of(t for t in tensors or () if not getattr(t, "is_nested", False))
+    return [spec.row() for spec in specs if spec is not None and spec.shape is not None]
 
 
 def unique(parameters: Iterable[ParameterFact]) -> Sequence[ParameterFact]:

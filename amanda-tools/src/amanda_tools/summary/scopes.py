@@ -19,7 +19,7 @@ import attrs
 from amanda import OpContext
 from amanda_tools._operators.op_table import row_of
 from amanda_tools._operators.parameters import Parameters, UsedParameter
-from amanda_tools.summary.recorder import Figures, ModuleFact, ParameterFact, specs_of
+from amanda_tools.summary.recorder import Figures, ModuleFact, ParameterFact, tensor_rows
 from amanda_tools.summary.rows import module_row
 
 
@@ -59,7 +59,7 @@ class ScopedOp:
 
     def see(self, outputs: Sequence[Any]) -> None:
         """Record the outputs of one execution."""
-        self.outputs = specs_of(list(outputs)) or self.outputs
+        self.outputs = tensor_rows(outputs) or self.outputs
 
 
 def runs_of(ops: Iterable[ScopedOp]) -> int:
@@ -83,12 +83,8 @@ class Scopes:
         if context.get_phase() != "forward" or "no_activation" in traits or is_of_variable:
             return None
         op_id = context.get_op_id()
-        specs = [spec for spec in context.get_tensor_specs().outputs or () if spec is not None]
-        outputs = [
-            {"shape": list(spec.shape), "dtype": spec.dtype, "device": spec.device}
-            for spec in specs
-            if spec.shape is not None
-        ]
+        specs = context.get_tensor_specs().outputs or ()
+        outputs = [spec.row() for spec in specs if spec is not None and spec.shape is not None]
         found = ScopedOp(
             context.get_module(),
             op_id.partition("/")[0],

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from amanda_tools._values.shapes import byte_size, size_of
 from amanda_tools.summary.keras_layers import KerasModules, is_keras
 from amanda_tools.summary.recorder import ModuleFact, ModuleSource, ParameterFact
 
@@ -35,17 +36,13 @@ class TensorFlowModules(ModuleSource):
             return ModuleFact(path, "-", depth, [])
         if is_keras(module):
             return self._layers.describe(path, depth, module)
-        found = [_parameter(variable, bool(variable.trainable)) for variable in module.variables]
+        found = [
+            ParameterFact(id(v), size_of(v), byte_size(v) or 0, bool(v.trainable))
+            for v in module.variables
+        ]
         for layer in _layers_in(module):
             found += self._layers.describe(path, depth, layer).parameters
         return ModuleFact(path, type(module).__name__, depth, found)
-
-
-def _parameter(variable: Any, is_trainable: bool) -> ParameterFact:
-    size = 1
-    for length in variable.shape:
-        size *= int(length)
-    return ParameterFact(id(variable), size, size * variable.dtype.size, is_trainable)
 
 
 def _layers_in(module: Any) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -50,15 +50,10 @@ _FEW_TYPES = 3
 _DIGITS = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"[0-9]+$")
 
-_AROUND = "around"
-"""The part of the page for operators that no edges from a module lead to: if phases are unknown,
-operators that make weights and inputs, and those that update weights."""
-
 _OTHER = {
     "setup": "setup: building and initialising",
     "optimizer": "optimizer",
     "other": "outside of the model",
-    _AROUND: "outside of modules",
 }
 """Phases beside the model's, in the order of the page, and what their nodes are called."""
 
@@ -166,14 +161,12 @@ def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
     if not ops or len(ops) > MAX_OPS:
         return None
     pairs = pairs_of(tools)
-    around = _around(ops, pairs) if pairs else set()
-    root, at = _tree(ops, around)
+    root, at = _tree(ops)
     _note_modules(root, tools)
     _divide(root)
     nodes = list(_numbered(root))
-    aside = around | {op.id for op in ops.values() if not op.is_model}
     numbers = {id(node): number for number, node in enumerate(nodes)}
-    shown = {op_id: numbers[id(node)] for op_id, node in at.items() if op_id not in aside}
+    shown = {op_id: numbers[id(node)] for op_id, node in at.items() if ops[op_id].is_model}
     first = [op for op in ops.values() if op.is_model]
     names = _names(root)
     return ModelView(
@@ -234,25 +227,7 @@ def _has_parameters(node: TreeNode) -> bool:
     return own or any(map(_has_parameters, node.children))
 
 
-def _around(ops: Mapping[str, ModelOp], pairs: Sequence[tuple[str, str]]) -> set[str]:
-    """Return the forward operators outside of modules that no edges from a module lead to."""
-    after: dict[str, list[str]] = {}
-    for producer, consumer in pairs:
-        after.setdefault(producer, []).append(consumer)
-    forward = [op for op in ops.values() if op.direction == "forward"]
-    waiting = [op.id for op in forward if op.path]
-    if not waiting:
-        # Without modules all operators are such, and none is special.
-        return set()
-    reached = set(waiting)
-    while waiting:
-        new = [i for i in after.get(waiting.pop(), ()) if i not in reached]
-        reached.update(new)
-        waiting += new
-    return {op.id for op in forward if op.id not in reached}
-
-
-def _tree(ops: Mapping[str, ModelOp], around: Set[str]) -> tuple[TreeNode, dict[str, TreeNode]]:
+def _tree(ops: Mapping[str, ModelOp]) -> tuple[TreeNode, dict[str, TreeNode]]:
     """Return the root, and the node of each operator by its id."""
     root = TreeNode(-1, "root", "run")
     modules: dict[tuple[str, ...], TreeNode] = {(): root}
@@ -263,9 +238,7 @@ def _tree(ops: Mapping[str, ModelOp], around: Set[str]) -> tuple[TreeNode, dict[
             at[op.forward].ops.append(op)
             at[op.id] = at[op.forward]
             continue
-        is_aside = not op.is_model or op.id in around
-        phase = _AROUND if op.is_model else op.phase
-        parent = _aside(aside, phase, op) if is_aside else _module(modules, op.path)
+        parent = _module(modules, op.path) if op.is_model else _aside(aside, op)
         at[op.id] = TreeNode(-1, "op", op.type, op.type, op.outputs, op, details=dict(op.details))
         parent.children.append(at[op.id])
     for phase in sorted(aside, key=lambda name: [*_OTHER, name].index(name)):
@@ -283,9 +256,9 @@ def _module(modules: dict[tuple[str, ...], TreeNode], path: tuple[str, ...]) -> 
     return modules[path]
 
 
-def _aside(aside: dict[str, dict[str, TreeNode]], phase: str, op: ModelOp) -> TreeNode:
+def _aside(aside: dict[str, dict[str, TreeNode]], op: ModelOp) -> TreeNode:
     """Return the node of operators of this type in a phase beside the model's."""
-    by_type = aside.setdefault(phase, {})
+    by_type = aside.setdefault(op.phase, {})
     if op.type not in by_type:
         by_type[op.type] = TreeNode(-1, "part", op.type, op.type)
     return by_type[op.type]
