@@ -196,7 +196,9 @@ class FastPath:
         if entry.plan.claims and not _no_tape_records():
             marked = entry.marked
             if marked is None or tracker.local.op_callbacks:
-                return self._first_marked(tracker, cell, entry, op_name, args)
+                marked = self._shared_mark(tracker, entry)
+            if marked is None:
+                return self._fall_back(Reason.MARK, tracker, op_name, args)
         return tracker, cell, marked, entry, None, args
 
     def _replacing(self, tracker: EagerTracker, op_name: str, args: tuple[Any, ...]) -> Any:
@@ -253,20 +255,6 @@ class FastPath:
             return None
         entry.marked = entry.plan.driver_data.marked
         return entry.marked
-
-    def _first_marked(
-        self,
-        tracker: EagerTracker,
-        cell: Cell,
-        entry: OperatorEntry,
-        op_name: str,
-        args: tuple[Any, ...],
-    ) -> Any:
-        """Decide on an operator whose executions may share a mark from now on."""
-        marked = self._shared_mark(tracker, entry)
-        if marked is None:
-            return self._fall_back(Reason.MARK, tracker, op_name, args)
-        return tracker, cell, marked, entry, None, args
 
     def _mark(self, tracker: EagerTracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
         """Return the attribute that marks an execution, if tapes record it, or an empty tuple.
