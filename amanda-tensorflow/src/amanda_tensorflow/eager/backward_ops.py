@@ -69,9 +69,7 @@ class GradientRun:
         self.is_running = False
         self.has_sums = False
         self._outer: tuple[Any, Any] | None = None
-        known = tracker.gradients.get(mark.op_id)
-        if known is None:
-            known = tracker.gradients[mark.op_id] = OpGradients()
+        known = tracker.gradients.setdefault(mark.op_id, OpGradients())
         self._known = known
         self._generation = tracker.generation
         # Entries are about the scopes that apply now; those of the mark may be others.
@@ -90,10 +88,7 @@ class GradientRun:
 
     def cell(self, kind: str) -> Cell:
         """The cell of a type of backward operators, made if there is none."""
-        cell = self.cells.get(kind)
-        if cell is None:
-            cell = self.cells[kind] = [0]
-        return cell
+        return self.cells.setdefault(kind, [0])
 
     def is_vanilla(self, kind: str) -> bool:
         """True if the next operator of a type has neither actions nor analyses to run."""

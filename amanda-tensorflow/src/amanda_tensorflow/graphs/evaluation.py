@@ -145,8 +145,7 @@ def _called(op: Any) -> Mapping[str, Sequence[_Program]]:
     found: dict[str, Sequence[_Program]] = {}
     if op.type not in CALLS | _LOOPS | _BRANCHES | _CASES:
         return found
-    for attribute, names in _internals.function_attributes(op).items():
-        callees = [_internals.callee_named(op.graph, name) for name in names]
+    for attribute, callees in _internals.callees_of(op).items():
         if any(callee is None or callee.must_compile for callee in callees):
             raise _NoEvaluation
         found[attribute] = [_program(callee.graph) for callee in callees if callee is not None]

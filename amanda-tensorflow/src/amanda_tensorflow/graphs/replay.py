@@ -19,7 +19,7 @@ import bisect
 import itertools
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -223,11 +223,9 @@ class Replay:
                     continue
                 if self._instrument.gradients.is_dead(site, op):
                     site.skipped[op.name] = op
-                elif self._marks is not None:
-                    with self._marks.after():
-                        self._add(site, op, late)
                 else:
-                    self._add(site, op, late)
+                    with self._marks.after() if self._marks else nullcontext():
+                        self._add(site, op, late)
             for op, index, tensor in late:
                 _internals.update_input(site.ops[op.name], index, site.tensors[id(tensor)])
         is_function = site.parent is None and not building.takes_feeds
@@ -466,19 +464,13 @@ class Replay:
     def _callees(self, op: Any) -> dict[str, list[Any]] | None:
         """By attribute, the functions whose operators are replayed with `op`; mostly none.
 
-        A call of TensorFlow 1's ``Defun`` has the function as its type, which stands for the
-        attribute.
-
         Returns:
             None if the graph does not know one of them: `op` runs as it is.
         """
-        if op.type not in CALLS and op.type not in CONTROL_FLOW:
-            is_call = _internals.is_function_call(op)
-            return {op.type: [_internals.callee_named(op.graph, op.type)]} if is_call else {}
-        callees = {
-            attribute: [_internals.callee_named(op.graph, name) for name in names]
-            for attribute, names in _internals.function_attributes(op).items()
-        }
+        is_call = op.type in CALLS or _internals.is_function_call(op)
+        if not is_call and op.type not in CONTROL_FLOW:
+            return {}
+        callees = _internals.callees_of(op)
         is_unknown = any(None in functions for functions in callees.values())
         return None if is_unknown else callees
 
