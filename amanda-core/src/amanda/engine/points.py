@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Scopes = Sequence["LiveScope"]
 
+_NOTHING: Mapping[str, Any] = {}
+
 
 class Points:
     """The derived points of one driver.
@@ -140,15 +142,20 @@ class Points:
         ):
             self._run(scope, Point.FORWARD_BEGIN, id=model, **facts())
 
-    def forward_ends(self, told: Scopes, model: str) -> None:
-        """The outermost module has returned, or raised."""
+    def forward_ends(self, told: Scopes, model: str, facts: Mapping[str, Any] = _NOTHING) -> None:
+        """The outermost module has returned, or raised.
+
+        Args:
+            facts: of a run of a graph, ``target`` and ``inputs`` of the point, as far as they are
+                known.
+        """
         for scope in told:
             # In one function, as above.
             iterations = scope.iterations
             iterations.forwards = depth = max(0, iterations.forwards - 1)
             is_told = not depth and scope.idle_forwards != REGISTERED.count
             if is_told and scope.routines_at(Point.FORWARD_END):
-                self._tell(scope, Point.FORWARD_END, id=model)
+                self._tell(scope, Point.FORWARD_END, id=model, **facts)
 
     def backward_begins(self) -> Scopes:
         """A backward pass begins; returns the scopes to notify at its end."""

@@ -35,6 +35,7 @@ from amanda_tensorflow.graphs.frames import ENTRIES, run_in_order
 from amanda_tensorflow.graphs.gradient_order import is_sum, note_loop, vanilla_order
 from amanda_tensorflow.graphs.instrument import DeferredInputs, Instrument, separate
 from amanda_tensorflow.graphs.marks import Marks
+from amanda_tensorflow.graphs.model_inputs import ModelInputs
 from amanda_tensorflow.graphs.module_marks import ModuleMarks
 from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.shapes import with_shapes
@@ -56,6 +57,7 @@ class Replay:
         instrument: adds the operators that are operators to tools.
         replace: callable (site, op) that returns the builder of a substitute operator, or None
             where an operator like the vanilla one is added.
+        model: is to read what the runs of a function give to a model; None to read nothing.
     """
 
     def __init__(
@@ -63,9 +65,11 @@ class Replay:
         graph: Any,
         instrument: Instrument,
         replace: Callable[[OpSite, Any], Callable[[Sequence[Any]], Any] | None] | None = None,
+        model: ModelInputs | None = None,
     ) -> None:
         self._graph = graph
         self._replace = replace
+        self._model = model
         self._instrument = instrument
         self._marks: Marks | None = None
         self._boundaries: dict[int, list[tuple[int, Any]]] = {}
@@ -90,6 +94,8 @@ class Replay:
         self._begin_marks(site)
         self.body(site)
         if deferral.is_open:
+            if self._model is not None:
+                self._model.look(site)
             return
         with graph.as_default(), _internals.stop_recording():
             graph.outputs = [
@@ -102,6 +108,8 @@ class Replay:
         ends += self._instrument.building.late_nodes(graph.outputs)
         ends += self._end_marks(site, ends)
         ends += self._module_marks(site, ends, is_branch)
+        if self._model is not None:
+            ends += self._model.read(self._instrument.building, site)
         graph.control_outputs = list(dict.fromkeys(ends))
         graph.structured_outputs = source.structured_outputs
         graph.structured_input_signature = source.structured_input_signature
