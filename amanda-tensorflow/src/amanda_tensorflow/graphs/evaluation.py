@@ -134,9 +134,10 @@ def _running(op: Any) -> _Run:
     if kind in _LOOPS:
         return _loop(called["cond"][0], called["body"][0])
     if kind in _BRANCHES:
-        return _branch(called["then_branch"][0], called["else_branch"][0])
+        branches = called["then_branch"][0], called["else_branch"][0]
+        return _case(branches, lambda condition: 0 if _is_true(condition) else 1)
     if kind in _CASES:
-        return _case(called["branches"])
+        return _case(called["branches"], lambda index: int(index.numpy()))
     return _alone(op)
 
 
@@ -175,19 +176,13 @@ def _loop(condition: _Program, body: _Program) -> _Run:
     return run
 
 
-def _branch(then: _Program, otherwise: _Program) -> _Run:
+def _case(branches: Sequence[_Program], index: Callable[[Any], int]) -> _Run:
+    """A function that runs one of several; the first input tells which, by its `index`."""
+
     def run(inputs: Sequence[Any]) -> Sequence[Any]:
-        taken = then if _is_true(inputs[0]) else otherwise
-        return taken.run(inputs[1:])
-
-    return run
-
-
-def _case(branches: Sequence[_Program]) -> _Run:
-    def run(inputs: Sequence[Any]) -> Sequence[Any]:
-        index = int(inputs[0].numpy())
+        number = index(inputs[0])
         # An index that no branch has stands for the last one.
-        taken = branches[index if 0 <= index < len(branches) else -1]
+        taken = branches[number if 0 <= number < len(branches) else -1]
         return taken.run(inputs[1:])
 
     return run
