@@ -1,4 +1,4 @@
-"""The samples of a step of Keras: what a model is given where its layers run at once."""
+"""The samples of a step of Keras: those of what its model is given."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda_tensorflow.graphs.run_time_routines import PythonNode
 from amanda_tools.flops import FlopsTool
 from tests.tools import keras_samples
 from tests.tools.keras_process import run_on_pytorch
-from tests.tools.keras_samples import BATCH, MODELS, WAYS, batches, check, numbers
+from tests.tools.keras_samples import BATCH, MODELS, WAYS, batches, check
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -32,14 +33,32 @@ def test_a_loop_of_the_program_has_the_samples_of_its_batches(name: str) -> None
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_graph_leaves_samples_out(way: str) -> None:
-    """Its model is called when the graph is built; the option gives the samples of a step."""
+@pytest.mark.parametrize("name", ["dense", "positions first", "two inputs"])
+def test_a_graph_has_the_samples_of_its_model(name: str, way: str) -> None:
+    """Also of the last batch, which is smaller."""
+    check(name, way, 2 * BATCH + 2)
+
+
+def test_a_graph_of_known_shapes_has_its_samples_without_a_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are those that the graph tells."""
+    made = []
+    monkeypatch.setattr(PythonNode, "insert", lambda *args: made.append(args))
+    check("dense", lambda net, x, y: tf.function(net)(tf.constant(x)), BATCH)
+    assert made == []
+
+
+def test_a_graph_of_two_models_leaves_samples_out() -> None:
+    """The option gives the samples of a step then."""
     build, data = MODELS["dense"]
     for given in 0, BATCH:
-        net, tool = build(), FlopsTool(samples=given)
-        net.compile("sgd", "mse", jit_compile=False)
+        nets, tool = [build(), build()], FlopsTool(samples=given)
+        both = tf.function(lambda x, nets=nets: [net(x) for net in nets])
         with amanda.apply(tool):
-            WAYS[way](net, data(2 * BATCH), numbers(2 * BATCH, 2))
+            for _ in range(2):
+                both(tf.constant(data(BATCH)))
+                amanda.new_iteration()
         summary = tool.result()["summary"]
         assert summary["batch"] is None
         if given:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Scopes = Sequence["LiveScope"]
 
+_NOTHING: Mapping[str, Any] = {}
+
 
 class Points:
     """The derived points of one driver.
@@ -90,13 +92,18 @@ class Points:
         for scope in told:
             scope.iterations.forwards = max(0, scope.iterations.forwards - 1)
 
-    def forward_ends(self, told: Scopes, model: str) -> None:
-        """The outermost module has returned, or raised."""
+    def forward_ends(self, told: Scopes, model: str, facts: Mapping[str, Any] = _NOTHING) -> None:
+        """The outermost module has returned, or raised.
+
+        Args:
+            facts: of a run of a graph, ``target`` and ``inputs`` of the point, as far as they are
+                known.
+        """
         for scope in told:
             iterations = scope.iterations
             iterations.forwards = max(0, iterations.forwards - 1)
             if not iterations.forwards:
-                self._tell(scope, Point.FORWARD_END, id=model)
+                self._tell(scope, Point.FORWARD_END, id=model, **facts)
 
     def backward_begins(self) -> Scopes:
         """A backward pass begins; returns the scopes to notify at its end."""

@@ -38,9 +38,11 @@ class PointContext:
         id: what the ids of the module's operators begin with (``Net.layer1.conv``), of a forward
             pass that of its outermost module; "" for other points.
         target: the module itself, as its framework has it, where a forward pass begins its
-            outermost module; None for other points.
+            outermost module, of a pass in a graph where it ends; None for other points.
         inputs: the tensors that the module is given, in order, where a forward pass begins those
-            of its outermost module; empty for other points, and for a pass in a graph.
+            of its outermost module. Of a pass in a graph they are there where it ends, if it calls
+            one outermost module; where the graph tells their shapes, tensors of the graph. Empty
+            for other points.
         outputs: at its exit the tensors that it gives; None before, and where it has raised.
         begin, end: when the iteration began and ended, in seconds of ``time.perf_counter``; None
             for what is not known yet.

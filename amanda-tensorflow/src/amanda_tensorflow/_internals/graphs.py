@@ -141,14 +141,23 @@ def callee_named(graph: Any, name: str) -> Callee | None:
     return None
 
 
-def callees_of(op: Any) -> Iterator[tuple[str, Callee]]:
-    """The functions that an operator runs, as far as its graph knows them, with the attribute that
-    names each."""
-    for attribute, names in function_attributes(op).items():
-        for name in names:
-            callee = callee_named(op.graph, name)
-            if callee is not None:
-                yield attribute, callee
+def callees_of(op: Any) -> dict[str, list[Callee | None]]:
+    """By attribute, the functions that an operator runs; None for one that its graph does not know.
+
+    A call of TensorFlow 1's ``Defun`` has the function as its type, which stands for the attribute.
+    """
+    if is_function_call(op):
+        return {op.type: [callee_named(op.graph, op.type)]}
+    return {
+        attribute: [callee_named(op.graph, name) for name in names]
+        for attribute, names in function_attributes(op).items()
+    }
+
+
+def known_callees(op: Any) -> list[tuple[str, Callee]]:
+    """The functions that an operator runs and its graph knows, with the attribute of each."""
+    found = callees_of(op).items()
+    return [(name, callee) for name, callees in found for callee in callees if callee is not None]
 
 
 def differentiate_as(op: Any, graph: Any, callee: Callee) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from amanda.engine.dispatch import Dispatcher
 from amanda.errors import RoutineResultError
 from amanda.interface.action import Action, ActionKind
 from amanda.state import STATE
@@ -147,13 +148,11 @@ def densified(values: Sequence[Any], actions: Sequence[Action]) -> list[Any]:
 
 
 def run_on_gradients(
-    run: Callable[[Action, list[Any]], list[Any]], actions: Sequence[Action], values: Sequence[Any]
+    dispatcher: Dispatcher, actions: Sequence[Action], values: Sequence[Any]
 ) -> list[Any]:
     """Run routines on gradients; slices that no routine has changed stay slices."""
     dense = densified(values, actions)
-    results = dense
-    for action in actions:
-        results = run(action, results)
+    results = dispatcher.run_all(actions, dense)
     return [
         value if new is shown else new
         for value, shown, new in zip(values, dense, results, strict=True)

@@ -69,9 +69,7 @@ class GradientRun:
         self.is_running = False
         self.has_sums = False
         self._outer: tuple[Any, Any] | None = None
-        known = tracker.gradients.get(mark.op_id)
-        if known is None:
-            known = tracker.gradients[mark.op_id] = OpGradients()
+        known = tracker.gradients.setdefault(mark.op_id, OpGradients())
         self._known = known
         self._generation = tracker.generation
         # Entries are about the scopes that apply now; those of the mark may be others.
@@ -90,10 +88,7 @@ class GradientRun:
 
     def cell(self, kind: str) -> Cell:
         """The cell of a type of backward operators, made if there is none."""
-        cell = self.cells.get(kind)
-        if cell is None:
-            cell = self.cells[kind] = [0]
-        return cell
+        return self.cells.setdefault(kind, [0])
 
     def is_vanilla(self, kind: str) -> bool:
         """True if the next operator of a type has neither actions nor analyses to run."""
@@ -144,15 +139,12 @@ class GradientRun:
         compute: Callable[[list[Any]], list[Any]],
     ) -> list[Any]:
         """Run the operator of this type and number, whose analyses have all run."""
-        run = self._dispatcher.run
-        for action in plan.before_backward:
-            values = run(action, values)
+        run_all = self._dispatcher.run_all
+        values = run_all(plan.before_backward, values)
         outputs = self.produced[key] = compute(values)
         if plan.replace_backward is not None:
             outputs = replaced_gradients(self._dispatcher, plan.replace_backward, values, outputs)
-        for action in plan.after_backward:
-            outputs = run(action, outputs)
-        return outputs
+        return run_all(plan.after_backward, outputs)
 
     def _execution(self, kind: str, number: int) -> BackwardExecution:
         """An execution of the operator of a type and a number."""
@@ -314,7 +306,7 @@ class MarkedGradients:
             return _called(run, call, out_grads)
         out_grads = run.summed(out_grads)
         before = mark.actions(ActionKind.BEFORE_BACKWARD_OP)
-        out_grads = run_on_gradients(self._dispatcher.run, before, out_grads)
+        out_grads = run_on_gradients(self._dispatcher, before, out_grads)
         replacements = mark.actions(ActionKind.REPLACE_BACKWARD_OP)
         if replacements:
             nothing: list[Any] = [None] * len(mark.inputs)
@@ -327,7 +319,7 @@ class MarkedGradients:
         after = mark.actions(ActionKind.AFTER_BACKWARD_OP)
         if after:
             listed = results if isinstance(results, (list, tuple)) else [results]
-            results = run_on_gradients(self._dispatcher.run, after, listed)
+            results = run_on_gradients(self._dispatcher, after, listed)
         return results
 
 

@@ -275,20 +275,18 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
     is_outermost, places = not tracker.ids.nesting, tracker.ids.places
     # A class that calls its base class's ``__call__``: one call.
     is_part = bool(places) and places[-1].layer() is layer
+    call = None
     if tracker.tells and not is_part and not is_symbolic((args, kwargs)):
         call = ToldCall(tracker.dispatcher, tracker, layer, (args, kwargs))
-        tracker.move(tracker.ids.enter_layer, layer, method)
-        try:
-            call.begin(is_outermost, kwargs.get("training") is not False)
-            try:
-                return call.returned(vanilla(layer, *args, **kwargs))
-            finally:
-                call.end()
-        finally:
-            tracker.move(tracker.ids.leave)
     tracker.move(tracker.ids.enter_layer, layer, method)
     try:
-        return vanilla(layer, *args, **kwargs)
+        if call is None:
+            return vanilla(layer, *args, **kwargs)
+        call.begin(is_outermost, kwargs.get("training") is not False)
+        try:
+            return call.returned(vanilla(layer, *args, **kwargs))
+        finally:
+            call.end()
     finally:
         tracker.move(tracker.ids.leave)
 

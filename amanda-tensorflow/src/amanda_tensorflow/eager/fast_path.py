@@ -196,7 +196,9 @@ class FastPath:
         if entry.plan.claims and not _no_tape_records():
             marked = entry.marked
             if marked is None or tracker.local.op_callbacks:
-                return self._first_marked(tracker, cell, entry, op_name, args)
+                marked = self._shared_mark(tracker, entry)
+            if marked is None:
+                return self._fall_back(Reason.MARK, tracker, op_name, args)
         return tracker, cell, marked, entry, None, args
 
     def _replacing(self, tracker: EagerTracker, op_name: str, args: tuple[Any, ...]) -> Any:
@@ -213,9 +215,9 @@ class FastPath:
                 return run.cell(op_name)
             return self._fall_back(Reason.ANALYSIS, tracker, op_name, args)
         if tracker.depth:
-            return self._outside
+            return functools.partial(self._outside, tracker)
         if op_name in PYTHON_FUNCTIONS:
-            return self._call_python
+            return functools.partial(self._call_python, tracker)
         if op_name in NOT_OPS:
             return self._uncounted
         # Outside of layers ids depend on the code that runs, beside the name scope.
@@ -254,20 +256,6 @@ class FastPath:
         entry.marked = entry.plan.driver_data.marked
         return entry.marked
 
-    def _first_marked(
-        self,
-        tracker: EagerTracker,
-        cell: Cell,
-        entry: OperatorEntry,
-        op_name: str,
-        args: tuple[Any, ...],
-    ) -> Any:
-        """Decide on an operator whose executions may share a mark from now on."""
-        marked = self._shared_mark(tracker, entry)
-        if marked is None:
-            return self._fall_back(Reason.MARK, tracker, op_name, args)
-        return tracker, cell, marked, entry, None, args
-
     def _mark(self, tracker: EagerTracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
         """Return the attribute that marks an execution, if tapes record it, or an empty tuple.
 
@@ -295,20 +283,22 @@ class FastPath:
         if _internals.takes_fast_path(op_name, args):
             tracker.fallen.add(op_name)
             if not _internals.needs_no_conversion(op_name, args):
-                return self._converted
+                return functools.partial(self._converted, tracker)
         raise _internals.FallbackException(f"{op_name}: {reason.value}")
 
-    def _converted(self, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]) -> Any:
+    def _converted(
+        self, tracker: EagerTracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]
+    ) -> Any:
         """Run an operator on the slow path, which may not convert arguments as the fast path does.
 
         It refuses some that the fast path takes, as an integer beside a variable, and what neither
         takes it refuses by another error.
         """
-        tracker, frame = LOCAL.tracker, inspect.currentframe()
+        frame = inspect.currentframe()
         while frame is not None and frame.f_globals is globals():
             frame = frame.f_back
         call = None if frame is None else _internals.slow_path_of(frame)
-        if tracker is None or call is None:
+        if call is None:
             raise _internals.FallbackException(op_name)
         function, arguments = call
         self._read_variables(op_name, args, arguments)
@@ -437,10 +427,10 @@ class FastPath:
 
     # -- ways to run an operator ------------------------------------------
 
-    def _outside(self, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]) -> Any:
+    def _outside(
+        self, tracker: EagerTracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]
+    ) -> Any:
         """Run an operator of a backward pass that no known operator's gradient function runs."""
-        tracker = LOCAL.tracker
-        assert tracker is not None  # the decision was made for it
         result = self._vanilla.fast_path(ctx, op_name, name, *args)
         if op_name == "AddN":
             tracker.sums[id(result)] = Sum(weakref.ref(result), list(args[0]))
@@ -448,10 +438,10 @@ class FastPath:
             self._dispatcher.not_seen(_FOREIGN)
         return result
 
-    def _call_python(self, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]) -> Any:
+    def _call_python(
+        self, tracker: EagerTracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]
+    ) -> Any:
         """Run an operator that calls a Python function."""
-        tracker = LOCAL.tracker
-        assert tracker is not None  # the decision was made for it
         call = functools.partial(self._vanilla.fast_path, ctx, op_name, name, *args)
         return call_python(tracker, call)
 

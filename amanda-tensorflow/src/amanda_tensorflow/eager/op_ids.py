@@ -135,18 +135,9 @@ class EagerOpIds:
         """
         return self.places[-1].module if self.places else scope.removeprefix("/").rpartition("/")[0]
 
-    def _cells(self, scope: str) -> Cells:
-        cells = self.cells.get(scope)
-        if cells is None:
-            cells = self.cells[scope] = {}
-        return cells
-
     def cell(self, scope: str, kind: str) -> Cell:
         """The cell of a type of operators in a name scope, made if there is none."""
-        cells = self._cells(scope)
-        cell = cells.get(kind)
-        if cell is None:
-            cell = cells[kind] = [0]
+        cell = self.cells.setdefault(scope, {}).setdefault(kind, [0])
         if not self.places:
             self._outside.note(scope, kind, cell)
         return cell
@@ -226,7 +217,7 @@ class EagerOpIds:
     ) -> None:
         """Go to a place within the current one; see :class:`RunningLayer`."""
         if scope not in self._within:
-            self._within[scope] = AnyScope(self._cells(scope))
+            self._within[scope] = AnyScope(self.cells.setdefault(scope, {}))
         self._outer.append(self.places)
         place = RunningLayer(layer, scope, module, self._within[scope], phase)
         self.places = (*self.places, place)

@@ -118,7 +118,7 @@ def _output_gradients(dispatcher: Dispatcher, mark: Mark, places: Sequence[int])
 
     def backward(*gradients: Any) -> list[Any]:
         before = live_actions(dispatcher, mark, ActionKind.BEFORE_BACKWARD_OP)
-        changed = run_on_gradients(dispatcher.run, before, gradients)
+        changed = run_on_gradients(dispatcher, before, gradients)
         replacements = live_actions(dispatcher, mark, ActionKind.REPLACE_BACKWARD_OP)
         if not replacements:
             return [*changed, *[None] * len(places)]
@@ -126,7 +126,7 @@ def _output_gradients(dispatcher: Dispatcher, mark: Mark, places: Sequence[int])
         supplied = replaced_gradients(dispatcher, replacements[0], changed, nothing)
         supplied = checked(supplied, replacements[0], mark.shapes or nothing)
         after = live_actions(dispatcher, mark, ActionKind.AFTER_BACKWARD_OP)
-        supplied = run_on_gradients(dispatcher.run, after, supplied)
+        supplied = run_on_gradients(dispatcher, after, supplied)
         return [*[None] * len(changed), *(supplied[place] for place in places)]
 
     return backward
@@ -144,7 +144,7 @@ def _input_gradients(dispatcher: Dispatcher, mark: Mark, places: Sequence[int]) 
         for place, gradient in zip(places, gradients, strict=True):
             full[place] = gradient
         after = live_actions(dispatcher, mark, ActionKind.AFTER_BACKWARD_OP)
-        full = run_on_gradients(dispatcher.run, after, full)
+        full = run_on_gradients(dispatcher, after, full)
         return [full[place] for place in places]
 
     return backward

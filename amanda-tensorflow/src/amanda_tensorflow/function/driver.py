@@ -13,6 +13,7 @@ import tensorflow as tf
 import amanda
 from amanda.engine.points import Points
 from amanda.errors import CoverageWarning
+from amanda.interface.points import Point
 from amanda.interface.proofs import Proof
 from amanda.python.patching import PatchSet, named_as
 from amanda.state import STATE, LiveScope
@@ -29,6 +30,7 @@ from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.gradients import acts_on_gradients
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.iterations import GraphIterations, sets_variables_only
+from amanda_tensorflow.graphs.model_inputs import ModelInputs
 from amanda_tensorflow.graphs.module_marks import calls_modules
 from amanda_tensorflow.graphs.passes import GraphRun, InnerPasses, RunningModules
 from amanda_tensorflow.graphs.random_state import first_seeded
@@ -125,8 +127,9 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             site.iterations = iterations
         name = f"function {function_name(source)}"
         count = _internals.output_count(function)
+        model = self._model_inputs(scopes, iterations)
         with falling_back(self.dispatcher, building, name) as made, instrument.building_copy():
-            Replay(building.graph, instrument).function(site, count)
+            Replay(building.graph, instrument, model=model).function(site, count)
             if building.has_python and _internals.is_compiled(_internals.function_attrs(function)):
                 refuse_compiled_only(source, building)
         instrument.warn(site.ids)
@@ -139,7 +142,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             copy.executions = Executions.of_call(building, site, count)
         is_told_inside = made and iterations is not None and iterations.is_inside
         name = "" if is_told_inside else function_name(source)
-        copy.report = _report(self.dispatcher.points, copy, building, iterations, name)
+        copy.report = _report(self.dispatcher.points, copy, building, iterations, name, model)
         building.forget()
         copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)
@@ -224,6 +227,18 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             building.inner_passes = InnerPasses(points)
         return found
 
+    def _model_inputs(
+        self, scopes: Sequence[LiveScope], iterations: GraphIterations | None
+    ) -> ModelInputs | None:
+        """What the runs of a copy give to a model, if a tool has a routine where a pass ends.
+
+        Args:
+            iterations: those in its runs; None if they are not reported.
+        """
+        is_wanted = any(scope.routines_at(Point.FORWARD_END) for scope in scopes)
+        is_plain = iterations is not None and iterations.is_plain
+        return ModelInputs() if is_wanted and is_plain else None
+
     def _attributes(self, function: Any, building: Building) -> dict[str, Any]:
         """The attributes of the copy: those of the function, without XLA if it runs Python."""
         attributes = _internals.function_attrs(function)
@@ -282,7 +297,12 @@ def _recording_call(vanilla: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _report(
-    points: Points, copy: Copy, building: Building, iterations: GraphIterations | None, name: str
+    points: Points,
+    copy: Copy,
+    building: Building,
+    iterations: GraphIterations | None,
+    name: str,
+    model: ModelInputs | None,
 ) -> Report | None:
     """A function of scopes that reports the start of a run of a copy to the tools; None if there is
     nothing to report.
@@ -297,7 +317,8 @@ def _report(
     if not name and modules is None and inner is None:
         return None
     count = None if copy.executions is None else copy.executions.add
-    told = name, found.trains, found.differentiates, count, modules, inner
+    take = dict if model is None else model.take
+    told = name, found.trains, found.differentiates, count, modules, inner, take
     return lambda scopes: GraphRun(points, scopes, *told)
 
 

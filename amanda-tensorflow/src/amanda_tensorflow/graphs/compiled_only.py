@@ -72,7 +72,7 @@ def _operators(graph: Any, seen: set[int]) -> Iterator[Any]:
     seen.add(id(graph))
     for op in graph.get_operations():
         yield op
-        for _, callee in _internals.callees_of(op):
+        for _, callee in _internals.known_callees(op):
             if id(callee.graph) not in seen:
                 yield from _operators(callee.graph, seen)
 

@@ -17,7 +17,7 @@ while a Keras model of 3,700 operators was looked at, and took longer than the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 
 class Needed(Protocol):
@@ -92,12 +92,6 @@ class DeferredTensors(Sequence[Any]):
 
     def __len__(self) -> int:
         return self._count
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
 
     def __getitem__(self, index: Any) -> Any:
         return self.made[index]

@@ -134,9 +134,10 @@ def _running(op: Any) -> _Run:
     if kind in _LOOPS:
         return _loop(called["cond"][0], called["body"][0])
     if kind in _BRANCHES:
-        return _branch(called["then_branch"][0], called["else_branch"][0])
+        branches = called["then_branch"][0], called["else_branch"][0]
+        return _case(branches, lambda condition: 0 if _is_true(condition) else 1)
     if kind in _CASES:
-        return _case(called["branches"])
+        return _case(called["branches"], lambda index: int(index.numpy()))
     return _alone(op)
 
 
@@ -145,8 +146,7 @@ def _called(op: Any) -> Mapping[str, Sequence[_Program]]:
     found: dict[str, Sequence[_Program]] = {}
     if op.type not in CALLS | _LOOPS | _BRANCHES | _CASES:
         return found
-    for attribute, names in _internals.function_attributes(op).items():
-        callees = [_internals.callee_named(op.graph, name) for name in names]
+    for attribute, callees in _internals.callees_of(op).items():
         if any(callee is None or callee.must_compile for callee in callees):
             raise _NoEvaluation
         found[attribute] = [_program(callee.graph) for callee in callees if callee is not None]
@@ -176,19 +176,13 @@ def _loop(condition: _Program, body: _Program) -> _Run:
     return run
 
 
-def _branch(then: _Program, otherwise: _Program) -> _Run:
+def _case(branches: Sequence[_Program], index: Callable[[Any], int]) -> _Run:
+    """A function that runs one of several; the first input tells which, by its `index`."""
+
     def run(inputs: Sequence[Any]) -> Sequence[Any]:
-        taken = then if _is_true(inputs[0]) else otherwise
-        return taken.run(inputs[1:])
-
-    return run
-
-
-def _case(branches: Sequence[_Program]) -> _Run:
-    def run(inputs: Sequence[Any]) -> Sequence[Any]:
-        index = int(inputs[0].numpy())
+        number = index(inputs[0])
         # An index that no branch has stands for the last one.
-        taken = branches[index if 0 <= index < len(branches) else -1]
+        taken = branches[number if 0 <= number < len(branches) else -1]
         return taken.run(inputs[1:])
 
     return run

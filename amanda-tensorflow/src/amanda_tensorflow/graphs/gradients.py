@@ -16,7 +16,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 import attrs
 import tensorflow as tf
@@ -118,12 +118,6 @@ class ForwardTensors(Sequence[Any]):
 
     def __len__(self) -> int:
         return len(self._tensors)
-
-    @overload
-    def __getitem__(self, index: int) -> ForwardTensor: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[ForwardTensor]: ...
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):

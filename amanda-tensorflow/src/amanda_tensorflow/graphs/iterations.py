@@ -87,7 +87,7 @@ class GraphIterations:
         """The bodies or branches of an operator in which an optimizer may step."""
         found = []
         if op.name in self.accumulating:
-            found = [of.graph for name, of in _internals.callees_of(op) if name == "then_branch"]
+            found = [of.graph for name, of in _internals.known_callees(op) if name == "then_branch"]
         return found or bodies(op)
 
     def within(
@@ -162,7 +162,7 @@ def _sets(op: Any) -> bool:
 
 def bodies(op: Any) -> Sequence[Any]:
     """The graphs of the functions that an operator runs, without the conditions of loops."""
-    return [of.graph for attribute, of in _internals.callees_of(op) if attribute != "cond"]
+    return [of.graph for attribute, of in _internals.known_callees(op) if attribute != "cond"]
 
 
 def _accumulating(graph: Any) -> set[str]:

@@ -154,6 +154,7 @@ class GraphRun:
         modules: tells of the modules that it enters; None where nobody is told.
         inner: tells of the passes within it, and of a branch that lets an optimizer step; None
             where nobody is told.
+        take: gives what it has given to the model that it calls, as far as that is known.
     """
 
     _points: Points
@@ -164,6 +165,7 @@ class GraphRun:
     _count: Callable[[], None] | None
     _modules: RunningModules | None
     _inner: InnerPasses | None = None
+    _take: Callable[[], Mapping[str, Any]] = dict
 
     def __attrs_post_init__(self) -> None:
         if self._name:
@@ -187,7 +189,7 @@ class GraphRun:
         if has_run and self._count is not None:
             self._count()
         if self._name:
-            self._points.forward_ends(self._scopes, self._name)
+            self._points.forward_ends(self._scopes, self._name, self._take())
             has_stepped = self._trains or (self._inner is not None and self._inner.take())
             if has_run and has_stepped:
                 self._points.optimizer_ends(self._scopes)

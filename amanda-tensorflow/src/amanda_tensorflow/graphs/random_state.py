@@ -32,15 +32,9 @@ def _seeded(operations: Iterable[Any], counts: bool, seen: set[tuple[int, bool]]
         if counts and is_seeded(op):
             yield op
         counts_there = counts or op.type in CONTROL_FLOW
-        for name in _functions_of(op):
-            callee = _internals.callee_named(op.graph, name)
-            if callee is not None and (id(callee.graph), counts_there) not in seen:
-                seen.add((id(callee.graph), counts_there))
-                yield from _seeded(callee.graph.get_operations(), counts_there, seen)
-
-
-def _functions_of(op: Any) -> list[str]:
-    """The names of the functions that an operator runs, and that a copy replays."""
-    if op.type in CALLS or op.type in CONTROL_FLOW:
-        return [name for names in _internals.function_attributes(op).values() for name in names]
-    return [op.type] if _internals.is_function_call(op) else []
+        if op.type in CALLS or op.type in CONTROL_FLOW or _internals.is_function_call(op):
+            # A copy replays them.
+            for _, callee in _internals.known_callees(op):
+                if (id(callee.graph), counts_there) not in seen:
+                    seen.add((id(callee.graph), counts_there))
+                    yield from _seeded(callee.graph.get_operations(), counts_there, seen)

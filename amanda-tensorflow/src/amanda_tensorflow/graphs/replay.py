@@ -19,7 +19,7 @@ import bisect
 import itertools
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from amanda_tensorflow.graphs.frames import ENTRIES, run_in_order
 from amanda_tensorflow.graphs.gradient_order import is_sum, note_loop, vanilla_order
 from amanda_tensorflow.graphs.instrument import DeferredInputs, Instrument, separate
 from amanda_tensorflow.graphs.marks import Marks
+from amanda_tensorflow.graphs.model_inputs import ModelInputs
 from amanda_tensorflow.graphs.module_marks import ModuleMarks
 from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.shapes import with_shapes
@@ -56,6 +57,7 @@ class Replay:
         instrument: adds the operators that are operators to tools.
         replace: callable (site, op) that returns the builder of a substitute operator, or None
             where an operator like the vanilla one is added.
+        model: is to read what the runs of a function give to a model; None to read nothing.
     """
 
     def __init__(
@@ -63,9 +65,11 @@ class Replay:
         graph: Any,
         instrument: Instrument,
         replace: Callable[[OpSite, Any], Callable[[Sequence[Any]], Any] | None] | None = None,
+        model: ModelInputs | None = None,
     ) -> None:
         self._graph = graph
         self._replace = replace
+        self._model = model
         self._instrument = instrument
         self._marks: Marks | None = None
         self._boundaries: dict[int, list[tuple[int, Any]]] = {}
@@ -90,6 +94,8 @@ class Replay:
         self._begin_marks(site)
         self.body(site)
         if deferral.is_open:
+            if self._model is not None:
+                self._model.look(site)
             return
         with graph.as_default(), _internals.stop_recording():
             graph.outputs = [
@@ -102,6 +108,8 @@ class Replay:
         ends += self._instrument.building.late_nodes(graph.outputs)
         ends += self._end_marks(site, ends)
         ends += self._module_marks(site, ends, is_branch)
+        if self._model is not None:
+            ends += self._model.read(self._instrument.building, site)
         graph.control_outputs = list(dict.fromkeys(ends))
         graph.structured_outputs = source.structured_outputs
         graph.structured_input_signature = source.structured_input_signature
@@ -223,11 +231,9 @@ class Replay:
                     continue
                 if self._instrument.gradients.is_dead(site, op):
                     site.skipped[op.name] = op
-                elif self._marks is not None:
-                    with self._marks.after():
-                        self._add(site, op, late)
                 else:
-                    self._add(site, op, late)
+                    with self._marks.after() if self._marks else nullcontext():
+                        self._add(site, op, late)
             for op, index, tensor in late:
                 _internals.update_input(site.ops[op.name], index, site.tensors[id(tensor)])
         is_function = site.parent is None and not building.takes_feeds
@@ -466,19 +472,13 @@ class Replay:
     def _callees(self, op: Any) -> dict[str, list[Any]] | None:
         """By attribute, the functions whose operators are replayed with `op`; mostly none.
 
-        A call of TensorFlow 1's ``Defun`` has the function as its type, which stands for the
-        attribute.
-
         Returns:
             None if the graph does not know one of them: `op` runs as it is.
         """
-        if op.type not in CALLS and op.type not in CONTROL_FLOW:
-            is_call = _internals.is_function_call(op)
-            return {op.type: [_internals.callee_named(op.graph, op.type)]} if is_call else {}
-        callees = {
-            attribute: [_internals.callee_named(op.graph, name) for name in names]
-            for attribute, names in _internals.function_attributes(op).items()
-        }
+        is_call = op.type in CALLS or _internals.is_function_call(op)
+        if not is_call and op.type not in CONTROL_FLOW:
+            return {}
+        callees = _internals.callees_of(op)
         is_unknown = any(None in functions for functions in callees.values())
         return None if is_unknown else callees
 

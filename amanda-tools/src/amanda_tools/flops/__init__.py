@@ -19,7 +19,7 @@ import attrs
 from amanda import OpContext
 from amanda.files import write_json
 from amanda.inline import Counter
-from amanda.interface.points import PointContext
+from amanda.interface.points import Point, PointContext
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
@@ -115,14 +115,17 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._op_counts: dict[str, list[int]] = {}
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
-        self.add_inst_for_pass(self._begin_pass)
+        self.add_inst_for_pass(self._note_pass)
+        self.add_inst_for_pass(self._note_pass, end=True)
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         if self.options.backward:
             self.add_inst_for_op(self._analyse_backward, backward=True)
 
-    def _begin_pass(self, point: PointContext) -> None:
-        self._batches.note(point)
+    def _note_pass(self, point: PointContext) -> None:
+        # Where a pass in a graph begins its inputs are not known yet.
+        if point.runs_at_once == (point.point is Point.FORWARD_BEGIN):
+            self._batches.note(point)
 
     # -- analyses ---------------------------------------------------------
 

@@ -3,7 +3,7 @@
 ::
 
     batches = Batches()
-    batches.note(point)         # where a forward pass begins
+    batches.note(point)         # where a forward pass begins, in a graph where it ends
     batches.figures()           # {"samples": 96}; {} where a pass did not tell its samples
 """
 
@@ -33,7 +33,7 @@ class Batches:
         return self._largest if self._samples else None
 
     def note(self, point: PointContext) -> None:
-        """Count a forward pass, where it begins."""
+        """Count a forward pass, where its inputs are known."""
         if self._samples is None:
             return
         tensor = _first(point.inputs)
