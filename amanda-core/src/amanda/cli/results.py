@@ -153,9 +153,10 @@ class Report:
                     path = self.folder / f"{stem}.json"
                     write_json(path, self._with_rank(collected.result))
                     self._note_files(collected, path)
-        if self.folder is not None and (write := _method(named.tool, "write_files")):
+        if self.folder is not None:
             with self._noted(f"a result of {named.name}", collected):
-                self._note_files(collected, *_paths(write(self.folder, stem)))
+                if write := _method(named.tool, "write_files"):
+                    self._note_files(collected, *_paths(write(self.folder, stem)))
 
     def _with_rank(self, result: Any) -> Any:
         """A result for the file of a rank: `amanda merge` notices whose result is missing."""

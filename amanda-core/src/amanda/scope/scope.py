@@ -40,8 +40,6 @@ from amanda.state import (
 if TYPE_CHECKING:
     from amanda.interface.driver import Driver
 
-_BETWEEN_ITERATIONS = Point.ITERATION_END, Point.ITERATION_BEGIN
-
 
 @attrs.define(eq=False)
 class Statistics:

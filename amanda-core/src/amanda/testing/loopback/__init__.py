@@ -2,7 +2,8 @@
 
 The framework knows nothing of Amanda: tensors and automatic differentiation
 (`tape.py`), operators (`ops.py`) and modules (`nn.py`). The driver
-(`driver.py`) is complete: modules, operators in place, gradients of gradients.
+(`driver.py`) is complete: modules, operators in place, gradients of gradients. Programs use
+what is imported here.
 """
 
 from amanda.testing.loopback import nn, ops
@@ -38,39 +39,3 @@ from amanda.testing.loopback.tape import (
     record,
     tensor,
 )
-
-__all__ = [
-    "Buffer",
-    "Linear",
-    "LoopbackDriver",
-    "LoopbackOp",
-    "Module",
-    "Parameter",
-    "Sequential",
-    "Tensor",
-    "add",
-    "add_",
-    "buffer",
-    "cat",
-    "detach",
-    "dropout",
-    "grad",
-    "grad_enabled",
-    "linear",
-    "manual_seed",
-    "matmul",
-    "mul",
-    "nn",
-    "no_grad",
-    "op",
-    "ops",
-    "parameter",
-    "record",
-    "relu",
-    "rng_state",
-    "sgd_step",
-    "split",
-    "sum",
-    "tensor",
-    "transpose",
-]
