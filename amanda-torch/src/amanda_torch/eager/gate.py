@@ -221,7 +221,7 @@ def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) ->
     patches.set(SWITCH, "is_on", True)
 
 
-def _reported(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+def _reported(vanilla: Callable[..., Any]) -> Any:
     """A function that always reports itself to the mode, for one in Python that does so."""
     ask = extension.load().ask
 
