@@ -74,14 +74,19 @@ def set_modes(wanted: Sequence[Any]) -> None:
 def restore_modes(hidden: Sequence[Any]) -> None:
     """Put hidden modes back above those that have been switched on meanwhile, as by
     ``torch.set_default_device()``; it may run twice."""
-    others = [mode for mode in modes() if not any(mode is one for one in hidden)]
-    set_modes((*others, *hidden))
+    if mode_depth():
+        others = [mode for mode in modes() if not any(mode is one for one in hidden)]
+        set_modes((*others, *hidden))
+        return
+    for mode in hidden:
+        push_mode(mode)
 
 
 def leave_modes(undo: list[Undo]) -> None:
     """Take all function modes off the current thread; unwinding `undo` puts them back."""
-    undo.append((restore_modes, (tuple(modes()),)))
-    hide_modes()
+    undo.append((restore_modes, (tuple(map(mode_at, range(mode_depth()))),)))
+    while mode_depth():
+        pop_mode()
 
 
 def without_modes(function: Callable[..., Any], *args: Any) -> Any:

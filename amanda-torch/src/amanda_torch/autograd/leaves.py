@@ -193,7 +193,7 @@ class LeafClaimer:
         scopes, number = known.handle.scopes, 0
         for node in leaves:
             marks = node.metadata.setdefault(_MARK, {})
-            if not all(scope in marks for scope in scopes):
+            if not marks.keys() >= {*scopes}:
                 owner = self._owner_of(node.variable, known, iteration, number)
                 if owner.op_id == known.handle.op_id:
                     self.hook_leaf(node, marks, owner, known, past)

@@ -127,8 +127,11 @@ class Traced:
 
 
 def _output_nodes(outputs: Sequence[Any]) -> list[Any]:
-    wanting = [tensor for tensor in outputs if tensor is not None and tensor.requires_grad]
-    return [tensor.grad_fn for tensor in wanting if tensor.grad_fn is not None]
+    return [
+        tensor.grad_fn
+        for tensor in outputs
+        if tensor is not None and tensor.requires_grad and tensor.grad_fn is not None
+    ]
 
 
 def _base_nodes(outputs: Sequence[Any]) -> list[Any]:
@@ -144,12 +147,15 @@ def trace_graph(outputs: Sequence[Any], start: int) -> Traced | None:
     Returns:
         None where an output's base has a new node, too, and where a node of this package's is near.
     """
-    if any(_sequence(node) >= start for node in _base_nodes(outputs)):
-        return None
-    nodes = list(dict.fromkeys(_output_nodes(outputs)))
-    if any(_kind(type(node)) == UNCERTAIN for node in nodes):
-        return None
-    nodes = [node for node in nodes if _sequence(node) >= start]
+    for node in _base_nodes(outputs):
+        if _sequence(node) >= start:
+            return None
+    nodes = []
+    for node in dict.fromkeys(_output_nodes(outputs)):
+        if _kind(type(node)) == UNCERTAIN:
+            return None
+        if _sequence(node) >= start:
+            nodes.append(node)
     found = Traced(nodes, len(nodes))
     return found if _follow_edges(found, start) else None
 
