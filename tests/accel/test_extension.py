@@ -32,7 +32,7 @@ def test_records_have_the_fields_of_their_twins() -> None:
     twins: dict[str, Any] = {}
     body = source.partition("extension.refusal():\n")[2].partition("\nelse:")[0]
     exec(head + "if True:\n" + body, twins)
-    for name in ("Tracker", "Frame", "Child", "Known"):
+    for name in ("TrackerFields", "FrameFields", "ChildFields", "KnownFields"):
         record = getattr(extension.load(), name)
         members = {k for k, v in vars(record).items() if isinstance(v, types.MemberDescriptorType)}
         assert members == set(twins[name].__slots__)
@@ -42,7 +42,7 @@ def test_records_have_the_fields_of_their_twins() -> None:
 def test_fields_of_records_are_those_of_slots() -> None:
     """A field is missing until it is set, can be deleted, and is freed in a cycle."""
 
-    class Frame(extension.load().Frame):  # type: ignore[misc]
+    class Frame(extension.load().FrameFields):  # type: ignore[misc]
         __slots__ = ()
 
     frame = Frame()

@@ -176,10 +176,10 @@ PyTypeObject make_type(const char* name, Py_ssize_t size, PyMemberDef* fields) {
 
 }  // namespace
 
-PyTypeObject Tracker_Type = make_type("amanda_torch_accel.gate.Tracker", sizeof(Tracker), tracker_fields);
-PyTypeObject Frame_Type = make_type("amanda_torch_accel.gate.Frame", sizeof(Frame), frame_fields);
-PyTypeObject Child_Type = make_type("amanda_torch_accel.gate.Child", sizeof(Child), child_fields);
-PyTypeObject Known_Type = make_type("amanda_torch_accel.gate.Known", sizeof(Known), known_fields);
+PyTypeObject Tracker_Type = make_type("amanda_torch_accel.gate.TrackerFields", sizeof(Tracker), tracker_fields);
+PyTypeObject Frame_Type = make_type("amanda_torch_accel.gate.FrameFields", sizeof(Frame), frame_fields);
+PyTypeObject Child_Type = make_type("amanda_torch_accel.gate.ChildFields", sizeof(Child), child_fields);
+PyTypeObject Known_Type = make_type("amanda_torch_accel.gate.KnownFields", sizeof(Known), known_fields);
 
 int prepare_records(PyObject* module) {
   for (PyTypeObject* type : {&Tracker_Type, &Frame_Type, &Child_Type, &Known_Type}) {

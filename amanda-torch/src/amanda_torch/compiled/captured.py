@@ -307,12 +307,7 @@ class CapturedGraph:
             return None
         if dry_run.reason or dry_run.run_backward(outputs):
             return None
-        counts = RunCounts(interceptor.executor.claimer)
-        counts.backward = _without_sizes(dry_run.backward())
-        counts.forward = _without_sizes(dry_run.forward)
-        if len(counts.forward) < len(dry_run.forward) and self._sizes is not None:
-            counts.by_size = BySize(self._sizes, dry_run.forward)
-        counts.sites, counts.handle = [*dry_run.sites], dry_run.handle
+        counts = self._counts_of(interceptor, dry_run)
         if dry_run.reason or not binding.is_current(interceptor):
             return None
         if self._runs_operators():
@@ -331,6 +326,16 @@ class CapturedGraph:
         code = CompiledCode(function, self._module, name, (), counts, interceptor)
         self._own.is_refused = False
         return FirstRun(binding, dry_run, counts, code, run.entering(code))
+
+    def _counts_of(self, interceptor: Interceptor, dry_run: GraphDryRun) -> RunCounts:
+        """What later runs add to counters and sums, as a dry run has."""
+        counts = RunCounts(interceptor.executor.claimer)
+        counts.backward = _without_sizes(dry_run.backward())
+        counts.forward = _without_sizes(dry_run.forward)
+        if len(counts.forward) < len(dry_run.forward) and self._sizes is not None:
+            counts.by_size = BySize(self._sizes, dry_run.forward)
+        counts.sites, counts.handle = [*dry_run.sites], dry_run.handle
+        return counts
 
     def _compiled_as_it_is(self) -> Callable[..., Any]:
         """The code that the program's compiler makes of the graph."""

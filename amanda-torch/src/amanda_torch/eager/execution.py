@@ -73,7 +73,7 @@ _FORMS = 16
 """Forms of call for which a layout is made; an operator with more is described at each call."""
 
 
-class KnownOp(records.Known):
+class KnownOp(records.KnownFields):
     """Facts that a thread has learned about one operator, under one plan.
 
     Attributes:

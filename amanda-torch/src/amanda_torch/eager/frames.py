@@ -21,7 +21,7 @@ class Model:
     __slots__ = ("__weakref__",)
 
 
-class Child(records.Child):
+class Child(records.ChildFields):
     """One module called within a frame, and the frames of its calls.
 
     A transparent one has no frames: the operators that it calls count as its caller's, or
@@ -99,7 +99,7 @@ def _forget(called: Any) -> None:
     called.forget()
 
 
-class Frame(records.Frame):
+class Frame(records.FrameFields):
     """One module call, at its place in the calling modules; reused in every iteration.
 
     Attributes:

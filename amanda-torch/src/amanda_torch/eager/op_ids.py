@@ -81,7 +81,7 @@ class Noted:
         self._references = {}
 
 
-class Tracker(records.Tracker):
+class Tracker(records.TrackerFields):
     """The module frames of one thread.
 
     Attributes:

@@ -12,7 +12,7 @@ from amanda_torch import extension
 
 if TYPE_CHECKING or extension.refusal():
 
-    class Tracker:
+    class TrackerFields:
         """Where a thread is, see :class:`amanda_torch.eager.op_ids.Tracker`.
 
         Attributes:
@@ -30,7 +30,7 @@ if TYPE_CHECKING or extension.refusal():
         stale: bool
         thread: dict[str, Any]
 
-    class Frame:
+    class FrameFields:
         """One module call, see :class:`amanda_torch.eager.frames.Frame`.
 
         Attributes:
@@ -43,7 +43,7 @@ if TYPE_CHECKING or extension.refusal():
 
         __slots__ = ("caller", "cells", "children", "generation", "names")
 
-    class Child:
+    class ChildFields:
         """One module called within a frame, see :class:`amanda_torch.eager.frames.Child`.
 
         Attributes:
@@ -58,7 +58,7 @@ if TYPE_CHECKING or extension.refusal():
 
         frames: list[Any]
 
-    class Known:
+    class KnownFields:
         """What is known of an operator, see :class:`amanda_torch.eager.execution.KnownOp`.
 
         Attributes:
@@ -83,7 +83,7 @@ if TYPE_CHECKING or extension.refusal():
         form: Any
 
 else:
-    Tracker = extension.load().Tracker
-    Frame = extension.load().Frame
-    Child = extension.load().Child
-    Known = extension.load().Known
+    TrackerFields = extension.load().TrackerFields
+    FrameFields = extension.load().FrameFields
+    ChildFields = extension.load().ChildFields
+    KnownFields = extension.load().KnownFields
