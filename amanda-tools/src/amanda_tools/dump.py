@@ -144,6 +144,9 @@ class DumpTool(WatchingTool[DumpOptions]):
         first = next(iter(self._waiting.values()), stored)
         if type(first) is not type(stored):
             self._write_shard()
+            if self.problem:
+                self.dropped += 1
+                return
         self._bytes += stored.nbytes
         self._waiting[key] = stored
         self.waiting_bytes += stored.nbytes

@@ -107,7 +107,7 @@ class EagerModeDriver(TensorFlowEagerDriver):
         tracker.replan()
 
     def exit_thread(self) -> None:
-        """Take it away."""
+        """Take the tracker away from the current thread."""
         tracker, LOCAL.tracker = LOCAL.tracker, None
         if tracker is not None:
             tracker.clear()

@@ -1,4 +1,4 @@
-"""The fast path of eager operators, ``TFE_Py_FastPathExecute`` in C, and who leaves it.
+"""The fast path of eager operators, ``TFE_Py_FastPathExecute`` in C, and who does not take it.
 
 TensorFlow's generated functions first try the fast path. It takes arguments of any kind. If it
 raises ``_FallbackException``, the function converts its arguments to tensors and calls the slow

@@ -36,7 +36,7 @@ class ToldCall:
         self._pass = ""
 
     def begin(self, is_outermost: bool, training: bool) -> None:
-        """Tell that it has been entered."""
+        """Report to tools that the layer was entered."""
         points = self._dispatcher.points
         if is_outermost:
             self._pass = self._id()
@@ -57,7 +57,7 @@ class ToldCall:
         return result
 
     def end(self) -> None:
-        """Tell that it is left."""
+        """Report to tools that the layer was left."""
         try:
             self._tell(Point.MODULE_EXIT)
         finally:

@@ -171,7 +171,7 @@ class EagerOpIds:
             self._outside.learn(self.cells)
 
     def enter_layer(self, layer: Any, method: str) -> None:
-        """A layer is called; an outermost one that comes round begins an iteration.
+        """Note that a layer is called; an outermost one that was called before begins an iteration.
 
         Args:
             method: by which it is called: what it encodes and then decodes is of one iteration.
@@ -196,7 +196,7 @@ class EagerOpIds:
         self._enter(weakref.ref(layer), scope, module)
 
     def enter_build(self) -> None:
-        """The layer that runs is built: operators of that do not count with those of its calls."""
+        """Note that the running layer is built: operators of the building are counted apart."""
         self.nesting += 1
         if self.places:
             place = self.places[-1]
@@ -205,7 +205,7 @@ class EagerOpIds:
             self._outer.append(())
 
     def enter_optimizer(self, optimizer: Any) -> None:
-        """An optimizer steps."""
+        """Note that a step of an optimizer begins."""
         self.nesting += 1
         if not self.places or is_plain_module(self.places[-1].layer()):
             self._enter(weakref.ref(optimizer), "/optimizer/", "", "optimizer")
@@ -228,7 +228,7 @@ class EagerOpIds:
         self.places = self._outer.pop() if self._outer else ()
 
     def enter_function(self, name: str) -> None:
-        """A graph function is called; an outermost one that comes round begins an iteration."""
+        """Note a call of a graph function; an outermost one called before begins an iteration."""
         if not self.nesting:
             if name in self._functions:
                 self.new_iteration()

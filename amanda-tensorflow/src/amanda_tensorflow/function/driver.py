@@ -249,7 +249,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
 
     @classmethod
     def proofs(cls) -> Sequence[Proof]:
-        """One, without which the driver is of no use."""
+        """Return one proof; if it fails, the driver is of no use."""
         return [Proof("functions", _prove)]
 
 

@@ -106,7 +106,7 @@ class Copy:
         return True
 
     def release(self) -> None:
-        """Let go of the tools; what outlives the scope runs without them."""
+        """Release the tools: nodes of the copy that run after the scope call no routine."""
         for routine in self.building.routines:
             routine.release()
         self.building.counts.clear()

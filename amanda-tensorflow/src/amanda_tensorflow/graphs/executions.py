@@ -84,7 +84,7 @@ class Executions:
 
 
 def needed_by(roots: Iterable[Any], fed: Container[int] = frozenset()) -> set[str]:
-    """The names of the operators that a run of a graph executes for some of them."""
+    """Return the names of `roots` and of all operators that a run executes for their sake."""
     waiting, needed = list(roots), set[str]()
     while waiting:
         op = waiting.pop()

@@ -23,7 +23,7 @@ class InnerPasses:
         points: of the driver.
 
     Attributes:
-        points: them.
+        points: the points of the driver.
         has_stepped: whether a branch has let an optimizer step since the last iteration ended.
         running: how many forward passes have begun and not ended.
     """
@@ -177,7 +177,7 @@ class GraphRun:
             self._modules.begin_run()
 
     def __enter__(self) -> None:
-        """Nothing: it has begun."""
+        """Do nothing: the run began when this object was made."""
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         """The run has ended, or raised."""

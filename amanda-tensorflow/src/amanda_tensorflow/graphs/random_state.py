@@ -1,7 +1,7 @@
-"""Random operators that go on with a sequence, which a copy of them begins anew.
+"""Random operators with a seed: a copy of one draws its sequence from the beginning.
 
 ``tf.random.uniform`` and others keep their state in the kernel that runs them. Without a seed
-nobody can tell; with one, a copy draws what the vanilla operator drew in its first executions.
+the numbers differ in each run anyway; with one, a copy repeats the first numbers.
 """
 
 from __future__ import annotations

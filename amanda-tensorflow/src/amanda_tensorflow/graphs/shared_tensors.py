@@ -2,8 +2,8 @@
 
 The gradients of ``a + b`` are one tensor. What reads it outside of gradient calls, such as the
 output of a function, does not tell which of them it wants. Likewise the gradient of ``h * h`` reads
-``h`` once. Where routines are to change the several tensors, a node sees to it that they have
-changed them alike::
+``h`` once. Where routines are to change the several tensors, a node checks at run time that
+the changed tensors are equal::
 
     tensor = shared_tensor([of_a, of_b], building, message)
 """

@@ -1,1 +1,1 @@
-"""The driver ``tensorflow-session``: runs of ``tf.compat.v1.Session``."""
+"""The driver ``tensorflow-graph``: runs of ``tf.compat.v1.Session``."""

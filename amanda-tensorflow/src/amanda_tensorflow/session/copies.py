@@ -112,7 +112,7 @@ class SessionCopies:
         self._process = os.getpid()
 
     def _making(self, graph: Any, building: Building) -> Instrument:
-        """Creates the operators of a copy."""
+        """Return the instrument that adds operators to a copy."""
         read = self._read_variable
         instrument = Instrument(self._dispatcher, building, self._graph_ids, read)
         instrument.keys, instrument.write = self.keys, self._change_variable

@@ -195,7 +195,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
     @classmethod
     def proofs(cls) -> Sequence[Proof]:
-        """One, without which the driver is of no use."""
+        """Return one proof; if it fails, the driver is of no use."""
         return [Proof("sessions", _prove)]
 
 

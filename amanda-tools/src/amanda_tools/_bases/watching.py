@@ -48,7 +48,7 @@ class WatchingOptions(PhaseOptions):
         ops: types of operators; none for all.
         modules: patterns of module paths, such as layer1.*; none for all.
         every: look at each N-th execution of an operator only.
-        limit: looks that the series hold; sums have them all.
+        limit: executions whose figures the series hold; the statistics include all.
     """
 
     tensors: Sequence[str] = attrs.field(default=KINDS, converter=type_names, validator=check_kinds)
@@ -162,7 +162,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         if "activations" in self.options.tensors:
             layout = context["data_layout"] or ""
             axis = layout.index("C") if "C" in layout else None
-            routine = WatchingRoutine(self, op, "activations", "output", axis)
+            routine = WatchingRoutine(self, op, "activations", "output", axis, len(layout))
             context.insert_after_op(make_observer(context, routine.run))
         if "weights" in self.options.tensors:
             for role in ("weight", "bias"):
@@ -210,7 +210,8 @@ class WatchingTool(PrintingTool[OptionsT]):
             rank = len(tensor.shape)
             # Without a known layout the last axis counts as that of the units.
             last = rank - 1 if rank > 1 else None
-            axis = routine.axis if routine.axis is not None else last
+            # Data may come without the batch axis of their layout.
+            axis = last if routine.axis is None else routine.axis - max(0, routine.rank - rank)
             bounds = row_of(routine.op.type).bounds if is_activation else None
             moments = Moments(bounds, axis if is_activation else None)
             self.watched[key] = WatchedTensor(
@@ -267,6 +268,7 @@ class WatchingRoutine:
         kind: one of :data:`KINDS`.
         name: beginning of the tensors' names; of weights the whole name.
         axis: axis of the units of activations, or of the inputs of weights; None if unknown.
+        rank: number of axes of the layout that `axis` counts in; 0 without a layout.
 
     Attributes:
         order: number of this routine among all of the tool.
@@ -274,7 +276,13 @@ class WatchingRoutine:
     """
 
     def __init__(
-        self, tool: WatchingTool[Any], op: OpDescription, kind: str, name: str, axis: int | None
+        self,
+        tool: WatchingTool[Any],
+        op: OpDescription,
+        kind: str,
+        name: str,
+        axis: int | None,
+        rank: int = 0,
     ) -> None:
         self._tool = tool
         self.order = tool.routines
@@ -283,6 +291,7 @@ class WatchingRoutine:
         self.kind = kind
         self._name = name
         self.axis = axis
+        self.rank = rank
         self.step = -1
 
     def run(self, *tensors: Any) -> None:

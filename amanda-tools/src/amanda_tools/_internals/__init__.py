@@ -60,8 +60,8 @@ public name.
 own_parts: Callable[[Any], tuple[Any, Any]] = operator.attrgetter("_modules", "_parameters")
 """The modules and the parameters of a module itself, by name; some may be None.
 
-What is public gives those of the modules in it as well, by generators that are nested as the
-modules are, or leaves out the second place of a module (2.13).
+The public methods also give the parts of inner modules, by generators as deep as the tree, or
+leave out the second place of a shared module (2.13).
 """
 
 

@@ -294,7 +294,7 @@ _BACKWARD_TRAITS: Mapping[str, str] = {
         max_pool2d_with_indices_backward accumulate_grad
     """,
 }
-"""The same of backward types. A sum of gradients is checked where it is read."""
+"""Properties of backward types. The operator that reads a sum of gradients checks it."""
 
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("sigmoid", "hardsigmoid", "softmax"), (0.0, 1.0)),

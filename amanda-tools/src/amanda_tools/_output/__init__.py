@@ -1,1 +1,1 @@
-"""Output shared by tools: units, charts as data, CSV files, the HTML page."""
+"""Output shared by tools: units, charts, CSV and event files, the HTML page, notebooks."""

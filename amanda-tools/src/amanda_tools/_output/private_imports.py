@@ -1,8 +1,8 @@
 """Imports of packages that leave no trace in the program: no module, and no random number drawn.
 
 The import of a package may change global state. That of ``rich.console`` draws from the generator
-of Python's ``random`` (rich 14): a program that seeds it and imports rich later would draw other
-numbers, because of our import, or because its own finds the package imported. ::
+of Python's ``random`` (rich 14): a program that seeds it would draw other numbers after
+our import, and again if its own import of rich then did nothing. ::
 
     def run() -> None:
         import rich.console

@@ -16,7 +16,7 @@ def format_quantity(amount: float, unit: str) -> str:
     if not amount:
         return f"0 {unit}".rstrip()
     for factor, prefix in _LARGE:
-        if abs(amount) >= factor:
+        if abs(amount) >= factor * 0.9999995:  # 999_999_600 rounds to 1.000 G
             return f"{amount / factor:.3f} {prefix}{unit}".rstrip()
     return f"{amount:g} {unit}".rstrip()
 

@@ -168,7 +168,12 @@ def module_path(op: OpDescription) -> tuple[str, ...]:
     head = op.id.partition("/")[0]
     path = [part.partition("#")[0] for part in head.split(".") if part]
     suffix = () if op.direction == "forward" else (" (backward)",)
-    return (path[0] + "".join(suffix), *path[1:]) if path else ()
+    if not path:
+        return ()
+    # PyTorch's ids begin with the whole path; TensorFlow's hold it between slashes.
+    names = op.module.split("/") if op.module and op.namespace.startswith("tensorflow/") else []
+    inner = names[1:] if names[:1] == [path[0].partition("@")[0]] else names
+    return (path[0] + "".join(suffix), *path[1:], *inner)
 
 
 @attrs.define

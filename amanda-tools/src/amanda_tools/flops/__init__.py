@@ -286,7 +286,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         }
 
     def summary_of_steps(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """As of all tools, with the option ``samples``."""
+        """Return the summary of steps; the option ``samples`` replaces the counted samples."""
         found = super().summary_of_steps(rows)
         if self.options.samples and found.get("per_step"):
             found["per_step"] = {**found["per_step"], "samples": self.options.samples}

@@ -43,7 +43,11 @@ class Batches:
         sizes = shape_of(tensor)
         self._samples += sizes[0]
         self._largest = max(self._largest, sizes[0])
-        is_tokens = len(sizes) == 2 and "int" in str(getattr(tensor, "dtype", ""))
+        # Tokens are numbers of rows of an embedding.
+        dtype = str(getattr(tensor, "dtype", ""))
+        is_tokens = (
+            len(sizes) == 2 and "uint" not in dtype and ("int32" in dtype or "int64" in dtype)
+        )
         if self._tokens is not None:
             self._tokens = self._tokens + sizes[0] * sizes[1] if is_tokens else None
 

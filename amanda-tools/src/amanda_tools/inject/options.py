@@ -79,5 +79,5 @@ class InjectOptions:
 
     @property
     def is_permanent(self) -> bool:
-        """An operator has the same fault in all of its executions."""
+        """True if an operator has the same fault in all of its executions."""
         return self.target == "weights" or self.fault in ("stuck0", "stuck1")

@@ -145,9 +145,12 @@ class InjectTool(TargetingTool[InjectOptions]):
             progress: called with the number of trials done and the number of all.
 
         Raises:
+            ValueError: `trials` is not positive.
             AmandaError: the file belongs to another campaign, no operator was met, or `run` is not
                 deterministic.
         """
+        if trials < 1:
+            raise ValueError(f"inject: trials={trials} is not positive")
         expected, places = self._run_without_faults(run)
         done = read_trials(path, self._header(places))[:trials]
         with amanda.apply(self), contextlib.ExitStack() as undo:

@@ -72,7 +72,7 @@ class RecordedOp:
 
     @property
     def is_in_module(self) -> bool:
-        """A module, an outermost one included, or a graph runs it."""
+        """True if a module, an outermost one included, or a graph runs it."""
         return bool(self.about.module) or self.about.id.find("/") > 0
 
     @classmethod

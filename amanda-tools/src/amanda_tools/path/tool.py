@@ -39,7 +39,7 @@ class PathOptions(PhaseOptions):
     Attributes:
         theta: fraction of a critical neuron's value that its critical inputs make up.
         output: where paths begin: id of an operator, or pattern of module paths (the last operator
-            there); by default the end of the longest way through the model that is rows of numbers.
+            there); by default the last operator of the longest path with rows of numbers as output.
         axis: axis of the classes in that output.
         synapses: keep the critical products, not only their number.
         limit: inputs whose own paths are kept; those of the classes have all of them.

@@ -84,7 +84,7 @@ _MOST_SPANS = 4000
 _SERIES = ("forward", "backward", "optimizer", "other", "setup")
 """Parts of a step, in the order of the colours in other charts."""
 
-_GRAPHS = ("function", "session")
+_GRAPHS = ("function", "graph")
 """Ends of the namespaces of TensorFlow's graphs."""
 
 

@@ -127,7 +127,7 @@ class Schedule:
 
     @property
     def is_constant(self) -> bool:
-        """The first mask is made at once, and is the last."""
+        """True if the first mask is made at once, and is the last."""
         return self.start == 0 and self.end == 0
 
     def share(self, step: int) -> float:
@@ -146,7 +146,7 @@ class GlobalThreshold:
 
     Magnitudes are collected during one iteration; when the first operator runs a second time, all
     operators have been met, and masks hold from then on. An operator that is met later is compared
-    with the threshold found.
+    with the threshold found, and keeps that mask: the schedule does not change it.
 
     Attributes:
         step: training step at which the magnitudes were collected.

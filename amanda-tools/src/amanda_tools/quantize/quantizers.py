@@ -105,7 +105,7 @@ class Quantizer:
 
     @property
     def is_constant(self) -> bool:
-        """The rounding never changes."""
+        """True if the rounding never changes."""
         return self.scale is not None and not self.initial and self.is_ready and not self._is_open
 
     @property

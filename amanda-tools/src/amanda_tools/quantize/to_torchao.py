@@ -56,7 +56,7 @@ class Exported:
 
     @property
     def is_complete(self) -> bool:
-        """Everything that was simulated is in the model."""
+        """True if everything that was simulated is in the model."""
         return not any(op.reason for op in self.ops)
 
 

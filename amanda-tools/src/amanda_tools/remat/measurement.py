@@ -37,7 +37,7 @@ class MeasuredOp:
 
 
 class Measurement:
-    """Collects the operators of one iteration: a framework's class does, this one has none.
+    """Base class for the measurement of one iteration; it collects no operator itself.
 
     Attributes:
         unit: unit of costs: ``us`` or ``ops``.

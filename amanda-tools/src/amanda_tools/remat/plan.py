@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def is_met(self) -> bool:
-        """The plan stays within the limit."""
+        """True if the plan stays within the limit."""
         return self.peak_bytes <= self.budget_bytes
 
 

@@ -165,7 +165,8 @@ def _cell_of(key: Any, value: Any) -> Any:
     if key == "attributes" and isinstance(value, Mapping):
         return ", ".join(f"{name}={_part(part)}" for name, part in value.items())
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return value / 1e6 if is_number and str(key).endswith(_MICROSECONDS) else value
+    is_micro = str(key).removesuffix(IN_THE_RUN).endswith(_MICROSECONDS)
+    return value / 1e6 if is_number and is_micro else value
 
 
 def _without_equal(
