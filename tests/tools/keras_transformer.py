@@ -89,8 +89,7 @@ def check_steps() -> None:
     macs = 2 * (24 * (4 * 8 * 8 + 2 * 8 * 32) + 4 * 2 * 2 * 6 * 6 * 4) + 4 * 8 * 3
     again = 2 * 4 * 2 * 6 * 6 * 4 if keras.config.backend() == "torch" else 0
     step = {"flops": 2 * macs, "flops_backward": 4 * macs + 2 * again, "macs": macs}
-    if keras.config.backend() == "torch":
-        step |= {"samples": 4, "tokens": TOKENS.size}
+    step |= {"samples": 4, "tokens": TOKENS.size}
     assert summary["steps"] == 2, summary["steps"]
     assert summary["per_step"] == step, (summary["per_step"], step)
 
