@@ -13,6 +13,7 @@ import amanda
 from amanda.driver import Signature
 from amanda.interface.points import PointContext
 from amanda.testing import loopback as lb
+from amanda.testing.loopback.tape import set_grad
 
 NUMBERS = st.floats(-4, 4).map(lambda x: round(x, 2))
 MATRICES = st.lists(st.lists(NUMBERS, min_size=2, max_size=2), min_size=2, max_size=2)
@@ -295,3 +296,38 @@ def test_a_routine_that_raises_at_the_exit_of_a_module_leaves_iterations_counted
         for _ in range(3):
             net(x)
     assert ended == [0, 1, 2, 3]
+
+
+def test_new_iteration_counts_what_ran_outside_of_modules_after_a_module() -> None:
+    """Each call of ``new_iteration`` ends an iteration, with or without a module in it."""
+    tool, (x, net) = amanda.Tool(), (lb.tensor([[1.0]]), lb.Linear([[1.0]]))
+    ended = list[int]()
+    tool.add_inst_for_iteration(lambda point: ended.append(point.iteration), end=True)
+    with amanda.apply(tool, drivers=["loopback"]):
+        net(x)
+        amanda.new_iteration()
+        for _ in range(3):
+            lb.mul(x, x)
+            amanda.new_iteration()
+    assert ended == [0, 1, 2, 3]
+
+
+def test_a_backward_pass_of_a_tool_leaves_the_ids_of_the_program() -> None:
+    """A pass that a routine runs ends no iteration: later operators get ids of their own."""
+    x, w = lb.tensor([2.0]), lb.parameter([3.0])
+    seen, tool = list[str](), amanda.Tool()
+
+    def differentiate(*_: Any) -> None:
+        with set_grad(True):
+            lb.grad([lb.mul(x, w)], [w])
+
+    def analyse(context: amanda.OpContext) -> None:
+        seen.append(context.get_op_id())
+        if len(seen) == 1:
+            context.insert_after_op(differentiate)
+
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool, drivers=["loopback"]):
+        lb.mul(x, w)
+        lb.mul(x, w)
+    assert seen == ["/mul:0", "/mul:1"]

@@ -309,3 +309,18 @@ def test_inference_tensors_in_later_executions() -> None:
         results = [program() for _ in range(3)]
     assert len(tool.given) == 6
     assert torch.equal(results[0], results[2])
+
+
+def test_a_forward_pass_ends_where_a_routine_at_its_entry_has_raised() -> None:
+    """Begins and ends of forward passes come in pairs, also around the error of a routine."""
+    told, passes, failing = list[str](), amanda.Tool(), amanda.Tool()
+    passes.add_inst_for_pass(lambda point: told.append("begin"))
+    passes.add_inst_for_pass(lambda point: told.append("end"), end=True)
+
+    def fail(_: Any) -> None:
+        raise ValueError("on purpose")
+
+    failing.add_inst_for_module(fail)
+    with applied(passes, failing), pytest.raises(ValueError, match="on purpose"):
+        nn.Linear(2, 2)(torch.ones(1, 2))
+    assert told == ["begin", "end"]

@@ -122,3 +122,16 @@ def test_the_eager_compiler_has_graphs_without_gradients_as_they_are() -> None:
             compiled(X).sum().backward()
         assert "meta" not in devices
     assert all(torch.equal(result, expected) for result in results)
+
+
+def test_a_first_run_that_is_undone_leaves_the_sign_of_zeros() -> None:
+    """What the first run has written into a buffer is put back bit by bit, also ``-0.0``."""
+
+    def negate(buffer: torch.Tensor) -> torch.Tensor:
+        return buffer.mul_(-1.0) + 1.0
+
+    buffer = torch.zeros(2)
+    compiled = torch.compile(negate, backend="aot_eager")
+    with torch.no_grad(), applied(Counting()):
+        compiled(buffer)
+    assert torch.signbit(buffer).all()

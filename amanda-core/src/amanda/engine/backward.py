@@ -88,7 +88,7 @@ class OpHandle:
         self.model = model
         self.key = key or op_id
         if len(scopes) == 1:
-            # The same for all operators.
+            # One tuple serves all operators of the scope.
             self.scopes: tuple[weakref.ref[Any], ...] = scopes[0].reference
         else:
             self.scopes = tuple(map(weakref.ref, scopes))
@@ -124,7 +124,7 @@ class BackwardExecution:
         return bool(self._handle.records())
 
     def needed(self) -> tuple[bool, bool]:
-        """True if there are routines or analyses before and after the backward operator."""
+        """Return whether there are routines or analyses before the operator, and after it."""
         before, after, _ = backward_needs(self._handle, self.call.op_id)
         return before, after
 

@@ -49,7 +49,7 @@ class Dispatcher:
     Attributes:
         points: runs the routines at derived points.
         tool_code: enters the code of tools.
-        dry_run: that whose backward pass runs now; None for none.
+        dry_run: the dry run whose backward pass runs now; None if there is none.
         analysed: counts up at each analysis of a backward operator.
     """
 

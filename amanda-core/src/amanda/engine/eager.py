@@ -546,7 +546,7 @@ class EagerDriver(Driver):
             yield
         finally:
             thread.backward -= 1
-            if not thread.backward:
+            if not (thread.backward or thread.vanilla):
                 self.new_iteration()
                 points.backward_ends(told)
 

@@ -91,7 +91,7 @@ class Iterations:
         if self._backwards:
             return not self._trains
         if differentiates and self._called and not self._is_training:
-            # A run of a graph with its gradients goes on with no evaluation.
+            # An evaluation and a graph run with gradients are separate iterations.
             return True
         return model in self._called and not (self._trains and self._called[model])
 
@@ -120,7 +120,8 @@ class Iterations:
 
     def new_iteration(self, emit: Emit) -> None:
         """The program says that an iteration has ended."""
-        if self._is_open or not self._seen_this_step:
+        is_seen, self._seen_this_step = self._seen_this_step, False
+        if self._is_open or not is_seen:
             self._ended(emit)
 
     def finish(self, emit: Emit) -> None:

@@ -170,7 +170,7 @@ class ActionCache:
 
     def _with_child(self, backward_id: str) -> list[OpRecord]:
         """The records of the forward operators that have a backward operator."""
-        # So do nearly all drivers form the ids of backward operators.
+        # Nearly all drivers form ids of backward operators as <forward id>/grad/<name>.
         likely = self._of_op(backward_id.rpartition("/grad/")[0])
         found = [record for record in likely if backward_id in record.children]
         return found or [record for record in self if backward_id in record.children]

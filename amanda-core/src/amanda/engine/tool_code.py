@@ -1,4 +1,6 @@
-"""Entering the code of tools: the only place in Python where that is done.
+"""Entering the code of tools: the only place in Python where that is done, but for
+the functions of sums, which compiled code of PyTorch calls under the lock alone
+(``amanda_torch.compiled.deferred``).
 
 Code of a tool runs alone, vanilla in all drivers, and isolated from automatic differentiation
 unless it takes part in it; its time is charged to the scopes::

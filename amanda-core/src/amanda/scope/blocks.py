@@ -3,8 +3,8 @@
 ``apply`` and the switches are such blocks::
 
     class Noted(WithBlock):
-        def open(self, caller):
-            return Note(caller)         # the state of this entry; its exit() ends it
+        def open(self, frame, task):
+            return Note(frame)          # the state of this entry; its exit() ends it
 
 One object may be entered again, recursively, and in several threads and coroutines at once.
 
@@ -152,7 +152,7 @@ class WithBlock(contextlib.ContextDecorator, abc.ABC):
 
 
 def restore_thread(entry: _Entry) -> None:
-    """Undo what an interrupt has kept code that has run since an entry from undoing."""
+    """Undo the changes of the thread that interrupted code left behind since an entry."""
     undo = STATE.undo
     is_left = len(undo) > entry.mark or (not STATE.paused and owns_tool_lock())
     if is_left and entry.thread == threading.get_ident() and not is_in_tool_code():

@@ -60,12 +60,13 @@ def _inherit(thread: threading.Thread) -> None:
     run, own = thread.run, vars(thread).get("run")
 
     def covered() -> None:
-        # The instance attribute was only the way in.
+        # The instance attribute is needed only to start the thread here.
         del vars(thread)["run"]
         if own is not None:
             vars(thread)["run"] = own
+        attached: list[Any] = []
         try:
-            attached = locked(_cover, given.pop(), switches)
+            locked(_cover, given.pop(), switches, attached)
             run()
         except BaseException as error:
             # The traceback of a thread is that of its own code: without the frame of this function.
@@ -81,18 +82,17 @@ def _inherit(thread: threading.Thread) -> None:
     vars(thread)["run"] = covered
 
 
-def _cover(scopes: tuple[LiveScope, ...], switches: dict[str, Any]) -> list[Any]:
-    """Give the current thread scopes and switches; the drivers that cover it."""
+def _cover(scopes: tuple[LiveScope, ...], switches: dict[str, Any], attached: list[Any]) -> None:
+    """Give the current thread scopes and switches; add the drivers that have entered it."""
     live = tuple(scope for scope in scopes if scope.alive)
     blocks = [Block(scope) for scope in live]
     _INHERITED.extend(blocks)
     blocks += [Block(None, switch, value) for switch, value in switches.items()]
     STATE.blocks = tuple(blocks)
     find_active(vars(STATE))
-    attached = list(dict.fromkeys(driver for scope in live for driver in scope.drivers))
-    for driver in attached:
+    for driver in dict.fromkeys(driver for scope in live for driver in scope.drivers):
+        attached.append(driver)
         drivers.attempt(driver, "enter_thread")
-    return attached
 
 
 def _uncover() -> None:

@@ -48,7 +48,7 @@ class ToldCall:
             self._tell(Point.MODULE_ENTRY)
         except BaseException:
             if self._pass:
-                points.forward_is_given_up(self._scopes)
+                points.forward_ends(self._scopes, self._pass)
             raise
 
     def returned(self, result: Any) -> Any:

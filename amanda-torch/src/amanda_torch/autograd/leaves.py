@@ -30,7 +30,7 @@ _graph_task = _internals.graph_task
 
 
 class Accumulation:
-    """The hooks of one scope on a leaf's accumulation: for the passes that come to it through it.
+    """The hooks of one scope on a leaf's accumulation, for passes that reach its operators.
 
     All graphs that use a leaf share its accumulation, also graphs that were made before the scope,
     under ``disabled()``, or by threads that the scope does not cover: in their passes the routines
@@ -79,7 +79,7 @@ class Accumulation:
         """
         if not (self._always or _graph_task() in self._passes):
             return None
-        # Another thread may be about to do the same: what it drops is read before its result.
+        # Read before `_hooks`: another thread sets `_hooks` first and then drops `_find`.
         find, hooks = self._find, self._hooks
         if hooks is None and find is not None:
             hooks = self._hooks = find()
@@ -103,7 +103,7 @@ def note_reached(reached: Sequence[Accumulation], gradients: Sequence[Any]) -> N
 
 
 class _Owner(Reference):
-    """A reference to a leaf, and the operator whose its accumulation is.
+    """A weak reference to a leaf, with the operator that owns its accumulation.
 
     One object: with a callback of its own it would be six.
 

@@ -62,7 +62,7 @@ class CompiledFunction(Protocol):
     """The function of the program that a graph belongs to.
 
     Attributes:
-        compiler: that which the program has chosen for it.
+        compiler: the compiler that the program has chosen for it.
         is_refused: whether the last graph of it has run operator by operator.
     """
 

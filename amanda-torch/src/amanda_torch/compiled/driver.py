@@ -7,7 +7,7 @@ backward operators of eager mode::
     with amanda.apply(tool):
         compiled(x)
 
-``torch-graph``, which is used only when it is asked for, says nothing about it.
+``torch-graph``, which is used only when it is asked for, gives no warning about it.
 """
 
 from __future__ import annotations

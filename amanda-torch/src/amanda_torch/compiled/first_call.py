@@ -33,7 +33,7 @@ class FirstCall:
     Args:
         code: the compiled code.
         otherwise: runs the graph operator by operator.
-        graph: the code of that.
+        graph: the code that `otherwise` runs.
         accept: called when the code has run.
         refuse: called with the reason when it has failed, and the graph has run.
     """

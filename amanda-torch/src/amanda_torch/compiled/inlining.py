@@ -359,7 +359,7 @@ def _routine(dispatcher: Dispatcher, action: Action) -> Callable[..., Any]:
 def _name(error: Exception, action: Action) -> None:
     """Note the routine that has raised while it was traced, or looked for.
 
-    No driver is told, as by :func:`amanda.engine.dispatch.note`: it may not reach the program.
+    No driver is told, as by :func:`amanda.engine.notes.note`: it may not reach the program.
     """
     error.add_note(printable(f"amanda: raised in {action.routine} at op {action.op_id}"))
 

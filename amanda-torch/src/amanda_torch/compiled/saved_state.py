@@ -72,7 +72,9 @@ class SavedState:
     ) -> None:
         for number, value in values.items():
             tensor, version = self._tensors[number], versions[number]
-            if not torch.equal(tensor, value):
+            # -0.0 equals 0.0: what the version counts is put back without a comparison.
+            is_counted = version is None or _version(tensor) != version
+            if is_counted or not torch.equal(tensor, value):
                 _internals.without_gradients(tensor.copy_, value)
             if version is not None and _version(tensor) != version:
                 _internals.set_version(tensor, version)

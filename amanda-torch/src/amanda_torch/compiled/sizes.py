@@ -191,7 +191,7 @@ class Sized:
         self._meta = meta
 
     def made(self, key: Hashable) -> Any:
-        """It, for inputs of which :meth:`SymbolicSizes.key` gives this."""
+        """Return the result of `make` for inputs with this :meth:`SymbolicSizes.key`."""
         values = self._sizes.values(key)
         groups = [
             None if group is None else [spec and spec.of(values, meta=self._meta) for spec in group]

@@ -121,9 +121,8 @@ class ReportedCall(NamedCall):
         try:
             self._begin(is_outermost)
         except BaseException:
-            if self._has_begun:
-                self._dispatcher.points.forward_is_given_up(self._scopes)
-            tracker.go_to(self.parent)
+            # A routine at the entry has raised: what has been told of begins ends.
+            self._end(None)
             raise
         return self
 

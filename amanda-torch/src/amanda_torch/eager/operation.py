@@ -157,7 +157,7 @@ class Operation:
         return self._run_before_hooks(values) if on_inputs else self._vanilla(values)
 
     def _acts_on_inputs(self, values: list[Any]) -> bool:
-        """True if something is done to gradients of inputs that needs an identity before them."""
+        """True if actions on gradients of inputs need an identity on the inputs."""
         plan = self.plan
         if plan.after_backward and not self._takes_no_identity:
             # Tensors whose class overrides operators stay what they are.
@@ -165,7 +165,7 @@ class Operation:
         return plan.replace_backward is not None and not self._is_nested(values)
 
     def _run_before_hooks(self, values: list[Any]) -> Any:
-        """Run it so that the actions on the gradients of its inputs can be put in place."""
+        """Run the operator, with the actions on the gradients of its inputs put in place."""
         plan = self.plan
         if self._writes_by_copies(values) and plan.replace_backward is None:
             # For an in-place operator on a view, autograd rebuilds the nodes of all views of the
@@ -529,7 +529,7 @@ class Operation:
         it runs on a copy of that memory.
         """
         call, target = self._call, self._call.inputs[0]
-        # Of a generator of the program's numbers would be drawn.
+        # The trial run would draw numbers from the program's generator.
         is_plain = has_memory(target) and not call.kwargs.get("generator")
         # Operators on lists write into more.
         if not is_plain or self._targets() != [0] or _internals.in_functorch():
