@@ -179,8 +179,7 @@ def read_trials(path: str | None, header: Mapping[str, Any]) -> list[Trial]:
         *lines, rest = text.split("\n")
         if not lines or parse_json(lines[0], file) != header:
             raise FileError(
-                f"inject: {path} is of a campaign with other options or another program; give "
-                "another path"
+                f"{path} is of a campaign with other options or another program; give another path"
             )
         trials = [_trial(line, number, file) for number, line in enumerate(lines[1:])]
         if rest:
@@ -214,7 +213,7 @@ def _trial(line: str, number: int, file: Path) -> Trial:
     )
     if not is_whole or found["number"] != number or type(found["number"]) is not int:
         raise FileError(
-            f"inject: {file}, line {number + 2}, is not trial {number} of a campaign: the file is "
+            f"{file}, line {number + 2}, is not the trial {number} of a campaign: the file is "
             "damaged; remove this line and those after it, and these trials run again"
         )
     return Trial(**found)
