@@ -84,10 +84,10 @@ class Points:
                 if begins and scope.routines_at(Point.FORWARD_BEGIN):
                     tell(Point.FORWARD_BEGIN, id=model, **facts())
         except BaseException:
-            self.forward_is_given_up(scopes[:begun])
+            self._give_up_forward(scopes[:begun])
             raise
 
-    def forward_is_given_up(self, told: Scopes) -> None:
+    def _give_up_forward(self, told: Scopes) -> None:
         """The outermost module is not run, since a tool has raised where its call begins."""
         for scope in told:
             scope.iterations.forwards = max(0, scope.iterations.forwards - 1)
