@@ -112,7 +112,7 @@ def compilers(session: nox.Session, compiler: str) -> None:
 
 @nox.session
 def architectures(session: nox.Session) -> None:
-    """25 architectures of timm and transformers, bit for bit, with every interceptor; an hour.
+    """25 architectures of timm and transformers, bit for bit, with every interceptor; minutes.
 
     Arguments are names of some of them, with commas.
     """
