@@ -199,40 +199,6 @@ class Mask(amanda.Tool):
         return None if tensor is None else tensor * mask
 
 
-MOVING = frozenset(
-    "Concat ConcatV2 ExpandDims Fill Gather Maximum Minimum Reshape Slice Squeeze StridedSlice "
-    "StridedSliceGrad Transpose Unpack".split()
-)
-"""Types whose outputs have no NaN that their inputs do not have; TensorFlow's own check leaves them
-out."""
-
-
-class CheckNumerics(amanda.Tool):
-    """``CheckNumerics``, traced, on each floating-point output of the other operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_inst_for_op(self.analyse)
-        self.add_inst_for_op(self.analyse_backward, backward=True)
-
-    def analyse(self, context: amanda.OpContext) -> None:
-        """Insert the check of an operator's outputs."""
-        if context.get_op().type not in MOVING:
-            context.insert_after_op(self.check, message=context.get_op_id())
-
-    def analyse_backward(self, context: amanda.OpContext) -> None:
-        """Insert the check of a backward operator's outputs."""
-        if context.get_backward_op().type not in MOVING:
-            context.insert_after_backward_op(self.check, message=context.get_backward_op_id())
-
-    @amanda.traceable
-    def check(self, *tensors: Any, message: str) -> None:
-        """Raise at a NaN or an infinity."""
-        for tensor in tensors:
-            if tensor is not None and tensor.dtype.is_floating:
-                tf.debugging.check_numerics(tensor, message)
-
-
 @contextmanager
 def check_numerics() -> Iterator[None]:
     """TensorFlow's own check, of every operator that is run or created in this scope."""
@@ -280,15 +246,13 @@ def perceptron(layers: int, width: int, *, training: bool) -> Step:
 
 
 def comparisons(mode: Mode, *, eager: bool) -> list[Comparison]:
-    """Tools and peers on one mode.
+    """Tools on one mode.
 
     Args:
         eager: the mode is eager, and its bound is the wider one.
     """
     vanilla = Program(mode.step())
     by_hand = Program(mode.step(by_hand=True))
-    with check_numerics():
-        checked = Program(mode.step(), check_numerics)
 
     def under(tool: Callable[[], amanda.Tool]) -> Program:
         return Program(vanilla.step, lambda: amanda.apply(tool()))
@@ -299,6 +263,4 @@ def comparisons(mode: Mode, *, eager: bool) -> list[Comparison]:
         Comparison("amanda, Python counter on convolutions", under(Count), vanilla, 1.07),
         Comparison("mask written into the model", by_hand, vanilla),
         Comparison("amanda, traced mask (to the hand-written)", under(Mask), by_hand, 1.1),
-        Comparison("amanda, CheckNumerics, traced", under(CheckNumerics), vanilla),
-        Comparison("peer: tf.debugging.enable_check_numerics", checked, vanilla),
     ]

@@ -59,10 +59,7 @@ def _gpt2(layers: int) -> Callable[[], models.Built]:
 
 WORKLOADS: Mapping[str, Workload] = {
     "resnet50-b1-224-infer": Workload(_resnet50(1, 224), training=False),
-    "resnet50-b1-224-train": Workload(_resnet50(1, 224), training=True),
-    # The operators of the next one in less time: what a tool adds is the same in milliseconds.
     "resnet50-b8-32-train": Workload(_resnet50(8, 32), training=True),
-    "resnet50-b8-224-train": Workload(_resnet50(8, 224), training=True),
     # Not for training: batch normalization needs more than one value per channel, and one image
     # of 32 x 32 has one left at the end.
     "resnet18-b1-32-infer": Workload(lambda: models.resnet18(32, 1), training=False),
@@ -116,30 +113,20 @@ def _module_hooks(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-FLOP_COUNTER: Mapping[str, Scope] = {
-    "peer: FlopCounterMode": lambda model: FlopCounterMode(display=False)
-}
-
-INTERCEPTORS: Mapping[str, Scope] = {
+PEERS: Mapping[str, Scope] = {
+    # What else stands between a program and its operators, or modules.
     "peer: forward hook on modules": _module_hooks,
     "peer: no-op TorchFunctionMode": lambda model: _FunctionMode(),
     "peer: no-op TorchDispatchMode": lambda model: _DispatchMode(),
-    **FLOP_COUNTER,
-}
-"""What else stands between a program and its operators, or modules."""
-
-RECORDERS: Mapping[str, Scope] = {
+    "peer: FlopCounterMode": lambda model: FlopCounterMode(display=False),
+    # What else records every operator.
     "peer: DebugMode": lambda model: DebugMode(),
     "peer: torch.profiler": lambda model: torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU]
     ),
-}
-"""What else records every operator."""
-
-CHECKERS: Mapping[str, Scope] = {
-    **FLOP_COUNTER,
+    # What else looks for NaN.
     "peer: NaN check in a DispatchMode": lambda model: _NanCheck(),
     # Not the class that the row is named after, which warns each time that it is slow.
     "peer: detect_anomaly": lambda model: torch.autograd.set_detect_anomaly(True, check_nan=True),
 }
-"""What else counts operations or looks for NaN."""
+"""What a workload is compared with besides: by the name of the row."""

@@ -30,8 +30,6 @@ Cases = Mapping[str, Callable[[], Sequence[Comparison]]]
 WIDTH = 150
 """Columns of a table that is not printed to a terminal."""
 
-CLOCKS = {"processor": time.process_time, "wall": time.perf_counter}
-
 
 def parser(doc: str | None, cases: Iterable[str]) -> argparse.ArgumentParser:
     """The options that all benchmarks of time take.
@@ -59,11 +57,6 @@ def parser(doc: str | None, cases: Iterable[str]) -> argparse.ArgumentParser:
         help="of timed runs in a block; one run at least (default %(default)s)",
     )  # fmt: skip
     made.add_argument(
-        "--clock", choices=CLOCKS, default="processor",
-        help="processor (default): time that this process spent on processors; wall: needed "
-        "where the work is on an accelerator, wrong on a machine that does other work",
-    )  # fmt: skip
-    made.add_argument(
         "--quick", action="store_true",
         help="one round, one run a block: shows that the benchmark works, and concludes nothing",
     )  # fmt: skip
@@ -82,14 +75,13 @@ def parser(doc: str | None, cases: Iterable[str]) -> argparse.ArgumentParser:
 
 
 def run(
-    cases: Cases, options: argparse.Namespace, known: Sequence[dict[str, Any]] = (), **extra: Any
+    cases: Cases, options: argparse.Namespace, known: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
     """Measure the chosen cases, print a table of each, and write the file after each.
 
     Args:
         options: of :func:`parser`.
         known: rows of cases that were measured elsewhere; they come first in the file.
-        extra: more entries of the file.
 
     Returns:
         The rows as plain data: :meth:`Row.data`, the case's name as ``case``, and as ``share`` how
@@ -103,8 +95,8 @@ def run(
     about = environment()
     console.print(" · ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
     found = [*known, *measured(options)]
-    settings = {"rounds": schedule.rounds, "seconds": schedule.seconds, "clock": options.clock}
-    report = {"environment": about, "settings": settings, "rows": found, **extra}
+    settings = {"rounds": schedule.rounds, "seconds": schedule.seconds}
+    report = {"environment": about, "settings": settings, "rows": found}
     for name in missing(options.case or cases, found):
         wanted = _wanted(cases[name](), options.only)
         wall, processor = time.perf_counter(), time.process_time()
@@ -165,10 +157,9 @@ def environment() -> dict[str, Any]:
 
 
 def _schedule(options: argparse.Namespace) -> Schedule:
-    clock = CLOCKS[options.clock]
     if options.quick:
-        return Schedule(rounds=1, seconds=0, warm_up=1, clock=clock)
-    return Schedule(rounds=options.rounds, seconds=options.seconds, clock=clock)
+        return Schedule(rounds=1, seconds=0, warm_up=1)
+    return Schedule(rounds=options.rounds, seconds=options.seconds)
 
 
 def _write(report: Mapping[str, Any], file: Path | None) -> None:

@@ -1,7 +1,7 @@
 """What the first step under a tool costs, and how that and later steps grow.
 
     python -m tests.benchmarks.first_steps
-    python -m tests.benchmarks.first_steps --case pairs --processes 7
+    python -m tests.benchmarks.first_steps --case path --processes 7
     python -m tests.benchmarks.first_steps --case keras
 
 Each figure is the median of processor times of several fresh processes, since much is made once for
@@ -95,15 +95,10 @@ class Case:
 
 
 CASES: Mapping[str, Case] = {
-    "depth-800": Case("torch.depth", "flops"),
-    "children-4000": Case("torch.children", "flops"),
-    "pairs-800": Case("torch.pairs", "flops"),
     "densenet121-64px": Case("torch.densenet", "flops"),
     "densenet121-64px-remat": Case("torch.densenet", "remat"),
     "densenet121-64px-stats": Case("torch.densenet", "stats"),
     "densenet121-64px-path": Case("torch.densenet", "path"),
-    "lstm-cells-train": Case("torch.cells_train", "count"),
-    "lstm-cells-infer": Case("torch.cells_infer", "count"),
     "keras-mobilenetv2-64px-nothing": Case("keras.mobilenet", "no action"),
     "keras-mobilenetv2-64px": Case("keras.mobilenet", "count"),
     "keras-mobilenetv2-64px-routines": Case("keras.mobilenet", "4 routines"),

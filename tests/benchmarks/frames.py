@@ -10,12 +10,9 @@ interceptor that is used by default, TensorFlow in eager mode and in a ``tf.func
 from __future__ import annotations
 
 import argparse
-import collections
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import amanda
@@ -53,11 +50,9 @@ class Routines(amanda.Tool):
         """Do nothing."""
 
 
-def per_operator(
-    tool: amanda.Tool, step: Step, operators: int, drivers: Sequence[str]
-) -> collections.Counter[str]:
-    """Calls of each function that one more operator costs."""
-    counts: list[collections.Counter[str]] = []
+def per_operator(tool: amanda.Tool, step: Step, operators: int, drivers: Sequence[str]) -> float:
+    """Calls of functions that one more operator costs."""
+    counts: list[int] = []
     for size in SIZES:
         with amanda.apply(tool, drivers=drivers):
             for _ in range(WARM_UP):
@@ -65,14 +60,8 @@ def per_operator(
                 amanda.new_iteration()
             with called(sources()) as codes:
                 step(size)
-        counts.append(collections.Counter(map(_name, codes)))
-    more = (SIZES[1] - SIZES[0]) * operators
-    difference = counts[1] - counts[0]
-    return collections.Counter({name: n / more for name, n in difference.items()})
-
-
-def _name(code: CodeType) -> str:
-    return f"{Path(code.co_filename).name} {code.co_qualname}"
+        counts.append(len(codes))
+    return (counts[1] - counts[0]) / ((SIZES[1] - SIZES[0]) * operators)
 
 
 def torch_rows() -> Iterator[Row]:
@@ -134,25 +123,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--functions", type=int, default=0, help="name so many functions of a row")
-    options = parser.parse_args(arguments)
+    parser.parse_args(arguments)
     for interceptor in ("mode", "auto"):
         os.environ["AMANDA_TORCH_INTERCEPTOR"] = interceptor
-        _print(
-            f"PyTorch, interceptor {interceptor}", ["torch-eager"], torch_rows(), options.functions
-        )
+        _print(f"PyTorch, interceptor {interceptor}", ["torch-eager"], torch_rows())
     drivers = ["tensorflow-eager", "tensorflow-function"]
-    _print("TensorFlow", drivers, tensorflow_rows(), options.functions)
+    _print("TensorFlow", drivers, tensorflow_rows())
     return 0
 
 
-def _print(title: str, drivers: Sequence[str], rows: Iterator[Row], functions: int) -> None:
+def _print(title: str, drivers: Sequence[str], rows: Iterator[Row]) -> None:
     print(f"{title}: functions per operator")
     for name, tool, step, operators in rows:
-        calls = per_operator(tool, step, operators, drivers)
-        print(f"{sum(calls.values()):8.2f}  {name}")
-        for function, count in calls.most_common(functions):
-            print(f"          {count:6.2f} {function}")
+        print(f"{per_operator(tool, step, operators, drivers):8.2f}  {name}")
 
 
 if __name__ == "__main__":

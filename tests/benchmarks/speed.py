@@ -35,15 +35,7 @@ from amanda.results import Chart
 from tests import models
 from tests.benchmarks import command
 from tests.benchmarks.architectures import ARCHITECTURES
-from tests.benchmarks.cases_torch import (
-    CHECKERS,
-    INTERCEPTORS,
-    RECORDERS,
-    WORKLOADS,
-    Scope,
-    Workload,
-    tool,
-)
+from tests.benchmarks.cases_torch import PEERS, WORKLOADS, Scope, Workload, tool
 from tests.benchmarks.growth import growth
 from tests.benchmarks.memory import peaks
 from tests.benchmarks.timing import Comparison, Program
@@ -105,8 +97,6 @@ MEDIAN, WORST = {"gate": 1.22}, {"gate": 1.40}
 
 SLOW = "bert-base-b2-64-train"
 """Takes a second a step, in which the way to an operator is lost: without the mode, minutes."""
-
-PEERS: Mapping[str, Scope] = {**INTERCEPTORS, **RECORDERS, **CHECKERS}
 
 
 def through(choice: str, scope: Scope, variable: str = VARIABLE) -> Scope:
@@ -323,7 +313,7 @@ def _run_apart(names: Sequence[str], options: argparse.Namespace) -> list[dict[s
         file = Path(folder) / "rows.json"
         arguments = [f"--case={name}" for name in names]
         arguments += [f"--rounds={options.rounds}", f"--seconds={options.seconds}"]
-        arguments += [f"--clock={options.clock}", f"--output={file}"]
+        arguments += [f"--output={file}"]
         arguments += [f"--only={text}" for text in options.only or ()]
         arguments += ["--quick"] * options.quick
         subprocess.run([sys.executable, "-m", _MODULE, *arguments], check=True)
