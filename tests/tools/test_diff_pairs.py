@@ -1,4 +1,4 @@
-"""``diff`` between what is not alike: compiled code, another precision, a port with its ResNet."""
+"""``diff`` between what is not alike: compiled code, another precision."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import tensorflow as tf
 import torch
 from torch import nn
 
@@ -130,68 +129,3 @@ def test_one_precision_against_another(how: str) -> None:
     assert found["only_here"] == found["only_in_reference"] == []
     assert found["agreeing"] == found["compared"] > 50
     assert 1e-4 < max(pair.relative for pair in tool.pairs()) < 0.05
-
-
-# -- a port -------------------------------------------------------------------
-
-
-class Block(nn.Module):
-    """A strided residual block as torchvision has it: no biases, padding of one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(8)
-        self.conv2 = nn.Conv2d(8, 8, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(8)
-        self.down = nn.Conv2d(3, 8, 1, stride=2, bias=False)
-        self.fc = nn.Linear(8, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(self.bn1(self.conv1(x)))
-        y = torch.relu(self.bn2(self.conv2(y)) + self.down(x))
-        return self.fc(y.mean((2, 3)))
-
-
-def keras_block(net: Block) -> Any:
-    """The same variant: padding by hand, PyTorch's epsilon; with the same weights."""
-    layers = tf.keras.layers
-    entry = tf.keras.Input((9, 9, 3))
-    conv1 = layers.Conv2D(8, 3, 2, use_bias=False)
-    conv2 = layers.Conv2D(8, 3, padding="same", use_bias=False)
-    bn1, bn2 = layers.BatchNormalization(epsilon=1e-5), layers.BatchNormalization(epsilon=1e-5)
-    down, head = layers.Conv2D(8, 1, 2, use_bias=False), layers.Dense(5)
-    y = layers.ReLU()(bn1(conv1(layers.ZeroPadding2D(1)(entry))))
-    y = layers.ReLU()(layers.Add()([bn2(conv2(y)), down(entry)]))
-    model = tf.keras.Model(entry, head(layers.GlobalAveragePooling2D()(y)))
-    for layer, module in ((conv1, net.conv1), (conv2, net.conv2), (down, net.down)):
-        layer.set_weights([module.weight.detach().numpy().transpose(2, 3, 1, 0)])
-    for layer, norm in ((bn1, net.bn1), (bn2, net.bn2)):
-        found = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
-        layer.set_weights([tensor.detach().numpy() for tensor in found if tensor is not None])
-    head.set_weights([net.fc.weight.detach().numpy().T, net.fc.bias.detach().numpy()])
-    return model
-
-
-@pytest.mark.parametrize("mode", ["eager", "function"])
-def test_a_residual_network_against_its_port(mode: str) -> None:
-    """Convolutions, activations, the sum and the head, channels last against channels first."""
-    torch.manual_seed(0)
-    net = Block().eval()
-    for norm in (net.bn1, net.bn2):
-        norm.running_mean = torch.rand(8)
-        norm.running_var = torch.rand(8) + 0.5
-    image = torch.rand(2, 3, 9, 9)
-    port = keras_block(net)
-    data = tf.constant(image.permute(0, 2, 3, 1).numpy())
-    run = tf.function(lambda x: port(x, training=False)) if mode == "function" else port
-    options = {"tensors": "activations", "ops": ("conv2d", "relu", "linear")}
-    reference = recorded(lambda: net(image), **options)
-    found = recorded(lambda: run(data), reference=reference, tolerance=1e-5, **options)
-    assert {pair.record.type for pair in found.pairs()} == {"conv2d", "relu", "linear"}
-    # TensorFlow adds a bias in an operator of its own.
-    head = next(pair for pair in found.pairs() if pair.record.type == "linear")
-    others = [pair for pair in found.pairs() if pair is not head]
-    assert len(others) == 5
-    assert all(pair.agrees for pair in others)
-    assert {pair.note for pair in others} == {"channels last here"}
