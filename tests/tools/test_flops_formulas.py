@@ -122,6 +122,8 @@ def test_gradients_that_are_operators_of_their_own() -> None:
     of_weight = CallShapes(signature, [data, (4,), output], [weight], forward, cost)
     assert gradient("Conv2DBackpropInput", "conv2d", of_data) == cost
     assert gradient("Conv2DBackpropFilter", "conv2d", of_weight) == cost
+    assert gradient("DepthwiseConv2dNativeBackpropInput", "conv2d", of_data) == cost
+    assert gradient("DepthwiseConv2dNativeBackpropFilter", "conv2d", of_weight) == cost
     product = CallShapes(OpSignature("matmul"), [(3, 4), (4, 5)])
     for factors, result in (([(3, 5), (4, 5)], (3, 4)), ([(3, 4), (3, 5)], (4, 5))):
         call = CallShapes(product.signature, factors, [result], product, 120)

@@ -68,14 +68,3 @@ def test_a_network_is_what_the_profiler_counts() -> None:
         == products
         > 1_000_000
     )
-
-
-def test_an_einsum_is_what_its_product_is() -> None:
-    """The profiler has no formula: the same product as a matrix product is the oracle."""
-    shape = [3, 5, 6]
-    einsum = tf.function(lambda x: tf.einsum("bij,jk->bik", x, weight(6, 7)))
-    product = tf.function(
-        lambda x: tf.matmul(x, weight(3, 6, 7)), input_signature=[tf.TensorSpec(shape)]
-    )
-    expected = profiled(product.get_concrete_function().graph)["BatchMatMulV2"]
-    assert applied(FlopsTool(), einsum, tf.ones(shape)).summary()["flops"] == expected

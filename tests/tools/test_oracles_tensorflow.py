@@ -1,8 +1,7 @@
-"""The tools' figures of a TensorFlow model beside those of Keras, a tape, numpy and a tracer."""
+"""The tools' figures of a TensorFlow model beside those of a tape and numpy."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,10 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_tools.count import CountTool
 from amanda_tools.dump import DumpTool
-from amanda_tools.profile import ProfileTool
 from amanda_tools.sparsity import SparsityTool
 from amanda_tools.stats import StatsTool
 
-tf1 = tf.compat.v1
 KINDS = ("activations", "weights", "gradients")
 STEPS = 2
 
@@ -117,40 +113,3 @@ def test_values_of_a_training_step(watched: Any) -> None:
         if row["tensor"] == "weight"
     }
     assert shares == {"linear": 1, "conv2d": 0}
-
-
-def test_executions_are_those_of_the_tracer_of_a_session() -> None:
-    """Each node of a graph with a gradient, as often as ``RunMetadata`` has it."""
-    with tf.Graph().as_default() as graph:
-        x = tf1.placeholder(tf.float32, [2, 3])
-        w = tf1.get_variable("w", [3, 3], use_resource=True)
-        h = tf.nn.relu(tf.matmul(x, w))
-        loss = tf.reduce_sum(tf.tanh(h) + tf.tanh(2 * h))
-        [gradient] = tf1.gradients(loss, [w])
-        initialize = tf1.global_variables_initializer()
-    options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
-    # Nothing may be folded away or fused: the nodes are those of the graph.
-    config = tf1.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    config.graph_options.optimizer_options.opt_level = tf1.OptimizerOptions.L0
-    feed, count, profile = {x: np.ones((2, 3))}, CountTool(), ProfileTool()
-    with tf1.Session(graph=graph, config=config) as session:
-        session.run(initialize)
-        metadata = tf1.RunMetadata()
-        session.run([loss, gradient], feed, options=options, run_metadata=metadata)
-    with tf1.Session(graph=graph, config=config) as session:
-        session.run(initialize)
-        with amanda.apply(count, profile):
-            for _ in range(STEPS):
-                session.run([loss, gradient], feed)
-    devices = metadata.step_stats.dev_stats
-    nodes = {stats.node_name.partition(":")[0] for of in devices for stats in of.node_stats}
-    kinds = Counter(
-        operation.type for operation in graph.get_operations() if operation.name in nodes
-    )
-    for tool, figure in ((count, "executions"), (profile, "calls")):
-        found: Counter[str] = Counter()
-        for row in tool.op_rows():
-            found[row["name"]] += row[figure]
-        for kind in ("MatMul", "Relu", "Tanh", "TanhGrad", "ReluGrad", "Sum", "Mul", "AddV2"):
-            assert found[kind] == STEPS * kinds[kind] > 0, kind

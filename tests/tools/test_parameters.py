@@ -48,27 +48,20 @@ RUNS: dict[str, Callable[[Any], Any]] = {
     "eager": lambda net: net(DATA),
     "function": lambda net: tf.function(net)(tf.constant(DATA)),
     "training": lambda net: net(DATA, training=True),
-    "fit": lambda net: net.fit(DATA, LABELS, verbose=0),
+    "fit": lambda net: net.fit(DATA, LABELS, verbose=0, epochs=2),
     "evaluate": lambda net: net.evaluate(DATA, LABELS, verbose=0),
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_params_are_those_of_keras(name: str) -> None:
-    """Weights, biases, scales and statistics; what is used twice counts once."""
-    net = compiled("adam", eagerly=False)
+@pytest.mark.parametrize(
+    ("name", "optimizer", "eagerly"),
+    [*((name, "adam", False) for name in RUNS), ("fit", "rmsprop", True), ("fit", momentum, False)],
+)
+def test_params_are_those_of_keras(name: str, optimizer: Any, eagerly: bool) -> None:
+    """Weights, biases, scales and statistics; what is used twice counts once. The state of
+    optimizers and metrics (learning rates, moments, counters, sums) is no parameter."""
+    net = compiled(optimizer if isinstance(optimizer, str) else optimizer(), eagerly)
     found = applied(FlopsTool(), lambda: RUNS[name](net)).summary()
-    assert found["params"] == net.count_params()
-    assert found["unknown_ops"] == {}
-
-
-@pytest.mark.parametrize("eagerly", [False, True])
-@pytest.mark.parametrize("optimizer", ["rmsprop", momentum])
-def test_the_state_of_optimizers_and_metrics_is_no_parameter(optimizer: Any, eagerly: bool) -> None:
-    """Learning rates, moments, counters and sums are variables, too."""
-    chosen = optimizer if isinstance(optimizer, str) else optimizer()
-    net = compiled(chosen, eagerly)
-    found = applied(FlopsTool(), lambda: net.fit(DATA, LABELS, verbose=0, epochs=2)).summary()
     assert found["params"] == net.count_params()
     assert found["unknown_ops"] == {}
 

@@ -32,21 +32,6 @@ def test_a_table_is_aligned_and_cut() -> None:
     assert plain_text(Table("empty", ("n",), [])) == "empty"
 
 
-def test_json_has_no_half_files(tmp_path: Path) -> None:
-    """A write that fails leaves what was there before."""
-
-    class Unprintable:
-        def __str__(self) -> str:
-            raise RuntimeError("no")
-
-    path = tmp_path / "a.json"
-    write_json(path, {"a": 1})
-    with pytest.raises(RuntimeError):
-        write_json(path, {"a": Unprintable()})
-    assert json.loads(path.read_text()) == {"a": 1}
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_json_takes_what_tools_have(tmp_path: Path) -> None:
     """Tuples, sets, paths, infinities and keys of any kind are written."""
     path = tmp_path / "a.json"

@@ -236,30 +236,6 @@ def test_each_optimizer_of_several_models_takes_steps_of_its_own() -> None:
     assert found == 2 * [generated + 2 * judged, judged]
 
 
-def test_positions_are_not_taken_for_samples() -> None:
-    """Samples and tokens are those of the model's input, whatever the model computes first."""
-
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("positions", torch.arange(16)[None])
-            self.words, self.places = nn.Embedding(20, 8), nn.Embedding(16, 8)
-            self.head = nn.Linear(8, 4)
-
-        def forward(self, tokens: Any) -> Any:
-            places = self.positions[:, : tokens.shape[1]].expand(1, -1)
-            return self.head(self.words(tokens) + self.places(places))
-
-    tool, net = FlopsTool(), Tokens()
-    with amanda.apply(tool), torch.no_grad():
-        for batch in 4, 3:
-            net(torch.zeros(batch, 6, dtype=torch.long))
-    summary = tool.result()["summary"]
-    assert summary["batch"] == 4
-    assert (summary["per_step"]["samples"], summary["per_step"]["tokens"]) == (3, 18)
-    assert summary["per_sample"]["flops"] == 6 * summary["per_token"]["flops"] == 6 * 2 * 8 * 4
-
-
 @pytest.mark.parametrize("kind", ["by hand", "optimizer"])
 def test_a_step_of_functional_code_has_its_forward_pass(kind: str) -> None:
     """Without any module, what has run since the last step is the forward pass of the next one."""
