@@ -42,16 +42,6 @@ class Plain(amanda.Tool):
 
 class Silent(amanda.Tool):
     """Has no result."""
-
-
-class Broken(amanda.Tool):
-    """Cannot say what it found."""
-
-    def result(self):
-        raise RuntimeError("nothing to say")
-
-    def charts(self):
-        raise ValueError("no picture")
 '''
 
 PLUGIN = """
@@ -59,7 +49,7 @@ from amanda import hookimpl
 
 @hookimpl
 def amanda_register_tools():
-    return {name: f"other_tools:{name.title()}" for name in ("plain", "silent", "broken")}
+    return {name: f"other_tools:{name.title()}" for name in ("plain", "silent")}
 """
 
 RENDERER = """
@@ -192,19 +182,6 @@ def test_a_tool_that_nobody_knows_is_shown_in_general_terms(
     assert "<pre>log: add\nlog: mul\n</pre>" in page
     for raw in ("<op", "<u>", "<i>bars"):
         assert raw not in page
-
-
-def test_what_a_tool_cannot_give_is_told_on_the_page(
-    other: str, amanda: Command, program: str, tmp_path: Path
-) -> None:
-    """The other tools have their parts."""
-    run = amanda("run", "-t", "broken,largest", "--html", program, PYTHONPATH=other)
-    assert run.returncode == 0
-    assert "a result of broken is lost: RuntimeError: nothing to say" in run.stderr
-    page = (tmp_path / "amanda-report.html").read_text()
-    assert "Lost: RuntimeError: nothing to say" in page
-    assert "Lost: charts: ValueError: no picture" in page
-    assert "largest outputs" in page
 
 
 def test_without_a_plugin_that_draws_the_program_does_not_start(

@@ -181,28 +181,6 @@ def test_keras_fit(amanda: Command, tmp_path: Path) -> None:
     assert counts["linear"]["executions"] == 2 * (8 + 2)
 
 
-@pytest.mark.parametrize(
-    ("script", "mode", "gradients"),
-    # A session computes the gradient of the placeholder too: tf.gradients ties both together.
-    [("tf_eager.py", "eager", 1), ("tf_session.py", "graph", 2)],
-)
-def test_loops_of_tensorflow(
-    script: str, mode: str, gradients: int, amanda: Command, tmp_path: Path
-) -> None:
-    """A tape, and a Session as in TensorFlow 1: three steps of one product."""
-    run = amanda("run", *TOOLS, str(SCRIPTS / script), **ENVIRONMENT)
-    assert run.returncode == 0, run.stderr
-    losses = [float(line) for line in run.stdout.splitlines()[:3]]
-    assert losses == sorted(losses, reverse=True)
-    flops = result(tmp_path, "flops")
-    assert flops["flops"] == 3 * 2 * 32 * 4 * 3
-    assert flops["flops_backward"] == gradients * flops["flops"]
-    assert result(tmp_path, "nan")["first"] is None
-    [namespace] = read(tmp_path / "out/count.json")["namespaces"]
-    assert namespace.startswith("tensorflow/")
-    assert namespace.endswith(f"/{mode}")
-
-
 # -- several processes --------------------------------------------------------
 
 

@@ -308,6 +308,8 @@ MALFORMED = {
         "chart 'c' has 0 labels, and 1 values of 's'"
     ),
     "def charts(self):\n    return [3]": "charts: int 3 is not a Chart",
+    "def charts(self):\n    raise ValueError('no picture')": "charts: ValueError: no picture",
+    "def result(self):\n    raise RuntimeError('nothing')": "Lost: RuntimeError: nothing",
     "def result(self):\n    return {'summary': {'x': Mute()}}": "ValueError: mute",
 }
 
