@@ -1,4 +1,4 @@
-"""The tools' documents: their code prints what they say, and so do their commands."""
+"""The documents' code runs as printed and prints what they say, and so do their commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,20 @@ import pytest
 
 from tests import torchvision_ops  # noqa: F401 - transformers imports torchvision if it is there
 from tests.running import run_python
-from tests.tutorial import documents
+from tests.tutorial import documents, tensorflow_contract
+
+DOCUMENTS = [
+    "README.md",
+    "amanda-core/README.md",
+    "amanda-core/docs/tutorial.md",
+    "amanda-core/docs/writing-a-tool.md",
+    "amanda-core/docs/messages.md",
+    "amanda-core/docs/writing-a-driver.md",
+    "amanda-core/docs/contract-kit.md",
+    "amanda-torch/docs/driver.md",
+    "amanda-tensorflow/README.md",
+    "amanda-tensorflow/docs/driver.md",
+]
 
 FOLDER = documents.ROOT / "amanda-tools/docs"
 OWN = (
@@ -50,10 +63,12 @@ def pattern_of(output: str) -> re.Pattern[str]:
     return re.compile("".join(lines))
 
 
-@pytest.mark.parametrize("name", [*OWN, *TASKS])
-def test_blocks(name: str) -> None:
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, *(f"amanda-tools/docs/{name}.md" for name in (*OWN, *TASKS))]
+)
+def test_blocks(document: str) -> None:
     """Each Python block prints exactly its output block."""
-    results = documents.run_document(f"amanda-tools/docs/{name}.md")
+    results = documents.run_document(document)
     assert results, "no Python block found"
     for block, printed in results:
         assert printed == block.output, f"output of the block at {block}"
@@ -71,3 +86,9 @@ def test_commands(name: str, command: str, output: str, tmp_path: Path) -> None:
     found = pattern_of(output).match(done.stdout)
     shown = itertools.islice(done.stdout.splitlines(), 60)
     assert found, "\n".join(shown) + done.stderr
+
+
+@pytest.mark.slow
+def test_skipped_contract_tests() -> None:
+    """The README lists exactly the contract tests that are skipped, with the reason of each."""
+    assert tensorflow_contract.in_readme() == tensorflow_contract.generated()
