@@ -271,17 +271,27 @@ def test_a_driver_that_was_asked_for_has_no_stand_in(
         attached()
 
 
+@pytest.mark.parametrize(
+    "failing",
+    [
+        {"attach": failing_to_attach(OSError("no way")), "detach": undone},
+        {"enter_thread": raising(OSError("no way"))},
+    ],
+    ids=["attach", "enter_thread"],
+)
 def test_a_driver_that_fails_when_its_framework_comes(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failing: dict[str, Any], install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The user's import goes on."""
+    """The user's import goes on, and the scope without the driver."""
     name = "fake_framework_that_comes_later"
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / f"{name}.py").write_text("value = 1\n")
-    broken = sick(framework=name, attach=failing_to_attach(OSError("no way")), detach=undone)
-    install(FakeEntryPoint("bad", plugin(drivers=[broken])), GOOD)
-    with amanda.apply(amanda.Tool()), pytest.warns(PluginWarning, match="sick .*no way"):
-        assert importlib.import_module(name).value == 1
+    install(FakeEntryPoint("bad", plugin(drivers=[sick(framework=name, **failing)])), GOOD)
+    with amanda.apply(amanda.Tool()):
+        with pytest.warns(PluginWarning, match="sick .*no way"):
+            module = importlib.import_module(name)
+        assert module.value == 1
+        assert drivers_in_use() == ["fake"]
     sys.modules.pop(name)
 
 
@@ -427,23 +437,6 @@ def test_a_driver_that_fails_in_a_forked_child(install: Install) -> None:
             if not child:
                 os._exit(0 if (gone, ATTACHED) == (["other"], {}) else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_a_driver_that_cannot_enter_when_its_framework_comes(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The user's import goes on, and the scope without the driver."""
-    name = "fake_framework_that_comes_later"
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / f"{name}.py").write_text("value = 1\n")
-    broken = sick(framework=name, enter_thread=raising(OSError("no way")))
-    install(FakeEntryPoint("bad", plugin(drivers=[broken])), GOOD)
-    with amanda.apply(amanda.Tool()):
-        with pytest.warns(PluginWarning, match="sick .*no way"):
-            module = importlib.import_module(name)
-        assert module.value == 1
-        assert drivers_in_use() == ["fake"]
-    sys.modules.pop(name)
 
 
 @pytest.mark.parametrize("error", [OSError("no moon"), SystemExit(2)])

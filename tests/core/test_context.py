@@ -91,16 +91,6 @@ def test_repr() -> None:
     assert "AddBackward:0" in repr(backward(forward(a=1)))
 
 
-def test_child_tells_of_its_forward_op() -> None:
-    """A child gives the forward op, its id and namespace, beside its own."""
-    child = backward(forward())
-    assert child.get_op() is print
-    assert child.get_op_id() == "/add:0"
-    assert child.namespace == "loopback/1/eager"
-    assert child.is_backward()
-    assert not child.is_forward()
-
-
 @pytest.mark.parametrize("child", [False, True])
 def test_nothing_can_be_recorded_outside(child: bool) -> None:
     """Outside of an analysis an action cannot be recorded, and the error names the op."""

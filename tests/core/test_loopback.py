@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import amanda
-from amanda.driver import Signature
 from amanda.interface.points import PointContext
 from amanda.testing import loopback as lb
 from amanda.testing.loopback.tape import set_grad
@@ -119,49 +118,7 @@ def test_no_grad() -> None:
     assert not lb.detach(x).requires_grad
 
 
-def test_training() -> None:
-    """Gradient descent on a model lowers its loss."""
-    model = lb.Sequential(lb.Linear([[1.0, 2.0]], [0.5]))
-    losses = []
-    for _ in range(3):
-        loss = lb.sum(lb.mul(model(lb.tensor([[1.0, 1.0]])), model(lb.tensor([[1.0, 1.0]]))))
-        losses.append(loss.tolist())
-        loss.backward()
-        lb.sgd_step(model.parameters(), 0.05)
-    assert losses == sorted(losses, reverse=True)
-    assert losses[0] > losses[-1]
-
-
 # -- the driver ---------------------------------------------------------------
-
-TENSORS = st.builds(lambda: lb.tensor(1.0))
-
-
-@lb.op
-def mixed(a: lb.Tensor, b: lb.Tensor | None, group: list[lb.Tensor], flag: Any = 1) -> lb.Tensor:
-    """An operator with every kind of parameter."""
-    return a
-
-
-@given(
-    TENSORS, st.none() | TENSORS, st.lists(TENSORS, max_size=3), st.integers(), st.integers(0, 4)
-)
-def test_flattening(a: Any, b: Any, group: list[Any], flag: int, positional: int) -> None:
-    """Inputs are flat, in declared order and complete, however they are passed; and go back."""
-    values = {"a": a, "b": b, "group": group, "flag": flag}
-    args = list(values.values())[:positional]
-    kwargs = dict(reversed(list(values.items())[positional:]))
-    signature = Signature(mixed.signature, lambda v: isinstance(v, lb.Tensor), ["a", "b", "group"])
-    found = signature.bind(args, kwargs)
-    assert [id(t) for t in found.inputs] == [id(t) for t in (a, b, *group)]
-    assert found.names == ["a", "b", *["group"] * len(group)]
-    assert found.attributes == {"flag": flag}
-    args, kwargs = found.rebuild(found.inputs)
-    rebuilt = mixed.signature.bind(*args, **kwargs).arguments
-    assert {name: id(v) for name, v in rebuilt.items() if name != "group"} == {
-        name: id(v) for name, v in values.items() if name != "group"
-    }
-    assert [id(t) for t in rebuilt["group"]] == [id(t) for t in group]
 
 
 def ids_of(run: Callable[[], Any]) -> list[str]:

@@ -110,21 +110,6 @@ def test_wrap(name: str) -> None:
     assert inspect.getattr_static(Target, name) is vanilla
 
 
-def test_slots() -> None:
-    """Attributes of objects with slots come back."""
-
-    class Slotted:
-        __slots__ = ("value",)
-
-    thing = Slotted()
-    thing.value = 1
-    patches = PatchSet()
-    patches.set(thing, "value", 2)
-    assert thing.value == 2
-    patches.undo()
-    assert thing.value == 1
-
-
 class Described:
     """Attributes that the instance's ``__dict__`` does not hold, or holds in another form."""
 

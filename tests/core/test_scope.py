@@ -103,8 +103,9 @@ def test_exit_stack_in_a_generator() -> None:
     assert tool.calls == 2
 
 
-def test_closed_generator() -> None:
-    """A generator that is closed while suspended in a scope leaves nothing behind."""
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_abandoned_generator(is_closed: bool) -> None:
+    """A generator that is closed or dropped while suspended in a scope leaves nothing behind."""
 
     def generator() -> Iterator[None]:
         with amanda.apply(Counter()):
@@ -113,21 +114,10 @@ def test_closed_generator() -> None:
     running = generator()
     next(running)
     assert LIVE_SCOPES
-    running.close()
-    assert not LIVE_SCOPES
-    assert not ATTACHED
-
-
-def test_abandoned_generator() -> None:
-    """A generator that is dropped while suspended in a scope leaves nothing behind."""
-
-    def generator() -> Iterator[None]:
-        with amanda.apply(Counter()):
-            yield
-
-    running = generator()
-    next(running)
-    del running
+    if is_closed:
+        running.close()
+    else:
+        del running
     assert not LIVE_SCOPES
     assert not ATTACHED
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 import threading
@@ -178,23 +177,3 @@ def test_a_routine_can_fork() -> None:
         work()
     assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
     assert tool.calls == 2
-
-
-def test_scopes_one_after_the_other_leave_nothing() -> None:
-    """Neither objects nor threads nor finders grow in number with the scopes that have ended."""
-
-    def scopes(count: int) -> None:
-        for _ in range(count):
-            with amanda.apply(Counter()), amanda.disabled(), amanda.enabled():
-                work()
-
-    scopes(5)
-    gc.collect()
-    before = len(gc.get_objects()), threading.active_count(), len(sys.meta_path)
-    scopes(8 * ROUNDS)
-    gc.collect()
-    after = len(gc.get_objects()), threading.active_count(), len(sys.meta_path)
-    assert after[0] <= before[0] + 20
-    # A thread of an earlier test may end meanwhile.
-    assert after[1] <= before[1]
-    assert after[2] == before[2]

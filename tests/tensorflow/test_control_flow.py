@@ -18,7 +18,7 @@ from amanda.errors import CapabilityError
 from tests.identity import Identity
 from tests.tensorflow import support
 from tests.tensorflow.programs import X, differentiated, placed
-from tests.tensorflow.support import Counter, Watcher, tf1
+from tests.tensorflow.support import Watcher, tf1
 
 Program = Callable[[Any], Any]
 
@@ -169,14 +169,6 @@ def test_a_changed_function_of_tensorflow_1(placement: str) -> None:
     with amanda.apply(Double()):
         actual = [tensor.numpy() for tensor in placed(defun, placement)(tf.constant(X))]
     support.assert_close(actual, expected)
-
-
-def test_functions_of_tensorflow_1_are_seen() -> None:
-    """The operators of a ``Defun`` that is called, or is a loop's body, are counted."""
-    tool = Counter(["Tanh", "LogSoftmax", "Mul"])
-    with amanda.apply(tool):
-        tf.function(defun)(tf.constant(X))
-    assert tool.forward["Tanh"] == tool.forward["Mul"] == 1
 
 
 class Shapes(amanda.Tool):

@@ -669,26 +669,6 @@ def control_flow(version: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_loops(version: int) -> None:
-    """A loop's body is counted at each iteration, forward and backward; values stay."""
-    with control_flow(version):
-        x = tf1.placeholder(tf.float64, [2])
-        _, y = tf1.while_loop(
-            lambda i, y: i < 3, lambda i, y: (i + 1, tf.tanh(y) * x), [tf.constant(0), x]
-        )
-        fetches = [y, *tf.gradients(y, x)]
-    session = tf1.Session()
-    feeds = {x: [0.5, -0.25]}
-    expected = session.run(fetches, feeds)
-    tool = Counter(["Tanh", "TanhGrad"])
-    with amanda.apply(Watcher()):
-        support.assert_same_bits(session.run(fetches, feeds), expected)
-    with amanda.apply(tool):
-        support.assert_close(session.run(fetches, feeds), expected)
-    assert tool.forward["Tanh"] == tool.backward["TanhGrad"] == 3
-
-
-@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("taken", [True, False])
 def test_branches(version: int, taken: bool) -> None:
     """Only the branch that is taken is counted."""

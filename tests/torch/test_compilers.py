@@ -250,29 +250,19 @@ def test_running_a_traced_graph_is_seen(small: Small) -> None:
 # -- TorchScript ----------------------------------------------------------
 
 
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_script_modules_are_counted_as_not_seen(small: Small) -> None:
-    """A TorchScript module runs unseen, and the statistics say so."""
-    scripted = torch.jit.script(small)
+@pytest.mark.parametrize("program", [Small(), _double], ids=["module", "function"])
+def test_scripted_programs_are_counted_as_not_seen(program: Any) -> None:
+    """A TorchScript module or function runs unseen, and the statistics say so."""
+    scripted = torch.jit.script(program)
     scope = applied(Counter())
     with scope:
         result = scripted(X)
-    assert torch.equal(result, small(X))
-    reasons = {reason: n for reason, n in scope.statistics.not_seen.items() if "Script" in reason}
-    assert sum(reasons.values()) == 1
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_script_functions_are_counted_as_not_seen() -> None:
-    """A TorchScript function runs unseen, and the statistics say so."""
-
-    @torch.jit.script
-    def double(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    scope = applied(Counter())
-    with scope:
-        double(X)
+    assert torch.equal(result, program(X))
     reasons = {reason: n for reason, n in scope.statistics.not_seen.items() if "Script" in reason}
     assert sum(reasons.values()) == 1
 

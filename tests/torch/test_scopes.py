@@ -15,26 +15,9 @@ from torch import nn
 import amanda
 from amanda.errors import CoverageWarning
 from tests import models
-from tests.running import in_threads
-from tests.torch.support import Counter, ForwardCounter, On, Watcher, applied, before
+from tests.torch.support import Counter, ForwardCounter, On, applied, before
 
 X = torch.linspace(-1, 1, 3)
-
-
-# -- threads --------------------------------------------------------------
-
-
-def _in_thread(run: Any) -> None:
-    in_threads(run)
-
-
-def test_one_model_in_several_threads() -> None:
-    """A model has one name in all threads."""
-    model, counter = nn.Sequential(nn.Linear(3, 3)), ForwardCounter()
-    with applied(counter):
-        model(X)
-        _in_thread(lambda: model(X))
-    assert set(counter.ids) == {"Sequential.0/linear:0"}
 
 
 # -- generators and coroutines --------------------------------------------
@@ -91,18 +74,6 @@ def test_the_scope_goes_on_after_an_exception() -> None:
                 model(X)
             torch.sin(X)
             assert counter.ids == ["Sequential.0/linear:0", "Sequential.1/relu:0", "/sin:0"]
-
-
-def test_invalid_calls_raise_what_pytorch_raises() -> None:
-    """Wrong arguments raise PyTorch's own error, whatever is inserted."""
-    with applied(Watcher(), On(add=before(lambda *ts: ts))):
-        with pytest.raises(RuntimeError, match="size of tensor"):
-            torch.add(torch.ones(2), torch.ones(3))
-        with pytest.raises(TypeError):
-            torch.add(torch.ones(2), nonsense=1)
-        with pytest.raises(TypeError):
-            _ = torch.ones(2) + "a"
-        assert (torch.ones(2) == "a") is False
 
 
 # -- life cycle -----------------------------------------------------------

@@ -173,24 +173,6 @@ def test_a_routine_that_is_not_traceable_runs_operator_by_operator(net: Net) -> 
     assert len(seen) == 2
 
 
-def test_traceable_routines_are_compiled(net: Net) -> None:
-    """After the first run, the compiler has the graph with the routines in it."""
-    calls: list[bool] = []
-
-    @amanda.traceable
-    def halved(x: torch.Tensor) -> torch.Tensor:
-        calls.append(torch.compiler.is_compiling())
-        return x * 0.5
-
-    model = torch.compile(net.eval(), backend="aot_eager")
-    x = torch.rand(4, 3)
-    with compiled(on("relu", lambda c: c.insert_after_op(halved))):
-        first = model(x)
-        made = len(calls)
-        assert [model(x).item() for _ in range(3)] == [first.item()] * 3
-        assert len(calls) == made
-
-
 @amanda.traceable
 def _entry(output: torch.Tensor) -> torch.Tensor:
     return output * torch.arange(3.0)[output[0, :1].long()]

@@ -15,7 +15,6 @@ from torch._dynamo.backends.common import aot_autograd
 
 import amanda
 from amanda.errors import CoverageWarning
-from amanda_torch.plugin import TorchGraphDriver
 from tests.running import in_threads
 from tests.torch.compiled.support import (
     Counting,
@@ -189,7 +188,15 @@ def evaluation(backend: Any) -> Any:
     return found
 
 
-PROGRAMS = [whole_step, evaluation, in_place, inference, graph_breaks, one_output, twice]
+def hooked(backend: Any) -> Any:
+    """A module with hooks, of which Dynamo guards nothing that changes from capture to run."""
+    model = Net().eval()
+    model.first.register_forward_hook(lambda module, inputs, output: output * 2)
+    run = torch.compile(model, backend=backend)
+    return [run(X) for _ in range(4)]
+
+
+PROGRAMS = [whole_step, evaluation, in_place, inference, graph_breaks, one_output, twice, hooked]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
@@ -258,17 +265,6 @@ def test_threads_with_scopes_of_their_own() -> None:
         assert {n for op_id, n in tool.counts().items() if "/grad/" not in op_id} == {3}
 
 
-def test_the_graph_driver_does_the_same() -> None:
-    """``torch-graph`` lets the program's compiler have the graphs as well."""
-    wanted = vanilla(train, shifting)
-    torch.compiler.reset()
-    torch.manual_seed(3)
-    with amanda.apply(Counting(), drivers=[TorchGraphDriver]) as scope:
-        found = train(shifting)
-    assert fingerprint([found, torch.get_rng_state()]) == wanted
-    assert [way[:3] for way in scope.statistics.compiled.values()] == ["by "]
-
-
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
 def test_tensors_that_a_graph_holds_are_changed_once() -> None:
     """Each step of a compiled optimizer changes once what its graph is not given."""
@@ -328,22 +324,6 @@ def test_graphs_that_are_called_as_modules_are_no_modules_of_the_program() -> No
     assert [way[:3] for way in ways] == ["by "]
     assert tool.counts() == reference.counts()
     assert tool.told == reference.told
-
-
-def test_a_module_with_hooks_is_captured_once() -> None:
-    """Of what Dynamo guards there is nothing of ours that changes from capture to run: a module
-    with hooks is captured and compiled once, as without a tool."""
-
-    def program(backend: Any) -> Any:
-        model = Net().eval()
-        model.first.register_forward_hook(lambda module, inputs, output: output * 2)
-        run = torch.compile(model, backend=backend)
-        return [run(X) for _ in range(4)]
-
-    wanted = vanilla(program, shifting)
-    found, ways = watched(program, shifting, Counting())
-    assert found == wanted
-    assert [way[:3] for way in ways] == ["by "]
 
 
 class Half(nn.Module):
