@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ROOT / "tests" / "packaging" / "external_package" / "src"
+TOOLS = Path(__file__).parent / "packages"
 """``amanda_example``: two tools in a package of somebody else."""
 
 DRIVER = ROOT / "amanda-core" / "templates" / "driver-package" / "src"

@@ -15,8 +15,8 @@ import attrs
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-EXTERNAL = Path(__file__).parent / "external_package"
-DRIVER_TEMPLATE = ROOT / "amanda-core" / "templates" / "driver-package"
+TOOL_TEMPLATE = ROOT / "amanda-core" / "templates" / "tool-package"
+DRIVER_TEMPLATE = TOOL_TEMPLATE.parent / "driver-package"
 OURS = re.compile(r"amanda[-_]")
 
 
@@ -63,11 +63,11 @@ def install(environment: Environment, *arguments: str) -> None:
 
 
 def built(folder: Path) -> Path:
-    """A folder with the wheels of our packages, the external one and the driver template."""
+    """A folder with the wheels of our packages and of the templates."""
     packages = [ROOT / name for name in ("amanda-core", "amanda-torch", "amanda-tools")]
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     done = subprocess.run(
-        [*pip, "--wheel-dir", str(folder), *map(str, [*packages, EXTERNAL, DRIVER_TEMPLATE])],
+        [*pip, "--wheel-dir", str(folder), *map(str, [*packages, TOOL_TEMPLATE, DRIVER_TEMPLATE])],
         capture_output=True,
         text=True,
         check=False,

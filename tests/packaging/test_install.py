@@ -10,8 +10,8 @@ import pytest
 
 from tests.packaging.environments import (
     DRIVER_TEMPLATE,
-    EXTERNAL,
     ROOT,
+    TOOL_TEMPLATE,
     Environment,
     built,
     created,
@@ -19,9 +19,10 @@ from tests.packaging.environments import (
 )
 
 MINIGRAD = """
-import minigrad as mg
-a = mg.MiniTensor(3)
-mg.mul(mg.add(a, a), a)
+import minigrad
+for size in (2, 3, 2):
+    x = minigrad.MiniTensor([[1.0] * 4] * size, requires_grad=True)
+    minigrad.backward(minigrad.relu(minigrad.linear(x, minigrad.MiniParameter([[1.0] * 4] * 3))))
 """
 
 TORCH = """
@@ -50,7 +51,7 @@ def source(mode: str, name: str, wheels: Path) -> list[str]:
     if mode == "wheel":
         (wheel,) = wheels.glob(f"{name.replace('-', '_')}-*.whl")
         return [str(wheel)]
-    folder = {"amanda-example": EXTERNAL, "amanda-minigrad": DRIVER_TEMPLATE}.get(name)
+    folder = {"amanda-shapes": TOOL_TEMPLATE, "amanda-minigrad": DRIVER_TEMPLATE}.get(name)
     return ["--editable", str(folder or ROOT / name)]
 
 
@@ -61,7 +62,7 @@ def environment(
     """Core in one mode, and in one all others: drivers and tools, ours and external ones."""
     core, rest = request.param
     fresh = created(tmp_path_factory.mktemp("fresh"), DEPENDENCIES)
-    others = ("amanda-torch", "amanda-tools", "amanda-example", "amanda-minigrad")
+    others = ("amanda-torch", "amanda-tools", "amanda-shapes", "amanda-minigrad")
     sources = [part for name in others for part in source(rest, name, wheels)]
     # In one call: pip looks on the index for siblings that it is not given.
     install(fresh, *source(core, "amanda-core", wheels), *sources)
@@ -84,16 +85,18 @@ def test_nothing_imports_a_framework_before_it_is_used(environment: Environment)
         "import sys, amanda, amanda_torch.plugin, amanda_tools.count, amanda_tools.trace\n"
         "from amanda.cli import main\n"
         "main(['tools']), main(['drivers'])\n"
-        "print({'torch', 'tensorflow', 'minigrad'} & set(sys.modules))",
+        "print({'torch', 'tensorflow', 'minigrad', 'amanda_minigrad.driver'} & set(sys.modules))",
     )
     assert run.stdout.endswith("set()\n"), run.stderr
 
 
 def test_all_tools_are_found(environment: Environment) -> None:
-    """``amanda tools`` lists ours and those of the external package."""
+    """``amanda tools`` lists ours and that of the template, with its distribution and options."""
     run = environment.run("amanda", "tools")
     names = [line.split()[0] for line in run.stdout.splitlines() if not line.startswith(" ")]
-    assert {"count", "largest", "log", "trace"} <= set(names)
+    assert {"count", "shapes", "trace"} <= set(names)
+    assert "shapes  (amanda-shapes 0.1.0)  Lists the output shapes of each operator" in run.stdout
+    assert "    varying=true|false (default: false)  list only operators whose" in run.stdout
     assert run.stderr == ""
 
 
@@ -108,16 +111,19 @@ def test_all_drivers_are_found(environment: Environment) -> None:
 def test_an_external_tool_runs_on_an_external_driver(environment: Environment) -> None:
     """``amanda run -t`` uses both by name, and our tools with them; the page has its parts."""
     (environment.folder / "program.py").write_text(MINIGRAD)
-    words = ["run", "-t", "largest,count", "-o", "out", "--html", "program.py"]
+    words = ["run", "-t", "shapes:ops=linear", "-t", "count", "-o", "out", "--html", "program.py"]
     run = environment.run("amanda", *words)
     assert (run.returncode, run.stderr) == (0, "")
-    largest = json.loads((environment.folder / "out/largest.json").read_text())
-    assert largest["summary"]["largest"] == 18
+    assert "/linear:0  linear           3  2x3; 3x3" in run.stdout
+    assert "not seen: nothing known" in run.stdout
+    shapes = json.loads((environment.folder / "out/shapes.json").read_text())
+    assert shapes["namespaces"] == ["minigrad/0.1/eager"]
+    [row] = shapes["ops"]
+    assert row["shapes"][0] == {"outputs": [[2, 3]], "executions": 2}
     count = json.loads((environment.folder / "out/count.json").read_text())
-    assert count["namespaces"] == ["minigrad/0.1/eager"]
-    assert count["summary"]["forward"] == 2
+    assert count["summary"]["forward"] == 6
     page = (environment.folder / "out/report.html").read_text()
-    assert all(part in page for part in ("largest outputs", "class Grid", "prefers-color-scheme"))
+    assert all(part in page for part in ("varying shapes", "class Grid", "prefers-color-scheme"))
 
 
 def test_our_driver_and_tools_run(environment: Environment) -> None:
@@ -181,7 +187,6 @@ def test_wheels_hold_the_package_and_nothing_else(wheels: Path) -> None:
         }
         assert not [name for name in names if "test_" in name or "__pycache__" in name]
         assert any(name.endswith("entry_points.txt") for name in names)
-        if package != "amanda_example":
-            assert any(name.endswith("/py.typed") for name in names)
-        if package not in ("amanda_example", "amanda_minigrad"):
+        assert any(name.endswith("/py.typed") for name in names)
+        if package not in ("amanda_shapes", "amanda_minigrad"):
             assert any("licenses/LICENSE" in name for name in names)
