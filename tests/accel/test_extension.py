@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -75,13 +73,8 @@ def test_without_a_compiler(mode: str, tmp_path: Path) -> None:
     for old in source.rglob("*.so"):
         old.unlink()
     none = {"CC": "/bin/false", "CXX": "/bin/false", "AMANDA_TORCH_ACCEL_BUILD": mode}
-    run = subprocess.run(
-        [sys.executable, "setup.py", "-q", "build", "--build-lib", str(tmp_path / "built")],
-        cwd=source,
-        env={**os.environ, **none},
-        capture_output=True,
-        check=False,
-    )
+    words = ["setup.py", "-q", "build", "--build-lib", str(tmp_path / "built")]
+    run = run_python(*words, cwd=source, env=none)
     assert (run.returncode == 0) == (mode != "require"), run.stderr
     if mode != "require":
         built = {path.name for path in (tmp_path / "built").rglob("*.*")}

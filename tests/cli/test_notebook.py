@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from traitlets.config import Config
 from amanda.cli import notebook
 from amanda.state import ATTACHED, LIVE_SCOPES
 from amanda.testing import loopback
+from tests.running import run_python
 
 EXAMPLE = Path(__file__).parents[2] / "amanda-tools" / "examples" / "notebook.ipynb"
 
@@ -239,9 +238,7 @@ def test_ipython_is_not_needed(tmp_path: Path) -> None:
     """Importing Amanda, and its command, imports no IPython."""
     (tmp_path / "IPython.py").write_text("raise ImportError('IPython is not here')\n")
     code = "import amanda, amanda.cli.run, sys; print('IPython' in sys.modules)"
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    run = run_python("-c", code, cwd=tmp_path, check=True)
     assert run.stdout == "False\n"
 
 

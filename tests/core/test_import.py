@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.running import run_python
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "tensorflow", "numpy", "pytest", "rich")
@@ -17,13 +18,7 @@ HEAVY = ("torch", "tensorflow", "numpy", "pytest", "rich")
 def in_process(code: str, *path: Path) -> str:
     """What a fresh interpreter prints."""
     own = [str(folder) for folder in path] + [p for p in sys.path if p]
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(own)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = run_python("-W", "error", "-c", code, env={"PYTHONPATH": os.pathsep.join(own)})
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 

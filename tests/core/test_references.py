@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.running import run_python
 
 PROGRAM = """
 from amanda.python.references import Reference, nothing
@@ -36,9 +35,7 @@ print(len(found))
 
 def test_a_reference_can_be_made_while_others_come_to_their_end() -> None:
     """It is none of those that are about to be freed, which would be freed twice then."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", PROGRAM)
     assert (done.returncode, done.stdout.strip()) == (0, "2000"), done.stderr
 
 
@@ -65,7 +62,5 @@ print("ended")
 
 def test_an_object_ends_while_the_end_of_a_reference_to_it_is_put_off() -> None:
     """A reference has a callback, which CPython releases even where there is none, and crashes."""
-    done = subprocess.run(
-        [sys.executable, "-c", ENDING], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", ENDING)
     assert (done.returncode, done.stdout.strip()) == (0, "ended"), done.stderr

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 from amanda.testing import soak
+from tests.running import run_python
 
 _STRINGS = """
 def one_scope():
@@ -28,13 +26,7 @@ def _grow(one_scope: str) -> dict[str, Any]:
         "growth = soak.grow(one_scope)\n"
         "print(json.dumps(attrs.asdict(growth) | dict(kept=len(kept), long=growth.is_long)))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {soak.VARIABLE: str(soak.LONG)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    run = run_python("-c", program, env={soak.VARIABLE: str(soak.LONG)}, check=True)
     return json.loads(run.stdout)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib import metadata
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from amanda.interface.driver import Driver
 from amanda.registry import drivers
 from amanda_tensorflow import plugin
+from tests.running import run_python
 
 DRIVERS = (
     plugin.TensorFlowEagerDriver,
@@ -21,8 +20,7 @@ DRIVERS = (
 
 def printed(code: str) -> str:
     """The output of a Python process of its own."""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

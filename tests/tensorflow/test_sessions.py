@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +15,7 @@ from tensorflow.python.framework import function
 import amanda
 from amanda.errors import CoverageWarning
 from tests.identity import Identity
+from tests.running import run_python
 from tests.tensorflow import support
 from tests.tensorflow.support import Counter, Watcher, tf1
 
@@ -795,9 +793,8 @@ with tf.Graph().as_default(), tf1.Session() as session, amanda.apply(tool):
 
 def test_an_operator_that_has_run_is_not_changed() -> None:
     """A later run that waits for it adds operators; TensorFlow would warn of a changed one."""
-    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", GROWN]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    env = {"TF_CPP_MIN_LOG_LEVEL": "0", "CUDA_VISIBLE_DEVICES": ""}
+    result = run_python("-c", GROWN, env=env, check=True)
     assert "after it was run by a session" not in result.stderr
 
 

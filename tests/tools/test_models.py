@@ -6,9 +6,6 @@ Sizes are small, and the outputs have to be those of the run without tools, to t
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import torch
 
 import amanda
 from tests import models
+from tests.running import run_python
 
 # isort: split
 import timm
@@ -209,10 +207,7 @@ for name in sorted(NAMES):
 def test_fused_programs_are_bit_identical_without_fusion() -> None:
     """Without oneDNN's fusions, which only the environment switches off, every bit is the same."""
     code = WITHOUT_ONEDNN.replace("NAMES", repr(FUSED))
-    variables = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=variables, stderr=subprocess.PIPE, text=True, check=False
-    )
+    done = run_python("-c", code, env={"TF_ENABLE_ONEDNN_OPTS": "0"})
     assert done.returncode == 0, done.stderr
 
 

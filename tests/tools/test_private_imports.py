@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -63,7 +62,6 @@ def test_a_program_draws_the_numbers_that_it_draws_alone(tools: str, tmp_path: P
     numbers that it draws by itself."""
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
-    run = [sys.executable, "-m", "amanda", "run", "-t", tools, "-o", str(tmp_path / "out"), "--"]
-    alone = run_python(path, check=True)
-    under = subprocess.run([*run, path], capture_output=True, text=True, check=True)
+    run = ["-m", "amanda", "run", "-t", tools, "-o", str(tmp_path / "out"), "--"]
+    alone, under = (run_python(*words, str(path), check=True) for words in ([], run))
     assert under.stdout.startswith(alone.stdout)

@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +25,7 @@ from amanda_tools._values.moments import KnownMoments, Moments
 from amanda_tools._values.tensors import reader_of
 from amanda_tools.sparsity import SparsityTool, pattern_share
 from amanda_tools.stats import StatsTool
-from tests.running import applied
+from tests.running import applied, run_python
 
 
 def rows_of(tool: Any) -> dict[tuple[str, str], dict[str, Any]]:
@@ -337,10 +335,8 @@ def test_a_run_writes_for_tensorboard_when_it_ends(tmp_path: Path) -> None:
         "torch.ones(2).exp()\n",
         encoding="utf-8",
     )
-    command = [sys.executable, "-m", "amanda", "run", "-t", "stats:tensorboard=true", "-o", "out"]
-    done = subprocess.run(
-        [*command, program.name], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    words = ["-m", "amanda", "run", "-t", "stats:tensorboard=true", "-o", "out", program.name]
+    done = run_python(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "is lost" not in done.stderr
     assert done.stdout.startswith("False")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 import sys
 import threading
 import warnings
@@ -21,7 +20,7 @@ from amanda_torch import _internals
 from amanda_torch.autograd.leaves import Accumulation, LeafClaimer
 from amanda_torch.eager import module_calls
 from amanda_torch.plugin import TorchEagerDriver
-from tests.running import in_threads
+from tests.running import in_threads, run_python
 from tests.torch.support import Counter, ForwardCounter, On, after, applied, interceptors
 
 X = torch.ones(2)
@@ -229,10 +228,7 @@ thread.join()
 assert [isinstance(graph, torch.fx.GraphModule) for graph in graphs] == [True], graphs
 """
     path = os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, check=False, capture_output=True, text=True
-    )
+    done = run_python("-c", code, env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from safetensors.numpy import load_file
+
+from tests.running import run_python
 
 PROGRAM = """
 import torch
@@ -27,13 +28,7 @@ print(f"loss {loss:.9f}")
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """`amanda run` of the program in a folder."""
     (folder / "train.py").write_text(PROGRAM)
-    return subprocess.run(
-        [sys.executable, "-m", "amanda", "run", *options, "--", "train.py"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python("-m", "amanda", "run", *options, "--", "train.py", cwd=folder)
 
 
 def test_prune_writes_masks_that_another_run_uses(tmp_path: Path) -> None:
@@ -47,9 +42,7 @@ def test_prune_writes_masks_that_another_run_uses(tmp_path: Path) -> None:
     again = run(tmp_path, "-t", "prune:masks=one/prune.masks.safetensors,ops=linear", "-o", "two")
     assert again.returncode == 0, again.stderr
     assert again.stdout.splitlines()[0] == first.stdout.splitlines()[0]
-    vanilla = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    vanilla = run_python("train.py", cwd=tmp_path, check=True)
     assert vanilla.stdout.splitlines()[0] != first.stdout.splitlines()[0]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch import nn
 import amanda
 from amanda_tools.remat import RematTool
 from tests.counting import no_collection
+from tests.running import run_python
 from tests.tools.optimization.remat_support import (
     CASES,
     Alive,
@@ -184,10 +183,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
 
     def run(*command: str) -> str:
-        words = [sys.executable, *command]
-        return subprocess.run(
-            words, cwd=tmp_path, capture_output=True, text=True, check=True
-        ).stdout
+        return run_python(*command, cwd=tmp_path, check=True).stdout
 
     vanilla = run("train.py")
     options = "remat:budget=0.6,exclude=8"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -104,7 +102,5 @@ def test_the_self_test_starts_no_thread() -> None:
         "with amanda.apply(amanda.Tool()):\n    pass\n"
         "print(len(os.listdir('/proc/self/task')) - before)\n"
     )
-    environment = {**os.environ, VARIABLE: "gate"}
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    run = run_python("-c", code, env={VARIABLE: "gate"}, check=True)
     assert run.stdout.strip() == "0", run.stderr
