@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -64,14 +66,29 @@ def test_rows_describe_the_tensors_of_operators(name: str) -> None:
             assert row["outputs"], row["id"]
 
 
-@pytest.mark.parametrize("build", [models.llama, resnet], ids=lambda build: build.__name__)
+def fit() -> None:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, jit_compile=False)
+    model.fit(np.ones((4, 4), "float32"), np.arange(4) % 2, batch_size=2, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("run", "names"),
+    [
+        (functools.partial(models.train, models.llama, 2), ["count", "flops", "stats", "unmapped"]),
+        (functools.partial(models.train, resnet, 2), ["count", "flops", "stats", "unmapped"]),
+        # What the path goes through in the loop of ``fit`` included.
+        (fit, ["count", "path", "stats", "unmapped"]),
+    ],
+    ids=["llama", "resnet", "keras"],
+)
 def test_tables_of_other_models_show_operators_of_the_model(
-    build: Callable[[], models.Built],
+    run: Callable[[], object], names: list[str]
 ) -> None:
     """Likewise, of the tools whose tables list all operators."""
-    found = run_all(
-        functools.partial(models.train, build, 2), ["count", "flops", "stats", "unmapped"]
-    )
+    found = run_all(run, names)
     for name in found:
         check(found, name)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import torch
 from safetensors import safe_open
 from torch import nn
@@ -16,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 import amanda
 from amanda.errors import AmandaError
 from amanda_tools.quantize import QuantizeTool
+from tests.tools.optimization import test_prune_tensorflow
 
 WEIGHTS_ONLY = {"activation_bits": 0}
 
@@ -239,6 +241,25 @@ def test_safetensors(net: Any, images: Any, bits: int, tmp_path: Path) -> None:
         getattr(net, name).weight.data = torch.tensor(value)
     with torch.no_grad():
         assert torch.equal(net(images), output)
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+def test_safetensors_of_tensorflow(is_function: bool, tmp_path: Path) -> None:
+    """A net whose weights are rebuilt from the file gives the simulation's output."""
+    tf.random.set_seed(0)
+    values, x = test_prune_tensorflow.weights(), test_prune_tensorflow.images()
+
+    def run() -> Any:
+        return test_prune_tensorflow.net(x, values)
+
+    run = tf.function(run) if is_function else run
+    tool = QuantizeTool(weight_bits=4, **WEIGHTS_ONLY)
+    with amanda.apply(tool):
+        output = run()
+    found = rebuilt(tool.export(tmp_path / "net.safetensors", run))
+    for variable, value in zip(values.values(), found.values(), strict=True):
+        variable.assign(value)
+    assert np.array_equal(run(), output)
 
 
 def test_safetensors_of_activations_and_floats(net: Any, images: Any, tmp_path: Path) -> None:

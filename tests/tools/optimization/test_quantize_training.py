@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -233,26 +231,6 @@ def test_real_models_train_with_what_is_learned(name: str, learn: str) -> None:
     assert all(torch.isfinite(g).all() for g in gradients if g is not None)
     if learn == "lsq":
         assert all(g is not None and g.count_nonzero() for g in gradients)
-
-
-def test_what_was_learned_is_exported(tmp_path: Path) -> None:
-    model, x = layers()
-    tool = QuantizeTool(method="qat")
-    with amanda.apply(tool):
-        model(x)
-        train(model, tool.parameters(), x)
-        with torch.no_grad():
-            output = model(x)
-    found = json.loads(tool.export(tmp_path / "scales.json").read_text())["ops"]
-    whole = tool.integer_weights(lambda: model(x))
-    for place, (a, w) in zip((0, 2), found.values(), strict=True):
-        op_id = f"Sequential.{place}/linear:0"
-        x = torch.clamp(torch.round(x / torch.tensor(a["scale"])), a["low"], a["high"])
-        x = x * torch.tensor(a["scale"])
-        weight = torch.tensor(whole[op_id]).float() * torch.tensor(w["scale"])[:, None]
-        x = F.linear(x, weight, model[place].bias)
-        x = x.relu() if place == 0 else x
-    assert torch.allclose(x, output, atol=1e-5)
 
 
 # -- sensitivity -----------------------------------------------------------------
