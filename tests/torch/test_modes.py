@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd.grad_mode import _force_original_view_tracking
 from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.overrides import TorchFunctionMode
@@ -75,14 +77,19 @@ class Tagged(torch.Tensor):
 X = torch.linspace(0, 1, 4)
 
 
-def test_user_function_mode_inside() -> None:
-    """A user's function mode inside a scope sees and does what it does without."""
-    counter = ForwardCounter()
-    with applied(counter), Functions() as mode:
-        result = torch.sin(X)
+@pytest.mark.parametrize("inside", [True, False])
+def test_user_function_mode(inside: bool) -> None:
+    """A user's function mode inside or around a scope sees and does what it does without."""
+    counter, mode = ForwardCounter(), Functions()
+    first, second = (applied(counter), mode) if inside else (mode, applied(counter))
+    with first:
+        with second:
+            result = torch.sin(X)
+        later = torch.sin(X)
     assert torch.equal(result, torch.sin(X) * 2)
-    assert mode.seen == ["sin"]
-    assert counter.ops["sin"] == 1
+    assert torch.equal(later, torch.sin(X) if inside else result)
+    assert mode.seen == ["sin"] * (1 if inside else 2)
+    assert counter.ops["sin"] == (2 if inside else 1)
 
 
 def test_user_function_mode_sees_nothing_of_routines_at_derived_points() -> None:
@@ -104,19 +111,6 @@ def test_user_function_mode_sees_nothing_of_routines_at_derived_points() -> None
     with amanda.apply(tool):
         assert step() == expected
     assert told
-
-
-def test_user_function_mode_outside() -> None:
-    """A user's function mode around a scope sees what it sees without, and acts."""
-    counter = ForwardCounter()
-    with Functions() as mode:
-        with applied(counter):
-            result = torch.sin(X)
-        after_scope = torch.sin(X)
-    assert torch.equal(result, torch.sin(X) * 2)
-    assert torch.equal(after_scope, result)
-    assert mode.seen == ["sin", "sin"]
-    assert counter.ops["sin"] == 1
 
 
 def test_user_mode_across_the_end_of_a_scope() -> None:
@@ -256,14 +250,10 @@ def test_subclass_stays_bit_identical(make: Callable[[], amanda.Tool]) -> None:
 def test_device_mode(inside: bool) -> None:
     """``with torch.device(...)`` works inside and around a scope."""
     counter = ForwardCounter()
-    if inside:
-        with applied(counter), torch.device("meta"):
-            model, x = nn.Linear(3, 2), torch.ones(1, 3)
-            y = model(x)
-    else:
-        with torch.device("meta"), applied(counter):
-            model, x = nn.Linear(3, 2), torch.ones(1, 3)
-            y = model(x)
+    scope, device = applied(counter), torch.device("meta")
+    with scope if inside else device, device if inside else scope:
+        model, x = nn.Linear(3, 2), torch.ones(1, 3)
+        y = model(x)
     assert y.device.type == model.weight.device.type == "meta"
     assert counter.ops["linear"] == 1
     assert torch.ones(1).device.type == "cpu"
@@ -321,14 +311,10 @@ def test_inference(guard: Callable[[], Any], inside: bool) -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(4, 2), torch.rand(3, 4)
     tools = (Counter(), On(linear=after(lambda y: y + 1)))
-    if inside:
-        with applied(*tools), guard():
-            y = layer(x)
-            y.add_(1)
-    else:
-        with guard(), applied(*tools):
-            y = layer(x)
-            y.add_(1)
+    first, second = (applied(*tools), guard()) if inside else (guard(), applied(*tools))
+    with first, second:
+        y = layer(x)
+        y.add_(1)
     assert not y.requires_grad
     assert y.is_inference() == (guard is torch.inference_mode)
     assert torch.allclose(y, layer(x) + 2)
@@ -347,22 +333,14 @@ def test_grad_mode_is_the_users() -> None:
     assert modes == [False, True, False, False]
 
 
-def test_meta_tensors() -> None:
-    """Meta tensors run under routines that act."""
-    with applied(Counter(), On(linear=before(lambda w: w * 2, [1]))):
-        y = nn.Linear(3, 2, device="meta")(torch.empty(1, 3, device="meta"))
-        y.sum().backward()
-    assert y.shape == (1, 2)
-
-
-def test_fake_tensors() -> None:
-    """Fake tensors run under routines that act, and stay fake."""
-    from torch._subclasses import FakeTensor, FakeTensorMode
-
-    with FakeTensorMode(), applied(Counter(), On(linear=before(lambda w: w * 2, [1]))):
-        y = nn.Linear(3, 2)(torch.empty(1, 3))
-        y.sum().backward()
-    assert isinstance(y, FakeTensor)
+def test_meta_and_fake_tensors() -> None:
+    """Meta and fake tensors run under routines that act, and fake ones stay fake."""
+    for mode, device in ((nullcontext(), "meta"), (FakeTensorMode(), "cpu")):
+        with mode, applied(Counter(), On(linear=before(lambda w: w * 2, [1]))):
+            y = nn.Linear(3, 2, device=device)(torch.empty(1, 3, device=device))
+            y.sum().backward()
+        assert y.shape == (1, 2)
+        assert isinstance(y, FakeTensor) == isinstance(mode, FakeTensorMode)
 
 
 def test_nested_and_sparse_tensors() -> None:
