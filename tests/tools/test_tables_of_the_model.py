@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,9 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-import amanda
 from amanda.tools.reporting import ReportingTool
-from amanda_tools.trace import TraceTool
 from tests import models
 from tests.tools.phase_support import check, names, run_all
 
@@ -91,26 +87,3 @@ def test_tables_of_other_models_show_operators_of_the_model(
     found = run_all(run, names)
     for name in found:
         check(found, name)
-
-
-def test_graphs_of_viewers_hold_the_model_apart_from_the_rest(tmp_path: Path) -> None:
-    """What builds and changes the model stands under the name of its phase."""
-
-    def train() -> None:
-        model = nn.Linear(2, 2)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        model(torch.rand(1, 2)).sum().backward()
-        optimizer.step()
-
-    tool = TraceTool(model_explorer=True, timeline=False)
-    with amanda.apply(tool):
-        train()
-    [graph] = tool.write_files(tmp_path, "trace")
-    [collection] = json.loads(graph.read_text())["graphs"]
-    groups: dict[str, set[str]] = {}
-    for node in collection["nodes"]:
-        groups.setdefault(node["namespace"], set()).add(node["label"])
-    assert {"setup", "optimizer", "Linear"} <= set(groups)
-    assert "uniform" in groups["setup"]
-    assert groups["Linear"] == {"linear"}
-    assert not groups.get("", set()) & {"empty", "uniform", "_foreach_add_", "_foreach_add"}

@@ -305,36 +305,3 @@ def test_arrows_lead_from_forward_to_backward_operators(tmp_path: Path) -> None:
     for number, begin in ends["s"].items():
         forward, backward = around(begin, "forward"), around(ends["f"][number], "backward")
         assert backward["args"]["id"].startswith(forward["args"]["id"])
-
-
-def test_the_graph_for_model_explorer(tmp_path: Path) -> None:
-    """Nodes in namespaces of modules, edges by id, and times of forward and backward."""
-    tool = traced(model_explorer=True)
-    _, graph, times = tool.write_files(tmp_path, "trace")
-    assert [graph.name, times.name] == ["trace.model-explorer.json", "trace.seconds.node-data.json"]
-    [collection] = json.loads(graph.read_text())["graphs"]
-    nodes = {node["id"]: node for node in collection["nodes"]}
-    linear = nodes["Sequential.0/linear:0"]
-    assert (linear["label"], linear["namespace"]) == ("linear", "Sequential/0")
-    assert {"key": "backward", "value": "MatmulBackward"} in linear["attrs"]
-    assert linear["outputsMetadata"][0]["attrs"] == [{"key": "tensor_shape", "value": "1×1"}]
-    sources = [edge["sourceNodeId"] for node in nodes.values() for edge in node["incomingEdges"]]
-    assert len(sources) == len(tool.graph.edges)
-    assert set(sources) < set(nodes)
-    data = json.loads(times.read_text())[collection["id"]]
-    assert set(data["results"]) == set(nodes)
-    total = sum(result["value"] for result in data["results"].values())
-    assert total == pytest.approx(sum(tool.timeline.seconds().values()))
-
-
-def test_the_graph_for_tensorboard(tmp_path: Path) -> None:
-    """TensorBoard's own reader finds nodes, edges and shapes; names that it forbids are changed."""
-    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    [path] = traced(timeline=False, tensorboard=True).write_files(tmp_path, "trace")
-    read = accumulators.EventAccumulator(str(path.parent))
-    read.Reload()
-    nodes = {node.name: node for node in read.Graph().node}
-    linear = nodes["Sequential/0/linear_0"]
-    assert linear.op == "linear"
-    assert [d.size for d in linear.attr["_output_shapes"].list.shape[0].dim] == [1, 1]
-    assert list(nodes["relu_0"].input) == ["Sequential/0/linear_0"]

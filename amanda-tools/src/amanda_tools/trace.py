@@ -20,7 +20,7 @@ import attrs
 
 from amanda import OpContext
 from amanda.driver import Driver
-from amanda.files import replaced, write_json
+from amanda.files import replaced
 from amanda.results import Chart, Table
 from amanda.tools.description import place
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp, TracedTensor
@@ -29,8 +29,6 @@ from amanda_tools._bases.per_step import charts_by, grouped, has_steps
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.source_lines import source_of
-from amanda_tools._output import viewers
-from amanda_tools._output.event_files import event_file, messages, require_tensorboard
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.timeline import Timeline, Total
 
@@ -46,9 +44,6 @@ class TraceOptions(PhaseOptions):
         memory: with the timeline, also record how much memory is in use.
         limit: executions that the timeline keeps; later ones are counted only.
         dot: also write the graph for Graphviz.
-        model_explorer: also write the graph, and with the timeline the times of operators, for
-            Google's Model Explorer.
-        tensorboard: also write the graph for TensorBoard.
         follow: follow tensors at every execution, not only at an operator's first, so that
             operators first met in a later iteration are connected, too; slower.
     """
@@ -59,13 +54,7 @@ class TraceOptions(PhaseOptions):
         default=5_000_000, validator=attrs.validators.ge(0), metadata=_OF_TIMELINE
     )
     dot: bool = False
-    model_explorer: bool = False
-    tensorboard: bool = False
     follow: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        if self.tensorboard:
-            require_tensorboard()
 
 
 class TraceTool(PrintingTool[TraceOptions]):
@@ -212,8 +201,7 @@ class TraceTool(PrintingTool[TraceOptions]):
     # -- files ------------------------------------------------------------
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.timeline.json`` for Perfetto, ``<stem>.dot`` for Graphviz,
-        and files for other viewers."""
+        """Write ``<stem>.timeline.json`` for Perfetto and ``<stem>.dot`` for Graphviz."""
         written = []
         if self.options.timeline:
             written.append(folder / f"{stem}.timeline.json")
@@ -222,25 +210,7 @@ class TraceTool(PrintingTool[TraceOptions]):
             written.append(folder / f"{stem}.dot")
             with replaced(written[-1]) as file:
                 file.write("\n".join(dot_lines(self.graph)))
-        return [*written, *self._write_for_viewers(folder, stem)]
-
-    def _write_for_viewers(self, folder: Path, stem: str) -> Iterator[Path]:
-        rows, edges = self.op_rows(), [attrs.asdict(edge) for edge in self.graph.edges]
-        if self.options.model_explorer:
-            path = folder / f"{stem}.model-explorer.json"
-            write_json(path, viewers.graph_collection(rows, edges))
-            yield path
-            if seconds := self.timeline.seconds():
-                path = folder / f"{stem}.seconds.node-data.json"
-                timed = [{**row, "seconds": seconds.get(row["id"])} for row in rows]
-                write_json(path, viewers.node_data("seconds", timed, "seconds"))
-                yield path
-        if self.options.tensorboard:
-            graph_pb2, _ = messages()
-            with event_file(folder / f"{stem}.tensorboard") as events:
-                graph = viewers.graph_def(rows, edges, graph_pb2)
-                events.write(graph_def=graph.SerializeToString())
-            yield events.path
+        return written
 
 
 def _numbered(

@@ -1,4 +1,4 @@
-"""Event files of TensorBoard: scalars, histograms and graphs.
+"""Event files of TensorBoard: scalars and histograms.
 
 ::
 
@@ -26,7 +26,6 @@ from amanda.files import replaced
 
 _PARTS = (
     "tensorboard.compat.proto.event_pb2",
-    "tensorboard.compat.proto.graph_pb2",
     "tensorboard.compat.proto.summary_pb2",
     "tensorboard.summary.writer.record_writer",
 )
@@ -49,21 +48,17 @@ def require_tensorboard() -> None:
         ) from error
 
 
-def messages() -> tuple[Any, Any]:
-    """Return the modules of TensorBoard's messages about graphs and summaries."""
-    _, graph_pb2, summary_pb2, _ = map(importlib.import_module, _PARTS)
-    return graph_pb2, summary_pb2
-
-
 @attrs.define
 class Events:
     """An event file open for writing.
 
     Attributes:
         path: path of the file.
+        summary_pb2: TensorBoard's messages about summaries.
     """
 
     path: Path
+    summary_pb2: Any
     _event_pb2: Any
     _writer: Any
     _now: float
@@ -81,7 +76,7 @@ def event_file(folder: Path) -> Iterator[Events]:
     Raises:
         OSError: the file cannot be written, or `folder` is a symbolic link.
     """
-    event_pb2, _, _, writers = map(importlib.import_module, _PARTS)
+    event_pb2, summary_pb2, writers = map(importlib.import_module, _PARTS)
     if folder.is_symlink():
         raise FileExistsError(errno.EEXIST, "a link, which is not followed", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,6 +85,6 @@ def event_file(folder: Path) -> Iterator[Events]:
     now = time.time()
     name = f"events.out.tfevents.{int(now)}.{host}.{os.getpid()}.{time.monotonic_ns()}"
     with replaced(folder / name, binary=True) as file:
-        events = Events(folder / name, event_pb2, writers.RecordWriter(file), now)
+        events = Events(folder / name, summary_pb2, event_pb2, writers.RecordWriter(file), now)
         events.write(file_version="brain.Event:2")
         yield events

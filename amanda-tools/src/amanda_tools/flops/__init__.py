@@ -10,14 +10,12 @@ Formulas are in a registry, to which :func:`register` adds::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 import attrs
 
 from amanda import OpContext
-from amanda.files import write_json
 from amanda.inline import Counter
 from amanda.interface.points import Point, PointContext
 from amanda.results import Chart, Table
@@ -44,7 +42,6 @@ from amanda_tools._output.chart_data import (
     rank_modules,
 )
 from amanda_tools._output.units import format_quantity
-from amanda_tools._output.viewers import node_data
 from amanda_tools._values.shapes import total_bytes
 from amanda_tools.flops.batches import Batches
 from amanda_tools.flops.counting import OpFlops, is_nested, item_shapes_of, known_shapes
@@ -71,8 +68,6 @@ class FlopsOptions(PhaseOptions):
         depth: parts of a module's path that tables show; 0 for all.
         backward: also count the backward pass.
         csv: also write the rows of all operators as a table.
-        node_data: also write the operations for the graph that ``trace`` writes for Google's Model
-            Explorer.
         peak: the most that the device can do, in TFLOP/s; 0 for what is known of a CUDA device.
         samples: samples that one step processes; 0 to count them by the inputs of the outermost
             modules.
@@ -82,7 +77,6 @@ class FlopsOptions(PhaseOptions):
     depth: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     backward: bool = True
     csv: bool = False
-    node_data: bool = False
     peak: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
     samples: int = attrs.field(default=0, validator=attrs.validators.ge(0))
 
@@ -520,14 +514,6 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         # use them.
         inside = {name: of for name, of in modules.items() if name != OUTSIDE} or modules
         yield from rank_modules("parameters by module", inside, {"parameters": "params"})
-
-    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.csv``, a line per operator, and ``<stem>.node-data.json`` on demand."""
-        written = [*super().write_files(folder, stem)]
-        if self.options.node_data:
-            written.append(folder / f"{stem}.node-data.json")
-            write_json(written[-1], node_data("FLOPs", self.op_rows(), "flops"))
-        return written
 
 
 def _count_at_once(known: OpFlops, context: OpContext) -> None:

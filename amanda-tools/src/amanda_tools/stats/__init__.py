@@ -14,7 +14,6 @@ from amanda.tools.description import OUTSIDE
 from amanda_tools._bases.watching import KINDS, WatchedTensor, WatchingOptions, WatchingTool
 from amanda_tools._output.event_files import require_tensorboard
 from amanda_tools._values.moments import Moments
-from amanda_tools.stats import trackers
 from amanda_tools.stats.writers import write_csv, write_tensorboard
 
 __all__ = ["StatsOptions", "StatsTool"]
@@ -27,25 +26,14 @@ class StatsOptions(WatchingOptions):
     Attributes:
         csv: write the series, a line per sample.
         tensorboard: write the series and the histograms for TensorBoard.
-        wandb: project of Weights & Biases, in which the series become a run.
-        mlflow: experiment of MLflow, likewise.
     """
 
     csv: bool = True
     tensorboard: bool = False
-    wandb: str = ""
-    mlflow: str = ""
 
     def __attrs_post_init__(self) -> None:
         if self.tensorboard:
             require_tensorboard()
-        for library, _ in self.trackers():
-            trackers.require(library)
-
-    def trackers(self) -> list[tuple[str, str]]:
-        """The libraries to log to, each with its project."""
-        named = (("wandb", self.wandb), ("mlflow", self.mlflow))
-        return [(library, project) for library, project in named if project]
 
 
 class StatsTool(WatchingTool[StatsOptions]):
@@ -138,7 +126,7 @@ class StatsTool(WatchingTool[StatsOptions]):
             yield from _sizes(f"sizes of the elements of the {kind}", moments)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.csv`` and the event file in ``<stem>.tensorboard``; log to trackers."""
+        """Write ``<stem>.csv`` and the event file in ``<stem>.tensorboard``."""
         written = []
         if self.options.csv:
             written.append(folder / f"{stem}.csv")
@@ -146,8 +134,6 @@ class StatsTool(WatchingTool[StatsOptions]):
         if self.options.tensorboard:
             place = folder / f"{stem}.tensorboard"
             written.append(write_tensorboard(place, self.series, self.watched.values()))
-        for library, project in self.options.trackers():
-            trackers.send(library, project, stem, self.series)
         return written
 
 

@@ -10,7 +10,7 @@ import attrs
 
 from amanda_tools._bases.watching import Sample, WatchedTensor
 from amanda_tools._output.csv_files import write_table
-from amanda_tools._output.event_files import event_file, messages
+from amanda_tools._output.event_files import event_file
 
 FIGURES = ("mean", "std", "min", "max", "sparsity")
 """Figures of a :class:`Sample` that are written."""
@@ -36,9 +36,9 @@ def write_tensorboard(
     Raises:
         OSError: the file cannot be written, or `folder` is a symbolic link.
     """
-    _, summary_pb2 = messages()
     last = 0
     with event_file(folder) as events:
+        summary_pb2 = events.summary_pb2
 
         def write(step: int, key: str, name: str, **value: Any) -> None:
             tag = f"{key.replace(' ', '/')}/{name}"
