@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import amanda
+from amanda.errors import CapabilityError
+from amanda.testing import loopback as lb
 from amanda_tools.remat import RematTool
 from tests.counting import no_collection
 from tests.running import run_python
@@ -215,3 +217,23 @@ def test_bad_options() -> None:
             RematTool(budget=budget)
     sizes = {"512MiB": 512 << 20, "2GB": 2 * 10**9, "1000": 1000, "0.25": 250}
     assert {b: RematTool(budget=b).options.to_bytes(1000) for b in sizes} == sizes
+
+
+def test_operators_of_other_frameworks_are_left_alone() -> None:
+    """They are skipped with the reason, and nothing of them counts as kept."""
+    tool = RematTool()
+    with amanda.apply(tool):
+        lb.relu(lb.tensor([1.0, -2.0]))
+    summary = tool.result()["summary"]
+    assert summary["saved_bytes"] == 0
+    assert any("none of loopback" in row["reason"] for row in summary["skipped"])
+
+
+def test_a_program_without_pytorch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names what TensorFlow has instead."""
+    monkeypatch.delitem(sys.modules, "torch")
+    with (
+        pytest.raises(CapabilityError, match=r"none of loopback.*tf\.recompute_grad"),
+        amanda.apply(RematTool()),
+    ):
+        lb.relu(lb.tensor([1.0, -2.0]))

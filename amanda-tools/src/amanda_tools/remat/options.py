@@ -27,7 +27,7 @@ class RematOptions(PhaseOptions):
     Attributes:
         budget: limit of the memory kept for the backward pass: bytes ("512MiB", "2GB", 1000000), or
             a fraction of what is kept without the tool (0.5).
-        apply: recompute, where the framework's driver can; else only plan.
+        apply: recompute; else only plan.
         ops: types of the ops that may be recomputed; none for all of the framework's own.
         exclude: op ids or module paths that are never recomputed, patterns with * and ?.
     """

@@ -6,7 +6,7 @@ dynamic tensor rematerialization (Kirisame et al., ICLR 2021) without its stalen
 everything is chosen at once. It keeps chains of recomputed operators short, as the checkpoints of
 Chen et al. (2016) do::
 
-    memory = MemoryModel(measurement.ops, measurement.sizes)
+    memory = MemoryModel(ops, sizes)
     plan = make_plan(memory, budget=10**9, allowed=range(len(memory.ops)))
 """
 
@@ -18,11 +18,36 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import attrs
 
-from amanda_tools.remat.measurement import MeasuredOp
+from amanda.tools.description import OpDescription
 
 _MOST_SIMULATIONS = 80
 """Limit of simulated backward passes that look for the lowest peak; each costs time in
 proportion to the operators."""
+
+
+@attrs.define(eq=False)
+class MeasuredOp:
+    """One operator of the measured iteration. Memory is numbered: a *piece* is one allocation.
+
+    Attributes:
+        op: the operator.
+        cost: microseconds of running it again.
+        inputs: pieces that it reads, those of parameters aside.
+        made: pieces that it allocates: outputs, and tensors that only its backward pass reads.
+        saved: pieces kept for its backward operators.
+        obstacle: why it cannot be run again; "" if it can.
+        is_random: it draws random numbers.
+        changes: ids of the operators that change its outputs in place, in order.
+    """
+
+    op: OpDescription
+    cost: float = 0.0
+    inputs: list[int] = attrs.field(factory=list)
+    made: list[int] = attrs.field(factory=list)
+    saved: frozenset[int] = frozenset()
+    obstacle: str = ""
+    is_random: bool = False
+    changes: list[str] = attrs.field(factory=list)
 
 
 @attrs.frozen

@@ -21,7 +21,7 @@ from amanda_tools._internals import no_overrides, version_of, writes_into_tensor
 from amanda_tools._operators.saved_tensors import HOOKED, saved_items
 from amanda_tools._timelines.memory import synchronize
 from amanda_tools.remat import recorded_runs as runs
-from amanda_tools.remat.measurement import MeasuredOp, Measurement
+from amanda_tools.remat.plan import MeasuredOp
 
 
 @attrs.frozen
@@ -40,16 +40,23 @@ class StateBefore:
     target: torch.Tensor | None
 
 
-class TorchMeasurement(Measurement):
-    """Measures the operators of one iteration; each is run twice."""
+class TorchMeasurement:
+    """Measures the operators of one iteration; each is run twice.
 
-    def __init__(self) -> None:
-        super().__init__()
+    Args:
+        ops: gets the operators that are differentiated, in order.
+        sizes: gets the bytes by piece of memory.
+    """
+
+    def __init__(self, ops: list[MeasuredOp], sizes: dict[int, int]) -> None:
+        self.ops = ops
+        self.sizes = sizes
         self._pieces: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._met: set[int] = set()
         self._before: dict[str, StateBefore] = {}
 
     def before(self, context: OpContext) -> None:
+        """Note the state before an operator, in an analysis before it."""
         # Tensors of a class of its own are read here, and never computed with.
         with no_overrides():
             self._note(context)
@@ -63,9 +70,11 @@ class TorchMeasurement(Measurement):
         self._before[context.get_op_id()] = StateBefore(versions, runs.random_states(), target)
 
     def starts_with_gradients(self) -> bool:
+        """True if gradients are recorded now, and were not in what was measured so far."""
         return torch.is_grad_enabled() and not self.ops
 
     def is_own(self, context: OpContext) -> bool:
+        """True for operators of PyTorch itself, False for custom ones."""
         op = context.get_op()
         func = getattr(op, "func", op)
         if isinstance(func, functools.partial):
@@ -74,6 +83,15 @@ class TorchMeasurement(Measurement):
         return not is_registered or str(func).startswith("aten.")
 
     def after(self, context: OpContext, reason: str) -> bool:
+        """Measure an operator in an analysis that sees its outputs.
+
+        Args:
+            context: of the operator.
+            reason: why it must not be run again, "" if it may.
+
+        Returns:
+            True if it is one of :attr:`ops`; operators that are not differentiated are not.
+        """
         with no_overrides():
             return self._measure(context, reason)
 
@@ -308,6 +326,3 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
     )
-
-
-MEASUREMENT = TorchMeasurement

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 import amanda
 from amanda import OpContext
+from amanda.errors import CapabilityError
 from amanda.results import Chart, Table
 from amanda.tools.description import describe, place
 from amanda.tools.mapping import MappingTool
@@ -20,9 +22,11 @@ from amanda_tools._operators.saved_tensors import node_of
 from amanda_tools._operators.targets import Targets
 from amanda_tools._output.chart_data import rank_modules
 from amanda_tools._output.units import format_quantity
-from amanda_tools.remat.measurement import Measurement, measurement_of
 from amanda_tools.remat.options import RematOptions
-from amanda_tools.remat.plan import MemoryModel, Plan, make_plan
+from amanda_tools.remat.plan import MeasuredOp, MemoryModel, Plan, make_plan
+
+if TYPE_CHECKING:
+    from amanda_tools.remat.pytorch_measurement import TorchMeasurement
 
 
 class RematTool(PrintingTool[RematOptions]):
@@ -43,11 +47,12 @@ class RematTool(PrintingTool[RematOptions]):
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
-        self.add_inst_for_op(self._analyse_backward, backward=True)
         self._forget()
 
     def _forget(self) -> None:
-        self._measurement = Measurement()
+        self._ops: list[MeasuredOp] = []
+        self._sizes: dict[int, int] = {}
+        self._measurement: TorchMeasurement | None = None
         self._make: Any = None
         self._recomputer: Callable[[], Any] = lambda: None
         self._plan: Plan | None = None
@@ -69,10 +74,9 @@ class RematTool(PrintingTool[RematOptions]):
         if self._plan is not None:
             self._insert(context)
         elif self._is_known(context):
-            self._measuring(context).before(context)
-            if context.namespace.tags[0] == "pytorch":
-                with amanda.ad_enabled():
-                    context.insert_before_op(self._look_again, inputs=[], runs=[])
+            self._measuring().before(context)
+            with amanda.ad_enabled():
+                context.insert_before_op(self._look_again, inputs=[], runs=[])
 
     def _analyse_outputs(self, context: OpContext) -> None:
         if self._plan is not None or not self._is_known(context):
@@ -82,22 +86,23 @@ class RematTool(PrintingTool[RematOptions]):
         reason = "" if may_run else "its type is not in ops"
         if op.id in self._targets.skipped:
             reason = "it is excluded"
-        elif not self.options.ops and not self._measuring(context).is_own(context):
+        elif not self.options.ops and not self._measuring().is_own(context):
             reason = "it is not one of the framework's own operators; name its type in ops"
-        is_recorded = self._measuring(context).after(context, reason)
-        if is_recorded and context.namespace.tags[0] == "pytorch":
+        if self._measuring().after(context, reason):
             self._call_before_backward(context)
 
-    def _analyse_backward(self, context: OpContext) -> None:
-        if self._plan is None and context.namespace.tags[0] == "tensorflow":
-            self._measuring(context).backward(context)
-
     def _is_known(self, context: OpContext) -> bool:
-        """True where it is known what automatic differentiation keeps."""
-        kind = context.namespace.tags[0]
-        if kind in ("tensorflow", "pytorch"):
+        """True for operators of PyTorch.
+
+        Raises:
+            CapabilityError: another framework's, in a program without PyTorch.
+        """
+        if context.namespace.tags[0] == "pytorch":
             return True
-        self._targets.skip(describe(context), f"nothing is known of it in {context.namespace}")
+        reason = f"remat recomputes operators of PyTorch, and none of {context.namespace}"
+        if "torch" not in sys.modules:
+            raise CapabilityError(f"{reason}; TensorFlow has tf.recompute_grad")
+        self._targets.skip(describe(context), reason)
         return False
 
     def _look_again(self, runs: list[bool]) -> None:
@@ -106,12 +111,15 @@ class RematTool(PrintingTool[RematOptions]):
         An operator that first ran without gradients has to be measured when it runs with them.
         """
         if runs and not self._is_late and self._plan is None:
-            self._is_late = self._measurement.starts_with_gradients()
+            self._is_late = self._measuring().starts_with_gradients()
         runs[:] = [True]
 
-    def _measuring(self, context: OpContext) -> Measurement:
-        if type(self._measurement) is Measurement:
-            self._measurement = measurement_of(context.namespace.tags[0])
+    def _measuring(self) -> TorchMeasurement:
+        if self._measurement is None:
+            # Imported with the first operator of PyTorch: it imports PyTorch.
+            from amanda_tools.remat.pytorch_measurement import TorchMeasurement
+
+            self._measurement = TorchMeasurement(self._ops, self._sizes)
         return self._measurement
 
     def _call_before_backward(self, context: OpContext) -> None:
@@ -123,7 +131,7 @@ class RematTool(PrintingTool[RematOptions]):
 
     def _begin(self, _: Any) -> None:
         """Called when the first backward pass begins: all that it keeps is known."""
-        if self._plan is not None or not self._measurement.ops:
+        if self._plan is not None or not self._ops:
             return
         if self._is_late:
             # Part of this iteration was measured without gradients: measure the next one.
@@ -134,7 +142,7 @@ class RematTool(PrintingTool[RematOptions]):
         from amanda_tools.remat.pytorch_recomputation import Recomputer
 
         self._plan = self._planned()
-        steps = self._measurement.ops
+        steps = self._ops
         chosen = [steps[i] for i in self._plan.recomputed]
         recomputed = frozenset(step.op.id for step in chosen)
         if recomputed:
@@ -166,11 +174,11 @@ class RematTool(PrintingTool[RematOptions]):
     def _planned(self) -> Plan:
         if self._plan is not None:
             return self._plan
-        steps = self._measurement.ops
+        steps = self._ops
         known = len(steps) + sum(len(step.saved) for step in steps)
         if self._draft is not None and self._draft[0] == known:
             return self._draft[1]
-        memory = MemoryModel(steps, self._measurement.sizes)
+        memory = MemoryModel(steps, self._sizes)
         allowed = [i for i, step in enumerate(steps) if not step.obstacle]
         budget = self.options.to_bytes(memory.size(memory.kept(())))
         found = make_plan(memory, budget, allowed)
@@ -180,11 +188,11 @@ class RematTool(PrintingTool[RematOptions]):
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per operator that allocates or keeps memory.
 
-        ``saved_bytes``: kept memory that it made; ``cost_us``, or ``cost_ops`` where no time was
-        measured; ``recompute``; ``reason`` why it cannot be recomputed.
+        ``saved_bytes``: kept memory that it made; ``cost_us``, the time of one execution;
+        ``recompute``; ``reason`` why it cannot be recomputed.
         """
         found = self._planned()
-        steps, sizes = self._measurement.ops, self._measurement.sizes
+        steps, sizes = self._ops, self._sizes
         kept = {piece for step in steps for piece in step.saved}
         rows = []
         for i, step in enumerate(steps):
@@ -194,9 +202,7 @@ class RematTool(PrintingTool[RematOptions]):
                 {
                     **step.op.row(),
                     "saved_bytes": sum(sizes[piece] for piece in kept.intersection(step.made)),
-                    "cost_us": None,
-                    "cost_ops": None,
-                    f"cost_{self._measurement.unit}": step.cost,
+                    "cost_us": step.cost,
                     "recompute": i in found.recomputed,
                     "reason": step.obstacle,
                 }
@@ -211,7 +217,7 @@ class RematTool(PrintingTool[RematOptions]):
         found for any limit. ``extra_cost`` is a fraction of the forward pass.
         """
         found = self._planned()
-        steps = self._measurement.ops
+        steps = self._ops
         total = sum(step.cost for step in steps)
         extra = sum(steps[i].cost for i in found.recomputed)
         return {
@@ -225,7 +231,6 @@ class RematTool(PrintingTool[RematOptions]):
             "is_applied": self._make is not None,
             "recomputed": len(found.recomputed),
             "extra_cost": extra / total if total else 0.0,
-            "ops_of_unknown_size": self._measurement.unknown,
             **self._targets.summary(),
         }
 
@@ -245,8 +250,6 @@ class RematTool(PrintingTool[RematOptions]):
         state = "applied" if found["is_applied"] else "planned only"
         size = functools.partial(format_quantity, unit="B")
         title = f"remat: {found['recomputed']} ops are run again ({state}); the budget {is_met}"
-        if unknown := found["ops_of_unknown_size"]:
-            title += f"; not counted: {unknown} ops whose sizes are not known before they run"
         figures = [
             (label, size(found[key]))
             for label, key in (
@@ -266,7 +269,7 @@ class RematTool(PrintingTool[RematOptions]):
                 row["id"],
                 row["type"],
                 size(row["saved_bytes"]),
-                "-" if row["cost_us"] is None else f"{row['cost_us']:.0f}",
+                f"{row['cost_us']:.0f}",
                 "again" if row["recompute"] else row["reason"] or "kept",
             )
             for row in rows
