@@ -114,19 +114,17 @@ def test_a_thread_that_ends_the_process_waits_for_nothing(amanda: Command, scrip
     )
 
 
-@pytest.mark.parametrize("is_imported", [False, True])
 def test_files_of_the_program_are_no_modules_of_ours(
-    is_imported: bool, amanda: Command, script: Script, tmp_path: Path
+    amanda: Command, script: Script, tmp_path: Path
 ) -> None:
     """A file beside the program may have the name of a package that tools use."""
-    for name in ("rich", "jinja2", "safetensors"):
+    for name in ("jinja2", "safetensors"):
         script(f"print('mine: {name}')", f"{name}.py")
-    imports = "import rich\n" if is_imported else ""
-    path = str(script(imports + OPERATORS + "import atexit, sys\natexit.register(print, len)\n"))
+    path = str(script(OPERATORS + "import atexit, sys\natexit.register(print, len)\n"))
     run = amanda("run", "-t", "count,dump", "-o", "out", "--html", path)
     assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.count("mine") == is_imported
-    assert "│ add" in run.stdout
+    assert "mine" not in run.stdout
+    assert "\n  add " in run.stdout
     names = {"count.json", "dump.json", "report.html", "dump-00000.safetensors", "dump.index.json"}
     assert {file.name for file in (tmp_path / "out").iterdir()} == names
 
@@ -135,7 +133,7 @@ def test_a_program_may_empty_the_path_of_its_imports(amanda: Command, script: Sc
     """The results are given as the command found its modules."""
     run = amanda("run", "-t", "count", str(script(OPERATORS + "import sys\nsys.path.clear()\n")))
     assert (run.returncode, run.stderr) == (0, "")
-    assert "│ add" in run.stdout
+    assert "\n  add " in run.stdout
 
 
 def test_a_program_may_leave_a_low_recursion_limit(
@@ -145,7 +143,7 @@ def test_a_program_may_leave_a_low_recursion_limit(
     text = OPERATORS + "import sys\nsys.setrecursionlimit(50)\n"
     run = amanda("run", "-t", "count", "-o", "out", str(script(text)))
     assert (run.returncode, run.stderr) == (0, "")
-    assert "│ add" in run.stdout
+    assert "\n  add " in run.stdout
     assert (tmp_path / "out" / "count.json").exists()
 
 

@@ -159,17 +159,6 @@ def test_doctor_names_what_is_wrong(amanda: Command, site: Path) -> None:
     ]
 
 
-def test_core_alone_needs_no_rich(amanda: Command, site: Path) -> None:
-    """Without rich everything works but the tools that print with it."""
-    (site / "rich.py").write_text("raise ImportError('rich is not here')\n")
-    (site / "program.py").write_text("import minigrad as mg\na = mg.MiniTensor(1)\nmg.add(a, a)\n")
-    where = {"PYTHONPATH": str(site), **ALONE}
-    for command in ("tools", "drivers", "doctor", "--help", "--version"):
-        assert amanda(command, **where).returncode == 0
-    run = amanda("run", "-t", "largest", str(site / "program.py"), **where)
-    assert (run.returncode, run.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("command", ["tools", "drivers", "--help", "--version"])
 def test_commands_import_no_framework(command: str, python: Command) -> None:
     """Listing plugins imports neither torch nor TensorFlow; numpy only where tools use it."""

@@ -346,8 +346,7 @@ def test_results_that_cannot_be_written_at_the_end_are_named(
 def test_a_reader_that_goes_away_is_no_error(
     tool: str, environment: dict[str, str], script: Script, tmp_path: Path
 ) -> None:
-    """``amanda run ... | head`` ends quietly with the program's exit status, also under a tool that
-    prints with rich, which would end Python by a ``SystemExit`` of its own."""
+    """``amanda run ... | head`` ends quietly with the program's exit status."""
     path = script(MINIGRAD)
     command = f"{sys.executable} -m amanda run -t {tool} {path} | true; exit ${{PIPESTATUS[0]}}"
     run = subprocess.run(

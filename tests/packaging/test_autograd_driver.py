@@ -12,7 +12,7 @@ import pytest
 from tests.packaging.environments import ROOT, Environment, created, install
 
 PACKAGE = Path(__file__).parent / "autograd_driver"
-OF_TOOLS = ("jinja2", "rich", "safetensors", "xxhash")
+OF_TOOLS = ("jinja2", "safetensors", "xxhash")
 
 PROGRAM = """
 import numpy

@@ -35,7 +35,7 @@ OF_CORE = ("attrs", "importlib-metadata", "pluggy")
 DEPENDENCIES = (
     *OF_CORE,
     *("hatchling", "torch"),
-    *("jinja2", "numpy", "rich", "safetensors", "xxhash"),
+    *("jinja2", "numpy", "safetensors", "xxhash"),
 )
 
 MODES = ("wheel", "editable")
@@ -138,7 +138,7 @@ def test_our_driver_and_tools_run(environment: Environment) -> None:
 
 
 def test_core_alone_works(core_alone: Environment) -> None:
-    """Without drivers, tools and rich the commands say what to install."""
+    """Without drivers and tools the commands say what to install."""
     (core_alone.folder / "program.py").write_text("print('never')")
     tools = core_alone.run("amanda", "tools")
     assert (tools.returncode, tools.stdout) == (

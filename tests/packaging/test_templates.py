@@ -12,7 +12,7 @@ from tests.packaging.environments import ROOT, Environment, created, install
 
 TEMPLATES = ROOT / "amanda-core" / "templates"
 NAMES = ("tool-package", "driver-package")
-OF_TOOLS = ("jinja2", "rich", "safetensors", "xxhash")
+OF_TOOLS = ("jinja2", "safetensors", "xxhash")
 
 PROGRAM = """
 import minigrad

@@ -1,4 +1,4 @@
-"""The base class for tools whose tables are printed with rich, as those of this package are.
+"""The base class of the tools of this package, for other packages' tools.
 
 ::
 
@@ -7,7 +7,8 @@
 
     class ZerosTool(PrintingTool[ZerosOptions]): ...
 
-It is ``amanda.tools.reporting.ReportingTool`` with another ``print_summary()``.
+It is ``amanda.tools.reporting.ReportingTool`` with CSV files (option ``csv``) and a page
+of the results in notebooks.
 """
 
 from amanda_tools._bases.printing import PrintingTool

@@ -1,35 +1,22 @@
-"""Base class of the tools of this package: summaries are printed as tables with rich, and notebooks
-show a tool as a page of its results."""
+"""Base class of the tools of this package: CSV files, and a page of the results in notebooks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 from amanda.files import plain_data
 from amanda.results import RunReport, ToolReport
 from amanda.tool import vanilla
 from amanda.tools.reporting import ReportingTool
 from amanda_tools._output.csv_files import write_rows
-from amanda_tools._output.private_imports import with_private_import
 
 OptionsT = TypeVar("OptionsT")
 
 
 class PrintingTool(ReportingTool[OptionsT]):
-    """A reporting tool whose tables are printed with rich."""
-
-    def print_summary(self, file: TextIO) -> None:
-        """Print the tables; with colours and to the terminal's width if `file` is a terminal."""
-        tables = list(self.tables())
-
-        def print_them() -> None:
-            from amanda_tools._bases.rich_tables import print_tables
-
-            print_tables(tables, file)
-
-        with_private_import("rich", print_them)
+    """A reporting tool that writes its rows as CSV, and that notebooks show as a page."""
 
     def csv_rows(self) -> list[dict[str, Any]]:
         """Return the rows of the CSV file; those of the operators unless overridden."""
