@@ -180,7 +180,7 @@ def test_a_limit_of_the_size_of_files_is_no_end_of_the_program(tmp_path: Path) -
             "for i in range(300): model(torch.rand(20, 4))"
         )
     )
-    done = run(tmp_path, "-t", "dump,profile:flame=false", "-o", "out", "program.py")
+    done = run(tmp_path, "-t", "dump,profile", "-o", "out", "program.py")
     assert done.returncode == 0, done.stderr
     assert "the end" in done.stdout
     assert "dump: temporary files cannot be written" in done.stdout

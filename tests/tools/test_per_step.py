@@ -18,7 +18,7 @@ from torch import nn
 
 import amanda
 from amanda.tools.reporting import ReportingTool, StepFigures
-from amanda_tools._timelines.timeline import Collections
+from amanda_tools._timelines.garbage_collections import Collections
 from amanda_tools.count import CountTool
 from amanda_tools.flops import FlopsTool
 from amanda_tools.kernels import KernelsTool
@@ -278,4 +278,4 @@ def test_a_collection_is_taken_off_the_spans_around_it() -> None:
     found = collections.subtract_gc_pauses(records)
     assert records[:, 2].tolist() == [70, 100, 100, 100]
     assert found.tolist() == [[-2, 120, 30, thread]]
-    assert (collections.total.calls, collections.total.nanoseconds) == (1, 30)
+    assert (collections.calls, collections.nanoseconds) == (1, 30)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 from torch import nn
@@ -24,63 +23,6 @@ from amanda_tools import profile
 from amanda_tools.profile import ProfileTool
 from tests import models
 from tests.running import applied
-
-_UNITS = ["none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"]
-
-SPEEDSCOPE: dict[str, Any] = {
-    "type": "object",
-    "required": ["$schema", "shared", "profiles"],
-    "properties": {
-        "$schema": {"const": "https://www.speedscope.app/file-format-schema.json"},
-        "name": {"type": "string"},
-        "exporter": {"type": "string"},
-        "activeProfileIndex": {"type": "integer"},
-        "shared": {
-            "type": "object",
-            "required": ["frames"],
-            "properties": {
-                "frames": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["name"],
-                        "properties": {
-                            "name": {"type": "string"},
-                            "file": {"type": "string"},
-                            "line": {"type": "number"},
-                            "col": {"type": "number"},
-                        },
-                    },
-                }
-            },
-        },
-        "profiles": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": [
-                    *("type", "name", "unit", "startValue", "endValue", "samples", "weights")
-                ],
-                "properties": {
-                    "type": {"const": "sampled"},
-                    "name": {"type": "string"},
-                    "unit": {"enum": _UNITS},
-                    "startValue": {"type": "number"},
-                    "endValue": {"type": "number"},
-                    "samples": {
-                        "type": "array",
-                        "items": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-                    },
-                    "weights": {"type": "array", "items": {"type": "number"}},
-                },
-                "additionalProperties": False,
-            },
-        },
-    },
-    "additionalProperties": False,
-}
-"""The files that speedscope reads, as its schema of "sampled" profiles has them:
-https://www.speedscope.app/file-format-schema.json, fields and types only."""
 
 
 def saved_by_torch(run: Callable[[], Any], model: nn.Module) -> int:
@@ -233,66 +175,17 @@ def test_tables_by_type_and_module() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    """A table, a flame graph of modules whose weights are the times, and a timeline."""
+    """A table and a timeline."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     tool = applied(ProfileTool(), lambda: model(torch.rand(1, 4)).sum().backward())
     paths = tool.write_files(tmp_path, "profile")
-    assert [path.name for path in paths] == [
-        "profile.csv", "profile.speedscope.json", "profile.timeline.json",
-    ]  # fmt: skip
+    assert [path.name for path in paths] == ["profile.csv", "profile.timeline.json"]
     with paths[0].open(newline="") as file:
         assert [row["id"] for row in csv.DictReader(file)] == [r["id"] for r in tool.op_rows()]
-    flame = json.loads(paths[1].read_text())
-    names = [frame["name"] for frame in flame["shared"]["frames"]]
-    forward, backward, *others = flame["profiles"]
-    assert [one["name"] for one in (forward, backward)] == ["forward", "backward"]
-    stacks = [[names[i] for i in sample] for sample in forward["samples"]]
-    assert ["Sequential", "0", "linear"] in stacks
-    stacks = [[names[i] for i in sample] for sample in backward["samples"]]
-    assert ["Sequential (backward)", "1", "relu_backward"] in stacks
-    for one in (forward, backward, *others):
-        rows = [row for row in tool.op_rows() if row["phase"] == one["name"]]
-        assert sum(one["weights"]) == pytest.approx(sum(row["seconds"] for row in rows))
-    assert len({one["name"] for one in flame["profiles"]}) == len(flame["profiles"])
-    assert json.loads(paths[2].read_text())["traceEvents"]
+    assert json.loads(paths[1].read_text())["traceEvents"]
     assert json.loads(json.dumps(tool.result())) == tool.result()
-    nothing = applied(ProfileTool(csv=False, flame=False, timeline=False), lambda: torch.rand(1))
+    nothing = applied(ProfileTool(csv=False, timeline=False), lambda: torch.rand(1))
     assert list(nothing.write_files(tmp_path, "profile")) == []
-
-
-def test_flame_graphs_have_the_form_that_speedscope_reads(tmp_path: Path) -> None:
-    """One weight for each sample, whose numbers are those of frames."""
-    tool = applied(ProfileTool(), lambda: nn.Linear(4, 4)(torch.rand(1, 4)).sum().backward())
-    [path] = tool.write_files(tmp_path, "profile")[1:2]
-    flame = json.loads(path.read_text())
-    jsonschema.validate(flame, SPEEDSCOPE)
-    for one in flame["profiles"]:
-        assert len(one["samples"]) == len(one["weights"])
-        assert {i for sample in one["samples"] for i in sample} <= set(
-            range(len(flame["shared"]["frames"]))
-        )
-        assert one["endValue"] - one["startValue"] == pytest.approx(sum(one["weights"]))
-
-
-def test_a_flame_graph_of_the_model_holds_no_setup(tmp_path: Path) -> None:
-    """What builds the model and what changes it are profiles of their own, behind the model's."""
-
-    def train() -> None:
-        model = nn.Linear(4, 4)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        model(torch.rand(1, 4)).sum().backward()
-        optimizer.step()
-
-    [path] = applied(ProfileTool(), train).write_files(tmp_path, "profile")[1:2]
-    flame = json.loads(path.read_text())
-    names = [frame["name"] for frame in flame["shared"]["frames"]]
-    found = {
-        one["name"]: {names[sample[-1]] for sample in one["samples"]} for one in flame["profiles"]
-    }
-    assert list(found)[:4] == ["forward", "backward", "optimizer", "setup"]
-    assert "linear" in found["forward"]
-    assert "uniform" in found["setup"]
-    assert "uniform" not in found["forward"]
 
 
 def test_the_memory_of_a_device_or_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

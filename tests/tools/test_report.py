@@ -16,7 +16,7 @@ import torch
 import amanda
 from amanda.results import Chart, RunReport, Table, ToolReport
 from amanda_tools._output import report
-from amanda_tools._output.chart_data import (
+from amanda_tools._output.ranked_charts import (
     BOTH_DIRECTIONS,
     rank_groups,
     rank_modules,

@@ -11,7 +11,6 @@ import attrs
 
 from amanda import OpContext
 from amanda.driver import Driver
-from amanda.files import write_json
 from amanda.inline import MemoryChange, MemoryUse
 from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
@@ -31,13 +30,12 @@ from amanda_tools._operators.op_table import has_activation
 from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._operators.saved_tensors import saved_tensors
 from amanda_tools._operators.source_lines import source_of
-from amanda_tools._output.chart_data import lines_over_steps, rank_modules
+from amanda_tools._output.ranked_charts import lines_over_steps, rank_modules
 from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.memory import device_bytes, synchronize
 from amanda_tools._timelines.timeline import Stretch, Timeline, Total
 from amanda_tools._values.shapes import total_bytes
-from amanda_tools.profile.speedscope import flame_graph
 
 __all__ = ["ProfileOptions", "ProfileTool"]
 
@@ -56,7 +54,6 @@ class ProfileOptions(PhaseOptions):
             not of its launch; slower.
         memory: sample the memory in use before and after each execution.
         timeline: also write a timeline for Perfetto.
-        flame: also write a flame graph for speedscope.app.
         csv: also write the rows of all operators as a table.
         limit: executions that the timeline keeps.
     """
@@ -66,7 +63,6 @@ class ProfileOptions(PhaseOptions):
     sync: bool = False
     memory: bool = True
     timeline: bool = True
-    flame: bool = True
     csv: bool = True
     limit: int = attrs.field(
         default=5_000_000,
@@ -354,13 +350,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         )
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.csv``, ``<stem>.speedscope.json`` and ``<stem>.timeline.json``."""
+        """Write ``<stem>.csv`` and ``<stem>.timeline.json``."""
         written = [*super().write_files(folder, stem)]
-        if self.options.flame:
-            written.append(folder / f"{stem}.speedscope.json")
-            totals = self.timeline.totals()
-            pairs = [(op, totals[i].seconds) for i, op in self._ops.items() if i in totals]
-            write_json(written[-1], flame_graph(pairs, stem))
         if self.options.timeline:
             written.append(folder / f"{stem}.timeline.json")
             chrome.write(self.timeline, self._sources, written[-1])

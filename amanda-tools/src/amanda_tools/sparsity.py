@@ -13,7 +13,7 @@ from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, place
 from amanda.tools.reporting import applies_if
 from amanda_tools._bases.watching import KINDS, WatchedTensor, WatchingOptions, WatchingTool
-from amanda_tools._output.chart_data import rank_groups
+from amanda_tools._output.ranked_charts import rank_groups
 from amanda_tools._values.moments import Moments
 from amanda_tools._values.tensors import Array
 

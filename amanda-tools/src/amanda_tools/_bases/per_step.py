@@ -12,7 +12,7 @@ from typing import Any
 
 from amanda.results import Chart
 from amanda.tools.description import place
-from amanda_tools._output.chart_data import (
+from amanda_tools._output.ranked_charts import (
     BOTH_DIRECTIONS,
     forward_types,
     rank_groups,

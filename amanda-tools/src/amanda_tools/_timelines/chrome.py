@@ -18,7 +18,8 @@ import attrs
 
 from amanda.files import replaced
 from amanda.tools.description import OpDescription
-from amanda_tools._timelines.timeline import Collection, MemorySample, Timeline, TimelineSpan
+from amanda_tools._timelines.garbage_collections import Collection
+from amanda_tools._timelines.timeline import MemorySample, Timeline, TimelineSpan
 
 _MODULES = 1 << 31
 """Added to a thread's id for the id of the track with its modules."""

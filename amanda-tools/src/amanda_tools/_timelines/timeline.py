@@ -19,10 +19,7 @@ operator id, ``timeline.records()`` the spans.
 from __future__ import annotations
 
 import array
-import functools
-import gc
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,18 +27,16 @@ from typing import IO
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from amanda import OpContext
 from amanda.driver import Driver
 from amanda.inline import Log, Timer, resident_bytes
 from amanda.tools.description import OpDescription, describe
 from amanda_tools._operators.routines import insert_after, insert_before
+from amanda_tools._timelines.garbage_collections import COLLECTION, Collection, Collections, Numbers
 from amanda_tools._timelines.graph_nodes import note_nodes
 from amanda_tools._timelines.graph_times import GraphTimes
 from amanda_tools._timelines.memory import device_bytes
-
-Numbers = npt.NDArray[np.int64]
 
 _WAITING = 4 * 1024
 """Numbers in the list of recent records, four per record, that trigger counting them."""
@@ -93,21 +88,6 @@ class MemorySample:
     time: int
     resident: int
     device: int
-
-
-@attrs.frozen
-class Collection:
-    """A garbage collection of Python.
-
-    Attributes:
-        start: nanoseconds since the timeline began.
-        duration: nanoseconds.
-        thread: native id of the thread.
-    """
-
-    start: int
-    duration: int
-    thread: int
 
 
 @attrs.define
@@ -184,81 +164,6 @@ class Sums:
         """Return the totals by operator number, up to the highest number that was added."""
         rows = zip(*(column.tolist() for column in self._columns), strict=True)
         return [Total(*row) for row in rows]
-
-
-_COLLECTION = -2
-"""Number in the records of garbage collections, in place of an operator's number."""
-
-
-class Collections:
-    """The garbage collections of Python, which may begin within any operator.
-
-    Attributes:
-        total: sums over the collections that :meth:`subtract_gc_pauses` has seen.
-    """
-
-    def __init__(self) -> None:
-        self.total = Total()
-        self._waiting: list[tuple[int, int, int]] = []
-        self._started = 0
-        # Weakly, for a tool that is given up within a scope.
-        self._note = functools.partial(_note_collection, weakref.ref(self))
-
-    def begin(self) -> None:
-        """Start recording collections."""
-        if self._note not in gc.callbacks:
-            gc.callbacks.append(self._note)
-
-    def end(self) -> None:
-        """Stop recording collections."""
-        if self._note in gc.callbacks:
-            gc.callbacks.remove(self._note)
-
-    def note(self, phase: str, now: int) -> None:
-        """Record the start or stop of a collection; collections do not overlap.
-
-        Args:
-            phase: ``start`` or ``stop``, as in callbacks of :mod:`gc`.
-            now: ``time.perf_counter_ns()``.
-        """
-        if phase == "start":
-            self._started = now
-        elif self._started:
-            self._waiting.append((self._started, now, threading.get_native_id()))
-            self._started = 0
-
-    def subtract_gc_pauses(self, records: Numbers) -> Numbers:
-        """Subtract the collections recorded since the last call from operators around them.
-
-        Args:
-            records: number, start, duration and thread of each operator, of shape (n, 4); changed
-                in place.
-
-        Returns:
-            A record for each collection, in the same form.
-        """
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return np.zeros((0, 4), np.int64)
-        found = np.array(
-            [(_COLLECTION, start, end - start, thread) for start, end, thread in waiting], np.int64
-        ).reshape(-1, 4)
-        for _, start, duration, thread in found.tolist():
-            is_around = (records[:, 0] >= 0) & (records[:, 3] == thread)
-            is_around &= records[:, 1] <= start
-            is_around &= records[:, 1] + records[:, 2] >= start + duration
-            records[is_around, 2] -= duration
-            total = self.total
-            total.calls += 1
-            total.nanoseconds += duration
-        return found
-
-
-def _note_collection(reference: weakref.ref[Collections], phase: str, _: dict[str, int]) -> None:
-    """Note the start or stop of a collection; called by :mod:`gc`."""
-    collections = reference()
-    if collections is not None:
-        collections.note(phase, time.perf_counter_ns())
 
 
 class Timeline(Log):
@@ -475,7 +380,7 @@ class Timeline(Log):
     ) -> Iterator[TimelineSpan | MemorySample | Collection]:
         for i in range(0, len(numbers), 4):
             number, first, second, third = numbers[i : i + 4]
-            if number == _COLLECTION:
+            if number == COLLECTION:
                 yield Collection(first, second, third)
             elif number < 0:
                 yield MemorySample(first, second, third)
@@ -501,7 +406,7 @@ class Timeline(Log):
         sums.add(spans[:, 0], spans[:, 2])
         pairs = zip(self._ops, sums.totals(), strict=False)
         ordered = array.array("q", spans[np.argsort(spans[:, 1], kind="stable")].tobytes())
-        pauses = records[records[:, 0] == _COLLECTION, 2]
+        pauses = records[records[:, 0] == COLLECTION, 2]
         return Stretch(
             totals={op.id: total for op, total in pairs if total.calls},
             spans=[span for span in self._parsed(ordered) if isinstance(span, TimelineSpan)],
@@ -513,7 +418,7 @@ class Timeline(Log):
     def collections(self) -> Total:
         """Sums over the garbage collections, which are not part of any operator's time."""
         self._take()
-        return self._collections.total
+        return Total(self._collections.calls, self._collections.nanoseconds)
 
     @property
     def spans(self) -> list[TimelineSpan]:

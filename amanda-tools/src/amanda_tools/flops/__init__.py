@@ -35,7 +35,7 @@ from amanda_tools._operators.op_table import (
 from amanda_tools._operators.parameters import Parameters, UsedParameter
 from amanda_tools._operators.peaks import peak_of_device
 from amanda_tools._operators.signature import CallShapes, OpSignature
-from amanda_tools._output.chart_data import (
+from amanda_tools._output.ranked_charts import (
     forward_types,
     lines_over_steps,
     rank_groups,

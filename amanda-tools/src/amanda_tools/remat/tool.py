@@ -20,7 +20,7 @@ from amanda_tools._bases.phases import other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.saved_tensors import node_of
 from amanda_tools._operators.targets import Targets
-from amanda_tools._output.chart_data import rank_modules
+from amanda_tools._output.ranked_charts import rank_modules
 from amanda_tools._output.units import format_quantity
 from amanda_tools.remat.options import RematOptions
 from amanda_tools.remat.plan import MeasuredOp, MemoryModel, Plan, make_plan
