@@ -137,7 +137,7 @@ class Rows:
 
     def critical(
         self, values: Array, theta: float, *, relative: bool = False
-    ) -> tuple[list[Array], Array]:
+    ) -> tuple[list[Array], int]:
         """Select the critical products of all rows.
 
         Args:
@@ -146,11 +146,10 @@ class Rows:
             relative: `values` are multiples of the rows' sums.
 
         Returns:
-            For each operand the indices in the operator's input, and the products: row times
-            :attr:`width` plus position in the row.
+            For each operand the indices in the operator's input, and the number of products.
         """
         marks = [np.zeros(operand.values.size, bool) for operand in self.operands]
-        found = [np.zeros(0, np.int64)]
+        count = 0
         step = max(1, _CHUNK // self.width)
         for start in range(0, len(values), step):
             places, products = self.products(slice(start, start + step))
@@ -160,9 +159,9 @@ class Rows:
             mask = select_critical(products, wanted, theta)
             for mark, place in zip(marks, places, strict=True):
                 mark[place[mask]] = True
-            found.append(np.flatnonzero(mask) + start * self.width)
+            count += int(np.count_nonzero(mask))
         inputs = [o.inputs(np.flatnonzero(m)) for o, m in zip(self.operands, marks, strict=True)]
-        return inputs, np.concatenate(found)
+        return inputs, count
 
     def products(self, part: slice) -> tuple[list[Array], Array]:
         """Return indices and products of some rows."""
@@ -174,9 +173,8 @@ class Rows:
             products = products * operand.values[place]
         return places, products
 
-    def largest(self) -> tuple[Array, Array]:
-        """Return for each row the largest element, at ties the first: index in the input, and
-        column."""
+    def largest(self) -> Array:
+        """Return for each row the index in the input of the largest element, at ties the first."""
         [operand] = self.operands
         step = max(1, _CHUNK // self.width)
         best = [np.zeros(0, np.int64)]
@@ -185,4 +183,4 @@ class Rows:
             best.append(values.argmax(axis=1))
         columns = np.concatenate(best)
         places = self.bases[0] + self.offsets[0][columns]
-        return (places if operand.source is None else operand.source[places]), columns
+        return places if operand.source is None else operand.source[places]
