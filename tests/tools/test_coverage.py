@@ -215,14 +215,14 @@ def test_figures_add_up() -> None:
             assert (found["ops"], found["of_ops"]) == (len(mine), len(own))
             assert found["executions"] == sum(row["executions"] for row in mine)
             assert found["share"] == len(mine) / len(own)
-            for key in ("type", "module"):
-                groups = summary[f"by_{key}"][way].values()
-                assert sum(group["seen_by"].get(name, 0) for group in groups) == len(mine)
     assert {row["executions"] for row in rows if row["type"] == "conv2d"} == {2}
     # The paper, section 6.4: residual additions and accumulations are missed.
-    convolutions = summary["by_type"]["forward"]["conv2d"]
-    assert convolutions["seen_by"]["module_hooks"] == convolutions["ops"] == 20
-    assert "module_hooks" not in summary["by_type"]["backward"]["accumulate_grad"]["seen_by"]
+    convolutions = [r for r in rows if r["type"] == "conv2d"]
+    assert len(convolutions) == 20
+    assert all("module_hooks" in row["seen_by"] for row in convolutions)
+    accumulations = [row for row in rows if row["type"] == "accumulate_grad"]
+    assert len(accumulations) > 20
+    assert all("module_hooks" not in row["seen_by"] for row in accumulations)
     additions = [r for r in rows if r["type"] == "add" and r["direction"] == "forward"]
     assert len(additions) >= 8
     assert all("module_hooks" not in row["seen_by"] for row in additions)

@@ -188,17 +188,6 @@ def test_a_limit_of_the_size_of_files_is_no_end_of_the_program(tmp_path: Path) -
     assert not [p for p in (tmp_path / "out").iterdir() if p.name.startswith(".")]
 
 
-def test_a_link_for_a_folder_of_results_is_not_followed(tmp_path: Path) -> None:
-    """The event files of TensorBoard have a folder in the folder of the results."""
-    pytest.importorskip("tensorboard")
-    tool = amanda.tools.load("stats")(tensorboard=True, csv=False)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "stats.tensorboard").symlink_to(tmp_path / "other")
-    with pytest.raises(FileExistsError, match=r"a link.*stats\.tensorboard"):
-        tool.write_files(tmp_path, "stats")
-    assert os.listdir(tmp_path / "other") == []
-
-
 def test_a_standard_output_that_is_full_changes_no_status(tmp_path: Path) -> None:
     """The summary is lost, and said to be; what the program has printed has its own status."""
     (tmp_path / "program.py").write_text("import torch")

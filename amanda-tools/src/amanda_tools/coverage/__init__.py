@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import operator
+import collections
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -16,9 +16,6 @@ from amanda.tools.graph_tracing import GraphTracingTool
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools.coverage.peers import Peer, make_peers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["CoverageOptions", "CoverageTool"]
 
@@ -76,7 +73,6 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         self.add_inst_for_op(self._analyse_backward, backward=True)
-        self.add_inst_for_op(self._analyse_gradients, backward=True, require_outputs=True)
 
     # -- life cycle -------------------------------------------------------
 
@@ -123,10 +119,6 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         op = self._covered(context, ())
         context.insert_before_backward_op(op.count, grad_outputs=[])
 
-    def _analyse_gradients(self, context: OpContext) -> None:
-        for peer in self._peers_of(context.namespace.tags[0]):
-            peer.look_at_gradients(context)
-
     def _covered(self, context: OpContext, peers: Sequence[Peer]) -> CoveredOp:
         op = describe(context)
         # An operator may be analysed again (in another scope, without the cache): keep its count.
@@ -152,24 +144,15 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         ]
 
     def summary(self) -> dict[str, Any]:
-        """The operators of its framework that each mechanism sees, in total and by type and module.
+        """The operators of its framework that each mechanism sees.
 
         ``mechanisms``: name to ``how`` ("measured", "derived"; Amanda: "measured") and, for
         ``forward`` and ``backward`` each, ``ops`` and ``executions`` seen, ``of_ops`` and
         ``of_executions`` that there are, and ``share``, a fraction of the operators, null without
         any. ``in_modules`` is the same for operators that modules or functions run: without the
-        initialization of weights, optimizers and the like. ``by_type`` and ``by_module``:
-        direction, then type or module, to ``ops``, ``executions`` and ``seen_by``, operators by
-        mechanism.
+        initialization of weights, optimizers and the like.
         """
-        rows = self.op_rows()
-        found: dict[str, Any] = {"mechanisms": self._seen_by_each(rows)}
-        for key in ("type", "module"):
-            found[f"by_{key}"] = {
-                direction: _grouped(_in(rows, direction), operator.itemgetter(key))
-                for direction in DIRECTIONS
-            }
-        return found
+        return {"mechanisms": self._seen_by_each(self.op_rows())}
 
     def _seen_by_each(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return what each mechanism sees of the operators of its framework."""
@@ -211,12 +194,12 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         self, rows: Iterable[Mapping[str, Any]], direction: str, names: Sequence[str]
     ) -> Table:
         by = self.options.by
-        groups = _grouped(
-            rows, lambda row: self._ops[row["id"]].op.place if by == "module" else row[by]
-        )
+        groups: dict[str, collections.Counter[str]] = {}
+        for row in rows:
+            group = self._ops[row["id"]].op.place if by == "module" else row[by]
+            groups.setdefault(group, collections.Counter()).update(row["seen_by"])
         lines = [
-            (group, counts["ops"], *(counts["seen_by"].get(name, 0) for name in names))
-            for group, counts in groups.items()
+            (group, *map(counts.__getitem__, (OURS, *names))) for group, counts in groups.items()
         ]
         # Those of which a mechanism misses the most operators first.
         lines.sort(key=lambda line: min(line[2:], default=line[1]) - line[1])
@@ -274,20 +257,6 @@ def _figures(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
         "of_executions": sum(row["executions"] for row in rows),
         "share": len(seen) / len(rows) if rows else None,
     }
-
-
-def _grouped(
-    rows: Iterable[Mapping[str, Any]], key: Callable[[Mapping[str, Any]], str]
-) -> dict[str, dict[str, Any]]:
-    """Count operators, executions and operators seen, by `key`."""
-    groups: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        group = groups.setdefault(key(row), {"ops": 0, "executions": 0, "seen_by": {}})
-        group["ops"] += 1
-        group["executions"] += row["executions"]
-        for name in row["seen_by"]:
-            group["seen_by"][name] = group["seen_by"].get(name, 0) + 1
-    return groups
 
 
 def _label(name: str, how: str) -> str:

@@ -47,9 +47,6 @@ class Peer(abc.ABC):
     def look_at_outputs(self, context: OpContext) -> None:
         """Analysis after a forward operator."""
 
-    def look_at_gradients(self, context: OpContext) -> None:
-        """Analysis after a backward operator."""
-
     def executed(self, op_id: str) -> None:
         """Called at each execution of a forward operator."""
 

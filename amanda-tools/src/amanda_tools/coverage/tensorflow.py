@@ -1,10 +1,8 @@
-"""Which operators Keras layers show, and which ones a graph lists."""
+"""Which operators Keras layers show."""
 
 from __future__ import annotations
 
 import collections
-import weakref
-from typing import Any
 
 from amanda import OpContext
 from amanda.tools.graph_tracing import Graph, TracedOp
@@ -67,39 +65,4 @@ def _without_data(graph: Graph) -> set[str]:
     return static
 
 
-class GraphOperations(Peer):
-    """Operators that ``get_operations()`` of the executed graph lists.
-
-    It lists operators of both directions, but not those within called functions, loops and
-    branches, which are graphs of their own. Operators that run eagerly are in no graph. An operator
-    in a called graph has a node name with the path that leads to it, and a name without.
-    """
-
-    name = "graph_operations"
-    framework = "tensorflow"
-    how = "derived"
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def look_at_outputs(self, context: OpContext) -> None:
-        path = context.get_node_name().partition("/")[2]
-        if context.runs_at_once or path != context.get_op().name:
-            return
-        self._seen.add(context.get_op_id())
-        self._graphs.update(t.graph for t in context.get_outputs() or () if t is not None)
-
-    def look_at_gradients(self, context: OpContext) -> None:
-        # The gradient of a call is a call, too, whose operators the graph does not list.
-        if context.runs_at_once or context.get_op_id() not in self._seen:
-            return
-        tensors = [tensor for tensor in context.get_grad_inputs() or () if tensor is not None]
-        if all(tensor.graph in self._graphs for tensor in tensors):
-            self._seen.add(str(context.get_backward_op_id()))
-
-    def seen(self) -> frozenset[str]:
-        return frozenset(self._seen)
-
-
-PEERS = (KerasLayers, GraphOperations)
+PEERS = (KerasLayers,)

@@ -11,10 +11,15 @@ import attrs
 
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE
-from amanda_tools._bases.watching import KINDS, WatchedTensor, WatchingOptions, WatchingTool
-from amanda_tools._output.event_files import require_tensorboard
+from amanda_tools._bases.watching import (
+    KINDS,
+    Sample,
+    WatchedTensor,
+    WatchingOptions,
+    WatchingTool,
+)
+from amanda_tools._output.csv_files import write_table
 from amanda_tools._values.moments import Moments
-from amanda_tools.stats.writers import write_csv, write_tensorboard
 
 __all__ = ["StatsOptions", "StatsTool"]
 
@@ -25,15 +30,9 @@ class StatsOptions(WatchingOptions):
 
     Attributes:
         csv: write the series, a line per sample.
-        tensorboard: write the series and the histograms for TensorBoard.
     """
 
     csv: bool = True
-    tensorboard: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        if self.tensorboard:
-            require_tensorboard()
 
 
 class StatsTool(WatchingTool[StatsOptions]):
@@ -126,15 +125,13 @@ class StatsTool(WatchingTool[StatsOptions]):
             yield from _sizes(f"sizes of the elements of the {kind}", moments)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.csv`` and the event file in ``<stem>.tensorboard``."""
-        written = []
-        if self.options.csv:
-            written.append(folder / f"{stem}.csv")
-            write_csv(written[-1], self.series)
-        if self.options.tensorboard:
-            place = folder / f"{stem}.tensorboard"
-            written.append(write_tensorboard(place, self.series, self.watched.values()))
-        return written
+        """Write ``<stem>.csv``, a line per sample."""
+        if not self.options.csv:
+            return []
+        path = folder / f"{stem}.csv"
+        names = [field.name for field in attrs.fields(Sample)]
+        write_table(path, names, map(attrs.astuple, self.series))
+        return [path]
 
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
