@@ -131,23 +131,21 @@ class InjectTool(TargetingTool[InjectOptions]):
     ) -> Campaign:
         """Run a program many times, each time with faults in one execution; return all trials.
 
-        An execution is drawn with a probability proportional to its number of elements, so that
-        with ``count=1`` every element is equally likely. A trial depends on the seed and its number
-        alone: a campaign that was interrupted continues as if it had not been.
+        An execution is drawn with a probability proportional to its number of elements:
+        ``count=1`` makes every element equally likely. A trial depends on seed and number alone.
 
         Args:
             run: runs the program, deterministically, and returns its output: arrays, tensors, or
                 lists, tuples and mappings of them.
             trials: number of trials in the end, those in the file included.
-            is_wrong: takes the output without faults and the one with faults, and returns True for
-                a wrong answer; by default one whose argmax along the last axis differs.
+            is_wrong: True for a wrong answer, from the output without faults and the one with them;
+                by default one whose argmax along the last axis differs.
             path: a file that gets one line of JSON per trial; trials in it are not run again.
             progress: called with the number of trials done and the number of all.
 
         Raises:
             ValueError: `trials` is not positive.
-            AmandaError: the file belongs to another campaign, no operator was met, or `run` is not
-                deterministic.
+            AmandaError: a file of another campaign, no operator met, or `run` not deterministic.
         """
         if trials < 1:
             raise ValueError(f"inject: trials={trials} is not positive")

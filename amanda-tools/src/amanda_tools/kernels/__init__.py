@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,13 +19,7 @@ from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines.activities import Activity, ProfilerRecording
 from amanda_tools.kernels import timeline_file
-from amanda_tools.kernels.recordings import (
-    ProfilerRecorder,
-    check_drivers,
-    framework_of,
-    has_profiler,
-    recorder_for,
-)
+from amanda_tools.kernels.recordings import MODULES, ProfilerRecorder
 
 _TYPES, _KERNELS = 12, 9
 """Bars of the chart, and kernels in it that have a colour of their own."""
@@ -76,7 +71,6 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         self._ops: dict[str, OpDescription] = {}
         self._recorders: dict[str, ProfilerRecorder] = {}
         self._problems: list[str] = []
-        self._is_entered = False
         self.depends_on(MappingTool.standard())
         for backward in (False, True):
             self.add_inst_for_op(self._analyse, backward=backward)
@@ -88,20 +82,18 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         """Start the profilers of the drivers' frameworks.
 
         Raises:
-            CapabilityError: a driver has no profiler, or the profiler is in use.
+            CapabilityError: the profiler is in use.
         """
-        check_drivers(drivers, is_late=self._is_entered)
-        self._is_entered = True
-        for framework in dict.fromkeys(map(framework_of, drivers)):
+        for framework in dict.fromkeys(driver.namespace.tags[0] for driver in drivers):
             # A framework with several drivers (eager, session) has one profiler.
-            if framework and framework not in self._recorders:
-                recorder = recorder_for(framework, self.options.shapes, self.options.limit)
+            if framework in MODULES and framework not in self._recorders:
+                module = importlib.import_module(MODULES[framework])
+                recorder = module.RECORDER(self.options.shapes, self.options.limit)
                 recorder.start()
                 self._recorders[framework] = recorder
 
     def exit_scope(self) -> None:
         """Stop the profilers and take their recordings."""
-        self._is_entered = False
         recorders, self._recorders = self._recorders, {}
         for recorder in recorders.values():
             self.recording.extend(recorder.stop())
@@ -183,7 +175,8 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         found["by_kernel"] = {f"{k['name']} ({k['device']})": k for k in _merged(activities)}
         for key in ("type", "module"):
             found[f"by_{key}"] = self._grouped(key)
-        others = {op.namespace for op in self._ops.values() if not has_profiler(op.namespace)}
+        known = {op.namespace for op in self._ops.values()}
+        others = {name for name in known if name.partition("/")[0] not in MODULES}
         problems = [
             *self._problems,
             *(f"no profiler is known for {name}" for name in sorted(others)),

@@ -32,7 +32,6 @@ class TorchRecorder(ProfilerRecorder):
     While the program uses a profiler, the recorder waits.
     """
 
-    framework = "pytorch"
     running: ClassVar[TorchRecorder | None] = None
     """The recorder that uses the profiler, or waits for the program to end its own."""
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import abc
-import importlib
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Mapping
 
-from amanda import Driver, OpContext
-from amanda.errors import CapabilityError
+from amanda import OpContext
 from amanda.tools.description import OpDescription
 from amanda_tools._timelines.activities import ProfilerRecording
 
@@ -25,8 +22,6 @@ class ProfilerRecorder(abc.ABC):
         not_recorded: executions beyond the limit.
         problem: text about a failure while recording; "" without one.
     """
-
-    framework: ClassVar[str]
 
     def __init__(self, shapes: bool, limit: int) -> None:
         self.shapes = shapes
@@ -67,43 +62,8 @@ class ProfilerRecorder(abc.ABC):
         """Note names of an operator's nodes, in an analysis after it."""
 
 
-_MODULES: Mapping[str, str] = {
+MODULES: Mapping[str, str] = {
     "pytorch": "amanda_tools.kernels.pytorch",
     "tensorflow": "amanda_tools.kernels.tensorflow",
 }
-"""Framework to the module with its ``RECORDER``."""
-
-
-def has_profiler(namespace: str) -> bool:
-    """True if there is a profiler that records operators of a namespace."""
-    return namespace.partition("/")[0] in _MODULES
-
-
-def framework_of(driver: Driver) -> str:
-    """Return the framework whose profiler records for a driver; "" if there is none."""
-    return driver.namespace.tags[0] if has_profiler(driver.namespace) else ""
-
-
-def check_drivers(drivers: Sequence[Driver], *, is_late: bool) -> None:
-    """Check that the drivers of a scope can be recorded.
-
-    Args:
-        drivers: drivers that the scope begins to use.
-        is_late: their framework was imported while the program ran; then one without a profiler
-            must not end the program.
-
-    Raises:
-        CapabilityError: none of them has a profiler.
-    """
-    if drivers and not is_late and not any(map(framework_of, drivers)):
-        names = ", ".join(driver.name for driver in drivers)
-        raise CapabilityError(
-            f"tool kernels knows no profiler for the driver {names}: it records PyTorch and "
-            "TensorFlow; leave it out, the tool profile measures the time of any operator"
-        )
-
-
-def recorder_for(framework: str, shapes: bool, limit: int) -> ProfilerRecorder:
-    """Make the recorder of a framework that has one."""
-    recorder: type[ProfilerRecorder] = importlib.import_module(_MODULES[framework]).RECORDER
-    return recorder(shapes, limit)
+"""Framework, as the first tag of namespaces, to the module with its ``RECORDER``."""

@@ -19,8 +19,6 @@ from amanda_tools.kernels.recordings import ProfilerRecorder
 class TensorFlowRecorder(ProfilerRecorder):
     """Uses names of graph nodes, which kernels of graphs carry; annotates eager operators."""
 
-    framework = "tensorflow"
-
     def __init__(self, shapes: bool, limit: int) -> None:
         super().__init__(shapes, limit)
         self._recording = ProfilerUse()

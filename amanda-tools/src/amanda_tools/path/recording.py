@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
@@ -137,6 +138,7 @@ class RecordedExecution:
         is_data: for each input whether it depends on the model's input.
         written: positions of inputs that differ from what their source gave: something wrote into
             them.
+        depth: number of executions on the longest path from the model's input.
     """
 
     op: RecordedOp
@@ -145,6 +147,7 @@ class RecordedExecution:
     is_data: list[bool]
     outputs: list[Array | None] = attrs.field(factory=list)
     written: list[int] = attrs.field(factory=list)
+    depth: int = 1
 
     def is_fed(self, position: int) -> bool:
         """Decide whether an input that no operator has made is an input of the model.
@@ -263,6 +266,8 @@ class PassRecorder(Tool):
         execution = RecordedExecution(op, [], [], [])
         for link, tensor in zip(self._links(op, tensors), tensors, strict=True):
             self._read(running, execution, link, tensor)
+        sources = execution.data_sources()
+        execution.depth = 1 + max((source.depth for source, _ in sources), default=0)
         running.executions[op.about.id] = execution
 
     def _read(
@@ -357,7 +362,7 @@ def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | 
         found = [e for e in found if is_preferred(e.op)] or found
     if inside:
         return found[-1] if found else None
-    return max(reversed(found), key=_depths(executions).__getitem__, default=None)
+    return max(reversed(found), key=operator.attrgetter("depth"), default=None)
 
 
 _PREFERRED: Sequence[Callable[[RecordedOp], object]] = (
@@ -368,15 +373,6 @@ _PREFERRED: Sequence[Callable[[RecordedOp], object]] = (
     lambda op: not _JUDGING.search(op.about.id),
 )
 """Operators whose outputs are scores rather than those of others, one condition after the other."""
-
-
-def _depths(executions: Sequence[RecordedExecution]) -> dict[RecordedExecution, int]:
-    """Return the length of the longest path to each execution."""
-    depths: dict[RecordedExecution, int] = {}
-    for execution in executions:
-        before = [depths.get(source, 0) for source, _ in execution.data_sources()]
-        depths[execution] = 1 + max(before, default=0)
-    return depths
 
 
 def is_real(array: Array | None) -> bool:

@@ -289,10 +289,6 @@ def steps_of(tools: Sequence[ToolReport]) -> int:
     """Return the number of steps of the run; 0 if no tool has it."""
     for tool in tools:
         steps = summary_of(tool).get("steps")
-        if isinstance(steps, Mapping):
-            steps = steps.get("count", steps.get("complete"))
-        if isinstance(steps, (list, tuple)):
-            return len(steps)
         if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
             return steps
     return 0
