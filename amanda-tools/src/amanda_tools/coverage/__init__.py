@@ -198,7 +198,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         for row in rows:
             group = self._ops[row["id"]].op.place if by == "module" else row[by]
             groups.setdefault(group, collections.Counter()).update(row["seen_by"])
-        lines = [
+        lines: list[tuple[Any, ...]] = [
             (group, *map(counts.__getitem__, (OURS, *names))) for group, counts in groups.items()
         ]
         # Those of which a mechanism misses the most operators first.
