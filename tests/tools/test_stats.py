@@ -25,7 +25,7 @@ from amanda_tools._values.moments import KnownMoments, Moments
 from amanda_tools._values.tensors import reader_of
 from amanda_tools.sparsity import SparsityTool, pattern_share
 from amanda_tools.stats import StatsTool
-from tests.running import applied, run_python
+from tests.running import applied
 
 
 def rows_of(tool: Any) -> dict[tuple[str, str], dict[str, Any]]:
