@@ -537,18 +537,25 @@ class EagerDriver(Driver):
             points.optimizer_ends(told, has_stepped)
 
     @contextmanager
-    def backward_pass(self) -> Iterator[None]:
-        """A backward pass: its operators are not forward operators, its end ends an iteration."""
+    def backward_pass(self, continues: bool = False) -> Iterator[None]:
+        """A backward pass: its operators are not forward operators, its end ends an iteration.
+
+        Args:
+            continues: the program goes on to compute with its gradients, as where they are to be
+                differentiated: it ends no iteration. Nor does a pass within a module.
+        """
         thread, points = self.thread, self.dispatcher.points
-        told = () if thread.backward or thread.vanilla else points.backward_begins()
+        continues = continues or thread.modules > 0
+        told = () if thread.backward or thread.vanilla else points.backward_begins(continues)
         thread.backward += 1
         try:
             yield
         finally:
             thread.backward -= 1
             if not (thread.backward or thread.vanilla):
-                self.new_iteration()
-                points.backward_ends(told)
+                if not continues:
+                    self.new_iteration()
+                points.backward_ends(told, continues)
 
     def run_backward_operator(
         self,

@@ -366,6 +366,9 @@ class Interceptor(Tracker, TorchFunctionMode):
 
     def _phase(self, name: str, args: Any, kwargs: Any) -> Phase:
         """What an operator outside of modules belongs to."""
+        if kwargs.get("requires_grad") is True:
+            # It makes a weight.
+            name = "requires_grad_"
         values = (*args, *kwargs.values()) if kwargs else args
         outer = _internals.modes()
         if not outer and _PLAIN.issuperset(map(type, values)):

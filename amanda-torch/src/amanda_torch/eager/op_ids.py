@@ -99,6 +99,7 @@ class Tracker(records.TrackerFields):
         is_building: whether a module was built since an outermost one was called.
         has_recorded: whether an operator outside of modules was recorded for differentiation.
         has_trained: whether a backward pass has ended.
+        has_continued: whether one has in this iteration that did not end it.
         is_inferring: whether layers of Keras run to learn the shapes of their results.
         generation: counts up whenever plans become out of date.
         iteration: counts up whenever the root counters restart.
@@ -123,6 +124,7 @@ class Tracker(records.TrackerFields):
         "active",
         "checked",
         "codes",
+        "has_continued",
         "has_recorded",
         "has_run",
         "has_trained",
@@ -143,7 +145,7 @@ class Tracker(records.TrackerFields):
         self.codes: dict[int, Any] = {}
         self.known_codes: list[Any] = []
         self.is_building = self.has_recorded = self.has_trained = False
-        self.is_inferring = False
+        self.is_inferring = self.has_continued = False
         self.frame = self.root
         self.cells = self.root.cells
         self.generation = 0
@@ -288,6 +290,7 @@ class Tracker(records.TrackerFields):
         if root.is_checked and not self.has_run and self.iteration >= _LEARNING - 1:
             self._end_checks()
         self._seen_outermost.clear()
+        self.has_continued = False
         self.iteration += 1
 
     def forget_plans(self) -> None:

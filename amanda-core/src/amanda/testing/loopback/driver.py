@@ -178,7 +178,7 @@ class LoopbackDriver(EagerDriver):
 
     def _running_graph(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         def run_graph(*args: Any, **kwargs: Any) -> Any:
-            with self.backward_pass():
+            with self.backward_pass(continues=kwargs["create_graph"]):
                 return vanilla(*args, **kwargs)
 
         return run_graph
