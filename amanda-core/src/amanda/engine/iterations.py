@@ -2,9 +2,9 @@
 
 An iteration ends where an optimizer has stepped. Without one it ends where the next one begins: a
 forward pass after a backward pass; in inference the next call of the same outermost module. A
-backward pass outside of modules, without an optimizer, ends its iteration itself, unless the program
-goes on to compute with the gradients, as for a gradient of a gradient. Nothing tells
-where the forward pass of such functional code begins: it is what has run since the last iteration.
+backward pass outside of modules, without an optimizer, ends its iteration itself, unless its
+gradients are differentiated. Nothing tells where the forward pass of such functional code begins:
+it is what has run since the last iteration.
 Evaluations before, between and after steps of training belong to no iteration.
 """
 

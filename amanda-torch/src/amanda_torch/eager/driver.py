@@ -235,8 +235,10 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def _backward_pass(
         self, interceptor: Interceptor, roots: tuple[Any, ...], makes_graph: bool
     ) -> Iterator[None]:
-        """The context of a backward pass of the program; the outermost one ends an iteration, unless
-        the program goes on to compute with the gradients, or is within a module."""
+        """The context of a backward pass of the program; the outermost one ends an iteration.
+
+        None that is within a module, or whose gradients the program computes with, ends one.
+        """
         interceptor.begin_backward(roots)
         outermost = not _internals.in_backward()
         # Within an operator PyTorch has popped the mode: a backward pass that the operator runs is

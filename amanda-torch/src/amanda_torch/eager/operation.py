@@ -194,8 +194,7 @@ class Operation:
         return self._handed_on(gathered)
 
     def _count_transformed(self) -> None:
-        """Say that the actions on gradients do nothing where ``torch.func`` computes them, and where
-        tensors have tangents."""
+        """Say that the actions on gradients do nothing under ``torch.func`` or with tangents."""
         needs_gradient = any(v is not None and _internals.needs_gradient(v) for v in self._values)
         if not (needs_gradient and torch.is_grad_enabled()):
             return
