@@ -233,7 +233,7 @@ def test_inner_backward_is_no_iteration() -> None:
 
 
 def test_a_gradient_that_is_differentiated_ends_no_iteration() -> None:
-    """Operators after a pass with ``create_graph=True`` count on, until an optimizer has stepped."""
+    """Operators after a pass with ``create_graph=True`` count on until an optimizer has stepped."""
     counter = ForwardCounter()
     x = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([x], 0.1)

@@ -19,11 +19,11 @@ from amanda.engine.plan import find_replacement
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, described
 from amanda.interface.action import Action, ActionKind, InstPoint
+from amanda.interface.calls import BackwardCall, NamedOp
 from amanda.state import STATE, LiveScope, tool_locked
 
 if TYPE_CHECKING:
     from amanda.engine.dispatch import Dispatcher
-    from amanda.interface.calls import BackwardCall
 
 Gradients = list[Any]
 """Gradients of several tensors in order; None where there is none."""
@@ -127,6 +127,18 @@ class BackwardExecution:
         """Return whether there are routines or analyses before the operator, and after it."""
         before, after, _ = backward_needs(self._handle, self.call.op_id)
         return before, after
+
+    def behind(self, name: str, number: int) -> BackwardExecution:
+        """A backward operator of this one, where gradients are differentiated.
+
+        Args:
+            name: its kind.
+            number: how many of this kind this one has made before.
+        """
+        call = self.call
+        op_id = f"{call.op_id}/grad/{name}:{number}"
+        inner = BackwardCall(NamedOp(name), op_id, inputs=call.inputs, outputs=call.outputs)
+        return BackwardExecution(self._dispatcher, self._handle, inner)
 
     def run(self, grad_outputs: Gradients, vanilla: Callable[[Gradients], Sequence[Any]]) -> Any:
         """Run the backward operator, or its replacement, between its routines.

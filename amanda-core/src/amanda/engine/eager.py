@@ -66,6 +66,8 @@ class DriverThread(threading.local):
         operator: the operator that computes now, None outside of one.
         phase: what operators outside of modules belong to; "" where the driver says it for each.
         modules: depth of module calls.
+        differentiated: the backward operator that computes now, and the number of nodes of each
+            kind that it has made, which a gradient of gradients runs; None outside of one.
     """
 
     vanilla: int = 0
@@ -73,6 +75,7 @@ class DriverThread(threading.local):
     phase: Phase | Literal[""] = ""
     modules: int = 0
     operator: OperatorRun | None = None
+    differentiated: tuple[BackwardExecution, collections.Counter[str]] | None = None
 
 
 class OperatorRun:
@@ -571,9 +574,33 @@ class EagerDriver(Driver):
             vanilla: the framework's own backward operator.
         """
         if claimed is not None:
-            return claimed.run(grad_outputs, self.unseen(vanilla))
+            thread = self.thread
+            outer, thread.differentiated = thread.differentiated, (claimed, collections.Counter())
+            try:
+                return claimed.run(grad_outputs, self.unseen(vanilla))
+            finally:
+                thread.differentiated = outer
         self.count_unclaimed()
         return vanilla(grad_outputs)
+
+    def claim_recorded(
+        self, name: str, input_names: Callable[[OperatorRun], Sequence[str]]
+    ) -> BackwardExecution | None:
+        """Claim a node of the gradient graph that the framework makes now; None if it is no
+        backward operator of one that tools look at.
+
+        Args:
+            name: the kind of the backward operator.
+            input_names: gives the name of the forward input of each of its gradients.
+        """
+        thread = self.thread
+        if thread.operator is not None:
+            return thread.operator.claim(name, input_names(thread.operator))
+        if thread.differentiated is None:
+            return None
+        execution, counts = thread.differentiated
+        counts[name] += 1
+        return execution.behind(name, counts[name] - 1)
 
     def count_unclaimed(self) -> None:
         """Count a backward operator that runs vanilla as not seen, if tools look at them."""

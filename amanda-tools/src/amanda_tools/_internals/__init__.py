@@ -294,7 +294,7 @@ def is_stacked(tensor: Any) -> bool:
 
 
 def may_be_batched(tensors: Iterable[Any]) -> bool:
-    """True if tensors may have axes that their shapes do not show; no tensors but PyTorch's have."""
+    """True if tensors may have axes that their shapes do not show, which only PyTorch's have."""
     torch, is_old = sys.modules.get("torch"), old_batch_check()
     if torch is None:
         return False

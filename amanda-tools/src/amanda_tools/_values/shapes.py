@@ -28,8 +28,8 @@ def shape_of(tensor: Any) -> Shape:
 def batch_of(tensors: Sequence[Any]) -> dict[int, int]:
     """Return how often an operator computes at once what the shapes of its tensors say.
 
-    Under ``torch.vmap`` and what is made of it, such as ``jacrev``, tensors do not show the axes that
-    are mapped over.
+    Under ``torch.vmap`` and what is made of it, such as ``jacrev``, tensors do not show the axes
+    that are mapped over.
 
     Returns:
         The sizes of these axes in all tensors, by the level of the transform, outermost first.

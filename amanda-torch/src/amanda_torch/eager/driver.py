@@ -22,6 +22,7 @@ from amanda.python.references import is_own
 from amanda.registry.proofs import is_proving
 from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals
+from amanda_torch.autograd.gradients_of_gradients import MadeGraph
 from amanda_torch.autograd.substitution import reason_to_keep, substitute
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager import functions, gate, proofs
@@ -227,9 +228,23 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             # After its roots, their gradients, and whether the graph is kept.
             makes_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
             with self._backward_pass(interceptor, roots, makes_graph):
-                return vanilla(roots, *args, **kwargs)
+                if not makes_graph or not self._claims(interceptor):
+                    return vanilla(roots, *args, **kwargs)
+                with MadeGraph(interceptor.executor.claimer, roots) as made:
+                    result = vanilla(roots, *args, **kwargs)
+                    made.claim_results(args[3] if len(args) > 3 else (), result or ())
+                return result
 
         return run_backward
+
+    def _claims(self, interceptor: Interceptor) -> bool:
+        """Whether tools look at backward operators of gradients, which have owners from now on."""
+        claimer = interceptor.executor.claimer
+        claims = any(scope.analyses_backward() for scope in self.dispatcher.scopes())
+        if claims and not claimer.marks:
+            # What the extension has learned to do without marks is forgotten.
+            interceptor.replan()
+        return claims
 
     @contextmanager
     def _backward_pass(

@@ -62,6 +62,19 @@ class BackwardOpTests(ContractTests):
         program = self.fw.program(lambda x: self.fw.mul(self.fw.mul(x, x), x), X)
         assert self.forward_ids(program.second_gradients) == self.forward_ids(program.run)
 
+    @requires(Capability.SECOND_ORDER)
+    def test_backward_ops_of_gradients_have_an_owner(self) -> None:
+        """Ops that differentiate a gradient belong to the forward op of that, with ids of their own,
+        or are counted as not seen."""
+        first: set[str | None] = set()
+        both: set[str | None] = set()
+        program = self.fw.program(lambda x: self.fw.mul(self.fw.mul(x, x), x), X)
+        for ids, run in ((first, program.train), (both, program.second_gradients)):
+            tool = self.probe(before_backward=lambda c, ids=ids: ids.add(c.get_backward_op_id()))
+            with self.apply(tool) as scope:
+                run()
+        assert both - first or scope.statistics.not_seen
+
     @requires(Capability.BACKWARD, Capability.USER_OPS)
     def test_backward_ops_of_the_user_are_no_forward_ops(self) -> None:
         """The operators that the gradient of a user's operator calls are not forward ops."""
