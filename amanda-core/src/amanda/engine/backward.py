@@ -9,6 +9,7 @@ gradient of an operator is one function.
 
 from __future__ import annotations
 
+import collections
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -113,11 +114,16 @@ class OpHandle:
 
 @attrs.define(eq=False, repr=False)
 class BackwardExecution:
-    """Executions of one backward operator."""
+    """Executions of one backward operator.
+
+    Attributes:
+        made: how many backward operators of each kind it has made in the one that runs.
+    """
 
     _dispatcher: Dispatcher
     _handle: OpHandle
     call: BackwardCall
+    made: collections.Counter[str] = attrs.field(factory=collections.Counter)
 
     def is_live(self) -> bool:
         """True if a scope that saw the forward operator has not ended."""
@@ -128,17 +134,17 @@ class BackwardExecution:
         before, after, _ = backward_needs(self._handle, self.call.op_id)
         return before, after
 
-    def behind(self, name: str, number: int) -> BackwardExecution:
-        """A backward operator of this one, where gradients are differentiated.
-
-        Args:
-            name: its kind.
-            number: how many of this kind this one has made before.
-        """
-        call = self.call
-        op_id = f"{call.op_id}/grad/{name}:{number}"
-        inner = BackwardCall(NamedOp(name), op_id, inputs=call.inputs, outputs=call.outputs)
+    def claim(self, name: str, input_names: Sequence[str]) -> BackwardExecution:
+        """A backward operator behind this one, as :meth:`OperatorRun.claim` gives one."""
+        number = self.made[name]
+        self.made[name] += 1
+        op_id, call = f"{self.call.op_id}/grad/{name}:{number}", self.call
+        inner = BackwardCall(NamedOp(name), op_id, input_names, call.inputs, call.outputs)
         return BackwardExecution(self._dispatcher, self._handle, inner)
+
+    def names_by(self, key: Callable[[Any], Any]) -> dict[Any, str]:
+        """No names: what it computes are gradients of gradients."""
+        return {}
 
     def run(self, grad_outputs: Gradients, vanilla: Callable[[Gradients], Sequence[Any]]) -> Any:
         """Run the backward operator, or its replacement, between its routines.
@@ -199,8 +205,6 @@ class BackwardExecution:
     def _routines(
         self, children: Sequence[OpRecord], kind: ActionKind, gradients: Gradients
     ) -> Gradients:
-        if len(children) == 1:
-            return self._dispatcher.run_all(children[0].actions(kind), gradients)
         actions = [action for child in children for action in child.actions(kind)]
         return self._dispatcher.run_all(actions, gradients)
 

@@ -63,19 +63,17 @@ class DriverThread(threading.local):
     Attributes:
         vanilla: depth of code that is not instrumented.
         backward: depth of backward passes.
-        operator: the operator that computes now, None outside of one.
+        operator: the operator that computes now, or the backward operator, which makes nodes where
+            its gradients are to be differentiated; None outside of one.
         phase: what operators outside of modules belong to; "" where the driver says it for each.
         modules: depth of module calls.
-        differentiated: the backward operator that computes now, and the number of nodes of each
-            kind that it has made, which a gradient of gradients runs; None outside of one.
     """
 
     vanilla: int = 0
     backward: int = 0
     phase: Phase | Literal[""] = ""
     modules: int = 0
-    operator: OperatorRun | None = None
-    differentiated: tuple[BackwardExecution, collections.Counter[str]] | None = None
+    operator: OperatorRun | BackwardExecution | None = None
 
 
 class OperatorRun:
@@ -575,32 +573,14 @@ class EagerDriver(Driver):
         """
         if claimed is not None:
             thread = self.thread
-            outer, thread.differentiated = thread.differentiated, (claimed, collections.Counter())
+            outer, thread.operator = thread.operator, claimed
+            claimed.made.clear()
             try:
                 return claimed.run(grad_outputs, self.unseen(vanilla))
             finally:
-                thread.differentiated = outer
+                thread.operator = outer
         self.count_unclaimed()
         return vanilla(grad_outputs)
-
-    def claim_recorded(
-        self, name: str, input_names: Callable[[OperatorRun], Sequence[str]]
-    ) -> BackwardExecution | None:
-        """Claim a node of the gradient graph that the framework makes now; None if it is no
-        backward operator of one that tools look at.
-
-        Args:
-            name: the kind of the backward operator.
-            input_names: gives the name of the forward input of each of its gradients.
-        """
-        thread = self.thread
-        if thread.operator is not None:
-            return thread.operator.claim(name, input_names(thread.operator))
-        if thread.differentiated is None:
-            return None
-        execution, counts = thread.differentiated
-        counts[name] += 1
-        return execution.behind(name, counts[name] - 1)
 
     def count_unclaimed(self) -> None:
         """Count a backward operator that runs vanilla as not seen, if tools look at them."""

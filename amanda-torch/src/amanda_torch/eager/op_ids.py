@@ -236,11 +236,7 @@ class Tracker(records.TrackerFields):
         frame = frames[call] if call < len(frames) else self._new_frame(parent, child, call)
         if frame.generation != self.generation:
             frame.forget_plans(self.generation)
-        # Frame.restart(), inlined: this runs at every module call.
-        for cell in frame.names.values():
-            cell[0] = 0
-        for other in frame.children.values():
-            other.calls = 0
+        frame.restart()
         frame.caller = parent
         self.frame = frame
         self.cells = frame.cells
@@ -275,18 +271,11 @@ class Tracker(records.TrackerFields):
         root = self.root
         if self.frame.phase:
             self.go_to(root)
-        # Frame.restart(), inlined: a small model may be all of an iteration.
-        for cell in root.names.values():
-            cell[0] = 0
-        for child in root.children.values():
-            child.calls = 0
+        root.restart()
         for frame in root.asides.values():
             # Building models is not part of an iteration, unless the program declares one.
             if frame.phase != "setup" or not (self.has_run or self.has_trained):
-                for cell in frame.names.values():
-                    cell[0] = 0
-                for child in frame.children.values():
-                    child.calls = 0
+                frame.restart()
         if root.is_checked and not self.has_run and self.iteration >= _LEARNING - 1:
             self._end_checks()
         self._seen_outermost.clear()

@@ -130,15 +130,11 @@ class LoopbackDriver(EagerDriver):
             node: GradientNode, name: str, edges: list[Any], *args: Any, **kwargs: Any
         ) -> None:
             vanilla(node, name, edges, *args, **kwargs)
-
-            def told(operator: OperatorRun) -> list[str]:
+            operator = self.thread.operator
+            if operator is not None and not isinstance(node, (AccumulateGrad, DriverNode)):
                 names = operator.names_by(Tensor.edge)
-                return ["" if edge is None else names.get(edge, "") for edge in edges]
-
-            if not isinstance(node, (AccumulateGrad, DriverNode)):
-                claimed = self.claim_recorded(name, told)
-                if claimed is not None:
-                    self.claims[node] = claimed
+                told = ["" if edge is None else names.get(edge, "") for edge in edges]
+                self.claims[node] = operator.claim(name, told)
 
         return init
 
