@@ -41,6 +41,14 @@ class CutsTheGradient(LoopbackDriver):
         return super().substitute(old, new, action).alias()
 
 
+@fault("test_backward_ops_of_gradients_have_an_owner")
+class LosesBackwardOpsOfGradients(LoopbackDriver):
+    """Backward ops of gradients run, without an owner and without being counted."""
+
+    def run_backward_operator(self, claimed: Any, grads: Any, vanilla: Any) -> Any:
+        return vanilla(grads) if claimed is None else claimed.run(grads, self.unseen(vanilla))
+
+
 @fault("test_straight_through_of_second_order")
 class FirstOrderOnly(LoopbackDriver):
     """A gradient that has passed straight through has no gradient itself."""

@@ -456,11 +456,20 @@ class TellsNoBackwardPasses(LoopbackDriver):
     """Tools are not told of backward passes."""
 
     @contextmanager
-    def backward_pass(self) -> Iterator[None]:
+    def backward_pass(self, continues: bool = False) -> Iterator[None]:
         self.thread.backward += 1
         yield
         self.thread.backward -= 1
-        self.new_iteration()
+        if not continues:
+            self.new_iteration()
+
+
+@fault("test_gradients_of_gradients_are_one_iteration")
+class EndsIterationsEarly(LoopbackDriver):
+    """A pass whose gradients are differentiated ends an iteration."""
+
+    def backward_pass(self, continues: bool = False) -> Any:
+        return super().backward_pass()
 
 
 @fault(

@@ -128,4 +128,5 @@ class FunctionalLoopback(LoopbackOperators, FunctionalFramework):
         # A tensor of a call around this one already wants a gradient, and is its own tracer.
         tracers = [t if t.requires_grad else lb.tensor(t.tolist(), True) for t in tensors]
         outputs = function(*tracers)
-        return outputs, lambda: lb.grad(outputs, tracers, create_graph=True)
+        within = any(tensor.requires_grad for tensor in tensors)
+        return outputs, lambda: lb.grad(outputs, tracers, retain_graph=True, create_graph=within)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,46 @@ from amanda_tools._operators.signature import OpSignature
 from amanda_tools._output.units import format_quantity
 from amanda_tools.flops import FlopsTool
 from amanda_tools.flops.counting import SHAPES_KEPT, OpFlops
+from amanda_tools.summary import SummaryTool
 from tests.running import applied
+
+# -- batches that shapes do not show ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case", ["samples", "ensemble", "ensemble of samples", "per sample gradients"]
+)
+def test_work_under_vmap_is_that_of_all_samples(case: str) -> None:
+    """FLOPs, bytes and shapes have the axes that ``torch.vmap`` maps over, each axis once."""
+    layer, x = nn.Linear(16, 32), torch.ones(4, 16)
+    layers = [nn.Linear(16, 32) for _ in range(5)]
+    stacked = torch.func.stack_module_state(layers)
+
+    def call(parameters: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, (parameters, buffers), (x,))
+
+    def each(parameters: Any, buffers: Any) -> torch.Tensor:
+        return torch.vmap(lambda x: call(parameters, buffers, x))(x)
+
+    run, shape = {
+        "samples": (lambda: torch.vmap(layer)(x), [4, 32]),
+        "ensemble": (lambda: torch.vmap(lambda p, b: call(p, b, x))(*stacked), [5, 4, 32]),
+        "ensemble of samples": (lambda: torch.vmap(each)(*stacked), [5, 4, 32]),
+        "per sample gradients": (
+            lambda: torch.vmap(torch.func.grad(lambda x: layer(x).sum()))(x),
+            [4, 32],
+        ),
+    }[case]
+    flops, summary = FlopsTool(), SummaryTool()
+    with amanda.apply(flops, summary):
+        run()
+    count = math.prod(shape)
+    (row,) = (row for row in flops.op_rows() if row["type"] == "linear")
+    (module, *_) = summary.result()["modules"]
+    assert row["flops"] == module["flops"] == 2 * 16 * count
+    assert module["outputs"][0]["shape"] == shape
+    assert module["activation_bytes"] == 4 * count
+
 
 # -- what is not counted ------------------------------------------------------
 

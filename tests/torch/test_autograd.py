@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -307,6 +308,95 @@ def test_gradient_routine_acts_on_every_pass() -> None:
         first = torch.autograd.grad(y, x, retain_graph=True)[0]
         second = torch.autograd.grad(y, x)[0]
     assert (first.item(), second.item()) == (2, 2)
+
+
+NET = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+LAYER = nn.Linear(4, 4, bias=False)
+
+
+def second_derivatives() -> None:
+    """What a network that solves a differential equation trains on."""
+    x = torch.ones(5, 2, requires_grad=True)
+    (first,) = torch.autograd.grad(NET(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first[:, 0].sum(), x, create_graph=True)
+    (first[:, 1] - second[:, 0]).square().mean().backward()
+
+
+def gradient_penalty() -> None:
+    """The norm of a gradient is a loss; a weight is used twice, its gradients are summed."""
+    x = torch.ones(3, 4, requires_grad=True)
+    loss = LAYER(torch.tanh(LAYER(x))).sin().sum()
+    gradients = torch.autograd.grad(loss, [x, LAYER.weight], create_graph=True)
+    torch.stack([gradient.norm() for gradient in gradients]).sum().backward()
+
+
+def updates_within_a_graph() -> None:
+    """Weights after steps of descent are differentiated by the first ones."""
+    weight = first = torch.eye(4, requires_grad=True)
+    for _ in range(3):
+        loss = torch.tanh(torch.ones(2, 4) @ weight).sum()
+        weight = weight - torch.autograd.grad(loss, weight, create_graph=True)[0]
+    (weight.sum() + first.sum()).backward()
+
+
+def third_derivative() -> None:
+    """Of a function of the program's own."""
+    x = torch.ones(3, requires_grad=True)
+    (first,) = torch.autograd.grad(Cube.apply(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+    second.sum().backward()
+
+
+def nodes_run(program: Callable[[], None]) -> collections.Counter[str]:
+    """The nodes that the engine has run, by name, without accumulations, as PyTorch notes them."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        program()
+    counts = {event.key: event.count for event in profile.key_averages()}
+    # A node whose gradient the pass returns is noted by the engine, and not by itself.
+    prefix = "autograd::engine::evaluate_function: "
+    names = [key.removeprefix(prefix) for key in counts if key.startswith(prefix)]
+    return collections.Counter({k: counts[k] for k in names if k in counts and ":" not in k})
+
+
+@pytest.mark.parametrize(
+    "program",
+    [second_derivatives, gradient_penalty, updates_within_a_graph, third_derivative],
+    ids=lambda program: program.__name__,
+)
+def test_backward_operators_of_gradients_are_seen(program: Callable[[], None]) -> None:
+    """Nodes that passes with ``create_graph=True`` make are backward operators of the forward
+    operator whose gradient they differentiate, with ids of their own, equal in all steps."""
+    expected = nodes_run(program)
+    counter = Counter()
+    with applied(counter) as scope:
+        for _ in range(3):
+            program()
+    seen = collections.Counter(
+        {name: n for name, n in counter.backward_ops.items() if name != "AccumulateGrad"}
+    )
+    assert seen == collections.Counter({name: 3 * n for name, n in expected.items()})
+    assert not scope.statistics.not_seen
+    third = len(counter.backward_ids) // 3
+    assert counter.backward_ids[:third] == counter.backward_ids[2 * third :]
+    assert any(op_id.count("/grad/") > 1 for op_id in counter.backward_ids)
+
+
+def test_gradients_of_gradients_that_begin_late_are_counted_once() -> None:
+    """A first pass that makes a graph after steps without one is counted as not seen as far as its
+    nodes have no owner; later ones are seen."""
+    x, counter = torch.ones(3, requires_grad=True), Counter()
+
+    def step(makes_graph: bool) -> int:
+        counter.backward_ids.clear()
+        (gradient,) = torch.autograd.grad(x.sin().sum(), x, create_graph=makes_graph)
+        (gradient * x).sum().backward()
+        return sum(op_id.count("/grad/") > 1 for op_id in counter.backward_ids)
+
+    with applied(counter) as scope:
+        found = [step(makes_graph) for makes_graph in (False, False, False, True, True, True)]
+        not_seen = sum(scope.statistics.not_seen.values())
+    assert found[-2:] == [2, 2]
+    assert found[3] == 2 or not_seen
 
 
 def test_differentiable_gradient_routines_with_create_graph() -> None:

@@ -156,6 +156,26 @@ def test_forward_mode_duals_outside_of_functorch() -> None:
     assert torch.allclose(tangent, torch.cos(X * 2))
 
 
+@pytest.mark.parametrize("method", ["insert_before_backward_op", "insert_after_backward_op"])
+def test_forward_mode_is_bit_identical_under_routines_on_gradients(method: str) -> None:
+    """Values and tangents are as without the routines, which do nothing there and are counted."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.Softplus(), nn.Linear(5, 1))
+
+    def dual() -> Any:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(net(forward_ad.make_dual(torch.ones(3), torch.ones(3))))
+
+    def jacobian() -> Any:
+        find = torch.autograd.functional.jacobian
+        return find(net, torch.ones(3), strategy="forward-mode", vectorize=True)
+
+    for run in (dual, jacobian):
+        expected = fingerprint(run())
+        with applied(On(linear=lambda c: getattr(c, method)(lambda *_: None))) as scope:
+            assert fingerprint(run()) == expected
+        assert scope.statistics.not_seen["actions on gradients in forward-mode differentiation"]
+
+
 @pytest.mark.parametrize("kind", ["before_backward", "after_backward", "replace_backward"])
 @pytest.mark.parametrize("transform", ["grad", "vjp", "vmap of grad", "vmap"])
 def test_actions_on_gradients_are_counted_where_they_do_nothing(kind: str, transform: str) -> None:

@@ -232,6 +232,32 @@ def test_inner_backward_is_no_iteration() -> None:
     assert [i for i in counter.ids if "sin" in i] == ["Energy/sin:0", "Energy/sin:1"]
 
 
+def test_a_gradient_that_is_differentiated_ends_no_iteration() -> None:
+    """Operators after a pass with ``create_graph=True`` count on until an optimizer has stepped."""
+    counter = ForwardCounter()
+    x = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([x], 0.1)
+    with applied(counter):
+        for create_graph in (False, False, True):
+            (gradient,) = torch.autograd.grad(torch.sin(x).sum(), x, create_graph=True)
+            torch.autograd.grad(torch.sin(gradient).sum(), x, create_graph=create_graph)
+            optimizer.step()
+        torch.sin(x)
+    sines = [op_id for op_id in counter.ids if "sin:" in op_id]
+    assert sines == [*["/sin:0", "/sin:1"] * 3, "/sin:0"]
+
+
+def test_data_outside_of_modules_have_one_id() -> None:
+    """An operator that makes data has the same id in the first iteration as in all others."""
+    counter, model = ForwardCounter(), nn.Linear(3, 2)
+    with applied(counter):
+        torch.rand(2, requires_grad=True)
+        for _ in range(3):
+            model(torch.rand(2, 3)).sum().backward()
+    made = [op_id for op_id in counter.ids if "rand:" in op_id]
+    assert made == ["/setup/rand:0", *["/other/rand:0"] * 3]
+
+
 def test_scopes_start_anew() -> None:
     """Every scope counts from zero."""
     assert _ids(lambda: X + X) == _ids(lambda: X + X) == ["/add:0"]

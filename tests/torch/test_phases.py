@@ -133,6 +133,25 @@ def test_a_step_ends_with_the_optimizers(iterate: Callable[..., None]) -> None:
     assert begin < end
 
 
+@pytest.mark.parametrize(
+    ("is_optimized", "expected"), [(True, [0, 0, 1, 1]), (False, [0, 1, 2, 3])]
+)
+def test_accumulation_is_one_iteration_from_the_first_step_on(
+    is_optimized: bool, expected: list[int]
+) -> None:
+    """Passes before the first step belong to one iteration if an optimizer has the weights."""
+    net, points = model(), Points()
+    optimizer = torch.optim.SGD((net if is_optimized else model()).parameters(), 0.1)
+    with amanda.apply(points):
+        for _ in range(2):
+            for _ in range(2):
+                net(torch.ones(2, 4)).sum().backward()
+            if is_optimized:
+                optimizer.step()
+    passes = [p.iteration for p in points.seen if p.point is Point.BACKWARD_BEGIN]
+    assert passes == expected
+
+
 def test_every_module_is_entered_and_left() -> None:
     """Modules without operators included, with what they are given and give, also in pairs around
     an exception, and once in a scope within."""

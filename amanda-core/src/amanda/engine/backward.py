@@ -9,6 +9,7 @@ gradient of an operator is one function.
 
 from __future__ import annotations
 
+import collections
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,11 @@ from amanda.engine.plan import find_replacement
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, described
 from amanda.interface.action import Action, ActionKind, InstPoint
+from amanda.interface.calls import BackwardCall, NamedOp
 from amanda.state import STATE, LiveScope, tool_locked
 
 if TYPE_CHECKING:
     from amanda.engine.dispatch import Dispatcher
-    from amanda.interface.calls import BackwardCall
 
 Gradients = list[Any]
 """Gradients of several tensors in order; None where there is none."""
@@ -113,11 +114,16 @@ class OpHandle:
 
 @attrs.define(eq=False, repr=False)
 class BackwardExecution:
-    """Executions of one backward operator."""
+    """Executions of one backward operator.
+
+    Attributes:
+        made: how many backward operators of each kind it has made in the one that runs.
+    """
 
     _dispatcher: Dispatcher
     _handle: OpHandle
     call: BackwardCall
+    made: collections.Counter[str] = attrs.field(factory=collections.Counter)
 
     def is_live(self) -> bool:
         """True if a scope that saw the forward operator has not ended."""
@@ -127,6 +133,18 @@ class BackwardExecution:
         """Return whether there are routines or analyses before the operator, and after it."""
         before, after, _ = backward_needs(self._handle, self.call.op_id)
         return before, after
+
+    def claim(self, name: str, input_names: Sequence[str]) -> BackwardExecution:
+        """A backward operator behind this one, as :meth:`OperatorRun.claim` gives one."""
+        number = self.made[name]
+        self.made[name] += 1
+        op_id, call = f"{self.call.op_id}/grad/{name}:{number}", self.call
+        inner = BackwardCall(NamedOp(name), op_id, input_names, call.inputs, call.outputs)
+        return BackwardExecution(self._dispatcher, self._handle, inner)
+
+    def names_by(self, key: Callable[[Any], Any]) -> dict[Any, str]:
+        """No names: what it computes are gradients of gradients."""
+        return {}
 
     def run(self, grad_outputs: Gradients, vanilla: Callable[[Gradients], Sequence[Any]]) -> Any:
         """Run the backward operator, or its replacement, between its routines.
@@ -187,8 +205,6 @@ class BackwardExecution:
     def _routines(
         self, children: Sequence[OpRecord], kind: ActionKind, gradients: Gradients
     ) -> Gradients:
-        if len(children) == 1:
-            return self._dispatcher.run_all(children[0].actions(kind), gradients)
         actions = [action for child in children for action in child.actions(kind)]
         return self._dispatcher.run_all(actions, gradients)
 

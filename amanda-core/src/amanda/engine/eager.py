@@ -63,7 +63,8 @@ class DriverThread(threading.local):
     Attributes:
         vanilla: depth of code that is not instrumented.
         backward: depth of backward passes.
-        operator: the operator that computes now, None outside of one.
+        operator: the operator that computes now, or the backward operator, which makes nodes where
+            its gradients are to be differentiated; None outside of one.
         phase: what operators outside of modules belong to; "" where the driver says it for each.
         modules: depth of module calls.
     """
@@ -72,7 +73,7 @@ class DriverThread(threading.local):
     backward: int = 0
     phase: Phase | Literal[""] = ""
     modules: int = 0
-    operator: OperatorRun | None = None
+    operator: OperatorRun | BackwardExecution | None = None
 
 
 class OperatorRun:
@@ -537,18 +538,25 @@ class EagerDriver(Driver):
             points.optimizer_ends(told, has_stepped)
 
     @contextmanager
-    def backward_pass(self) -> Iterator[None]:
-        """A backward pass: its operators are not forward operators, its end ends an iteration."""
+    def backward_pass(self, continues: bool = False) -> Iterator[None]:
+        """A backward pass: its operators are not forward operators, its end ends an iteration.
+
+        Args:
+            continues: the program goes on to compute with its gradients, as where they are to be
+                differentiated: it ends no iteration. Nor does a pass within a module.
+        """
         thread, points = self.thread, self.dispatcher.points
-        told = () if thread.backward or thread.vanilla else points.backward_begins()
+        continues = continues or thread.modules > 0
+        told = () if thread.backward or thread.vanilla else points.backward_begins(continues)
         thread.backward += 1
         try:
             yield
         finally:
             thread.backward -= 1
             if not (thread.backward or thread.vanilla):
-                self.new_iteration()
-                points.backward_ends(told)
+                if not continues:
+                    self.new_iteration()
+                points.backward_ends(told, continues)
 
     def run_backward_operator(
         self,
@@ -564,7 +572,13 @@ class EagerDriver(Driver):
             vanilla: the framework's own backward operator.
         """
         if claimed is not None:
-            return claimed.run(grad_outputs, self.unseen(vanilla))
+            thread = self.thread
+            outer, thread.operator = thread.operator, claimed
+            claimed.made.clear()
+            try:
+                return claimed.run(grad_outputs, self.unseen(vanilla))
+            finally:
+                thread.operator = outer
         self.count_unclaimed()
         return vanilla(grad_outputs)
 

@@ -2,8 +2,9 @@
 
 An iteration ends where an optimizer has stepped. Without one it ends where the next one begins: a
 forward pass after a backward pass; in inference the next call of the same outermost module. A
-backward pass outside of modules, without an optimizer, ends its iteration itself. Nothing tells
-where the forward pass of such functional code begins: it is what has run since the last iteration.
+backward pass outside of modules, without an optimizer, ends its iteration itself, unless its
+gradients are differentiated. Nothing tells where the forward pass of such functional code begins:
+it is what has run since the last iteration.
 Evaluations before, between and after steps of training belong to no iteration.
 """
 
@@ -44,6 +45,7 @@ class Iterations:
         self._evaluated = 0
         self._called: dict[str, bool] = {}
         self._has_modules = False
+        self._will_step: bool | None = None
 
     def forward_begins(
         self,
@@ -51,6 +53,7 @@ class Iterations:
         trains: bool,
         emit: Emit,
         differentiates: bool = False,
+        will_step: Callable[[], bool] = bool,
     ) -> bool:
         """A call of an outermost module begins; returns True if it is a forward pass of its own.
 
@@ -59,8 +62,10 @@ class Iterations:
             trains: True if it is in training, with gradients.
             emit: called with each point that is passed.
             differentiates: True if the gradients are computed with it, as in a run of a graph.
+            will_step: True if an optimizer has its weights; asked once, where passes before the
+                first step could be iterations.
         """
-        is_next = self._is_next(model, differentiates)
+        is_next = self._is_next(model, differentiates, will_step)
         self.forwards += 1
         if self.forwards > 1:
             return False
@@ -80,7 +85,7 @@ class Iterations:
             self._has_gradients = True
         return True
 
-    def _is_next(self, model: str, differentiates: bool) -> bool:
+    def _is_next(self, model: str, differentiates: bool, will_step: Callable[[], bool]) -> bool:
         """True if a call of an outermost module that begins now begins another iteration.
 
         It cannot belong to the one that runs.
@@ -89,22 +94,35 @@ class Iterations:
         if not self._is_open or self.forwards or (self.optimizing and self._is_training):
             return False
         if self._backwards:
-            return not self._trains
+            return not self._steps(will_step)
         if differentiates and self._called and not self._is_training:
             # An evaluation and a graph run with gradients are separate iterations.
             return True
-        return model in self._called and not (self._trains and self._called[model])
+        if model not in self._called:
+            return False
+        return not (self._called[model] and self._steps(will_step))
 
-    def backward_begins(self, emit: Emit) -> None:
-        """A backward pass begins."""
+    def _steps(self, will_step: Callable[[], bool]) -> bool:
+        """True if an optimizer has stepped, or is to."""
+        if not self._trains and self._will_step is None:
+            self._will_step = will_step()
+        return self._trains or bool(self._will_step)
+
+    def backward_begins(self, emit: Emit, continues: bool = False) -> None:
+        """A backward pass begins.
+
+        Args:
+            continues: the forward pass goes on after it, with the gradients.
+        """
         is_functional = not self._has_modules
         self._begun(emit, contiguous=is_functional, begin=self.end if is_functional else 0.0)
-        self._backwards += 1
+        self._backwards += not continues
         self._is_training = self._has_gradients = True
 
-    def backward_ends(self, emit: Emit) -> None:
+    def backward_ends(self, emit: Emit, continues: bool = False) -> None:
         """A backward pass has ended."""
-        if not (self._called or self._trains or self.optimizing) and self._is_open:
+        goes_on = continues or self._called or self._trains or self.optimizing
+        if self._is_open and not goes_on:
             self._close(emit)
 
     def optimizer_ends(self, emit: Emit) -> None:

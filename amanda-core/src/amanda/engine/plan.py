@@ -102,10 +102,7 @@ def compile_plan(
     Raises:
         ReplacementConflictError: two of them replace the operator.
     """
-    claims = False
-    # For each operator that is new: functions and generators would cost most of the time.
-    for scope in scopes:
-        claims = claims or scope.analyses_backward()
+    claims = any(scope.analyses_backward() for scope in scopes)
     found: dict[ActionKind, tuple[Action, ...]] = {}
     for record in records:
         recorded = record.state.actions

@@ -80,12 +80,17 @@ class Points:
             for scope in scopes:
                 begun += 1
                 tell = partial(self._tell, scope)
-                begins = scope.iterations.forward_begins(model, trains, tell, differentiates)
+                begins = scope.iterations.forward_begins(
+                    model, trains, tell, differentiates, partial(self._will_step, facts)
+                )
                 if begins and scope.routines_at(Point.FORWARD_BEGIN):
                     tell(Point.FORWARD_BEGIN, id=model, **facts())
         except BaseException:
             self._give_up_forward(scopes[:begun])
             raise
+
+    def _will_step(self, facts: Callable[[], Mapping[str, Any]]) -> bool:
+        return bool(self._dispatcher.driver.will_step(facts().get("target")))
 
     def _give_up_forward(self, told: Scopes) -> None:
         """The outermost module is not run, since a tool has raised where its call begins."""
@@ -105,21 +110,25 @@ class Points:
             if not iterations.forwards:
                 self._tell(scope, Point.FORWARD_END, id=model, **facts)
 
-    def backward_begins(self) -> Scopes:
-        """A backward pass begins; returns the scopes to notify at its end."""
+    def backward_begins(self, continues: bool = False) -> Scopes:
+        """A backward pass begins; returns the scopes to notify at its end.
+
+        Args:
+            continues: the forward pass goes on after it: it ends no iteration.
+        """
         scopes: Scopes = self._dispatcher.scopes()
         for scope in scopes:
             tell = partial(self._tell, scope)
-            scope.iterations.backward_begins(tell)
+            scope.iterations.backward_begins(tell, continues)
             tell(Point.BACKWARD_BEGIN)
         return scopes
 
-    def backward_ends(self, told: Scopes) -> None:
+    def backward_ends(self, told: Scopes, continues: bool = False) -> None:
         """A backward pass has ended."""
         for scope in told:
             tell = partial(self._tell, scope)
             tell(Point.BACKWARD_END)
-            scope.iterations.backward_ends(tell)
+            scope.iterations.backward_ends(tell, continues)
 
     def optimizer_begins(self) -> Scopes:
         """An optimizer begins a step; returns the scopes to notify at its end."""

@@ -255,6 +255,14 @@ class Driver(abc.ABC):
     def new_iteration(self) -> None:
         """Restart the operator ids' counters of the current thread."""
 
+    def will_step(self, module: Any) -> bool:
+        """True if an optimizer has weights of an outermost module.
+
+        Passes before its first step then belong to one iteration, as if it had stepped before.
+        Asked once in a scope, where they could be iterations of their own. The default is False.
+        """
+        return False
+
     @contextmanager
     def _routine(self, isolated: bool) -> Iterator[None]:
         with self.vanilla(), self.ad_isolated() if isolated else nullcontext():

@@ -220,14 +220,16 @@ class EagerModeDriver(TensorFlowEagerDriver):
                 return vanilla(tape, target, sources, *args, **kwargs)
             # While a function is traced nothing is computed: its run is reported instead.
             tells = tracker.tells and not tracker.depth and _internals.executing_eagerly()
-            told = self.dispatcher.points.backward_begins() if tells else ()
+            # A tape around this one differentiates the gradients.
+            continues = not _internals.no_tape_records()
+            told = self.dispatcher.points.backward_begins(continues) if tells else ()
             outer = tracker.enter_backward()
             try:
                 return vanilla(tape, target, sources, *args, **kwargs)
             finally:
-                left = tracker.exit_backward(outer)
+                left = tracker.exit_backward(outer, continues)
                 if tells:
-                    self.dispatcher.points.backward_ends(told)
+                    self.dispatcher.points.backward_ends(told, continues)
                 if left:
                     self.dispatcher.not_seen(_LEAF_SUMS, left)
                 if tracker.recomputation is not None:

@@ -173,14 +173,18 @@ class EagerTracker:
         self.sums = {}
         return outer
 
-    def exit_backward(self, outer: tuple[Any, Any, Any]) -> int:
-        """A backward pass ends; returns how many of its sums belong to no operator."""
+    def exit_backward(self, outer: tuple[Any, Any, Any], continues: bool) -> int:
+        """A backward pass ends; returns how many of its sums belong to no operator.
+
+        Args:
+            continues: the program computes with its gradients: it ends no iteration.
+        """
         self.depth -= 1
         self.ids.nesting -= 1
         left = len(self.sums)
         self.go_to(outer[0], outer[1])
         self.sums = outer[2]
-        if not self.depth:
+        if not (self.depth or continues):
             self.ids.new_iteration()
         return left
 

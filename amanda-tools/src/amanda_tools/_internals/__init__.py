@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -43,6 +44,9 @@ _is_wrapped = _symbol("torch._C._functorch.is_functorch_wrapped_tensor")
 _unwrapped = _symbol("torch._C._functorch.get_unwrapped")
 _is_stacked = _symbol("torch._C._functorch.is_batchedtensor")
 _stacked_axis = _symbol("torch._C._functorch.maybe_get_bdim")
+_level = _symbol("torch._C._functorch.maybe_get_level")
+_in_transforms = _symbol("torch._C._are_functorch_transforms_active")
+_local_tensor = operator.attrgetter("_local_tensor")
 _PROFILERS = (
     ("torch.autograd.profiler", "_prepare_profiler", "_enable_profiler", "_disable_profiler"),
     ("torch.autograd.profiler_legacy", "_enable_profiler_legacy", "_disable_profiler_legacy"),
@@ -287,6 +291,39 @@ def below_transforms(tensor: Any) -> tuple[Any, int]:
 def is_stacked(tensor: Any) -> bool:
     """True if ``torch.vmap`` maps over an axis of what is inside of a tensor."""
     return any(map(_is_stacked(), _inside(tensor)))
+
+
+def may_be_batched(tensors: Iterable[Any]) -> bool:
+    """True if tensors may have axes that their shapes do not show, which only PyTorch's have."""
+    torch, is_old = sys.modules.get("torch"), old_batch_check()
+    if torch is None:
+        return False
+    # Not _transforms(), which gives a thread a stack of transforms (2.13).
+    return _in_transforms()() or any(isinstance(t, torch.Tensor) and is_old(t) for t in tensors)
+
+
+def batch_sizes(tensor: Any) -> dict[int, int]:
+    """Return the sizes of the axes that ``torch.vmap`` maps over, by the level of each.
+
+    Raises:
+        LookupError: the tensor is one of the older ``vmap``, which tells none.
+    """
+    if old_batch_check()(tensor):
+        raise LookupError("the size of an older vmap")
+    found: dict[int, int] = {}
+    for wrapper, inner in itertools.pairwise(_inside(tensor)):
+        if _is_stacked()(wrapper):
+            found[_level()(wrapper)] = int(inner.shape[_stacked_axis()(wrapper)])
+    return found
+
+
+def local_part(tensor: Any) -> Any:
+    """Return the part of a distributed tensor that this process has; other tensors as they are.
+
+    ``DTensor.to_local()`` is an operator.
+    """
+    dtensors = sys.modules.get("torch.distributed.tensor")
+    return _local_tensor(tensor) if dtensors and isinstance(tensor, dtensors.DTensor) else tensor
 
 
 def _inside(tensor: Any) -> Iterator[Any]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from amanda_tools._internals import batch_sizes, local_part, may_be_batched
 
 Shape = tuple[int, ...]
 
@@ -20,6 +23,36 @@ def shape_of(tensor: Any) -> Shape:
     except AttributeError as error:
         # Of the ragged axis of a nested tensor: its size has no number (PyTorch 2.13).
         raise TypeError(f"no shape in numbers: {error}") from error
+
+
+def batch_of(tensors: Sequence[Any]) -> dict[int, int]:
+    """Return how often an operator computes at once what the shapes of its tensors say.
+
+    Under ``torch.vmap`` and what is made of it, such as ``jacrev``, tensors do not show the axes
+    that are mapped over.
+
+    Returns:
+        The sizes of these axes in all tensors, by the level of the transform, outermost first.
+
+    Raises:
+        LookupError: a size cannot be found.
+    """
+    sizes: dict[int, int] = {}
+    if may_be_batched(tensors):
+        torch = sys.modules["torch"]
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                sizes.update(batch_sizes(tensor))
+    return dict(sorted(sizes.items()))
+
+
+def physical_shape(tensor: Any) -> tuple[Any, ...]:
+    """Return the shape of what this process has of a tensor, the axes of ``torch.vmap`` first.
+
+    Raises:
+        LookupError: a size cannot be found.
+    """
+    return (*batch_of([tensor]).values(), *local_part(tensor).shape)
 
 
 def rank_of(tensor: Any) -> int | None:
@@ -48,8 +81,8 @@ def byte_size(tensor: Any) -> int | None:
         # The description of a tensor.
         item = getattr(tensor, "itemsize", None)
     try:
-        size = math.prod(map(int, tensor.shape))
-    except (AttributeError, RuntimeError, TypeError, ValueError):
+        size = math.prod(map(int, physical_shape(tensor)))
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         # Symbolic, or nested: a size of its own for each item.
         return None
     return None if item is None else size * int(item)

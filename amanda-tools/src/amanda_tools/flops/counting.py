@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,9 +12,11 @@ import amanda
 from amanda.inline import Counter, ShapeSum
 from amanda.python.memo import Memo
 from amanda.tools.description import OpDescription
+from amanda_tools._internals import local_part, may_be_batched
 from amanda_tools._operators.op_table import FlopFormula
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, OpSignature, Shape
+from amanda_tools._values.shapes import batch_of
 
 Shapes = tuple[tuple[Any, ...], tuple[Any, ...]]
 """The shapes of inputs and outputs, as their framework represents them."""
@@ -103,6 +106,14 @@ class OpFlops:
 
     def _computed(self, formula: FlopFormula, shapes: Shapes, forward: Shapes | None) -> int | None:
         inputs, outputs = shapes[0], shapes[1] if formula.reads_outputs else ()
+        batched = [shape for shape in (*inputs, *outputs) if type(shape) is BatchedShape]
+        if batched:
+            if any(shape.sizes is None for shape in batched):
+                return None
+            plain = tuple(map(_of_one, inputs)), tuple(map(_of_one, outputs))
+            flops = self._computed(formula, plain, forward)
+            sizes = dict(size for shape in batched for size in shape.sizes or ())
+            return None if flops is None else flops * math.prod(sizes.values())
         try:
             if self.forward is not None and forward is not None:
                 before = self.forward.call(*forward)
@@ -182,14 +193,38 @@ class OpFlops:
 
 
 def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the shapes of tensors; None for absent ones."""
+    """Return the shapes of tensors, of distributed ones those of the local parts; None for absent
+    ones."""
+    if may_be_batched(tensors):
+        return tuple([None if tensor is None else _batched_shape(tensor) for tensor in tensors])
     try:
-        shapes = [None if tensor is None else tensor.shape for tensor in tensors]
+        shapes = [None if tensor is None else local_part(tensor).shape for tensor in tensors]
         # Kept for each operator: the garbage collector does not visit tuples of numbers, but
         # torch.Size.
         return tuple([tuple(shape) if isinstance(shape, tuple) else shape for shape in shapes])
     except (RuntimeError, ValueError):
         return item_shapes_of(tensors)
+
+
+@attrs.frozen
+class BatchedShape:
+    """The shape of one sample under ``torch.vmap``, and the sizes of the axes mapped over, None if
+    they cannot be found."""
+
+    shape: Shape
+    sizes: tuple[tuple[int, int], ...] | None
+
+
+def _batched_shape(tensor: Any) -> BatchedShape:
+    try:
+        sizes = tuple(batch_of([tensor]).items())
+    except LookupError:
+        return BatchedShape(tuple(tensor.shape), None)
+    return BatchedShape(tuple(tensor.shape), sizes)
+
+
+def _of_one(shape: Any) -> Any:
+    return shape.shape if type(shape) is BatchedShape else shape
 
 
 def known_shapes(

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,11 +17,12 @@ import attrs
 
 from amanda import OpContext, deferrable
 from amanda.tools.description import op_name, plain_attributes
+from amanda_tools._internals import local_part
 from amanda_tools._operators.flop_registry import formula_of
 from amanda_tools._operators.op_table import FlopFormula, has_activation, is_free, updates_a_value
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, OpSignature
-from amanda_tools._values.shapes import byte_size, shape_of
+from amanda_tools._values.shapes import batch_of, byte_size, shape_of
 
 Add = Callable[[int, int], None]
 """Called with the FLOPs and the bytes of one execution."""
@@ -73,7 +75,7 @@ class OpFigures:
     @deferrable
     def begin(self, *inputs: Any) -> None:
         """Instrumentation routine before an execution."""
-        self._inputs.leave(_shapes(inputs))
+        self._inputs.leave((_shapes(inputs), _batch(inputs)))
 
     @deferrable
     def end(self, *outputs: Any) -> None:
@@ -85,8 +87,10 @@ class OpFigures:
             size = sum(byte_size(tensor) or 0 for tensor in outputs if tensor is not None)
         flops = 0
         if self.formula is not None:
-            call = CallShapes(self.signature, self._inputs.take() or (), _shapes(outputs))
+            shapes, sizes = self._inputs.take() or ((), {})
+            call = CallShapes(self.signature, shapes, _shapes(outputs))
             flops = self.formula.flops(call) or 0
+            flops *= math.prod({**sizes, **_batch(outputs)}.values())
         self._add(flops, size)
 
 
@@ -94,9 +98,16 @@ def _shapes(tensors: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(None if tensor is None else _shape(tensor) for tensor in tensors)
 
 
+def _batch(tensors: Sequence[Any]) -> dict[int, int]:
+    try:
+        return batch_of(tensors)
+    except LookupError:
+        return {}
+
+
 def _shape(tensor: Any) -> Any:
     try:
-        return shape_of(tensor)
+        return shape_of(local_part(tensor))
     except (TypeError, ValueError, RuntimeError):
         # A nested tensor, or one of a rank that is not known.
         return None

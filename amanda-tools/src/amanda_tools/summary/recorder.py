@@ -19,12 +19,14 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import attrs
 
 from amanda.interface.specs import specs_of
+from amanda_tools._values.shapes import batch_of
 
 
 @attrs.frozen
@@ -415,8 +417,14 @@ class Recorder:
 def tensor_rows(tensors: Iterable[Any] | None) -> list[dict[str, Any]]:
     """Return shape, dtype and device of tensors, in order; nested ones, and those of unknown rank,
     are left out."""
-    specs = specs_of(t for t in tensors or () if not getattr(t, "is_nested", False))
-    return [spec.row() for spec in specs if spec is not None and spec.shape is not None]
+    given = [t for t in tensors or () if t is not None and not getattr(t, "is_nested", False)]
+    rows = []
+    for tensor, spec in zip(given, specs_of(given), strict=True):
+        if spec is not None and spec.shape is not None:
+            rows.append(spec.row())
+            with suppress(LookupError):
+                rows[-1]["shape"][:0] = batch_of([tensor]).values()
+    return rows
 
 
 def unique(parameters: Iterable[ParameterFact]) -> Sequence[ParameterFact]:

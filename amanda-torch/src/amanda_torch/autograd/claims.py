@@ -23,6 +23,7 @@ from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.executions import Execution, Past
 from amanda_torch.autograd.gradient_graphs import KnownGradients, KnownGraph, numbered
+from amanda_torch.autograd.gradients_of_gradients import mark_owner
 from amanda_torch.autograd.hooks import NodeHooks, nothing_flows
 from amanda_torch.autograd.leaves import Accumulation, LeafClaimer, note_reached
 from amanda_torch.autograd.nodes import (
@@ -141,7 +142,14 @@ class Claim:
 
 
 class Claimer(LeafClaimer):
-    """Finds the autograd nodes of forward operators and hooks them, for one thread."""
+    """Finds the autograd nodes of forward operators and hooks them, for one thread.
+
+    Attributes:
+        marks: whether all nodes are marked with their owners, since the program differentiates
+            gradients. Until then only those of first executions are.
+    """
+
+    marks = False
 
     def claim(
         self,
@@ -173,8 +181,11 @@ class Claimer(LeafClaimer):
             is_known = graph.find_hooks(known, self.dispatcher)
             past = functools.partial(execution.past, outputs, graph.layout)
             reached = self.claim_leaves(traced.leaves, known, iteration, past)
-            self._hook_entries(known, graph, traced, execution, outputs, reached)
-            if is_known and self.dispatcher.native is not None:
+            own = self._hook_entries(known, graph, traced, execution, outputs, reached)
+            if self.marks or not is_known:
+                for number, node in enumerate(traced.nodes):
+                    mark_owner(node, known, graph.id_of(number), own)
+            elif self.dispatcher.native is not None:
                 self._learn(known, graph, traced, result, start)
 
     def _hook_entries(
@@ -185,8 +196,8 @@ class Claimer(LeafClaimer):
         execution: Execution,
         outputs: Sequence[Any],
         reached: Sequence[Accumulation],
-    ) -> None:
-        """Hook the nodes of the outputs."""
+    ) -> Past | None:
+        """Hook the nodes of the outputs; the tensors of the execution if an analysis is pending."""
         hooks, past, claim = graph.hooks, None, None
         if hooks is None:
             if graph.inputs is None:
@@ -200,6 +211,7 @@ class Claimer(LeafClaimer):
                 claim.register(entry, traced.nodes[entry])
             elif not hooks[entry].is_idle:
                 hooks[entry].register(traced.nodes[entry])
+        return past
 
     def _learn(
         self, known: KnownGradients, graph: KnownGraph, traced: Traced, result: Any, start: int
@@ -245,11 +257,13 @@ class Claimer(LeafClaimer):
         names = [node_name(node) for node in nodes]
         for node, name, suffix in zip(nodes, names, numbered(names), strict=True):
             about = self.dispatcher, name, plan.op_id + suffix
-            hooks = known.hooks_for(*about)
+            hooks, own = known.hooks_for(*about), None
             if hooks is None:
                 inputs = _input_names([node], execution.call())[0]
-                hooks = known.made_hooks(*about, execution.past(outputs), inputs)
+                own = execution.past(outputs)
+                hooks = known.made_hooks(*about, own, inputs)
             hooks.register(node)
+            mark_owner(node, known, plan.op_id + suffix, own)
         past = functools.partial(execution.past, outputs)
         reached = self.claim_leaves(leaves, known, iteration, past)
         if reached:

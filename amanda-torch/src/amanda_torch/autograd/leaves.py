@@ -227,6 +227,13 @@ class LeafClaimer:
         owner.backward_id = f"{op_id}/grad/{_ACCUMULATION}:{number}"
         return owner
 
+    def owner_of(self, leaf: torch.Tensor) -> tuple[KnownGradients, str, Past | None] | None:
+        """The backward operator that accumulates the gradient of a leaf: what is known of its
+        operator, its id, and the tensors of an execution; None if no operator has used it."""
+        owner = self.leaf_owners.get(id(leaf))
+        known = owner.known() if owner is not None and owner() is leaf else None
+        return None if owner is None or known is None else (known, owner.backward_id, None)
+
     def _hook_for_owner(self, node: Any, marks: dict[Any, Any], owner: _Owner) -> None:
         """Hook an accumulation whose owner ran in this iteration, and left it unmarked.
 

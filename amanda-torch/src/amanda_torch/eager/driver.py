@@ -22,13 +22,14 @@ from amanda.python.references import is_own
 from amanda.registry.proofs import is_proving
 from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals
+from amanda_torch.autograd.gradients_of_gradients import MadeGraph
 from amanda_torch.autograd.substitution import reason_to_keep, substitute
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager import functions, gate, proofs
 from amanda_torch.eager.checkpoints import Checkpoints
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted, remove_leftovers
 from amanda_torch.eager.keras_calls import KerasCalls
-from amanda_torch.eager.module_calls import OptimizerSteps, called_modules
+from amanda_torch.eager.module_calls import OptimizerSteps, called_modules, has_optimizer
 from amanda_torch.eager.module_names import Labels
 from amanda_torch.eager.tracers import Tracers
 from amanda_torch.plugin import TorchEagerDriver
@@ -142,6 +143,12 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         if LOCAL.interceptor is not None:
             LOCAL.interceptor.new_iteration()
 
+    def will_step(self, module: Any) -> bool:
+        """True if there is an optimizer with a parameter of a module."""
+        # In tools' code: an attribute of the program's own may run operators.
+        with self.vanilla():
+            return has_optimizer(module)
+
     @classmethod
     def remarks(cls) -> Sequence[str]:
         """Which interceptor is used, and why not the faster one."""
@@ -218,14 +225,35 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                 # informs the hooks that run there.
                 with self.dispatcher.quiet_backward():
                     return vanilla(roots, *args, **kwargs)
-            with self._backward_pass(interceptor, roots):
-                return vanilla(roots, *args, **kwargs)
+            # After its roots, their gradients, and whether the graph is kept.
+            makes_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
+            with self._backward_pass(interceptor, roots, makes_graph):
+                if not makes_graph or not self._claims(interceptor):
+                    return vanilla(roots, *args, **kwargs)
+                with MadeGraph(interceptor.executor.claimer, roots) as made:
+                    result = vanilla(roots, *args, **kwargs)
+                    made.claim_results(args[3] if len(args) > 3 else (), result or ())
+                return result
 
         return run_backward
 
+    def _claims(self, interceptor: Interceptor) -> bool:
+        """Whether tools look at backward operators of gradients, which have owners from now on."""
+        claimer = interceptor.executor.claimer
+        claims = any(scope.analyses_backward() for scope in self.dispatcher.scopes())
+        if claims and not claimer.marks:
+            # What the extension has learned to do without marks is forgotten.
+            interceptor.replan()
+        return claims
+
     @contextmanager
-    def _backward_pass(self, interceptor: Interceptor, roots: tuple[Any, ...]) -> Iterator[None]:
-        """The context of a backward pass of the program; the outermost one ends an iteration."""
+    def _backward_pass(
+        self, interceptor: Interceptor, roots: tuple[Any, ...], makes_graph: bool
+    ) -> Iterator[None]:
+        """The context of a backward pass of the program; the outermost one ends an iteration.
+
+        None that is within a module, or whose gradients the program computes with, ends one.
+        """
         interceptor.begin_backward(roots)
         outermost = not _internals.in_backward()
         # Within an operator PyTorch has popped the mode: a backward pass that the operator runs is
@@ -234,7 +262,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         points = self.dispatcher.points
         is_covered = not interceptor.stale or interceptor.refresh()
         tells = outermost and interceptor.tells
-        told = points.backward_begins() if tells else ()
+        continues = makes_graph or interceptor.frame.phase is None
+        told = points.backward_begins(continues) if tells else ()
         if not listening:
             interceptor.enter()
         try:
@@ -246,10 +275,12 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                 interceptor.has_trained = True
                 # Captured code outside of modules may be of another phase from now on.
                 interceptor.root.captured.clear()
-            if outermost:
+            if outermost and not continues:
                 interceptor.new_iteration()
+            elif outermost:
+                interceptor.has_continued = True
             if tells:
-                points.backward_ends(told)
+                points.backward_ends(told, continues)
 
 
 def _without_own_references(vanilla: Any) -> Any:

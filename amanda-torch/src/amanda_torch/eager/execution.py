@@ -304,6 +304,8 @@ class Executor:
             outer: the modes of others, which are hidden from everything but the operator.
         """
         call.phase = phase_of(call, self._tracker)
+        if _internals.in_forward_ad():
+            self._dispatcher.not_seen("tangents of operators in forward-mode differentiation")
         scopes = self._tracker.active
         execution = OpExecution(self._dispatcher, call, scopes, later or frozenset())
         plan = execution.plan if later is None else EMPTY_PLAN

@@ -50,8 +50,6 @@ _PLAIN = _internals.PLAIN
 _Tensor = torch.Tensor
 _is_grad_enabled = torch.is_grad_enabled
 _mode_depth = _internals.mode_depth
-_mode_at = _internals.mode_at
-_pop_mode = _internals.pop_mode
 
 Met = tuple[Cell, int, Any, tuple[Any, ...], dict[str, Any], Any, Any]
 """An operator that was met: its cell, its position there, its function, arguments, key, result."""
@@ -124,10 +122,6 @@ class Interceptor(Tracker, TorchFunctionMode):
 
     def exit(self) -> int:
         """Stop, wherever among the thread's modes this one sits; below how many it sat."""
-        if _mode_depth() == 1 and _mode_at(0) is self:
-            _pop_mode()
-            self._is_on = False
-            return 0
         modes = _internals.modes()
         above = 0
         if modes and modes[-1] is self and modes.count(self) == 1:
@@ -141,7 +135,7 @@ class Interceptor(Tracker, TorchFunctionMode):
 
     def is_alone(self) -> bool:
         """Whether it listens and no other mode does."""
-        return _internals.mode_depth() == 1 and _internals.mode_at(0) is self
+        return _mode_depth() == 1 and _internals.mode_at(0) is self
 
     def is_listening(self) -> bool:
         """Whether operators called now would be noticed."""
@@ -156,13 +150,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         self.muted += 1
         # A backward pass inside puts this mode on again.
         self.stale = True
-        if self.muted > 1:
-            return
-        if _mode_depth() == 1 and _mode_at(0) is self:
-            # exit(), inlined: each routine of another framework's tool comes here.
-            self._above, self._is_on = 0, False
-            _pop_mode()
-        elif self.is_listening():
+        if self.muted == 1 and self.is_listening():
             self._above = self.exit()
 
     def unmute(self) -> None:
@@ -366,6 +354,9 @@ class Interceptor(Tracker, TorchFunctionMode):
 
     def _phase(self, name: str, args: Any, kwargs: Any) -> Phase:
         """What an operator outside of modules belongs to."""
+        if kwargs.get("requires_grad") is True:
+            # It makes a weight.
+            name = "requires_grad_"
         values = (*args, *kwargs.values()) if kwargs else args
         outer = _internals.modes()
         if not outer and _PLAIN.issuperset(map(type, values)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import threading
 import time
@@ -398,4 +399,25 @@ class OptimizerSteps:
         tracker = self._current.interceptor
         if tracker is not None and tracker.frame.phase == "optimizer":
             tracker.go_to(tracker.root)
+            if tracker.has_continued:
+                # No pass of this step has ended its iteration.
+                tracker.new_iteration()
         self._dispatcher.points.optimizer_ends(self._dispatcher.scopes())
+
+
+def has_optimizer(module: nn.Module) -> bool:
+    """Whether there is an optimizer that has a parameter of `module`."""
+    kinds, found = [torch.optim.Optimizer], []
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        # PyTorch marks the step of a class when it makes the first optimizer of it.
+        if hasattr(kind.step, "hooked"):
+            found.append(kind)
+    weights = {id(parameter) for parameter in module.parameters()}
+    # PyTorch has no list of its optimizers, and most are made before the scope.
+    for one in gc.get_referrers(*found) if found else ():
+        if isinstance(one, torch.optim.Optimizer):
+            for group in vars(one).get("param_groups", ()):
+                if not weights.isdisjoint(map(id, group["params"])):
+                    return True
+    return False

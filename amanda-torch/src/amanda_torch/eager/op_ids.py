@@ -99,6 +99,7 @@ class Tracker(records.TrackerFields):
         is_building: whether a module was built since an outermost one was called.
         has_recorded: whether an operator outside of modules was recorded for differentiation.
         has_trained: whether a backward pass has ended.
+        has_continued: whether one has in this iteration that did not end it.
         is_inferring: whether layers of Keras run to learn the shapes of their results.
         generation: counts up whenever plans become out of date.
         iteration: counts up whenever the root counters restart.
@@ -123,6 +124,7 @@ class Tracker(records.TrackerFields):
         "active",
         "checked",
         "codes",
+        "has_continued",
         "has_recorded",
         "has_run",
         "has_trained",
@@ -143,7 +145,7 @@ class Tracker(records.TrackerFields):
         self.codes: dict[int, Any] = {}
         self.known_codes: list[Any] = []
         self.is_building = self.has_recorded = self.has_trained = False
-        self.is_inferring = False
+        self.is_inferring = self.has_continued = False
         self.frame = self.root
         self.cells = self.root.cells
         self.generation = 0
@@ -234,11 +236,7 @@ class Tracker(records.TrackerFields):
         frame = frames[call] if call < len(frames) else self._new_frame(parent, child, call)
         if frame.generation != self.generation:
             frame.forget_plans(self.generation)
-        # Frame.restart(), inlined: this runs at every module call.
-        for cell in frame.names.values():
-            cell[0] = 0
-        for other in frame.children.values():
-            other.calls = 0
+        frame.restart()
         frame.caller = parent
         self.frame = frame
         self.cells = frame.cells
@@ -273,21 +271,15 @@ class Tracker(records.TrackerFields):
         root = self.root
         if self.frame.phase:
             self.go_to(root)
-        # Frame.restart(), inlined: a small model may be all of an iteration.
-        for cell in root.names.values():
-            cell[0] = 0
-        for child in root.children.values():
-            child.calls = 0
+        root.restart()
         for frame in root.asides.values():
             # Building models is not part of an iteration, unless the program declares one.
             if frame.phase != "setup" or not (self.has_run or self.has_trained):
-                for cell in frame.names.values():
-                    cell[0] = 0
-                for child in frame.children.values():
-                    child.calls = 0
+                frame.restart()
         if root.is_checked and not self.has_run and self.iteration >= _LEARNING - 1:
             self._end_checks()
         self._seen_outermost.clear()
+        self.has_continued = False
         self.iteration += 1
 
     def forget_plans(self) -> None:

@@ -125,7 +125,10 @@ class Operation:
         self._edges: list[Any] = []
         name = call.op.__name__
         self.in_place = is_in_place(name, call.kwargs)
-        self.records_gradients = torch.is_grad_enabled() and not _internals.in_functorch()
+        self.records_gradients = torch.is_grad_enabled() and not (
+            # An autograd.Function takes tensors with and without tangents by aborting, or by zeros.
+            _internals.in_functorch() or _internals.in_forward_ad()
+        )
         self.is_function = plan.replace is None and is_function_call(call.func)
         self.start = _internals.sequence_number()
 
@@ -191,9 +194,13 @@ class Operation:
         return self._handed_on(gathered)
 
     def _count_transformed(self) -> None:
-        """Say that the actions on gradients do nothing where ``torch.func`` computes them."""
+        """Say that the actions on gradients do nothing under ``torch.func`` or with tangents."""
         needs_gradient = any(v is not None and _internals.needs_gradient(v) for v in self._values)
-        if needs_gradient and torch.is_grad_enabled() and _internals.in_functorch():
+        if not (needs_gradient and torch.is_grad_enabled()):
+            return
+        if not _internals.in_functorch():
+            self._dispatcher.not_seen("actions on gradients in forward-mode differentiation")
+        else:
             self._dispatcher.not_seen("actions on gradients under a functorch transform")
             if self._dispatcher.tells_of_transforms():
                 warnings.warn(

@@ -148,6 +148,10 @@ def _phase_without_loss(name: str, tensors: Sequence[Any], tracker: Tracker) -> 
         return "other"
     if tracker.is_result(tensors):
         return "forward"
+    if not tensors and name not in _INITIALISING:
+        # What makes weights is within a constructor, or is told that they need a gradient. Data are
+        # made in each iteration, by operators that have the same id in the first one.
+        return "other"
     if tracker.is_building:
         return "setup"
     if makes(name, tensors):

@@ -362,14 +362,6 @@ def tensors_in(value: Any) -> list[Any]:
     """
     if isinstance(value, torch.Tensor):
         return [value]
-    # This runs at each call of an outermost module, and most give tensors alone: the rest takes two
-    # microseconds.
-    if type(value) is tuple or type(value) is list:
-        for item in value:
-            if type(item) is not torch.Tensor:
-                break
-        else:
-            return list(value)
     found = []
     # Not nested.leaves(), which takes functions for each leaf.
     waiting = [iter(_items(value))]

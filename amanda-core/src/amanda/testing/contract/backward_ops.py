@@ -62,6 +62,18 @@ class BackwardOpTests(ContractTests):
         program = self.fw.program(lambda x: self.fw.mul(self.fw.mul(x, x), x), X)
         assert self.forward_ids(program.second_gradients) == self.forward_ids(program.run)
 
+    @requires(Capability.SECOND_ORDER)
+    def test_backward_ops_of_gradients_have_an_owner(self) -> None:
+        """Ops that differentiate a gradient are backward ops, with ids of their own, or counted."""
+        program = self.fw.program(lambda x: self.fw.mul(self.fw.mul(x, x), x), X)
+        ids: set[str | None] = set()
+        tool = self.probe(before_backward=lambda c: ids.add(c.get_backward_op_id()))
+        self.train(program, tool)
+        count = len(ids)
+        with self.apply(tool) as scope:
+            program.second_gradients()
+        assert len(ids) > count or scope.statistics.not_seen
+
     @requires(Capability.BACKWARD, Capability.USER_OPS)
     def test_backward_ops_of_the_user_are_no_forward_ops(self) -> None:
         """The operators that the gradient of a user's operator calls are not forward ops."""

@@ -180,6 +180,16 @@ class PointTests(ContractTests):
         said = {context.runs_at_once for context in tool.of(Point.MODULE_ENTRY, Point.MODULE_EXIT)}
         assert said == {Capability.STATIC_GRAPH not in self.driver_cls.capabilities}
 
+    @requires(Capability.SECOND_ORDER)
+    def test_gradients_of_gradients_are_one_iteration(self) -> None:
+        """A backward pass whose gradients the program computes with ends no iteration."""
+        self.needs_separate_backward()
+        program, tool = self.fw.program(lambda x: self.fw.mul(self.fw.mul(x, x), x), X), Passed()
+        with self.apply(tool):
+            program.second_gradients()
+        passes = [context.iteration for context in tool.of(Point.BACKWARD_BEGIN)]
+        assert (len(passes), {*passes}, len(tool.of(Point.ITERATION_END))) == (2, {0}, 1)
+
     def test_the_program_ends_an_iteration(self) -> None:
         """``amanda.new_iteration()`` ends an iteration whose end cannot be detected."""
         tool = Passed()

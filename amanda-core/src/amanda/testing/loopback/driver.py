@@ -131,7 +131,7 @@ class LoopbackDriver(EagerDriver):
         ) -> None:
             vanilla(node, name, edges, *args, **kwargs)
             operator = self.thread.operator
-            if operator is not None and not isinstance(node, AccumulateGrad):
+            if operator is not None and not isinstance(node, (AccumulateGrad, DriverNode)):
                 names = operator.names_by(Tensor.edge)
                 told = ["" if edge is None else names.get(edge, "") for edge in edges]
                 self.claims[node] = operator.claim(name, told)
@@ -178,7 +178,7 @@ class LoopbackDriver(EagerDriver):
 
     def _running_graph(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         def run_graph(*args: Any, **kwargs: Any) -> Any:
-            with self.backward_pass():
+            with self.backward_pass(continues=kwargs["create_graph"]):
                 return vanilla(*args, **kwargs)
 
         return run_graph
