@@ -22,7 +22,7 @@ Place = tuple[int, ...]
 
 def applied(run: Callable[..., Any], *inputs: Any, **options: Any) -> PathTool:
     """The tool, applied to one call."""
-    tool = PathTool(**options)
+    tool = PathTool(**{"synapses": True, **options})
     with torch.no_grad(), amanda.apply(tool):
         run(*inputs)
     return tool

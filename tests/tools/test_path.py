@@ -61,7 +61,7 @@ def test_a_larger_theta_takes_more_and_one_takes_all_that_adds() -> None:
     tools = [applied(net, x, theta=theta) for theta in (0.2, 0.5, 0.8, 1.0)]
     for small, large in itertools.pairwise(tools):
         for a, b in zip(small.paths, large.paths, strict=True):
-            for kind in ("neurons", "weights"):
+            for kind in ("neurons", "weights", "synapses"):
                 assert containment(a, b, kind) == 1
             assert a.density("synapses") < b.density("synapses")
     with torch.no_grad():

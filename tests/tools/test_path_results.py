@@ -105,9 +105,8 @@ def test_files(net: nn.Module, tmp_path: Path) -> None:
     for i, path in enumerate(tool.paths):
         again = found[f"input {i}"]
         assert again.label == path.label
-        for kind in ("neurons", "weights"):
-            assert similarity(path, again, kind) == 1
         for kind in ("neurons", "weights", "synapses"):
+            assert similarity(path, again, kind) == 1
             assert again.density(kind) == path.density(kind)
         assert {k: m.shape for k, m in again.inputs.items()} == {
             k: m.shape for k, m in path.inputs.items()
@@ -130,8 +129,10 @@ def test_paths_that_cannot_be_compared(net: nn.Module) -> None:
     tool = PathTool()
     with amanda.apply(tool):
         net(torch.rand(2, 6))
-    with pytest.raises(AmandaError, match="kind must be neurons or weights"):
+    with pytest.raises(AmandaError, match="synapses=True"):
         similarity(*tool.paths, "synapses")
+    with pytest.raises(AmandaError, match="kind must be one of"):
+        similarity(*tool.paths, "edges")
 
 
 def test_the_limit_keeps_classes_whole(net: nn.Module) -> None:

@@ -30,6 +30,8 @@ def assert_equal(
             assert places(part.neurons) == found.neurons.get(name, set()), op_id
             if name in expected:
                 assert part.critical == found.synapses[name], op_id
+                assert part.synapses is not None
+                assert len(part.synapses) == part.critical
             if part.weights is not None:
                 assert places(part.weights) == found.weights[name], op_id
         [mask] = path.inputs.values()
@@ -340,7 +342,7 @@ def test_fused_attention_is_what_its_parts_are() -> None:
     assert one.summary()["unknown_ops"] == other.summary()["unknown_ops"] == {}
     for a, b in zip(one.paths, other.paths, strict=True):
         ops = ("Attention.qkv/linear:0", "Attention.head/linear:0")
-        for kind in ("neurons", "weights"):
+        for kind in ("neurons", "weights", "synapses"):
             assert similarity(a, b, kind, ops) == 1
         assert 0 < a.density("weights") < 1
 
@@ -367,7 +369,7 @@ def test_fused_attention_of_a_position_that_sees_nothing() -> None:
     assert one.summary()["unknown_ops"] == other.summary()["unknown_ops"] == {}
     for a, b in zip(one.paths, other.paths, strict=True):
         op = "Attention.project/linear:0"
-        for kind in ("neurons", "weights"):
+        for kind in ("neurons", "weights", "synapses"):
             assert similarity(a, b, kind, (op,)) == 1
         assert 0 < a.density("weights") < 1
 

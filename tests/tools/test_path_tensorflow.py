@@ -95,7 +95,7 @@ TYPES = ("conv2d", "batch_norm", "relu", "cat", "max_pool2d", "avg_pool2d", "tan
 
 
 def applied(run: Callable[[], Any], **options: Any) -> PathTool:
-    tool = PathTool(**options)
+    tool = PathTool(synapses=True, **options)
     with amanda.apply(tool):
         run()
     return tool

@@ -68,18 +68,29 @@ class OpPath:
     Attributes:
         neurons: elements of its output; None in a union of outputs of different shapes.
         weights: elements of its weight, None without one.
-        critical: number of critical synapses; None in a union.
+        synapses: with the option ``synapses`` the critical products, ascending: index in the output
+            times products per output, plus position among them.
+        critical: number of critical synapses; None in a union if they were not kept.
         total: number of synapses.
     """
 
     neurons: Mask | None
     weights: Mask | None
+    synapses: Array | None
     critical: int | None
     total: int
 
     def __or__(self, other: OpPath) -> OpPath:
-        masks = (_union(self.neurons, other.neurons), _union(self.weights, other.weights))
-        return OpPath(*masks, None, self.total)
+        both = self.synapses is not None and other.synapses is not None
+        synapses = np.union1d(self.synapses, other.synapses) if both else None  # type: ignore[arg-type]
+        critical = None if synapses is None else len(synapses)
+        return OpPath(
+            _union(self.neurons, other.neurons),
+            _union(self.weights, other.weights),
+            synapses,
+            critical,
+            self.total,
+        )
 
 
 def _union(one: Mask | None, other: Mask | None) -> Mask | None:
@@ -133,9 +144,13 @@ def count_critical(op: OpPath, kind: str) -> tuple[int, int]:
 def _overlap(one: OpPath, other: OpPath, kind: str) -> tuple[int, int, int]:
     """Count what is critical in both, in the first, and in the second."""
     left, right = getattr(one, kind), getattr(other, kind)
-    if left is None or right is None or left.shape != right.shape:
+    if left is None or right is None:
         return 0, 0, 0
-    return (left & right).count, left.count, right.count
+    if isinstance(left, Mask):
+        if left.shape != right.shape:
+            return 0, 0, 0
+        return (left & right).count, left.count, right.count
+    return len(np.intersect1d(left, right, assume_unique=True)), len(left), len(right)
 
 
 def similarity(a: Path, b: Path, kind: str = "neurons", ops: Iterable[str] = ()) -> float:
@@ -143,7 +158,7 @@ def similarity(a: Path, b: Path, kind: str = "neurons", ops: Iterable[str] = ())
 
     Args:
         a, b: paths of one model.
-        kind: neurons or weights.
+        kind: neurons, weights or synapses.
         ops: ids of operators; none for all that both have.
 
     Returns:
@@ -167,11 +182,12 @@ def containment(a: Path, b: Path, kind: str = "neurons", ops: Iterable[str] = ()
 
 
 def _overlaps(a: Path, b: Path, kind: str, ops: Iterable[str]) -> list[int]:
-    if kind not in ("neurons", "weights"):
-        raise AmandaError(f"path: kind must be neurons or weights, got {kind!r}")
+    if kind not in KINDS:
+        raise AmandaError(f"path: kind must be one of {', '.join(KINDS)}, got {kind!r}")
     shared = [key for key in ops or a.ops if key in a.ops and key in b.ops]
     if not any(getattr(p.ops[key], kind) is not None for key in shared for p in (a, b)):
-        raise AmandaError(f"path: the two paths have no {kind} in common")
+        hint = "; load the tool with synapses=True" if kind == "synapses" else ""
+        raise AmandaError(f"path: the two paths have no {kind} in common{hint}")
     found = [_overlap(a.ops[key], b.ops[key], kind) for key in shared]
     return [sum(column) for column in zip(*found, strict=True)]
 
@@ -193,6 +209,8 @@ def write(path: str | os.PathLike[str], paths: Mapping[str, Path]) -> None:
         for op_id, op in one.ops.items():
             ops[op_id] = [op.critical, op.total]
             masks |= {f"{op_id} neurons": op.neurons, f"{op_id} weights": op.weights}  # type: ignore[dict-item]
+            if op.synapses is not None:
+                arrays[f"{name} {op_id} synapses"] = op.synapses
         known = {key: mask for key, mask in masks.items() if mask is not None}
         arrays |= {f"{name} {key}": mask.bits for key, mask in known.items()}
         shapes = {key: mask.shape for key, mask in known.items()}
@@ -228,8 +246,11 @@ def _path_of(name: str, one: Mapping[str, Any], arrays: Mapping[str, Array]) -> 
         critical, total = figures
         if not (isinstance(total, int) and isinstance(critical, int | None)):
             raise ValueError(f"the numbers of synapses of {key} are {figures}")
+        synapses = arrays.get(f"{name} {key} synapses")
+        if synapses is not None and not (synapses.ndim == 1 and synapses.dtype.kind in "iu"):
+            raise ValueError(f"the synapses of {key} are not a list of whole numbers")
         parts = (masks.get(f"{key} neurons"), masks.get(f"{key} weights"))
-        ops[key] = OpPath(*parts, critical, total)
+        ops[key] = OpPath(*parts, synapses, critical, total)
     inputs = {k.removeprefix("input "): m for k, m in masks.items() if k.startswith("input ")}
     label = one["label"]
     if not isinstance(label, int | None):

@@ -82,6 +82,7 @@ class Extraction:
         run: the pass.
         start: where the paths begin.
         theta: fraction of a value that critical contributions make up.
+        keep_synapses: keep the numbers of the critical products.
 
     Attributes:
         paths: the path of each input.
@@ -91,9 +92,12 @@ class Extraction:
             if they are the inputs themselves.
     """
 
-    def __init__(self, run: RecordedPass, start: Start, theta: float) -> None:
+    def __init__(
+        self, run: RecordedPass, start: Start, theta: float, *, keep_synapses: bool
+    ) -> None:
         self.skipped: dict[str, str] = {}
         self._theta = theta
+        self._keeps = keep_synapses
         self._batch = len(start.index)
         self._critical: dict[tuple[int, RecordedExecution, int], list[CriticalPart]] = (
             collections.defaultdict(list)
@@ -138,11 +142,9 @@ class Extraction:
         by_sample = [self._pass_on(sample, execution, parts) for sample, parts in enumerate(found)]
         weights = _weights(execution, by_sample)
         for sample, parts in enumerate(found):
-            critical = sum(wanted.synapses or 0 for wanted in parts)
-            # The output holds the whole batch, unless the batch does not divide its size.
-            total = max(critical, size * call.width // (1 if size % self._batch else self._batch))
+            found_synapses = self._synapses(parts, size, call.width)
             self._ops[sample][execution.op.about.id] = OpPath(
-                neurons[sample], weights[sample], critical, total
+                neurons[sample], weights[sample], *found_synapses
             )
 
     def _outputs(self, execution: RecordedExecution) -> list[int]:
@@ -159,6 +161,24 @@ class Extraction:
         if not outputs:
             self.skipped[execution.op.about.id] = "its output has no real numbers: the path ends"
         return outputs
+
+    def _synapses(
+        self, parts: Sequence[Wanted], size: int, width: int
+    ) -> tuple[Array | None, int, int]:
+        """Return the critical synapses if they are kept, their number, and that of all.
+
+        Args:
+            parts: what is critical of each output.
+            size: elements of the outputs.
+            width: products in an element.
+        """
+        synapses = [s + wanted.output * size * width for wanted in parts for s in wanted.synapses]
+        critical = sum(map(len, synapses))
+        # The output holds the whole batch, unless the batch does not divide its size.
+        total = max(critical, size * width // (1 if size % self._batch else self._batch))
+        if not self._keeps:
+            return None, critical, total
+        return np.unique(np.concatenate(synapses or [np.zeros(0, np.int64)])), critical, total
 
     def _wanted(
         self, sample: int, execution: RecordedExecution, outputs: Sequence[int]
@@ -200,8 +220,9 @@ class Extraction:
             self.skipped[op.id] = str(error) if is_known else f"{type(error).__name__}: {error}"
             wanted = Wanted(wanted.index, wanted.values, wanted.output)
             add_everything(call, wanted)
-        if wanted.synapses is None:
-            wanted.synapses = len(wanted.index) * call.width
+        if not wanted.synapses:
+            every = wanted.index[:, None] * call.width + np.arange(call.width)
+            wanted.synapses.append(every.reshape(-1))
         return wanted
 
     def _pass_on(

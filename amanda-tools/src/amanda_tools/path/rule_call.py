@@ -169,15 +169,16 @@ class Wanted:
         output: position of the output.
         critical: elements found so far: input, flat indices, values or None for the input's
             own.
-        synapses: number of critical products; None if a rule does not count them, which means all
-            products of the critical elements.
+        synapses: critical products: index in the output times the call's ``width`` plus position
+            among the products. If a rule notes none, all products of the critical elements are
+            critical.
     """
 
     index: Array
     values: Array
     output: int = 0
     critical: list[tuple[int, Array, Array | None]] = attrs.field(factory=list)
-    synapses: int | None = None
+    synapses: list[Array] = attrs.field(factory=list)
 
     def add(self, position: int, index: Array, values: Array | None = None) -> None:
         """Note elements of an input as critical.

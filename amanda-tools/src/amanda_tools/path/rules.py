@@ -46,7 +46,7 @@ def add_everything(call: Call, wanted: Wanted) -> None:
             is_critical[np.unique(wanted.index // (output.size // output.shape[0]))] = True
         places = np.flatnonzero(is_critical)
         wanted.add(position, places)
-        wanted.synapses = (wanted.synapses or 0) + len(places)
+        wanted.synapses.append(places)
 
 
 @rule("relu")
@@ -120,7 +120,8 @@ def addition(call: Call, wanted: Wanted) -> None:
     mask = select_critical(np.stack(parts, axis=1), wanted.values, call.theta)
     for column, (position, place) in enumerate(zip(data, places, strict=True)):
         wanted.add(position, place[mask[:, column]])
-    wanted.synapses = int(np.count_nonzero(mask))
+    rows, columns = np.nonzero(mask)
+    wanted.synapses.append(wanted.index[rows] * len(data) + columns)
 
 
 @rule("batch_norm")

@@ -137,7 +137,7 @@ class Rows:
 
     def critical(
         self, values: Array, theta: float, *, relative: bool = False
-    ) -> tuple[list[Array], int]:
+    ) -> tuple[list[Array], Array]:
         """Select the critical products of all rows.
 
         Args:
@@ -146,10 +146,11 @@ class Rows:
             relative: `values` are multiples of the rows' sums.
 
         Returns:
-            For each operand the indices in the operator's input, and the number of products.
+            For each operand the indices in the operator's input, and the products: row times
+            :attr:`width` plus position in the row.
         """
         marks = [np.zeros(operand.values.size, bool) for operand in self.operands]
-        count = 0
+        found = [np.zeros(0, np.int64)]
         step = max(1, _CHUNK // self.width)
         for start in range(0, len(values), step):
             places, products = self.products(slice(start, start + step))
@@ -159,9 +160,9 @@ class Rows:
             mask = select_critical(products, wanted, theta)
             for mark, place in zip(marks, places, strict=True):
                 mark[place[mask]] = True
-            count += int(np.count_nonzero(mask))
+            found.append(np.flatnonzero(mask) + start * self.width)
         inputs = [o.inputs(np.flatnonzero(m)) for o, m in zip(self.operands, marks, strict=True)]
-        return inputs, count
+        return inputs, np.concatenate(found)
 
     def products(self, part: slice) -> tuple[list[Array], Array]:
         """Return indices and products of some rows."""
@@ -173,8 +174,9 @@ class Rows:
             products = products * operand.values[place]
         return places, products
 
-    def largest(self) -> Array:
-        """Return for each row the index in the input of the largest element, at ties the first."""
+    def largest(self) -> tuple[Array, Array]:
+        """Return for each row the largest element, at ties the first: index in the input, and
+        column."""
         [operand] = self.operands
         step = max(1, _CHUNK // self.width)
         best = [np.zeros(0, np.int64)]
@@ -183,4 +185,4 @@ class Rows:
             best.append(values.argmax(axis=1))
         columns = np.concatenate(best)
         places = self.bases[0] + self.offsets[0][columns]
-        return places if operand.source is None else operand.source[places]
+        return (places if operand.source is None else operand.source[places]), columns

@@ -41,6 +41,7 @@ class PathOptions(PhaseOptions):
         output: where paths begin: id of an operator, or pattern of module paths (the last operator
             there); by default the last operator of the longest path with rows of numbers as output.
         axis: axis of the classes in that output.
+        synapses: keep the critical products, not only their number.
         limit: inputs whose own paths are kept; those of the classes have all of them.
         csv: write the densities as a table.
     """
@@ -48,6 +49,7 @@ class PathOptions(PhaseOptions):
     theta: float = attrs.field(default=0.5, validator=_share)
     output: str = ""
     axis: int = -1
+    synapses: bool = False
     limit: int = attrs.field(default=1000, validator=attrs.validators.ge(0))
     csv: bool = True
 
@@ -134,7 +136,8 @@ class PathTool(PrintingTool[PathOptions]):
         start = Start.of(output, self.options.axis, run.labels)
         if not start.index:
             return
-        found = Extraction(run, start, self.options.theta)
+        options = self.options
+        found = Extraction(run, start, options.theta, keep_synapses=options.synapses)
         if found.sequences is not None:
             self._tokens += len(found.paths)
             self._sequences += found.sequences

@@ -41,10 +41,12 @@ def weighted_sum(
     if relative:
         own = call.output(wanted.output).reshape(-1)[wanted.index].astype(np.float64)
         values = np.divide(values, own, out=np.zeros_like(own), where=own != 0)
-    found, wanted.synapses = rows.critical(values, call.theta, relative=relative)
+    found, products = rows.critical(values, call.theta, relative=relative)
     for position, index in zip(positions, found, strict=True):
         if position is not None:
             wanted.add(position, index)
+    row, column = np.divmod(products, rows.width)
+    wanted.synapses.append(wanted.index[row] * rows.width + column)
 
 
 # -- products ---------------------------------------------------------------------
@@ -140,9 +142,9 @@ def max_pooling(call: Call, wanted: Wanted) -> None:
 
 def _add_largest(call: Call, wanted: Wanted, rows: Rows) -> None:
     call.width = rows.width
-    places = rows.largest()
+    places, columns = rows.largest()
     wanted.add(0, places, wanted.values)
-    wanted.synapses = len(places)
+    wanted.synapses.append(wanted.index * rows.width + columns)
 
 
 def _pooled(call: Call, fill: float) -> tuple[Operand, str]:
@@ -234,7 +236,7 @@ def attention(call: Call, wanted: Wanted) -> None:
     factor = np.divide(wanted.values, own, out=np.zeros_like(own), where=own != 0)
     (critical, of_values), products = rows.critical(factor, call.theta, relative=True)
     inner = Rows.of([q, k], heads + "IJ", critical)
-    (of_queries, of_keys), of_scores = inner.critical(
+    (of_queries, of_keys), others = inner.critical(
         scores.reshape(-1)[critical].astype(np.float64), call.theta
     )
     for name, index in zip(names, (of_queries, of_keys, of_values), strict=True):
@@ -242,7 +244,12 @@ def attention(call: Call, wanted: Wanted) -> None:
         assert position is not None
         wanted.add(position, index)
     call.width = rows.width
-    wanted.synapses = products + of_scores
+    row, column = np.divmod(products, rows.width)
+    wanted.synapses.append(wanted.index[row] * rows.width + column)
+    row, column = np.divmod(others, inner.width)
+    # Synapses of the scores are numbered after those of the weighted sum.
+    first = call.output().size * rows.width
+    wanted.synapses.append(first + critical[row] * inner.width + column)
 
 
 def _attention_weights(call: Call, shared: int) -> tuple[Array, Array]:
