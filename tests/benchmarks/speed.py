@@ -223,6 +223,23 @@ def compiled_by_inductor(
     ]
 
 
+def compiled_eagerly(workload: str) -> list[Comparison]:
+    """A model that the program compiles with ``backend="eager"``, over the uncompiled program."""
+    vanilla = Program(WORKLOADS[workload].start()[1])
+    model, step = WORKLOADS[workload].start()
+    model.compile(backend="eager")
+    bound = 1.10 if WORKLOADS[workload].training else 0.90
+
+    def within(name: str) -> Program:
+        return Program(step, functools.partial(through("auto", tool(name), COMPILER), model))
+
+    names = ("count", "flops")
+    return [
+        Comparison("without tools", Program(step), vanilla),
+        *(Comparison(name, within(name), vanilla, bound) for name in names),
+    ]
+
+
 _WEIGHTS = {"conv2d": 1, "linear": 1, "addmm": 2}
 """Operators with a weight, and its place among their inputs."""
 
@@ -281,6 +298,10 @@ def cases(interceptors: Sequence[str]) -> command.Cases:
         made[workload] = functools.partial(tools_on, workload, interceptors)
     for name in ARCHITECTURES:
         made[f"architecture-{name}"] = functools.partial(routine_on, name, interceptors)
+    for training in ("infer", "train"):
+        made[f"compiled-eagerly-gpt2-12x64-{training}"] = functools.partial(
+            compiled_eagerly, f"gpt2-12x64-{training}"
+        )
     # The small one shows what each call of a compiled function costs.
     compiled = {"resnet18": models.resnet18, "gpt2": models.gpt2, "gpt2-base": models.gpt2_base}
     for name, build in compiled.items():
