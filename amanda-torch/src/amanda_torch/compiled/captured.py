@@ -11,15 +11,14 @@ Dynamo compiles a function to bytecode that calls a graph, here a :class:`Captur
 The first run of a graph in a module call passes its operators to the thread's interceptor, and
 enters the modules that they belong to: so they have the ids, the analyses and the actions that they
 have without ``torch.compile``. The result is a
-:class:`~amanda_torch.compiled.bound_graph.BoundGraph`. From then on the graph runs without the
-interceptor, in one of three ways:
+:class:`~amanda_torch.compiled.bound_graph.BoundGraph`. From then on the graph runs without its
+module calls being looked up, in one of three ways:
 
 - Where no routine has to run between operators, the program's compiler gets the graph as it is. The
   run has been a :class:`~amanda_torch.compiled.dry_run.GraphDryRun` then, which is undone.
 - Where routines can be written into the graph, a compiler gets it with them.
 - Otherwise, and with the compiler "eager" where gradients are recorded, it runs operator by
-  operator: one without actions is called as it is, one with actions
-  through the eager driver's executor, with its backward operators.
+  operator with the interceptor on, as in eager mode.
 """
 
 from __future__ import annotations

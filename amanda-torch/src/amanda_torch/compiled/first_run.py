@@ -29,7 +29,7 @@ from amanda_torch.compiled.inlining import OpActions, is_traceable, only_follows
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.compiled.passes import Passes
 from amanda_torch.eager.execution import KnownOp
-from amanda_torch.eager.frames import Cell, Child, Frame
+from amanda_torch.eager.frames import Child, Frame
 from amanda_torch.eager.interceptors import Interceptor, Met
 from amanda_torch.operators.names import Kind, kind_of
 
@@ -76,6 +76,7 @@ class NotedRun:
         self._parents: list[Frame] = []
         self._passes = Passes(interceptor)
         self._callers: dict[Frame, Frame] = {}
+        self._begun: list[Frame] = []
         self._called: dict[int, CalledModule] = {}
         self._inputs: dict[int, Sequence[Any]] = {}
         self.steps: list[CallRecord] = []
@@ -121,7 +122,9 @@ class NotedRun:
         operator = Operator.found(met, args, kwargs, result, self.is_static)
         is_one = isinstance(result, torch.Tensor)
         frame = interceptor.frame
-        self.steps.append(CallRecord(site, frame, entered, leaves, met, operator, is_one, records))
+        step = CallRecord(site, frame, entered, leaves, met, operator, is_one, records)
+        step.begun, self._begun = self._begun, []
+        self.steps.append(step)
         return result
 
     def _mark(
@@ -205,6 +208,7 @@ class NotedRun:
         if frame is not parent:
             frame.forget_plans(interceptor.generation)
             self._callers[frame] = parent
+            self._begun.append(frame)
             if parent is interceptor.root:
                 self._passes.begin(module)
 
@@ -231,12 +235,14 @@ class NotedRun:
             return None
         if not all(step.is_known() for step in self.steps):
             return None
-        functions = [step.function(interceptor, self._passes) for step in self.steps]
         has_restarted = interceptor.iteration != self._iteration
         change = CounterChange.since(self._start, self._base, self._begins, has_restarted)
         acts = any(step.acts() for step in self.steps)
         callers = list(self._callers.items()) if acts else []
+        functions = [step.function(interceptor, self._passes, acts) for step in self.steps]
         run = self._code.function(functions)
+        if acts:
+            run = _intercepted(interceptor, run)
         return BoundGraph(run, self._base, self._generation, change, callers, self._passes)
 
 
@@ -258,6 +264,7 @@ class CallRecord:
         name: of the call's node.
         records: True if gradients may be recorded in it.
         called: the call of a module that it reports; None if it is another one.
+        begun: the module calls that have begun since the last operator.
     """
 
     def __init__(
@@ -273,16 +280,14 @@ class CallRecord:
         called: CalledModule | None = None,
     ) -> None:
         self.called = called
+        self.begun: Sequence[Frame] = ()
         self.name = site.name
         self._site = site
         self._frame = frame
         self._entered = [weakref.ref(module) for module in entered]
         self._leaves = leaves
-        self._cells = [(cell, count) for cell, count, *_ in met]
         # Read now: an id that occurs again in an iteration of the same run gets a new entry.
-        self._knowns = [
-            cell[count] if count < len(cell) else _NOT_KEPT for cell, count in self._cells
-        ]
+        self._knowns = [cell[count] if count < len(cell) else _NOT_KEPT for cell, count, *_ in met]
         self._is_one_output = is_one_output
         self._operator = operator
         self.records = records
@@ -349,20 +354,20 @@ class CallRecord:
         plan: ActionPlan = self._knowns[0].plan
         return plan
 
-    def function(self, interceptor: Interceptor, passes: Passes) -> Callable[..., Any]:
-        """The function that does the same without the interceptor, where that can be.
+    def function(
+        self, interceptor: Interceptor, passes: Passes, is_intercepted: bool
+    ) -> Callable[..., Any]:
+        """The function that does the same in later runs.
 
         Args:
             passes: tells tools of the forward passes that begin and end before it.
+            is_intercepted: whether the interceptor is on, and has to know the module call.
         """
         found = self._site.function
         if self.called is not None:
             found = _marking(interceptor, self.called, self._frame, passes)
-        if self.acts():
-            if self._operator is None:
-                found = _intercepted(interceptor, found, self._frame, self._cells)
-            else:
-                found = _known(interceptor, self._knowns[0], self._operator, self._frame)
+        elif is_intercepted:
+            found = _in_frame(interceptor, found, self._frame, self.begun)
         if self._entered:
             return self.entering(interceptor, found, passes)
         return _leaving(found, passes) if self._leaves else found
@@ -394,47 +399,33 @@ def _marking(
     return step
 
 
-def _known(
-    interceptor: Interceptor, known: KnownOp, operator: Operator, frame: Frame
+def _in_frame(
+    interceptor: Interceptor, function: Callable[..., Any], frame: Frame, begun: Sequence[Frame]
 ) -> Callable[..., Any]:
-    """Runs one operator with its actions."""
-    run, cells = interceptor.executor.run_known, frame.cells
-    func, key = operator.func, operator.key
+    """Calls a function in a module call, after those in `begun` have begun."""
+    cells = frame.cells
 
     def step(*args: Any, **kwargs: Any) -> Any:
+        for each in begun:
+            each.restart()
         interceptor.frame = frame
         interceptor.cells = cells
-        return run(known, func, args, kwargs, key)
-
-    def step_within(*args: Any, **kwargs: Any) -> Any:
-        interceptor.frame = frame
-        interceptor.cells = cells
-        args, kwargs = operator.arguments(args, kwargs)
-        return run(known, func, args, kwargs, key)
-
-    return step if operator.is_direct else step_within
-
-
-def _intercepted(
-    interceptor: Interceptor, function: Any, frame: Frame, cells: Sequence[tuple[Cell, int]]
-) -> Callable[..., Any]:
-    """Runs a function with the interceptor on, which sees the operators that it calls."""
-    first: dict[int, tuple[Cell, int]] = {}
-    for cell, count in cells:
-        first.setdefault(id(cell), (cell, count - 1))
-    starts = list(first.values())
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        interceptor.go_to(frame)
-        for cell, start in starts:
-            cell[0] = start
-        _internals.push_mode(interceptor)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _internals.pop_mode()
+        return function(*args, **kwargs)
 
     return step
+
+
+def _intercepted(interceptor: Interceptor, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs a graph with the interceptor on."""
+
+    def run(*inputs: Any) -> Any:
+        interceptor.enter()
+        try:
+            return function(*inputs)
+        finally:
+            interceptor.exit()
+
+    return run
 
 
 def _entering(

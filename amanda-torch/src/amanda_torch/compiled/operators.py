@@ -48,14 +48,12 @@ class Operator:
     Attributes:
         func: its function.
         key: what declares its parameters, if not `func`.
-        is_direct: whether its arguments are those of the call.
         args, kwargs: where they come from.
         places: where its inputs sit in its arguments.
     """
 
     func: Any
     key: Any
-    is_direct: bool
     args: Sequence[Argument]
     kwargs: dict[str, Argument]
     places: Sequence[Place]
@@ -93,7 +91,7 @@ class Operator:
             if None in found or None in named.values():
                 return None
         places = TorchCall.of(func, name_of(func), "", given, keywords, key=key).places
-        return cls(func, key, is_direct, found, named, places)
+        return cls(func, key, found, named, places)
 
     def arguments(
         self, args: Sequence[Any], kwargs: dict[str, Any]
