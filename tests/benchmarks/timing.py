@@ -104,9 +104,9 @@ class Schedule:
     Attributes:
         rounds: blocks of each subject.
         seconds: a block repeats its step until its timed runs have taken so long, once at least.
-        warm_up: runs of a block that come first and are not timed. In a new scope the first run
-            analyses every operator (55 ms instead of 8 in the case above), and the second one of
-            a training step still took 24 ms instead of 19; the third and later ones were equal.
+        warm_up: runs of a block that come first and are not timed: the goals are those of the
+            tenth run of a scope and later ones. The first run analyses every operator, and what is
+            learned of backward operators and of compiled functions takes some more.
             Where there is no scope they warm the caches, which a run of `seconds` does itself.
         clock: seconds; processor time of the whole process by default, which is right for
             work on the processor. Work on an accelerator needs a wall clock.
@@ -114,7 +114,7 @@ class Schedule:
 
     rounds: int = 25
     seconds: float = 0.06
-    warm_up: int = 4
+    warm_up: int = 9
     clock: Clock = time.process_time
 
 
