@@ -23,11 +23,11 @@ from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.executions import Execution, Past
 from amanda_torch.autograd.gradient_graphs import KnownGradients, KnownGraph, numbered
-from amanda_torch.autograd.gradients_of_gradients import mark_owner
 from amanda_torch.autograd.hooks import NodeHooks, nothing_flows
 from amanda_torch.autograd.leaves import Accumulation, LeafClaimer, note_reached
 from amanda_torch.autograd.nodes import (
     KINDS,
+    OWNER,
     UNCERTAIN,
     Edge,
     Traced,
@@ -184,7 +184,7 @@ class Claimer(LeafClaimer):
             own = self._hook_entries(known, graph, traced, execution, outputs, reached)
             if self.marks or not is_known:
                 for number, node in enumerate(traced.nodes):
-                    mark_owner(node, known, graph.id_of(number), own)
+                    node.metadata[OWNER] = known, graph.id_of(number), own
             elif self.dispatcher.native is not None:
                 self._learn(known, graph, traced, result, start)
 
@@ -263,7 +263,7 @@ class Claimer(LeafClaimer):
                 own = execution.past(outputs)
                 hooks = known.made_hooks(*about, own, inputs)
             hooks.register(node)
-            mark_owner(node, known, plan.op_id + suffix, own)
+            node.metadata[OWNER] = known, plan.op_id + suffix, own
         past = functools.partial(execution.past, outputs)
         reached = self.claim_leaves(leaves, known, iteration, past)
         if reached:

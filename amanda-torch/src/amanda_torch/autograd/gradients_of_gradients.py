@@ -4,38 +4,26 @@ They belong to the operator of the node that has made them, behind its backward 
 one is ``/pow:0/grad/PowBackward0:0/grad/MulBackward0:0``. A sum of gradients belongs to the node
 that gets it. ::
 
-    mark_owner(node, known, backward_id, past)     # when the node of an operator is hooked
-    with MadeGraph(claimer, roots):                # around the pass
-        ...
+    with MadeGraph(claimer, roots) as made:
+        gradients = engine(roots, inputs)
+        made.claim_results(inputs, gradients)
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
 
 from amanda_torch import _internals
-from amanda_torch.autograd.executions import Past
-from amanda_torch.autograd.gradient_graphs import KnownGradients, numbered
-from amanda_torch.autograd.nodes import is_accumulation, is_own, node_name
-
-if TYPE_CHECKING:
-    from amanda_torch.autograd.claims import Claimer
-
-_OWNER = "amanda_owner"
-"""Key in a node's metadata: what is known of the operator, the id of the backward operator, and the
-tensors of the execution, if an analysis was pending."""
+from amanda_torch.autograd.claims import Claimer
+from amanda_torch.autograd.gradient_graphs import numbered
+from amanda_torch.autograd.nodes import OWNER, is_accumulation, is_own, node_name
 
 _UNKNOWN = "backward operators of gradients, in the first pass that makes a graph"
-
-
-def mark_owner(node: Any, known: KnownGradients, backward_id: str, past: Past | None) -> None:
-    """Note which backward operator a node is."""
-    node.metadata[_OWNER] = known, backward_id, past
 
 
 class MadeGraph:
@@ -66,7 +54,7 @@ class MadeGraph:
         for node in waiting:
             if node is None or is_accumulation(node):
                 continue
-            owner = node.metadata.get(_OWNER)
+            owner = node.metadata.get(OWNER)
             if owner is not None:
                 made = functools.partial(self._claim_made, owner)
                 self._handles.append(node.register_hook(made))
@@ -94,7 +82,7 @@ class MadeGraph:
         """
         for value, result in zip(inputs, results, strict=False):
             node = _node_of(value)
-            owner = self._claimer.owner_of(value) if node is None else node.metadata.get(_OWNER)
+            owner = self._claimer.owner_of(value) if node is None else node.metadata.get(OWNER)
             if owner is not None and result is not None:
                 self._claim_made(owner, (result,), ())
 
@@ -109,7 +97,7 @@ class MadeGraph:
             inner_id, dispatcher = backward_id + suffix, self._claimer.dispatcher
             inputs = ("",) * len(node.next_functions)
             known.made_hooks(dispatcher, name, inner_id, past, inputs).register(node)
-            mark_owner(node, known, inner_id, past)
+            node.metadata[OWNER] = known, inner_id, past
 
     def _made(self, gradients: Sequence[Any]) -> list[Any]:
         found: list[Any] = []
@@ -119,7 +107,7 @@ class MadeGraph:
             if node is None or node in self._before or node in seen or is_accumulation(node):
                 continue
             seen.add(node)
-            if _OWNER not in node.metadata:
+            if OWNER not in node.metadata:
                 if not is_own(node):
                     found.append(node)
                 waiting.extend([edge[0] for edge in node.next_functions])

@@ -21,6 +21,10 @@ BACKWARD = "amanda_backward"
 """Key in a node's metadata: what runs in place of its backward, or around it; see
 :mod:`amanda_torch.autograd.user_functions`."""
 
+OWNER = "amanda_owner"
+"""Key in a node's metadata: what is known of its operator, the id of the backward operator, and the
+tensors of the execution, None if no analysis was pending."""
+
 _ALIAS = "amanda_alias"
 """Key in the metadata of the nodes of aliases that this package has made."""
 
