@@ -82,9 +82,8 @@ class Points:
             place: ``module`` and ``id`` of :class:`~amanda.interface.points.PointContext`.
         """
         facts = cache(lambda: {"target": target, "inputs": tensors_in(inputs)})
-        is_wanted, told, outputs = self.wants_modules(scopes), scopes, None
-        if trains is None:
-            told = ()
+        is_wanted, outputs = self.wants_modules(scopes), None
+        told: Scopes = () if trains is None else scopes
 
         def returned(result: Any) -> Any:
             nonlocal outputs
