@@ -111,17 +111,6 @@ def compilers(session: nox.Session, compiler: str) -> None:
 
 
 @nox.session
-def architectures(session: nox.Session) -> None:
-    """25 architectures of timm and transformers, bit for bit, with every interceptor; minutes.
-
-    Arguments are names of some of them, with commas.
-    """
-    chosen = ",".join(session.posargs) or "all"
-    tests = "tests/torch/test_architectures.py"
-    _run(session, "-m", "pytest", "-q", "-n", "2", tests, AMANDA_ARCHITECTURES=chosen)
-
-
-@nox.session
 def faults(session: nox.Session) -> None:
     """Interrupt each driver at every line of Amanda's: some 40,000 runs, some four hours.
 

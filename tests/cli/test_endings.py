@@ -173,34 +173,6 @@ def test_an_output_that_cannot_be_written_is_one_line(
         assert (done.returncode, done.stderr) == (status, said)
 
 
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [
-        ("list", "tools or drivers"),
-        ("check", "doctor"),
-        ("launch", "run"),
-        ("report", "run --html"),
-    ],
-)
-def test_a_command_of_other_programs_is_answered_with_ours(
-    word: str, meant: str, amanda: Command
-) -> None:
-    """Where a close match of its letters would say something else."""
-    run = amanda(word)
-    assert run.returncode == 2
-    assert run.stderr == f"amanda: error: there is no command {word!r}; did you mean {meant}?\n"
-
-
-def test_a_folder_in_the_place_of_a_result_is_said_before_the_program_starts(
-    amanda: Command, script: Script, tmp_path: Path
-) -> None:
-    """The run would lose the result at its end."""
-    (tmp_path / "out" / "count-2.json").mkdir(parents=True)
-    run = amanda("run", "-t", "count,count", "-o", "out", str(script(OPERATORS)))
-    assert (run.returncode, run.stdout) == (2, "")
-    assert "count-2.json is a folder, and a result goes there; remove it" in run.stderr
-
-
 def test_a_folder_that_the_program_removes_is_made_again(
     amanda: Command, script: Script, tmp_path: Path
 ) -> None:

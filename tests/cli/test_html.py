@@ -197,16 +197,6 @@ def test_without_a_plugin_that_draws_the_program_does_not_start(
     assert not (tmp_path / "amanda-report.html").exists()
 
 
-def test_a_page_that_cannot_be_written_is_said_before_the_program_starts(
-    amanda: Command, program: str, tmp_path: Path
-) -> None:
-    """A folder in its place is an error."""
-    (tmp_path / "amanda-report.html").mkdir()
-    run = amanda("run", "-t", "log", "--html", program)
-    assert (run.returncode, run.stdout) == (2, "")
-    assert "amanda-report.html is a folder; remove it" in run.stderr
-
-
 def test_another_plugin_may_draw(amanda: Command, program: str, tmp_path: Path) -> None:
     """The hook gets plain data; what it gives is the page."""
     folder = tmp_path / "site"

@@ -216,8 +216,6 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
         (["-t", "largst"], "amanda tools"),
         (["-t", "LARGEST"], "no tool named 'LARGEST'; did you mean largest?"),
         (["-t", "largest:modules=a"], "--modules is for all tools of a run"),
-        (["-t", "largest", "page", "--"], "come before --: leave page out"),
-        (["-t", "largest", "--html", "page", "--"], "--html takes no value"),
         (["-t", "largest", "count", "--"], "count is a tool: amanda run -t largest,count -- /"),
         (["torchrun"], "torchrun starts amanda: torchrun ... -m amanda run ... -- /"),
         (["pip"], "did you mean /"),
@@ -226,19 +224,12 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
         (["-t", "largest:digits=x"], "digits=x of tool largest is not of the form digits=integer"),
         (["-t", "digits=1"], "no tool comes before it"),
         (["-t", "largest:ops=mul,add"], "join it with '+': ops=mul+add"),
-        (["-t", "largest(digits=1)"], "did you mean -t largest:digits=1?"),
         (["--every", "x"], "--every needs a whole number of at least 1, got 'x'; see: amanda run"),
         (["--every", "0"], "--every needs a whole number of at least 1, got '0'"),
         (["--skip=-1"], "--skip needs a whole number of at least 0, got '-1'"),
-        (["-t"], "no program is given: a script, or -m and a module; "),
-        (["-o"], "program.py was taken as the value of -o: give that option one of its own"),
+        (["-t"], "no program is given: a script, or -m and a module"),
         (["-t", "-o"], "run: -t needs a value; see: amanda run --help"),
         (["-o", ""], "run: -o needs the name of a folder, got an empty string"),
-        (["-o", "a", "-o", "b"], "-o is given twice (a and b); all results go to one folder"),
-        (
-            ["-t", "largest:ops=mul:digits=1"],
-            "are separated by commas: ops=mul,digits=1; see: amanda",
-        ),
         (["--largest"], "largest is a tool: -t largest"),
         (["-largest"], "largest is a tool: -t largest"),
         (["--epochs=3"], "no option --epochs=3; those of the program follow its name: script.py"),
@@ -248,20 +239,14 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
         (["cat"], "cat is a command, not a Python program: name the script that it starts"),
         ([""], "no program is given"),
         (["-m"], "No module named /"),
-        (["my"], "did you mean 'my program.py'?"),
         (["progam.py"], "did you mean program.py?"),
         (["folder.train"], "did you mean -m folder.train?"),
-        (["config.yaml"], "config.yaml looks like a data file: give the program that reads"),
-        (["model.pt"], "model.pt looks like a data file: give the program that reads it"),
         (["--digits=1", "-t", "largest"], "is an option of a tool: -t largest:digits=1"),
         (["-t", "largest:digits=1", "--ops-of=x"], "there is no option --ops-of=x"),
         (["--module=a"], "no option --module=a; did you mean --modules"),
         (["-t", "largest", "digits=1"], "options of a tool follow its name: -t largest:digits=1"),
         (["-t", "largest", "count"], "count is a tool: amanda run -t largest,count -- "),
-        (["-t", "largest+count"], "did you mean -t largest,count?"),
-        (["-t", "largest,"], "did you mean -t largest?"),
-        (["--html=page.html"], "--html takes no value; the page is report.html in the folder of"),
-        (["--html", "page.html"], "--html takes no value; the page is report.html in the folder"),
+        (["--html=page.html"], "run: --html ignored explicit argument 'page.html'; see"),
         (["--interceptor", "gat"], "no interceptor named 'gat'; "),
         (["--driver", "minigrad"], "no driver named 'minigrad'; did you mean minigrad-eager?"),
         (["--ops", ""], "--ops needs one or more names, got ''; see: "),
@@ -276,11 +261,8 @@ def test_wrong_usage_is_said_before_the_program_starts(
     words: list[str], said: str, amanda: Command, program: str, script: Script
 ) -> None:
     """An unknown name, a bad value or a folder that cannot be written ends with status 2."""
-    script("1", "config.yaml")
-    script("1", "model.pt")
     script("1", "folder/train.py")
-    script("1", "my program.py")
-    last = "program.py" if "my" in words or words[-1] in ("-t", "-o") else program
+    last = "program.py" if words[-1] == "-t" else program
     run = amanda("run", *words, last)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith("amanda: error: ")

@@ -422,7 +422,7 @@ class TellsOfNoSubstitutes(LoopbackDriver):
             pass
 
 
-@fault("test_a_counter_of_a_subclass")
+@fault("test_subclasses")
 class TakesSubclassesForCounters(LoopbackDriver):
     """It takes what is derived from a counter for a counter."""
 
@@ -434,7 +434,7 @@ class TakesSubclassesForCounters(LoopbackDriver):
             return super().call(action, selected)
 
 
-@fault("test_a_check_of_a_subclass", "test_a_sum_of_a_subclass")
+@fault("test_subclasses")
 class TakesSubclassesForChecks(LoopbackDriver):
     """It takes what is derived from a check for a check, and from a sum for a sum."""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import amanda
-from amanda.cli import doctor, main
+from amanda.cli import main
 from amanda.errors import PluginWarning
 from amanda.registry import distributions, plugins
 
@@ -86,23 +85,6 @@ def test_incomplete_metadata_end_nothing(
     assert distributions.providers("pytest")[0].endswith("(pytest)")
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("amanda-core ")
-
-
-@pytest.mark.parametrize("imported", ["1.2.0", "1.2", "1.2.0a0+git5", "2.0", None])
-def test_doctor_tells_files_of_another_version(
-    distribution: Distribution, monkeypatch: pytest.MonkeyPatch, imported: str | None
-) -> None:
-    """Of a framework whose files are of another version than its metadata both are named."""
-    folder = distribution("toy-1.2.0", "Name: toy\nVersion: 1.2.0+cpu\n")
-    (folder / "toy-1.2.0.dist-info" / "top_level.txt").write_text("toyframework\n")
-    module = ModuleType("toyframework")
-    if imported is not None:
-        module.__version__ = imported  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "toyframework", module)
-    found = list(doctor.mixed_versions(["toyframework", "no_such_framework"]))
-    assert len(found) == (imported == "2.0")
-    assert all("toyframework are of version 2.0, but" in line for line in found)
-    assert all("1.2.0+cpu (toy)" in line for line in found)
 
 
 def test_a_malformed_file_is_a_warning(distribution: Distribution) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amanda.python.patching import PatchSet, hide_own_frames, named_as
+from amanda.python.patching import OWN_FRAMES_HIDDEN, PatchSet, hide_own_frames, named_as
 
 
 class Base:
@@ -462,11 +462,8 @@ def test_a_patch_that_passes_an_exception_on_is_not_in_its_traceback() -> None:
             return vanilla()
 
         def patch() -> Any:
-            try:
+            with OWN_FRAMES_HIDDEN:
                 return inner()
-            except BaseException as error:
-                hide_own_frames(error)
-                raise
 
         return lambda: patch()
 

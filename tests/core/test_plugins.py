@@ -13,7 +13,7 @@ import pytest
 import amanda
 from amanda.errors import NoDriverError, PluginError, PluginWarning, UnknownNameError
 from amanda.interface.driver import INTERFACE_VERSION, Driver
-from amanda.registry import drivers, hookspecs, plugins
+from amanda.registry import drivers, plugins
 from amanda.state import FAILED
 from amanda.testing.loopback import LoopbackDriver
 from tests.core.conftest import FakeEntryPoint, plugin
@@ -179,38 +179,6 @@ def function(name: str, **marker: Any) -> ModuleType:
     mistaken.__name__ = name
     setattr(module, name, amanda.hookimpl(**marker)(mistaken) if marker else mistaken)
     return module
-
-
-@pytest.mark.parametrize(
-    ("name", "ending"),
-    [
-        ("amanda_register_drivers", "$"),
-        ("amanda_report_header", "$"),
-        ("amanda_render_report", "$"),
-        ("amanda_register_rules", ", and there is no hook amanda_register_rules"),
-        ("amanda_register_tool", ", and .*; did you mean amanda_register_tools"),
-        ("amanda_report_headers", ", and .*; did you mean amanda_report_header"),
-    ],
-)
-def test_a_function_that_was_meant_as_a_hook(install: Install, name: str, ending: str) -> None:
-    """Without the marker it is named in a warning; what the plugin registers otherwise counts."""
-    install(FakeEntryPoint("one", function(name)))
-    said = rf"plugin one \(dist-one 1\.2\): {name}\(\) is not marked with @amanda\.hookimpl, so "
-    with pytest.warns(PluginWarning, match=f"{said}that it is never called{ending}"):
-        assert list(plugins.tools()) == ["a"]
-    assert [name in mistake for mistake in plugins.registry().mistakes] == [True]
-
-
-@pytest.mark.parametrize("name", ["amanda_render_report", "amanda_register_tools"])
-def test_specifications_that_a_plugin_imports_are_no_mistake(install: Install, name: str) -> None:
-    """A plugin may import the specifications of hooks, and have functions of other names."""
-    module = plugin(drivers=[])
-    setattr(module, name, getattr(hookspecs, name))
-    module.amanda_version = lambda: "1"  # type: ignore[attr-defined]
-    module.tools = function  # type: ignore[attr-defined]
-    install(FakeEntryPoint("one", module))
-    assert plugins.tools() == {}
-    assert plugins.registry().mistakes == []
 
 
 @pytest.mark.parametrize("marker", [{"tryfirst": True}, {"specname": "amanda_register_tool"}])

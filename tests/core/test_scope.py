@@ -192,6 +192,24 @@ def test_thread_started_twice() -> None:
     assert "run" not in vars(thread)
 
 
+def test_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread for which the system has no room is left as it was, and may be started later."""
+    name = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    thread, tool = threading.Thread(target=work), Counter()
+    with amanda.apply(tool), monkeypatch.context() as patch:
+        patch.setattr(threading, name, refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            thread.start()
+    assert "run" not in vars(thread)
+    thread.start()
+    thread.join()
+    assert tool.calls == 0
+
+
 def test_thread_started_by_a_tool() -> None:
     """A thread that a tool starts is vanilla."""
     inner = Counter()

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import amanda
 from amanda.errors import CapabilityError, CoverageWarning
-from amanda_tensorflow.graphs import compiled_only
+from amanda_tensorflow.graphs import xla
 from tests.identity import Identity
 from tests.running import run_python
 from tests.tensorflow import support
@@ -317,7 +317,7 @@ def test_xla(traceable: bool) -> None:
 def test_what_only_xla_can_run(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function with an operator that the CPU refuses keeps XLA, which a warning says."""
     # As it is without oneDNN.
-    monkeypatch.setattr(compiled_only, "_runs_first", lambda: False)
+    monkeypatch.setattr(xla, "_runs_first", lambda: False)
     x = tf.reshape(tf.range(16.0), (1, 2, 2, 2, 2))
     kernel = tf.ones([1, 1, 1, 2, 3])
     convolution = tf.function(

@@ -115,9 +115,10 @@ def test_a_private_symbol_that_is_gone(removed: str) -> None:
     """A TensorFlow without a private symbol is an error that names it; nothing is patched."""
     module, _, name = removed.rpartition(".")
     code = (
-        "import amanda, importlib, tensorflow as tf\n"
+        "import importlib, tensorflow as tf\n"
         f"module = importlib.import_module('tensorflow.python.{module}')\n"
         f"del module.{name}\n"
+        "import amanda\n"
         "from tensorflow.python.eager import execute\n"
         "vanilla = execute.execute\n"
         "try:\n"
@@ -130,8 +131,9 @@ def test_a_private_symbol_that_is_gone(removed: str) -> None:
         "print(*TensorFlowEagerDriver.check_internals())"
     )
     raised, _, listed = printed(code).partition("\n")
-    assert f"has no tensorflow.python.{removed}, which" in raised
-    assert f"no tensorflow.python.{removed}" in listed
+    for said in (raised, listed):
+        assert f"tensorflow.python.{module}" in said
+        assert name in said
 
 
 def test_other_parameters() -> None:

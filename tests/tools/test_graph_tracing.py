@@ -294,16 +294,6 @@ def test_the_graph_is_plain_data_on_demand() -> None:
     assert data["tensors"][0] == {"index": 0, "producer": "", "position": 0, "is_parameter": True}
 
 
-def test_the_graph_is_a_networkx_graph_on_demand() -> None:
-    """Operators are nodes, and each edge carries its positions."""
-    networkx = pytest.importorskip("networkx")
-    graph, _ = traced(lambda x: lb.mul(x, lb.relu(x)), lb.tensor([1.0]))
-    found = graph.to_networkx()
-    assert isinstance(found, networkx.MultiDiGraph)
-    assert found.nodes["/mul:0"]["op"] is graph.op("/mul:0")
-    assert list(found.edges(data=True)) == [("/relu:0", "/mul:0", {"output": 0, "input": 1})]
-
-
 def scalars() -> int:
     """How many tensors without dimensions there are."""
     gc.collect()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TYPES: Mapping[str, str] = {
     # arithmetic
     "abs": "Abs ComplexAbs",
-    "add": "Add AddV2 AddN AccumulateNV2",
+    "add": "Add AddN AccumulateN",
     "clamp": "ClipByValue",
     "div": "Div DivNoNan RealDiv TruncateDiv",
     "floor_divide": "FloorDiv",
@@ -47,10 +47,10 @@ TYPES: Mapping[str, str] = {
     "lt": "Less",
     "ne": "NotEqual",
     "nonzero": "Where",
-    "where": "Select SelectV2",
+    "where": "Select",
     # activations and losses
     "cross_entropy_loss": "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits",
-    "ctc_loss": "CTCLoss CTCLossV2",
+    "ctc_loss": "CTCLoss",
     "local_response_norm": "LRN",
     # reductions
     "amax": "Max",
@@ -59,30 +59,30 @@ TYPES: Mapping[str, str] = {
     "argmin": "ArgMin",
     "logcumsumexp": "CumulativeLogsumexp",
     "norm": "EuclideanNorm",
-    "topk": "TopK TopKV2",
+    "topk": "TopK",
     # pooling and resizing
     "avg_pool2d": "AvgPool",
     "avg_pool3d": "AvgPool3D",
     "fractional_max_pool2d": "FractionalMaxPool",
-    "max_pool2d": "MaxPool MaxPoolV2 MaxPoolWithArgmax",
+    "max_pool2d": "MaxPool MaxPoolWithArgmax",
     "max_pool3d": "MaxPool3D",
     "upsample_bicubic2d": "ResizeBicubic",
     "upsample_bilinear2d": "ResizeBilinear",
     "upsample_nearest2d": "ResizeNearestNeighbor",
     # shapes, lists and selections
-    "cat": "Concat ConcatV2 ParallelConcat",
+    "cat": "Concat ParallelConcat",
     "detach": "StopGradient",
-    "diag_embed": "BatchMatrixDiag Diag MatrixDiag MatrixDiagV2 MatrixDiagV3",
-    "diagonal": "BatchMatrixDiagPart DiagPart MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3",
-    "flip": "Reverse ReverseV2",
+    "diag_embed": "BatchMatrixDiag Diag MatrixDiag",
+    "diagonal": "BatchMatrixDiagPart DiagPart MatrixDiagPart",
+    "flip": "Reverse",
     "getitem": "Slice StridedSlice",
-    "index_select": "Gather GatherV2",
-    "pad": "MirrorPad Pad PadV2",
+    "index_select": "Gather",
+    "pad": "MirrorPad Pad",
     "permute": "ConjugateTranspose Transpose",
     "stack": "Pack",
-    "stack_handle": "Stack StackV2",
+    "stack_handle": "Stack",
     "unbind": "Unpack",
-    "unique": "Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2",
+    "unique": "Unique UniqueWithCounts",
     "unsqueeze": "ExpandDims",
     "split": "Split SplitV",
     # newly created tensors
@@ -90,12 +90,10 @@ TYPES: Mapping[str, str] = {
     "full": "Fill",
     "linspace": "LinSpace",
     "multinomial": "Multinomial StatelessMultinomial",
-    "poisson": "RandomPoisson RandomPoissonV2 StatelessRandomPoisson",
-    "rand": "RandomUniform StatefulUniform StatelessRandomUniform StatelessRandomUniformV2",
-    "randint": "RandomUniformInt StatefulUniformInt StatelessRandomUniformInt"
-    " StatelessRandomUniformIntV2",
-    "randn": "RandomStandardNormal StatefulStandardNormal StatefulStandardNormalV2"
-    " StatelessRandomNormal StatelessRandomNormalV2",
+    "poisson": "RandomPoisson StatelessRandomPoisson",
+    "rand": "RandomUniform StatefulUniform StatelessRandomUniform",
+    "randint": "RandomUniformInt StatefulUniformInt StatelessRandomUniformInt",
+    "randn": "RandomStandardNormal StatefulStandardNormal StatelessRandomNormal",
     # linear algebra and Fourier transforms
     "fft_fft": "BatchFFT FFT",
     "fft_fft2": "BatchFFT2D FFT2D",
@@ -113,7 +111,7 @@ TYPES: Mapping[str, str] = {
     "linalg_cross": "Cross",
     "linalg_det": "BatchMatrixDeterminant MatrixDeterminant",
     "linalg_eig": "Eig",
-    "linalg_eigh": "BatchSelfAdjointEig BatchSelfAdjointEigV2 SelfAdjointEig SelfAdjointEigV2",
+    "linalg_eigh": "BatchSelfAdjointEig SelfAdjointEig",
     "linalg_inv": "BatchMatrixInverse MatrixInverse",
     "linalg_lstsq": "BatchMatrixSolveLs MatrixSolveLs",
     "linalg_lu_factor": "Lu",
@@ -123,26 +121,25 @@ TYPES: Mapping[str, str] = {
     "linalg_solve": "BatchMatrixSolve MatrixSolve",
     "linalg_solve_triangular": "BatchMatrixTriangularSolve MatrixTriangularSolve",
     "linalg_svd": "BatchSvd Svd",
-    "matmul": "BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul SparseMatMul",
+    "matmul": "BatchMatMul MatMul SparseMatMul",
     # recurrent cells
     "gru_cell": "GRUBlockCell",
-    "lstm": "BlockLSTM BlockLSTMV2",
+    "lstm": "BlockLSTM",
     "lstm_cell": "LSTMBlockCell",
     # training's fake quantization
     "fake_quantize_per_channel_affine": "FakeQuantWithMinMaxVarsPerChannel",
     "fake_quantize_per_tensor_affine": "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars",
     # with weights: see WEIGHTED
-    "batch_norm": "BatchNormWithGlobalNormalization FusedBatchNorm FusedBatchNormV2"
-    " FusedBatchNormV3",
-    "bias_add": "BiasAdd BiasAddV1",
+    "batch_norm": "BatchNormWithGlobalNormalization FusedBatchNorm",
+    "bias_add": "BiasAdd",
     "conv2d": "Conv2D DepthwiseConv2dNative FusedPadConv2D FusedResizeAndPadConv2D",
     "conv3d": "Conv3D",
-    "conv_transpose2d": "Conv2DBackpropInput Conv2DBackpropInputV2"
-    " DepthwiseConv2dNativeBackpropInput",
-    "conv_transpose3d": "Conv3DBackpropInput Conv3DBackpropInputV2",
+    "conv_transpose2d": "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput",
+    "conv_transpose3d": "Conv3DBackpropInput",
     "embedding": "ResourceGather",
 }
-"""By canonical type, TensorFlow's types, where it is not their name in lower case."""
+"""By canonical type, TensorFlow's types without versions (``V2``), where it is not their name in
+lower case."""
 
 _CANONICAL = {kind: name for name, kinds in TYPES.items() for kind in kinds.split()}
 
@@ -153,23 +150,17 @@ WEIGHTED: Mapping[str, tuple[int | None, int | None, str | None]] = {
     "FusedPadConv2D": (2, None, "HWIO"),
     "FusedResizeAndPadConv2D": (3, None, "HWIO"),
     "Conv2DBackpropInput": (1, None, "HWOI"),
-    "Conv2DBackpropInputV2": (1, None, "HWOI"),
     "DepthwiseConv2dNativeBackpropInput": (1, None, "HWCM"),
     "Conv3DBackpropInput": (1, None, "DHWOI"),
-    "Conv3DBackpropInputV2": (1, None, "DHWOI"),
     "Dilation2D": (1, None, "HWC"),
     "FusedBatchNorm": (1, 2, "C"),
-    "FusedBatchNormV2": (1, 2, "C"),
-    "FusedBatchNormV3": (1, 2, "C"),
     "BatchNormWithGlobalNormalization": (4, 3, "C"),
     "BiasAdd": (None, 1, None),
-    "BiasAddV1": (None, 1, None),
     "ResourceGather": (0, None, "VE"),
     "LSTMBlockCell": (3, 7, "IO"),
     "BlockLSTM": (4, 8, "IO"),
-    "BlockLSTMV2": (4, 8, "IO"),
 }
-"""By type, the index of the weight, the index of the bias, and the weight's layout.
+"""By type without version, the index of the weight, the index of the bias, and the weight's layout.
 
 A letter per axis: I, O channels in and out, D, H, W space, V, E vocabulary and embedding. ``HWCM``
 is a depthwise convolution: C channels with M outputs each."""
@@ -182,23 +173,17 @@ _TRANSPOSED = (("transpose_a", "adj_x", "a"), ("transpose_b", "adj_y", "b"))
 
 _GRADIENT_ROLES: Mapping[str, Mapping[str, int]] = {
     "Conv2DBackpropFilter": {"weight": 0},
-    "Conv2DBackpropFilterV2": {"weight": 0},
     "Conv2DBackpropInput": {"input": 0},
-    "Conv2DBackpropInputV2": {"input": 0},
     "Conv3DBackpropFilter": {"weight": 0},
-    "Conv3DBackpropFilterV2": {"weight": 0},
     "Conv3DBackpropInput": {"input": 0},
-    "Conv3DBackpropInputV2": {"input": 0},
     "DepthwiseConv2dNativeBackpropFilter": {"weight": 0},
     "DepthwiseConv2dNativeBackpropInput": {"input": 0},
     "Dilation2DBackpropFilter": {"weight": 0},
     "Dilation2DBackpropInput": {"input": 0},
     "FusedBatchNormGrad": {"input": 0, "weight": 1, "bias": 2},
-    "FusedBatchNormGradV2": {"input": 0, "weight": 1, "bias": 2},
-    "FusedBatchNormGradV3": {"input": 0, "weight": 1, "bias": 2},
     "BiasAddGrad": {"bias": 0},
 }
-"""By backward type, the output that is the gradient of each role.
+"""By backward type without version, the output that is the gradient of each role.
 
 Used where the driver does not know the names of gradients."""
 
@@ -228,7 +213,12 @@ def standard(context: OpContext) -> None:
 
 def canonical(kind: str) -> str:
     """The canonical type for one of TensorFlow's types."""
-    return _CANONICAL.get(kind) or _snake(kind)
+    return _CANONICAL.get(unversioned(kind)) or _snake(kind)
+
+
+def unversioned(kind: str) -> str:
+    """A type without its version: ``FusedBatchNorm`` for ``FusedBatchNormV3``."""
+    return re.sub(r"V\d+$", "", kind)
 
 
 def canonical_backward(kind: str, op_type: str) -> str:
@@ -252,8 +242,7 @@ def _describe(context: OpContext) -> None:
     kind = context.get_op().type
     attributes = context.get_attrs()
     op_type = canonical(kind)
-    if kind in WEIGHTED:
-        _set_weight(context, *WEIGHTED[kind])
+    _set_weight(context, *WEIGHTED.get(unversioned(kind), (None, None, None)))
     if kind == "Conv":
         op_type = _describe_conv(context, attributes)
     elif kind == "Einsum":
@@ -326,7 +315,7 @@ def _describe_conv(context: OpContext, attributes: Mapping[str, Any]) -> str:
 def _recurrent(kind: str, attributes: Mapping[str, Any]) -> str:
     """The type of a recurrent network of cuDNN, or of one of its helpers."""
     mode = str(attributes.get("rnn_mode", ""))
-    if not re.fullmatch(r"CudnnRNN(V\d+)?", kind):
+    if unversioned(kind) != "CudnnRNN":
         return _snake(kind)
     return mode if mode in ("lstm", "gru") else "rnn"
 
@@ -335,7 +324,7 @@ def _roles(context: OpContext, kind: str) -> dict[str, int]:
     """The outputs of a backward operator that are the gradients of input, weight and bias."""
     produced = context.get_grad_input_names()
     if not any(produced):
-        return dict(_GRADIENT_ROLES.get(kind, {}))
+        return dict(_GRADIENT_ROLES.get(unversioned(kind), {}))
     names = context.get_input_names()
     weight, bias = context["weight_index"], context["bias_index"]
     data = next((i for i in range(len(names)) if i not in (weight, bias)), None)
@@ -353,6 +342,6 @@ _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
 
 def _snake(kind: str) -> str:
     """``ResourceApplyAdam`` as ``resource_apply_adam``, ``ReadVariableOp`` as ``read_variable``."""
-    name = re.sub(r"V\d+$", "", kind)
+    name = unversioned(kind)
     name = name[:-2] if name.endswith("VariableOp") else name
     return _WORD.sub("_", name).lower()

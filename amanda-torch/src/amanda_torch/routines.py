@@ -87,7 +87,7 @@ class RoutineDispatcher(Dispatcher):
         self._has_told = False
 
     def tells_of_transforms(self) -> bool:
-        """Whether to report, once, that something is not done under ``torch.func``."""
+        """True if it is to be reported, once, that something is not done under ``torch.func``."""
         tells, self._has_told = not self._has_told, True
         return tells
 
@@ -114,7 +114,7 @@ class RoutineDispatcher(Dispatcher):
             self.native.forget()
 
     def is_plain_thread(self, thread: dict[str, Any]) -> bool:
-        """Whether backward operators that run in a thread now may take the routines in `settled`.
+        """True if backward operators that run in a thread now may take the routines in `settled`.
 
         Args:
             thread: ``vars(STATE)`` of the current thread.

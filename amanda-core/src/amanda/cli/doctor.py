@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import inspect
 import platform
-import re
 import sys
 import time
 import warnings
@@ -19,7 +18,6 @@ from amanda.cli.messages import CommandParser
 from amanda.interface.driver import INTERFACE_VERSION, Driver
 from amanda.python.text import printable
 from amanda.registry import distributions, drivers, plugins, proofs
-from amanda.registry.hookspecs import PROJECT
 from amanda.scope.apply import apply
 from amanda.state import FAILED
 
@@ -81,8 +79,6 @@ def _plugin_lines(problems: list[str]) -> Iterator[str]:
         if record.error and not plugins.is_disabled(record):
             problems.append(f"plugin {record.title} is not loaded: {record.error}")
     problems += plugins.registry().mistakes
-    problems += distributions.misplaced_groups(PROJECT)
-    problems += _imported_frameworks()
     if not plugins.registry().records:
         yield f"none is installed; try: pip install amanda-tools; {plugins.suggest_driver()}"
     headers, failures = plugins.report_headers()
@@ -91,20 +87,8 @@ def _plugin_lines(problems: list[str]) -> Iterator[str]:
     problems += plugins.report_problems(drivers.covered_frameworks())
 
 
-def _imported_frameworks() -> Iterator[str]:
-    """A line for each plugin that has imported a framework when it was loaded."""
-    frameworks = drivers.known_frameworks().keys()
-    for record in plugins.registry().records:
-        if imported := sorted(frameworks & record.imported):
-            yield (
-                f"plugin {record.title} imports {' and '.join(imported)} when it is loaded, for "
-                "every command and program; import it where a tool or driver of it is used"
-            )
-
-
 def _checks(problems: list[str]) -> Iterator[str]:
-    entries = drivers.drivers()
-    for entry in entries:
+    for entry in drivers.drivers():
         reason = drivers.explain_unusable(entry.cls)
         if not reason:
             yield from check_driver(entry.cls, problems)
@@ -113,33 +97,6 @@ def _checks(problems: list[str]) -> Iterator[str]:
         # A driver whose framework is not installed is not a problem.
         if entry.cls in FAILED or entry.cls.interface_version != INTERFACE_VERSION:
             problems.append(f"{entry.cls.name} is left out: {reason}")
-    # The checks of the drivers have imported what they can.
-    problems += mixed_versions(dict.fromkeys(entry.cls.framework for entry in entries))
-
-
-def mixed_versions(modules: Iterable[str]) -> Iterator[str]:
-    """A line for each imported module whose files are of another version than its distribution.
-
-    One version copied over another keeps the metadata of the first: pip, and what is printed above,
-    tell that version, while the code of both runs.
-
-    Args:
-        modules: names of top-level modules.
-    """
-    for module in modules:
-        imported = getattr(sys.modules.get(module), "__version__", None)
-        installed = distributions.providers(module) if isinstance(imported, str) else []
-        if installed and not any(_same_release(str(imported), text) for text in installed):
-            yield (
-                f"the files of {module} are of version {imported}, but what is installed is "
-                f"{', '.join(installed)}; try: pip install --force-reinstall {module}"
-            )
-
-
-def _same_release(one: str, other: str) -> bool:
-    """True if two versions agree in their first three numbers, as far as both have them."""
-    numbers = [re.findall(r"\d+", text)[:3] for text in (one, other)]
-    return all(int(a) == int(b) for a, b in zip(*numbers, strict=False))
 
 
 def check_driver(cls: type[Driver], problems: list[str]) -> Iterator[str]:

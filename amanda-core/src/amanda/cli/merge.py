@@ -105,7 +105,7 @@ def _write(folder: Path, merged: Mapping[str, dict[str, Any]]) -> list[Path]:
     has_page = any(folder.glob("report-rank*.html"))
     page = pages.page_path(folder, "")
     if has_page:
-        pages.check_page(page)
+        pages.check_page()
     for name, content in merged.items():
         write_json(folder / name, content)
     written = [folder / name for name in merged]

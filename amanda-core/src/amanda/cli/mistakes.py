@@ -39,8 +39,6 @@ def explain_target(target: GivenProgram, tools: Sequence[str]) -> str:
         return f"options of a tool follow its name: -t {_with_option(tools[-1], name)}"
     if meant := _meant_file(target):
         return f"did you mean {meant}?"
-    if "--" in target.arguments:
-        return f"only options of amanda run come before --: leave {name} out"
     return _explain_command(name, rest)
 
 
@@ -53,26 +51,10 @@ def _meant_file(target: GivenProgram) -> str:
         return f"{name}.py"
     if re.fullmatch(r"\w+(\.\w+)+", name) and Path(*name.split(".")).with_suffix(".py").is_file():
         return f"-m {name}"
-    for count in range(1, len(target.arguments) + 1):
-        # A path with spaces that the shell has split.
-        path = " ".join([name, *target.arguments[:count]])
-        if Path(path).is_file():
-            return shlex.quote(path)
     with contextlib.suppress(OSError):
         scripts = [str(path) for path in Path(name).parent.glob("*.py") if path.is_file()]
         return next(iter(difflib.get_close_matches(name, scripts, n=1, cutoff=0.8)), "")
     return ""
-
-
-def explain_no_program(options: Sequence[str]) -> str:
-    """Which program was taken for the value of an option, as in ``-o train.py``; "" if none.
-
-    Args:
-        options: the options of the command, as written; nothing follows them.
-    """
-    if len(options) < 2 or not Path(options[-1]).is_file():
-        return ""
-    return f"{options[-1]} was taken as the value of {options[-2]}: give that option one of its own"
 
 
 def explain_no_tool(target: GivenProgram) -> str:

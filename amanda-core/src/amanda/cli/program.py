@@ -32,15 +32,6 @@ from amanda.python._internals import register_source
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?t?)?(\.exe)?")
 """File names of Python itself."""
 
-_LARGEST = 100_000_000
-"""Bytes that no script has; a device such as /dev/zero does not end."""
-
-_DATA = frozenset(
-    {".csv", ".json", ".toml", ".yaml", ".yml"}
-    | {".h5", ".keras", ".npz", ".onnx", ".pb", ".pt", ".pth", ".safetensors"}
-)
-"""Suffixes of settings, data and models, some of which Python would run, or try to."""
-
 
 class ProgramError(Exception):
     """The program cannot be found; nothing of it has run.
@@ -86,10 +77,6 @@ class GivenProgram:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ProgramError(f"can't open file {self.target!r}: {reason}", 2) from None
-        if Path(self.target).suffix in _DATA and not Path(self.target).is_dir():
-            raise ProgramError(
-                f"{self.target} looks like a data file: give the program that reads it", 2
-            )
         if self.target.endswith(".ipynb"):
             raise ProgramError(
                 f"{self.target} is a notebook; write %load_ext amanda and %%amanda -t ... into its "
@@ -146,16 +133,8 @@ class GivenProgram:
             return bytecode.get_code("__main__"), _create_main_module(None, bytecode, path)
         module = _create_main_module(None, SourceFileLoader("__main__", path), path)
         with io.open_code(path) as file:
-            source = file.read(_LARGEST + 1)
-        if len(source) > _LARGEST:
-            raise ProgramError(f"{self.target} is not a Python script: it does not end", 2)
-        try:
             # dont_inherit: the `from __future__` imports of this module are not the program's.
-            return compile(source, path, "exec", dont_inherit=True), module
-        except (SyntaxError, ValueError):
-            if reason := _no_python(source):
-                raise ProgramError(f"{self.target} is not a Python script: {reason}", 2) from None
-            raise
+            return compile(file.read(), path, "exec", dont_inherit=True), module
 
     def _from_text(self) -> tuple[Any, types.ModuleType]:
         is_input = self.kind == "input"
@@ -292,16 +271,6 @@ def _is_script(name: str) -> bool:
             return b"\0" not in file.read(1000)
     except OSError:
         return False
-
-
-def _no_python(source: bytes) -> str:
-    """Why a file that does not compile is none of Python; "" if it may be one with an error."""
-    first = source[:200].partition(b"\n")[0].decode(errors="replace")
-    if b"\0" in source[:1000]:
-        return "it is a binary file"
-    if first.startswith("#!") and "python" not in first:
-        return f"it begins with {first.strip()}; name the script that it starts"
-    return ""
 
 
 def _create_main_module(spec: ModuleSpec | None, loader: Any, file: str | None) -> types.ModuleType:

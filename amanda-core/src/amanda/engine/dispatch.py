@@ -90,13 +90,13 @@ class Dispatcher:
         return scopes
 
     def is_cacheable(self) -> bool:
-        """Whether a plan stays right until the driver's ``invalidate()`` is called."""
+        """True if a plan stays right until the driver's ``invalidate()`` is called."""
         state = STATE
         # A generator that is suspended gives no notice.
         return state.cache and not state.held
 
     def is_paused(self) -> bool:
-        """Whether the current thread runs a tool's code, or is disabled.
+        """True if the current thread runs a tool's code, or is disabled.
 
         Threads that a framework runs backward operators in have no state of
         their own: they follow the passes that :meth:`quiet_backward` announces.
@@ -412,7 +412,6 @@ class OpExecution:
 
     Attributes:
         plan: the operator's plan, complete once :meth:`finish` has returned.
-        is_new: whether no scope has analysed the operator before.
     """
 
     def __init__(
@@ -427,12 +426,12 @@ class OpExecution:
         self._scopes = scopes
         self._later = later
         self._records: list[OpRecord] = []
-        self.is_new = True
+        self._is_new = True
         tool_locked(self._analyse_before)
         self._plan()
 
     def sees_outputs(self) -> bool:
-        """Whether an analysis of the outputs, which may record further actions, is to run."""
+        """True if an analysis of the outputs, which may record further actions, is to run."""
         for scope in self._scopes:  # noqa: SIM110 - a generator would cost frames
             if scope.analyses_at(InstPoint.AFTER_FORWARD_OP):
                 return True
@@ -467,7 +466,7 @@ class OpExecution:
                 record = OpRecord.of_call(call, driver.namespace, driver.runs_at_once)
                 scope.cache.put(key, record)
             else:
-                self.is_new = False
+                self._is_new = False
             self._analyse(scope, record, InstPoint.BEFORE_FORWARD_OP, None)
             self._records.append(record)
 
@@ -490,7 +489,7 @@ class OpExecution:
             only = asked - waiting
         state = record.state
         state.call, state.outputs = self._call, outputs
-        if not self.is_new:
+        if not self._is_new:
             # Executions of one id may differ in form: an earlier one may have raised.
             state.attributes, state.names = self._call.attributes, self._call.names
         try:

@@ -46,7 +46,6 @@ from amanda.interface.action import Action
 from amanda.interface.binding import Arguments, Signature
 from amanda.interface.calls import BackwardCall, BoundCall, NamedOp
 from amanda.interface.driver import Driver
-from amanda.interface.points import Point
 from amanda.interface.specs import Phase
 from amanda.python.references import Reference, nothing
 
@@ -497,26 +496,28 @@ class EagerDriver(Driver):
         if not self.is_active:
             yield _unchanged
             return
-        thread, points = self.thread, self.dispatcher.points
-        scopes, outermost = self.dispatcher.scopes(), not thread.modules
-        with self.ids.within(module, named_modules):
-            name = self.ids.prefix
-            told = scopes if outermost else ()
-            facts: functools.partial[Any] = functools.partial(dict, target=module, inputs=inputs)
-            points.forward_begins(told, name, self.trains(module), facts=facts)
-            entered = points.wants_modules(scopes) and _ModuleCall(self, module, inputs)
+        thread, scopes = self.thread, self.dispatcher.scopes()
+        trains = None if thread.modules else self.trains(module)
+        with (
+            self.ids.within(module, named_modules),
+            self.dispatcher.points.module_call(
+                scopes,
+                module,
+                list(inputs),
+                self._tensors_in,
+                trains,
+                module=self.ids.module,
+                id=self.ids.prefix,
+            ) as returned,
+        ):
             thread.modules += 1
             try:
-                if entered:
-                    entered.tell(scopes, Point.MODULE_ENTRY)
-                yield entered.returned if entered else _unchanged
+                yield returned
             finally:
                 thread.modules -= 1
-                try:
-                    if entered:
-                        entered.tell(scopes, Point.MODULE_EXIT)
-                finally:
-                    points.forward_ends(told, name)
+
+    def _tensors_in(self, value: Any) -> Sequence[Any]:
+        return self.dispatcher.unboxed(_flat(value, self.is_tensor)[0])
 
     def trains(self, module: Any) -> bool:
         """True if a module is called for training: gradients of its result may be asked for."""
@@ -631,37 +632,6 @@ def _flat(result: Any, is_tensor: Callable[[Any], bool]) -> tuple[Tensors, Rebui
         return filled
 
     return [result[position] for position in positions], rebuild
-
-
-class _ModuleCall:
-    """A call of a module that is reported to tools."""
-
-    def __init__(self, driver: EagerDriver, module: Any, inputs: Sequence[Any]) -> None:
-        self._driver = driver
-        self._module = module
-        self._inputs = self._tensors(list(inputs))
-        self._outputs: Sequence[Any] | None = None
-
-    def returned(self, result: Any) -> Any:
-        """Note the module's result; returns it."""
-        self._outputs = self._tensors(result)
-        return result
-
-    def tell(self, scopes: Sequence[Any], point: Point) -> None:
-        """Run the tools' routines."""
-        ids = self._driver.ids
-        self._driver.dispatcher.points.module(
-            scopes,
-            point,
-            module=ids.module,
-            id=ids.prefix,
-            target=self._module,
-            inputs=self._inputs,
-            outputs=self._outputs,
-        )
-
-    def _tensors(self, value: Any) -> Sequence[Any]:
-        return self._driver.dispatcher.unboxed(_flat(value, self._driver.is_tensor)[0])
 
 
 def _gone() -> None:

@@ -13,8 +13,9 @@ and iterations are few.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from amanda.engine.notes import note
@@ -58,6 +59,48 @@ class Points:
         """
         for scope in scopes:
             self._tell(scope, point, **facts)
+
+    @contextmanager
+    def module_call(
+        self,
+        scopes: Scopes,
+        target: Any,
+        inputs: Any,
+        tensors_in: Callable[[Any], Sequence[Any]],
+        trains: bool | None,
+        **place: str,
+    ) -> Iterator[Callable[[Any], Any]]:
+        """Report a call of a module, and the forward pass of an outermost one.
+
+        Gives a function to be called with the result of the module, which it returns.
+
+        Args:
+            target: the module.
+            inputs: what it is given.
+            tensors_in: gives the tensors of `inputs` and of the result, in order.
+            trains: of an outermost module, whether it is in training; None for others.
+            place: ``module`` and ``id`` of :class:`~amanda.interface.points.PointContext`.
+        """
+        facts = cache(lambda: {"target": target, "inputs": tensors_in(inputs)})
+        is_wanted, outputs = self.wants_modules(scopes), None
+        told: Scopes = () if trains is None else scopes
+
+        def returned(result: Any) -> Any:
+            nonlocal outputs
+            outputs = tensors_in(result) if is_wanted else None
+            return result
+
+        self.forward_begins(told, place["id"], bool(trains), facts=facts)
+        try:
+            if is_wanted:
+                self.module(scopes, Point.MODULE_ENTRY, **place, **facts())
+            try:
+                yield returned
+            finally:
+                if is_wanted:
+                    self.module(scopes, Point.MODULE_EXIT, outputs=outputs, **place, **facts())
+        finally:
+            self.forward_ends(told, place["id"])
 
     def forward_begins(
         self,

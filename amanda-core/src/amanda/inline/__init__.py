@@ -284,7 +284,7 @@ class Check(Inline):
 
     def after(self, *outputs: Any) -> None:
         """The routine after the operator, with all outputs; absent ones are None."""
-        inputs, was_finite = self._take()
+        inputs, was_finite = _taken(self._held, ((), True))
         if self.trail is not None:
             self.trail.append(self.name)
         if self.overwrites is None:
@@ -299,16 +299,20 @@ class Check(Inline):
                 return False
         return True
 
-    def _take(self) -> tuple[Sequence[Any], bool]:
-        """Take what the first routine left in this thread, or else the oldest of another one."""
-        thread, held = threading.get_ident(), self._held
-        try:
-            return held.pop(thread if thread in held else next(iter(held)))
-        except (StopIteration, KeyError):
-            return (), True
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
+
+
+def _taken(held: dict[int, Any], default: Any) -> Any:
+    """Take what the first routine of a pair left in this thread, or else the oldest of another one.
+
+    The two routines may run in different threads.
+    """
+    thread = threading.get_ident()
+    try:
+        return held.pop(thread if thread in held else next(iter(held)))
+    except (StopIteration, KeyError):
+        return default
 
 
 def _check_callable(where: str, **functions: Any) -> None:
@@ -390,11 +394,7 @@ class ShapeSum(Inline):
 
     def after(self, *outputs: Any) -> None:
         """The routine after the operator, with all outputs or none."""
-        thread, held = threading.get_ident(), self._held
-        try:
-            inputs = held.pop(thread if thread in held else next(iter(held)))
-        except (StopIteration, KeyError):
-            inputs = ()
+        inputs = _taken(self._held, ())
         if inputs is not None:
             found = inputs, self.shapes_of(outputs)
             self.add(self.weigh(found), found)
@@ -518,13 +518,9 @@ class MemoryChange(Inline):
 
     def after(self, *tensors: Any) -> None:
         """The routine after the operator; the tensors there are ignored."""
-        thread, held = threading.get_ident(), self._held
-        try:
-            # The two routines may run in different threads.
-            before = held.pop(thread if thread in held else next(iter(held)))
-        except (StopIteration, KeyError):
-            return
-        self.bytes += self.use.read() - before
+        before = _taken(self._held, None)
+        if before is not None:
+            self.bytes += self.use.read() - before
 
     def add(self, before: int, after: int) -> None:
         """Add an execution that was measured in another way.

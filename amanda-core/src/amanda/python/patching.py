@@ -169,11 +169,8 @@ def hide_own_frames(error: BaseException) -> None:
 
     For patches that stay where no scope is open; the program's tracebacks are vanilla then::
 
-        try:
+        with OWN_FRAMES_HIDDEN:
             return vanilla(*args, **kwargs)
-        except BaseException as error:
-            hide_own_frames(error)
-            raise
 
     Those of the package that handles the exception are removed, up to the first frame of another
     one. If all are of that package, it has raised the exception, and they stay, unless it is the
@@ -186,6 +183,20 @@ def hide_own_frames(error: BaseException) -> None:
     if handler is not None and (kept is not None or handler.tb_next is None):
         # `raise` does not add the frame in which the exception was caught again.
         error.__traceback__ = kept
+
+
+class _OwnFramesHidden:
+    """Within it, an exception that is passed on loses the frames of :func:`hide_own_frames`."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            hide_own_frames(error)
+
+
+OWN_FRAMES_HIDDEN = _OwnFramesHidden()
 
 
 def _package(traceback: types.TracebackType | None) -> str:

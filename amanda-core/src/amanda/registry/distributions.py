@@ -14,7 +14,6 @@ place of the standard library's (its ``disable_stdlib_finder()``).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,29 +54,6 @@ def _readable_entry_points(group: str) -> tuple[list[metadata.EntryPoint], list[
                 f"{type(error).__name__}: {error}"
             )
     return [point for found in points.values() for point in found], unreadable
-
-
-def misplaced_groups(group: str) -> list[str]:
-    """A message for each distribution with entry points in a group whose name resembles `group`.
-
-    An example is ``amanda.tools`` instead of ``amanda``, which is not read.
-    """
-    similar = re.compile(rf"{group}s|{group}[._-](tools?|drivers?|plugins?|hooks?|rules?)")
-    found: list[str] = []
-    for distribution in metadata.distributions():
-        name, version = origin(distribution)
-        try:
-            groups = sorted({point.group for point in distribution.entry_points})
-        except Exception:
-            # It is reported where its entry points are read.
-            continue
-        found += [
-            f"{name} {version} has entry points in the group {other!r}, which is not read; the "
-            f"group is {group!r}"
-            for other in groups
-            if similar.fullmatch(other)
-        ]
-    return found
 
 
 def origin(distribution: Any) -> tuple[str, str]:

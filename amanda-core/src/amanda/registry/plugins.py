@@ -5,18 +5,16 @@ the others read from it. This module alone uses pluggy.
 
 A plugin that cannot be loaded, or registers something malformed, is a warning that names its
 distribution; with ``AMANDA_PLUGINS=strict`` it is an error. The distributions and entry points that
-``AMANDA_DISABLE_PLUGINS`` lists (separated by commas) are not loaded. An unknown name or value in
-these variables is a warning.
+``AMANDA_DISABLE_PLUGINS`` lists (separated by commas) are not loaded. An unknown name in that
+variable is a warning.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import os
 import re
-import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -45,9 +43,6 @@ they occur: they are raised, so that the program may try again."""
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith(f"{hookspecs.PROJECT}_"))
 """The names of the hooks."""
 
-_LIKE_A_HOOK = 0.85
-"""Similarity (of difflib, 0 to 1) from which on a name counts as the misspelt name of a hook."""
-
 _DISABLED = "disabled by AMANDA_DISABLE_PLUGINS"
 _TOOL_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _TARGET = re.compile(r"[\w.]+:\w+")
@@ -68,7 +63,6 @@ class PluginRecord:
         tools: the tools that it registers, short name to ``module:Class``.
         rules: the mapping rules that it registers, namespace prefix to rules.
         suggestions: the drivers that it suggests, module of a framework to distribution.
-        imported: the top-level modules that came with it.
     """
 
     name: str
@@ -80,7 +74,6 @@ class PluginRecord:
     tools: dict[str, str] = attrs.field(factory=dict)
     rules: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
     suggestions: dict[str, str] = attrs.field(factory=dict)
-    imported: frozenset[str] = frozenset()
 
     @property
     def title(self) -> str:
@@ -144,7 +137,6 @@ class Registry:
         self._check_variables(disabled)
 
     def _load(self, record: PluginRecord, load: Callable[[], Any]) -> None:
-        known, folder = set(sys.modules), _current_folder()
         try:
             record.plugin = load()
             self._register(record)
@@ -159,11 +151,6 @@ class Registry:
                 f"AMANDA_DISABLE_PLUGINS={record.distribution} leaves it out"
             )
             raise
-        record.imported = frozenset(n for n in set(sys.modules) - known if "." not in n)
-        if folder and _current_folder() != folder:
-            # The names of the program's files are relative to it.
-            os.chdir(folder)
-            self._warn([f"plugin {record.title} has changed the current folder: it is put back"])
 
     def _check_variables(self, disabled: set[str]) -> None:
         known = {name for record in self.records for name in (record.name, record.distribution)}
@@ -171,9 +158,6 @@ class Registry:
             f"AMANDA_DISABLE_PLUGINS: {_not_found('plugin', name, known)} (see: amanda doctor)"
             for name in sorted(disabled - known)
         ]
-        mode = os.environ.get("AMANDA_PLUGINS", "")
-        if mode not in ("", "strict"):
-            mistakes.append(f"AMANDA_PLUGINS={mode} is unknown: the only value is strict")
         self._warn(mistakes)
 
     def _warn(self, messages: Sequence[str]) -> None:
@@ -209,8 +193,6 @@ class Registry:
         for name in dir(record.plugin):
             options = self.manager.parse_hookimpl_opts(record.plugin, name)
             if options is None:
-                if _looks_like_hook(record.plugin, name):
-                    self._warn([f"plugin {record.title}: {_unmarked(name)}"])
                 continue
             hook = options.get("specname") or name
             if hook in HOOKS:
@@ -252,25 +234,6 @@ class Registry:
         return (record for record in self.records if record.plugin is not None)
 
 
-def _current_folder() -> str:
-    """The current folder; "" if it has been removed."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""
-
-
-def _looks_like_hook(plugin: Any, name: str) -> bool:
-    """True if an attribute without ``@hookimpl`` is a function named like a hook, or nearly."""
-    value = inspect.getattr_static(plugin, name)
-    if getattr(value, "__module__", None) == hookspecs.__name__:
-        # The specification of a hook, which a plugin may import.
-        return False
-    is_function = inspect.isroutine(value) or isinstance(value, (staticmethod, classmethod))
-    likeness = difflib.get_close_matches(name, HOOKS, cutoff=_LIKE_A_HOOK)
-    return is_function and (name.startswith("amanda_register_") or bool(likeness))
-
-
 def _no_plugin(plugin: Any) -> str:
     """The message for an entry point that names something without any hook."""
     kind = "module" if inspect.ismodule(plugin) else "class" if inspect.isclass(plugin) else ""
@@ -279,11 +242,6 @@ def _no_plugin(plugin: Any) -> str:
         f"the entry point names {what}, which has no hook, so that nothing of it is used; name a "
         f"module with functions marked with @amanda.hookimpl, such as {HOOKS[1]}()"
     )
-
-
-def _unmarked(name: str) -> str:
-    also = "" if name in HOOKS else f", and {_no_hook(name)}"
-    return f"{name}() is not marked with @amanda.hookimpl, so that it is never called{also}"
 
 
 def _no_hook(name: str) -> str:

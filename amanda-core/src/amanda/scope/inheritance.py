@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from amanda.python.patching import PatchSet
@@ -44,26 +45,37 @@ def _inheriting(vanilla: Any) -> Any:
         if STATE.held:
             find_active(vars(STATE))
         # A thread that was started before is an error, which is vanilla's to raise.
+        put_back = None
         if STATE.scopes and not STATE.paused and self.ident is None:
-            _inherit(self)
-        vanilla(self)
+            put_back = _inherit(self)
+        try:
+            vanilla(self)
+        except Exception:
+            # The system has no room for it; it may be started later, outside of the scope.
+            if put_back is not None:
+                put_back()
+            raise
 
     start.__wrapped__ = vanilla  # type: ignore[attr-defined]
     return start
 
 
-def _inherit(thread: threading.Thread) -> None:
+def _inherit(thread: threading.Thread) -> Callable[[], None]:
+    """Let a thread run under the scopes of this one; returns a function that undoes it."""
     parent = STATE
     # Taken out where it runs: the frame of a thread may live longer than scopes.
     given = [parent.scopes]
     switches = {"enabled": parent.enabled, "cache": parent.cache, "ad": parent.ad}
     run, own = thread.run, vars(thread).get("run")
 
-    def covered() -> None:
-        # The instance attribute is needed only to start the thread here.
-        del vars(thread)["run"]
+    def put_back() -> None:
+        vars(thread).pop("run", None)
         if own is not None:
             vars(thread)["run"] = own
+
+    def covered() -> None:
+        # The instance attribute is needed only to start the thread here.
+        put_back()
         attached: list[Any] = []
         try:
             locked(_cover, given.pop(), switches, attached)
@@ -80,6 +92,7 @@ def _inherit(thread: threading.Thread) -> None:
                     drivers.attempt(driver, "exit_thread")
 
     vars(thread)["run"] = covered
+    return put_back
 
 
 def _cover(scopes: tuple[LiveScope, ...], switches: dict[str, Any], attached: list[Any]) -> None:

@@ -7,7 +7,6 @@ scalar, is kept alive until tracing ends.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -209,20 +208,6 @@ class Graph:
             "tensors": [attrs.asdict(tensor) for tensor in self._tensors],
             "edges": [attrs.asdict(edge) for edge in self.edges],
         }
-
-    def to_networkx(self) -> Any:
-        """The operators as a ``networkx.MultiDiGraph``; a node's ``op`` is the :class:`TracedOp`.
-
-        Raises:
-            ImportError: networkx is not installed.
-        """
-        networkx = importlib.import_module("networkx")
-        graph = networkx.MultiDiGraph()
-        graph.add_nodes_from((op.id, {"op": op}) for op in self.ops)
-        graph.add_edges_from(
-            (e.producer, e.consumer, {"output": e.output, "input": e.input}) for e in self.edges
-        )
-        return graph
 
     # -- replay -----------------------------------------------------------
 

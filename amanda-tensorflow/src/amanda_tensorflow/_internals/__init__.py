@@ -8,14 +8,19 @@ them is in :mod:`amanda_tensorflow._internals.symbols`. Other modules read all n
     _internals.count_operations(graph)
 """
 
+import tensorflow as tf
+
+from amanda.errors import CapabilityError
 from amanda_tensorflow._internals.symbols import *
-from amanda_tensorflow._internals.symbols import require_importable
 
-# The modules below read private symbols while they are imported: without this check a missing one
-# would be an AttributeError somewhere in them.
-require_importable()
-
-from amanda_tensorflow._internals.gradients import *  # noqa: E402
-from amanda_tensorflow._internals.graphs import *  # noqa: E402
-from amanda_tensorflow._internals.runtime import *  # noqa: E402
-from amanda_tensorflow._internals.sessions import *  # noqa: E402
+# The modules below read private symbols while they are imported.
+try:
+    from amanda_tensorflow._internals.gradients import *
+    from amanda_tensorflow._internals.graphs import *
+    from amanda_tensorflow._internals.runtime import *
+    from amanda_tensorflow._internals.sessions import *
+except (AttributeError, ImportError) as error:
+    raise CapabilityError(
+        f"TensorFlow {tf.__version__} is not as amanda-tensorflow needs it: {error}; install a "
+        "release of amanda-tensorflow for it"
+    ) from error

@@ -1,8 +1,9 @@
 """The private symbols of TensorFlow that the drivers need, and what they expect of each.
 
-They are compared with the installed TensorFlow before anything else of this package is imported
-(:func:`require_importable`) and when a driver attaches (:func:`require`), so that a TensorFlow in
-which one has changed gives one error that names it. The expectations hold in 2.16 and 2.21.
+They are compared with the installed TensorFlow when a driver attaches (:func:`require`), so that a
+TensorFlow in which one has changed gives one error that names it. Of those that this folder reads
+while it is imported only some are listed, with their parameters. The expectations hold in 2.16 and
+2.21.
 """
 
 from __future__ import annotations
@@ -38,14 +39,12 @@ class Symbol:
         parameters: the names of its parameters, ``self`` included, separated by spaces; None to
             expect its presence only.
         modes: the modes that need it.
-        is_imported: whether this package reads it while it is imported.
     """
 
     where: str
     name: str
     parameters: str | None = None
     modes: Sequence[str] = _ALL
-    is_imported: bool = False
 
     @property
     def owner(self) -> str:
@@ -88,11 +87,6 @@ def _is_given_to_instances(owner: Any, name: str) -> bool:
     return any(code is not None and name in code.co_names for code in codes)
 
 
-def _imported(where: str, names: str, modes: Sequence[str] = _ALL) -> list[Symbol]:
-    """Symbols of one module that are read while this package is imported."""
-    return [Symbol(where, name, modes=modes, is_imported=True) for name in names.split()]
-
-
 def _present(where: str, names: str, modes: Sequence[str]) -> list[Symbol]:
     """Symbols of one module or class that are only expected to be there."""
     return [Symbol(where, name, modes=modes) for name in names.split()]
@@ -112,13 +106,11 @@ SYMBOLS: tuple[Symbol, ...] = (
         "_gradient_function",
         "op_name attr_tuple num_inputs inputs outputs out_grads skip_input_indices"
         " forward_pass_name_scope",
-        is_imported=True,
     ),
     Symbol(
         "eager.forwardprop",
         "_jvp_dispatch",
         "op_name attr_tuple inputs outputs tangents use_batch",
-        is_imported=True,
     ),
     Symbol("eager.execute", "record_gradient", "op_name inputs attrs outputs"),
     Symbol("eager.execute", "must_record_gradient", ""),
@@ -130,29 +122,22 @@ SYMBOLS: tuple[Symbol, ...] = (
     Symbol("eager.record", "stop_recording"),
     Symbol("framework.ops", "get_gradient_function", "op"),
     Symbol("ops.gradients_util", "_SymGrad", "op out_grads"),
-    *_imported(
-        "pywrap_tfe",
-        "TFE_Py_RegisterGradientFunction TFE_Py_RegisterJVPFunction TFE_Py_TapeSetIsEmpty"
-        " TFE_Py_TapeSetIsStopped TFE_Py_TapeSetStopOnThread TFE_Py_TapeSetRestartOnThread"
-        " TFE_Py_TapeSetRecordOperation",
+    # -- functions and classes
+    *_present("framework.ops", "get_default_graph", _ALL),
+    *_present("eager.context", "eager_mode", _ALL),
+    *_present("ops.script_ops", "_py_funcs", _GRAPHS),
+    *_present("ops.gen_resource_variable_ops", "assign_variable_op", _ALL),
+    *_present("ops.resource_variable_ops", "BaseResourceVariable variable_accessed", _ALL),
+    *_present("client.session", "Session", _SESSION),
+    *_present(
+        "client.pywrap_tf_session",
+        "TF_SessionRun_wrapper TF_NewBufferFromString TF_GetBuffer TF_DeleteBuffer",
+        _SESSION,
     ),
-    # -- classes and functions that have a name here
-    *_imported("framework.ops", "EagerTensor Graph get_default_graph uid"),
-    *_imported("framework.func_graph", "FuncGraph"),
+    *_present("framework.function_def_to_graph", "function_def_to_graph", _GRAPHS),
     # -- calls of modules
     Symbol("framework.func_graph", "func_graph_from_py_func"),
-    *_imported("autograph.core.ag_ctx", "control_status_ctx"),
-    *_imported("autograph.impl.api", "autograph_artifact tf_convert"),
-    *_imported("eager.polymorphic_function.tf_method_target", "TfMethodTarget"),
-    *_imported("util.tf_decorator", "unwrap"),
-    *_imported("eager.polymorphic_function.concrete_function", "ConcreteFunction"),
-    *_imported("eager.polymorphic_function.concrete_function", "_TapeGradientFunctions", _FUNCTION),
-    *_imported("eager.core", "_FallbackException"),
-    *_imported("eager.context", "context executing_eagerly eager_mode"),
-    *_imported("ops.script_ops", "EagerFunc _py_funcs"),
-    *_imported("eager.backprop_util", "IsTrainable"),
-    *_imported("ops.default_gradient", "zeros_like"),
-    *_imported("ops.gradients_util", "_GradientsHelper"),
+    *_present("util.tf_decorator", "unwrap", _ALL),
     Symbol(
         "ops.gradients_util",
         "_PendingCount",
@@ -160,35 +145,16 @@ SYMBOLS: tuple[Symbol, ...] = (
         _GRAPHS,
     ),
     Symbol("ops.gradients_util", "_MarkReachedOps", "from_ops reached_ops func_graphs", _GRAPHS),
-    *_imported("ops.gen_array_ops", "identity identity_n ensure_shape"),
-    *_imported("ops.gen_math_ops", "add_n"),
-    *_imported("ops.gen_resource_variable_ops", "read_variable_op assign_variable_op"),
-    *_imported(
-        "ops.resource_variable_ops", "BaseResourceVariable ResourceVariable variable_accessed"
-    ),
-    *_imported("client.session", "BaseSession Session", _SESSION),
-    *_imported(
-        "client.pywrap_tf_session",
-        "TF_OperationName TF_SessionRun_wrapper TF_NewBufferFromString TF_GetBuffer"
-        " TF_DeleteBuffer",
-        _SESSION,
-    ),
-    Symbol("framework.op_def_registry", "get", "name", is_imported=True),
-    *_imported("framework.function_def_to_graph", "function_def_to_graph"),
-    Symbol("ops.handle_data_util", "copy_handle_data", "source_t target_t", is_imported=True),
+    Symbol("framework.op_def_registry", "get", "name"),
+    Symbol("ops.handle_data_util", "copy_handle_data", "source_t target_t"),
     Symbol(
         "eager.polymorphic_function.atomic_function",
         "from_func_graph",
         "name graph attrs function_type overwrite",
-        is_imported=True,
     ),
     *_present("framework.ops:EagerTensor", "_id _handle_data", _ALL),
     # -- eager
-    *_imported(
-        "pywrap_tfe",
-        "TFE_Py_FastPathExecute TFE_Py_TapeVariableAccessed TFE_Py_VariableWatcherVariableAccessed",
-        _EAGER,
-    ),
+    *_present("pywrap_tfe", "TFE_Py_FastPathExecute", _EAGER),
     *_present(
         "ops.resource_variable_ops:BaseResourceVariable", "_trainable _handle _dtype", _EAGER
     ),
@@ -285,18 +251,4 @@ def require(mode: str, symbols: Sequence[Symbol] = SYMBOLS) -> None:
         raise CapabilityError(
             f"TensorFlow {tf.__version__} has {'; '.join(problems)}, which the {mode} mode of "
             "amanda-tensorflow needs as it was; install a release of amanda-tensorflow for it"
-        )
-
-
-def require_importable(symbols: Sequence[Symbol] = SYMBOLS) -> None:
-    """Refuse a TensorFlow without the symbols that this package reads while it is imported.
-
-    Raises:
-        CapabilityError: it names the symbols.
-    """
-    problems = missing("", [symbol for symbol in symbols if symbol.is_imported])
-    if problems:
-        raise CapabilityError(
-            f"TensorFlow {tf.__version__} has {'; '.join(problems)}, which amanda-tensorflow needs "
-            "as it was; install a release of amanda-tensorflow for it"
         )

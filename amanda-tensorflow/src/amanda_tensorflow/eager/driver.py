@@ -24,7 +24,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.autodiff import EagerRoutine, is_tensor, substitute
 from amanda_tensorflow.eager.backward_ops import MarkedGradients
 from amanda_tensorflow.eager.fast_path import FastPath
-from amanda_tensorflow.eager.layer_calls import ToldCall, apart, is_symbolic, step_optimizer
+from amanda_tensorflow.eager.layer_calls import apart, is_symbolic, step_optimizer, told_call
 from amanda_tensorflow.eager.op_request import Vanilla
 from amanda_tensorflow.eager.recomputation import (
     beginning_again,
@@ -277,18 +277,14 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
     is_outermost, places = not tracker.ids.nesting, tracker.ids.places
     # A class that calls its base class's ``__call__``: one call.
     is_part = bool(places) and places[-1].layer() is layer
-    call = None
-    if tracker.tells and not is_part and not is_symbolic((args, kwargs)):
-        call = ToldCall(tracker.dispatcher, tracker, layer, (args, kwargs))
+    is_told = tracker.tells and not is_part and not is_symbolic((args, kwargs))
     tracker.move(tracker.ids.enter_layer, layer, method)
     try:
-        if call is None:
+        if not is_told:
             return vanilla(layer, *args, **kwargs)
-        call.begin(is_outermost, kwargs.get("training") is not False)
-        try:
-            return call.returned(vanilla(layer, *args, **kwargs))
-        finally:
-            call.end()
+        trains = kwargs.get("training") is not False if is_outermost else None
+        with told_call(tracker, layer, (args, kwargs), trains) as returned:
+            return returned(vanilla(layer, *args, **kwargs))
     finally:
         tracker.move(tracker.ids.leave)
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from amanda_tensorflow.mapping_rules import unversioned
+
 _PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
 
 _OF_FIRST = {
@@ -45,15 +47,13 @@ _POSITIONS: Mapping[tuple[str, str], Sequence[int]] = {
     ("Conv2D", "Conv2DBackpropFilter"): (1,),
     ("Conv2DBackpropInput", "Conv2DBackpropFilter"): (1,),
     ("Conv2DBackpropInput", "Conv2D"): (2,),
-    ("Conv3D", "Conv3DBackpropInputV2"): (0,),
-    ("Conv3D", "Conv3DBackpropFilterV2"): (1,),
+    ("Conv3D", "Conv3DBackpropInput"): (0,),
+    ("Conv3D", "Conv3DBackpropFilter"): (1,),
     ("DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropInput"): (0,),
     ("DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropFilter"): (1,),
     ("FusedBatchNorm", "FusedBatchNormGrad"): (0, 1, 2),
-    ("FusedBatchNormV2", "FusedBatchNormGradV2"): (0, 1, 2),
-    ("FusedBatchNormV3", "FusedBatchNormGradV3"): (0, 1, 2),
 }
-"""By forward and backward type, the forward input whose gradient each output is."""
+"""By forward and backward type, without versions, the input whose gradient each output is."""
 
 
 def gradient_names(
@@ -71,7 +71,7 @@ def gradient_names(
         inputs: the forward operator's inputs; None for those that are gone.
         names: declared names of the forward operator's inputs.
     """
-    positions = _POSITIONS.get((forward, backward), ())
+    positions = _POSITIONS.get((unversioned(forward), unversioned(backward)), ())
     if forward in _PRODUCTS and backward == forward and len(inputs) == 2:
         positions = _other_factor(consumed, inputs)
     return [names[position] for position in positions if position < len(names)]

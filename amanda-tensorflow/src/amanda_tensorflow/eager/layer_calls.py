@@ -4,77 +4,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
-from amanda.engine.dispatch import Dispatcher
-from amanda.interface.points import Point
 from amanda.state import STATE
 from amanda_tensorflow.eager.autodiff import is_tensor
 from amanda_tensorflow.eager.thread import LOCAL, EagerTracker, unwatched
 from amanda_tensorflow.keras_layers.optimizers import accumulates
 
 
-class ToldCall:
-    """A call of a layer by a thread, which is reported to tools.
-
-    Args:
-        layer: the layer.
-        inputs: its arguments.
-    """
-
-    def __init__(
-        self, dispatcher: Dispatcher, tracker: EagerTracker, layer: Any, inputs: Sequence[Any]
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._tracker = tracker
-        self._layer = layer
-        self._inputs = _tensors(inputs)
-        self._outputs: Sequence[Any] | None = None
-        self._scopes = dispatcher.scopes()
-        self._pass = ""
-
-    def begin(self, is_outermost: bool, training: bool) -> None:
-        """Report to tools that the layer was entered."""
-        points = self._dispatcher.points
-        if is_outermost:
-            self._pass = self._id()
-            facts: functools.partial[Any] = functools.partial(
-                dict, target=self._layer, inputs=self._inputs
-            )
-            points.forward_begins(self._scopes, self._pass, training, facts=facts)
-        try:
-            self._tell(Point.MODULE_ENTRY)
-        except BaseException:
-            if self._pass:
-                points.forward_ends(self._scopes, self._pass)
-            raise
-
-    def returned(self, result: Any) -> Any:
-        """Note the layer's result; returns it."""
-        self._outputs = _tensors(result)
-        return result
-
-    def end(self) -> None:
-        """Report to tools that the layer was left."""
-        try:
-            self._tell(Point.MODULE_EXIT)
-        finally:
-            if self._pass:
-                self._dispatcher.points.forward_ends(self._scopes, self._pass)
-
-    def _id(self) -> str:
-        places = self._tracker.ids.places
-        return places[-1].scope.rstrip("/") if places else ""
-
-    def _tell(self, point: Point) -> None:
-        points, places = self._dispatcher.points, self._tracker.ids.places
-        if points.wants_modules(self._scopes):
-            module = places[-1].module.partition("/")[2] if places else ""
-            facts = {"module": module, "id": self._id(), "target": self._layer}
-            given = {"inputs": self._inputs, "outputs": self._outputs}
-            points.module(self._scopes, point, **facts, **given)
+def told_call(
+    tracker: EagerTracker, layer: Any, inputs: Sequence[Any], trains: bool | None
+) -> AbstractContextManager[Callable[[Any], Any]]:
+    """The call of a layer that has been entered; see :meth:`Points.module_call`."""
+    dispatcher, places = tracker.dispatcher, tracker.ids.places
+    return dispatcher.points.module_call(
+        dispatcher.scopes(),
+        layer,
+        inputs,
+        _tensors,
+        trains,
+        module=places[-1].module.partition("/")[2] if places else "",
+        id=places[-1].scope.rstrip("/") if places else "",
+    )
 
 
 def is_symbolic(args: Sequence[Any]) -> bool:

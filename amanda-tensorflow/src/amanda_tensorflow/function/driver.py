@@ -20,7 +20,6 @@ from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
-from amanda_tensorflow.graphs.compiled_only import refuse_compiled_only
 from amanda_tensorflow.graphs.copies import Copy, Report
 from amanda_tensorflow.graphs.deferral import Deferral
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
@@ -34,11 +33,12 @@ from amanda_tensorflow.graphs.model_inputs import ModelInputs
 from amanda_tensorflow.graphs.module_marks import calls_modules
 from amanda_tensorflow.graphs.passes import GraphRun, InnerPasses, RunningModules
 from amanda_tensorflow.graphs.random_state import first_seeded
-from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
+from amanda_tensorflow.graphs.replay import Replay
 from amanda_tensorflow.graphs.run_time_routines import may_wait_for_tools
 from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.graphs.sites import OpSite
+from amanda_tensorflow.graphs.xla import refuse_compiled_only, warn_about_xla
 from amanda_tensorflow.keras_layers import recording as layers
 from amanda_tensorflow.plugin import TensorFlowFunctionDriver
 

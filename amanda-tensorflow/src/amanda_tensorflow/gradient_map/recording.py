@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol
 import attrs
 import tensorflow as tf
 
-from amanda.python.patching import PatchSet, hide_own_frames, named_as
+from amanda.python.patching import OWN_FRAMES_HIDDEN, PatchSet, hide_own_frames, named_as
 from amanda_tensorflow import _internals
 
 TensorName = tuple[str, int]
@@ -282,12 +282,8 @@ def _noting_gradients(vanilla: Any) -> Any:
 
         def gradient(forward: Any, *out_grads: Any) -> Any:
             # For an operator of a copy the function may capture tensors of the vanilla graph.
-            try:
-                with _internals.twins_captured(forward):
-                    return _noted(ForwardOp.of(forward), lambda g: function(forward, *g), out_grads)
-            except BaseException as error:
-                hide_own_frames(error)
-                raise
+            with OWN_FRAMES_HIDDEN, _internals.twins_captured(forward):
+                return _noted(ForwardOp.of(forward), lambda g: function(forward, *g), out_grads)
 
         return gradient
 
@@ -301,11 +297,8 @@ def _noting_function_gradients(vanilla: Any) -> Any:
     """
 
     def sym_grad(op: Any, out_grads: Any) -> Any:
-        try:
+        with OWN_FRAMES_HIDDEN:
             return _noted(ForwardOp.of(op), lambda gradients: vanilla(op, gradients), out_grads)
-        except BaseException as error:
-            hide_own_frames(error)
-            raise
 
     return named_as(vanilla, sym_grad)
 
@@ -329,11 +322,8 @@ def _noting_custom_gradients(vanilla: Any) -> Any:
             forward, own = ForwardOp.of(op), backward_function
 
             def backward_function(*out_grads: Any) -> Any:
-                try:
+                with OWN_FRAMES_HIDDEN:
                     return _noted(forward, lambda gradients: own(*gradients), out_grads)
-                except BaseException as error:
-                    hide_own_frames(error)
-                    raise
 
         return vanilla(op_type, output_tensors, input_tensors, backward_function, forward_function)
 

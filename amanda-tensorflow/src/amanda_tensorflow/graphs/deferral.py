@@ -39,7 +39,7 @@ class Deferral:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing has needed the copy so far."""
+        """True if nothing has needed the copy so far."""
         return self._kept is not None
 
     def do(self, step: Callable[[], object]) -> None:
@@ -78,7 +78,7 @@ class DeferredTensors(Sequence[Any]):
 
     @property
     def is_made(self) -> bool:
-        """Whether one of them was looked at."""
+        """True if one of them was looked at."""
         return self._made is not None
 
     @property

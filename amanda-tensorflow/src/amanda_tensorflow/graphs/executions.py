@@ -202,7 +202,7 @@ def _follow(site: OpSite, tensor: Any, ops: list[Any], tensors: list[Any]) -> No
 
 
 def counts_statically(operations: Iterable[Any]) -> bool:
-    """Whether each of some operators is executed at most once in a run of their graph."""
+    """True if each of some operators is executed at most once in a run of their graph."""
     return ROUTING.isdisjoint({op.type for op in operations})
 
 

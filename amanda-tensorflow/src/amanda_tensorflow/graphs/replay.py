@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -26,10 +25,9 @@ from typing import Any
 import attrs
 import tensorflow as tf
 
-from amanda.errors import CapabilityError, CoverageWarning
+from amanda.errors import CapabilityError
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building, identity_after
-from amanda_tensorflow.graphs.compiled_only import refuse_compiled_only
 from amanda_tensorflow.graphs.executions import count_runs, counts_statically, moved
 from amanda_tensorflow.graphs.frames import ENTRIES, run_in_order
 from amanda_tensorflow.graphs.gradient_order import is_sum, note_loop, vanilla_order
@@ -41,6 +39,7 @@ from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.shapes import with_shapes
 from amanda_tensorflow.graphs.sites import ForwardState, OpSite
 from amanda_tensorflow.graphs.topological_order import ordered
+from amanda_tensorflow.graphs.xla import refuse_compiled_only, warn_about_xla
 from amanda_tensorflow.operators.types import CALLS, CONTROL_FLOW, UNROUTABLE, is_op, runs_functions
 
 _UNIQUE = itertools.count()
@@ -770,13 +769,3 @@ def _reference_types(op: Any) -> list[Any] | None:
     if not any(_internals.is_reference(kind) for kind in types):
         return None
     return _internals.input_types(op)
-
-
-def warn_about_xla(name: str) -> None:
-    """Warn that a function runs without XLA (CoverageWarning)."""
-    warnings.warn(
-        f"{name} is compiled with XLA, which cannot run Python routines: under this scope it runs "
-        "without XLA; mark the routines @amanda.traceable to keep it",
-        CoverageWarning,
-        stacklevel=4,
-    )

@@ -80,14 +80,14 @@ tf.RegisterGradient(DIFFERENTIABLE)(_differentiated)
 
 
 def is_routable(tensor: Any) -> bool:
-    """Whether a routine may put another tensor in place of this one."""
+    """True if a routine may put another tensor in place of this one."""
     if tensor is None or tensor.dtype in UNROUTABLE:
         return False
     return not _internals.is_reference(tensor.dtype)
 
 
 def _is_shape_constant(tensor: Any) -> bool:
-    """Whether a tensor is a constant that TensorFlow may read while it builds a graph.
+    """True if a tensor is a constant that TensorFlow may read while it builds a graph.
 
     Shapes and axes are such constants: another tensor in their place would lose static shapes.
     """
@@ -99,7 +99,7 @@ _NODES: weakref.WeakSet[PythonNode] = weakref.WeakSet()
 
 
 def may_wait_for_tools() -> bool:
-    """Whether threads of the runtime may be waiting for a tool's code to end."""
+    """True if threads of the runtime may be waiting for a tool's code to end."""
     return bool(_NODES)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from amanda.python.patching import PatchSet, hide_own_frames
+from amanda.python.patching import OWN_FRAMES_HIDDEN, PatchSet
 from amanda_tensorflow import _internals
 from amanda_tensorflow.keras_layers.module_names import is_plain_class, is_plain_module
 from amanda_tensorflow.keras_layers.recording import EAGER, note_call
@@ -33,16 +33,13 @@ def following(vanilla: types.FunctionType) -> Any:
 
     @functools.wraps(vanilla)
     def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        try:
+        with OWN_FRAMES_HIDDEN:
             if not _internals.executing_eagerly():
                 return note_call(_internals.converted(in_graphs), module, args, kwargs)
             follow = EAGER.call
             if follow is None:
                 return vanilla(module, *args, **kwargs)
             return follow(vanilla, module, args, kwargs)
-        except BaseException as error:
-            hide_own_frames(error)
-            raise
 
     _internals.leave_unconverted(__call__)
     _FOLLOWING.add(__call__)
@@ -86,11 +83,8 @@ def _defining(vanilla: Any) -> Any:
 
     def __init_subclass__(cls: Any, **kwargs: Any) -> None:  # noqa: N807
         # The next class after it, which may be one of the program's.
-        try:
+        with OWN_FRAMES_HIDDEN:
             super(tf.Module, cls).__init_subclass__(**kwargs)
-        except BaseException as error:
-            hide_own_frames(error)
-            raise
         _follow(cls)
 
     return classmethod(__init_subclass__)  # type: ignore[arg-type]
@@ -107,17 +101,11 @@ def _tracing(vanilla: Any) -> Any:
             def run(_: Any, *args: Any, **kwargs: Any) -> Any:
                 return python_func(*args, **kwargs)
 
-            try:
+            with OWN_FRAMES_HIDDEN:
                 return note_call(run, module, inner_args, inner_kwargs)
-            except BaseException as error:
-                hide_own_frames(error)
-                raise
 
-        try:
+        with OWN_FRAMES_HIDDEN:
             traced = noted if is_plain_module(module) else python_func
             return vanilla(name, traced, *args, **kwargs)
-        except BaseException as error:
-            hide_own_frames(error)
-            raise
 
     return func_graph_from_py_func

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from amanda.python.patching import hide_own_frames
+from amanda.python.patching import OWN_FRAMES_HIDDEN
 from amanda_tensorflow import _internals
 from amanda_tensorflow.keras_layers.base_classes import BaseClass
 
@@ -82,33 +82,32 @@ def _noting(vanilla: Any) -> Any:
     @functools.wraps(vanilla)
     def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         running = _RUNNING
-        if running.depth:
-            try:
+        with OWN_FRAMES_HIDDEN:
+            if running.depth:
                 return vanilla(optimizer, *args, **kwargs)
-            except BaseException as error:
-                hide_own_frames(error)
-                raise
-        running.depth += 1
-        try:
-            if _internals.executing_eagerly():
+            running.depth += 1
+            try:
+                if not _internals.executing_eagerly():
+                    return _noted(vanilla, optimizer, args, kwargs)
                 follow = EAGER.call
                 if follow is None:
                     return vanilla(optimizer, *args, **kwargs)
                 return follow(vanilla, optimizer, args, kwargs)
-            graph = _internals.default_graph()
-            begin = _internals.count_operations(graph)
-            result = vanilla(optimizer, *args, **kwargs)
-            end = _internals.count_operations(graph)
-            step = OptimizerStep(id(optimizer), begin, end, accumulates(optimizer) > 1)
-            _STEPS.setdefault(graph, []).append(step)
-            return result
-        except BaseException as error:
-            hide_own_frames(error)
-            raise
-        finally:
-            running.depth -= 1
+            finally:
+                running.depth -= 1
 
     return apply
+
+
+def _noted(vanilla: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    """Let an optimizer step while a graph is built, and note the step."""
+    graph = _internals.default_graph()
+    begin = _internals.count_operations(graph)
+    result = vanilla(optimizer, *args, **kwargs)
+    end = _internals.count_operations(graph)
+    step = OptimizerStep(id(optimizer), begin, end, accumulates(optimizer) > 1)
+    _STEPS.setdefault(graph, []).append(step)
+    return result
 
 
 install = BaseClass("optimizers", "Optimizer", _METHODS, _noting).install

@@ -24,7 +24,7 @@ from typing import Any
 import attrs
 import tensorflow as tf
 
-from amanda.python.patching import hide_own_frames
+from amanda.python.patching import OWN_FRAMES_HIDDEN
 from amanda_tensorflow import _internals
 from amanda_tensorflow.keras_layers.base_classes import BaseClass
 from amanda_tensorflow.keras_layers.module_names import is_plain_module, name_within
@@ -120,16 +120,13 @@ def _noting(vanilla: Any) -> Any:
     # AutoGraph converts functions by their module, and leaves those of Keras as they are.
     @functools.wraps(vanilla)
     def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        try:
+        with OWN_FRAMES_HIDDEN:
             if _internals.executing_eagerly():
                 follow = EAGER.call
                 if follow is None:
                     return vanilla(layer, *args, **kwargs)
                 return follow(vanilla, layer, args, kwargs)
             return note_call(vanilla, layer, args, kwargs)
-        except BaseException as error:
-            hide_own_frames(error)
-            raise
 
     return __call__
 

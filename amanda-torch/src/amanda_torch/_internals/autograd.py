@@ -76,18 +76,18 @@ def produced_gradients(node: Any) -> list[GradientMetadata | None]:
 
 
 def saves_result(node: Any) -> bool:
-    """Whether an autograd node keeps its operator's result for the backward pass."""
+    """True if an autograd node keeps its operator's result for the backward pass."""
     return hasattr(node, "_saved_result")
 
 
 def is_compiled_backward(node: Any) -> bool:
-    """Whether a node runs the backward pass of code that a compiler has made."""
+    """True if a node runs the backward pass of code that a compiler has made."""
     # It is the only name that 2.13 gives to it.
     return str(node.name()) == "CompiledFunctionBackward"
 
 
 def stands_for_leaf(node: Any) -> bool:
-    """Whether a node is what a compiler gives to an input of a graph that it traces (2.13)."""
+    """True if a node is what a compiler gives to an input of a graph that it traces (2.13)."""
     return str(node.name()).rpartition("::")[2] == "Error"
 
 
@@ -108,7 +108,7 @@ FUNCTION_TRANSFORM = "_call_custom_function_call"
 for functions with a ``setup_context``; and the whole call, under a functorch transform."""
 
 FUNCTIONS_ENTER_IN_C = not isinstance(vars(torch.autograd.Function).get("apply"), classmethod)
-"""Whether ``Function.apply`` is a function of C, as it is since 2.14; before, it is Python's."""
+"""True if ``Function.apply`` is a function of C, as it is since 2.14; before, it is Python's."""
 
 if FUNCTIONS_ENTER_IN_C:
     require(*(f"{FUNCTIONS.__name__}.{name}" for name in (FUNCTION_DEFAULTS, FUNCTION_TRANSFORM)))
@@ -134,7 +134,7 @@ class Entering(threading.local):
     _diverted = False
 
     def take_vanilla(self) -> bool:
-        """Whether the call is the driver's own; asked once per call."""
+        """True if the call is the driver's own; asked once per call."""
         found, self.vanilla = self.vanilla, False
         return found
 
@@ -144,7 +144,7 @@ class Entering(threading.local):
         _include_key(_TRANSFORM, True)
 
     def take_diverted(self) -> bool:
-        """Whether the call was diverted; C sees the truth again."""
+        """True if the call was diverted; C sees the truth again."""
         found, self._diverted = self._diverted, False
         if found:
             _include_key(_TRANSFORM, False)

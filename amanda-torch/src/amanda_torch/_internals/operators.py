@@ -44,7 +44,7 @@ _has_kernel = symbol("torch._C._dispatch_has_kernel_for_dispatch_key")
 
 @functools.cache
 def is_one_node(name: str) -> bool:
-    """Whether autograd has a formula for all overloads of an operator of ATen, and so makes one
+    """True if autograd has a formula for all overloads of an operator of ATen, and so makes one
     node for it: no overload is made of other operators that have nodes of their own."""
     schemas = schemas_of(f"aten::{name}")
     names = [f"{s.name}.{s.overload_name}".rstrip(".") for s in schemas]
@@ -66,7 +66,7 @@ def namespace_of(operator_: Any) -> str:
 
 
 def is_registered(function: Any) -> bool:
-    """Whether a function is an operator of ``torch.ops``; see :func:`namespace_of`."""
+    """True if a function is an operator of ``torch.ops``; see :func:`namespace_of`."""
     return isinstance(function, (OpOverload, OpOverloadPacket))
 
 

@@ -171,7 +171,7 @@ class NodeHooks:
 
 
 def nothing_flows(gradients: Sequence[Any]) -> bool:
-    """Whether a node gets no gradient: a replacement of its operator has taken another way."""
+    """True if a node gets no gradient: a replacement of its operator has taken another way."""
     for gradient in gradients:
         if gradient is not None:
             return False

@@ -43,7 +43,7 @@ def edge_of(tensor: Any) -> Edge | None:
 
 
 def is_edge(target: Any, number: int, edge: Edge) -> bool:
-    """Whether a gradient that a node sends to `target` goes where `edge` says."""
+    """True if a gradient that a node sends to `target` goes where `edge` says."""
     if edge[1] == -1:
         # is_accumulation(), inlined: this is asked for each new operator.
         return hasattr(type(target), "variable") and target.variable is edge[0]
@@ -59,13 +59,13 @@ _sequence = _internals.node_sequence
 
 
 def is_accumulation(node: Any) -> bool:
-    """Whether a node adds a gradient to a leaf's ``grad``."""
+    """True if a node adds a gradient to a leaf's ``grad``."""
     # Its class is asked: a node of an ``autograd.Function`` has the attributes that this sets.
     return hasattr(type(node), "variable")
 
 
 def is_replaced(node: Any) -> bool:
-    """Whether a tool supplies the gradients of a node, which computes none."""
+    """True if a tool supplies the gradients of a node, which computes none."""
     backward = node.metadata.get(BACKWARD)
     return backward is not None and bool(backward.is_replaced)
 
@@ -76,7 +76,7 @@ def set_alias(node: Any) -> None:
 
 
 def is_own(node: Any) -> bool:
-    """Whether a node belongs to a function or an alias that this package inserts."""
+    """True if a node belongs to a function or an alias that this package inserts."""
     cls = type(node)
     return cls in OWN_NODES or (cls.__name__ == "AliasBackward0" and _ALIAS in node.metadata)
 

@@ -54,7 +54,7 @@ def name_asked() -> str:
 
 
 def choose() -> bool:
-    """Whether the gate notices operators, by the environment variable and by what works here."""
+    """True if the gate notices operators, by the environment variable and by what works here."""
     name = name_asked()
     if name not in WITH_GATE:
         return False
@@ -147,7 +147,7 @@ def operators() -> Sequence[Any]:
 
 
 def _is_report_of(name: str, func: Any) -> bool:
-    """Whether PyTorch reports `func` for a builtin of this name.
+    """True if PyTorch reports `func` for a builtin of this name.
 
     Arguments may be tensors that PyTorch asks for their values meanwhile, which it reports, too.
     """
@@ -183,7 +183,7 @@ class _Switch:
 
     @property
     def is_on(self) -> bool:
-        """Whether calls are noticed."""
+        """True if calls are noticed."""
         return bool(extension.load().is_installed())
 
     @is_on.setter
@@ -234,7 +234,7 @@ def _reported(vanilla: Callable[..., Any]) -> Any:
 
 
 def _reports(function: types.FunctionType) -> bool:
-    """Whether a function in Python tells modes of its calls, as ``Tensor.__hash__`` does not: dict
+    """True if a function in Python tells modes of its calls, as ``Tensor.__hash__`` does not: dict
     and set ask it once or twice for each parameter in ``zero_grad``."""
     names = inspect.unwrap(function).__code__.co_names
     return any("torch_function" in name for name in (*names, *function.__code__.co_names))
@@ -311,7 +311,7 @@ def _notices(cls: type[Interceptor]) -> list[list[str]]:
 
 
 def _self_test() -> str:
-    """Whether the gate notices what a mode does, and leaves no trace."""
+    """True if the gate notices what a mode does, and leaves no trace."""
     gate = extension.load()
     expected = _notices(Interceptor)
     before = gate.places()

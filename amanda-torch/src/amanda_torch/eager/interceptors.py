@@ -134,11 +134,11 @@ class Interceptor(Tracker, TorchFunctionMode):
         return above
 
     def is_alone(self) -> bool:
-        """Whether it listens and no other mode does."""
+        """True if it listens and no other mode does."""
         return _mode_depth() == 1 and _internals.mode_at(0) is self
 
     def is_listening(self) -> bool:
-        """Whether operators called now would be noticed."""
+        """True if operators called now would be noticed."""
         # Asked at every autograd.Function: a generator would cost two frames.
         for index in range(_internals.mode_depth()):  # noqa: SIM110
             if _internals.mode_at(index) is self:
@@ -163,7 +163,7 @@ class Interceptor(Tracker, TorchFunctionMode):
                 self.enter(above)
 
     def is_quiet(self) -> bool:
-        """Whether the thread runs muted code or a tool's."""
+        """True if the thread runs muted code or a tool's."""
         return bool(self.muted or self.thread["paused"])
 
     def note_compiled(self, part: str, way: str) -> None:

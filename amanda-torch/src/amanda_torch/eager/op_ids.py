@@ -71,7 +71,7 @@ class Noted:
         self._references = {id(tensor): Reference(tensor, nothing) for tensor in tensors}
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether it is one of them."""
+        """True if it is one of them."""
         reference = self._references.get(id(tensor))
         # Another one may have got the identity of one that is gone.
         return reference is not None and reference() is tensor
@@ -189,7 +189,7 @@ class Tracker(records.TrackerFields):
             self.go_to(outer)
 
     def asks(self, name: str) -> bool:
-        """Whether an operator that is called now is asked for its phase before it is counted."""
+        """True if an operator that is called now is asked for its phase before it is counted."""
         frame = self.frame
         if frame.is_checked or not frame.asides:
             return frame.is_checked
@@ -263,7 +263,7 @@ class Tracker(records.TrackerFields):
             self._seen_outermost.discard(child)
 
     def was_called(self, child: Child) -> bool:
-        """Whether an outermost module has been called in the present iteration."""
+        """True if an outermost module has been called in the present iteration."""
         return child in self._seen_outermost
 
     def new_iteration(self) -> None:
@@ -346,11 +346,11 @@ class Tracker(records.TrackerFields):
             noted.add(result)
 
     def is_measured(self, tensors: Sequence[Any]) -> bool:
-        """Whether one of these tensors was computed by an operator of another phase."""
+        """True if one of these tensors was computed by an operator of another phase."""
         return any(map(self._measured.has, tensors))
 
     def is_result(self, tensors: Sequence[Any]) -> bool:
-        """Whether an outermost module has returned one of these tensors at its last call.
+        """True if an outermost module has returned one of these tensors at its last call.
 
         Or it was computed from one that it has.
         """
@@ -384,7 +384,7 @@ class Tracker(records.TrackerFields):
         return parent
 
     def _is_within(self, module: nn.Module) -> bool:
-        """Whether a module calls itself that was entered with its wrapper.
+        """True if a module calls itself that was entered with its wrapper.
 
         In PyTorch 2.13 ``OptimizedModule`` calls the ``__call__`` of a layer of ``torch.nn`` where
         that is not captured as one graph, and the ``forward`` of other modules.

@@ -41,21 +41,16 @@ class AnalysisTests(ContractTests):
             for op_id in ids
         )
 
-    def test_analysis_before_sees_inputs_only(self) -> None:
-        """A before-analysis sees the inputs, and None for the outputs."""
+    def test_analyses_see_inputs_and_outputs(self) -> None:
+        """A before-analysis sees the inputs, and None for the outputs; an after-analysis sees
+        both."""
 
         def look(context: OpContext) -> Any:
-            return len(context.get_inputs()), context.get_outputs()
+            outputs = context.get_outputs()
+            return len(context.get_inputs()), None if outputs is None else len(outputs)
 
-        assert self.answers(self.multiplication(), "mul", before=look) == [(2, None)]
-
-    def test_analysis_after_sees_inputs_and_outputs(self) -> None:
-        """An after-analysis sees the inputs and the outputs."""
-
-        def look(context: OpContext) -> Any:
-            return len(context.get_inputs()), len(context.get_outputs() or ())
-
-        assert self.answers(self.multiplication(), "mul", after=look) == [(2, 1)]
+        seen = self.answers(self.multiplication(), "mul", before=look, after=look)
+        assert seen == [(2, None), (2, 1)]
 
     def test_analysis_sees_values(self) -> None:
         """Where ops run at once, an analysis sees the tensors of the execution."""
@@ -278,19 +273,22 @@ class AnalysisTests(ContractTests):
             self.run(self.multiplication(), tool)
 
     @requires(Capability.BACKWARD)
-    @pytest.mark.parametrize("method", ["insert_before_op", "insert_after_op", "replace_op"])
-    def test_forward_action_in_backward(self, method: str) -> None:
-        """The error for a backward analysis that acts on the forward op names backward=False."""
-        tool = self.probe("mul", before_backward=lambda c: getattr(c, method)(nothing))
-        with pytest.raises(PassedPointError, match=rf"(?i){method}.*mul.*backward=False"):
-            self.train(self.multiplication(), tool)
-
-    @requires(Capability.BACKWARD)
-    @pytest.mark.parametrize("method", ["insert_before_backward_op", "replace_backward_op"])
-    def test_backward_action_too_late(self, method: str) -> None:
-        """A backward after-analysis that acts before the backward op is an error likewise."""
-        tool = self.probe("mul", after_backward=lambda c: getattr(c, method)(nothing))
-        with pytest.raises(PassedPointError, match=rf"(?i){method}.*mul.*require_outputs=False"):
+    @pytest.mark.parametrize(
+        ("point", "method", "hint"),
+        [
+            *(
+                ("before_backward", method, "backward=False")
+                for method in ("insert_before_op", "insert_after_op", "replace_op")
+            ),
+            ("after_backward", "insert_before_backward_op", "require_outputs=False"),
+            ("after_backward", "replace_backward_op", "require_outputs=False"),
+        ],
+    )
+    def test_action_in_backward_too_late(self, point: str, method: str, hint: str) -> None:
+        """A backward analysis that acts on the forward op, or before a backward op that has run, is
+        an error that names the right argument."""
+        tool = self.probe("mul", **{point: lambda c: getattr(c, method)(nothing)})
+        with pytest.raises(PassedPointError, match=rf"(?i){method}.*mul.*{hint}"):
             self.train(self.multiplication(), tool)
 
     @requires(Capability.BACKWARD)

@@ -84,15 +84,6 @@ class ContextTests(ContractTests):
         program = self.fw.program(self.fw.split, X)
         assert self.received(program, "split", "insert_after_op", outputs=[1]) == [[[X[1]]]]
 
-    def test_select_inputs_positionally(self) -> None:
-        """The selection may be the second positional argument."""
-        seen: list[Any] = []
-        note = self.noting(seen)
-        self.run(
-            self.multiplication(), self.probe("mul", before=lambda c: c.insert_before_op(note, [0]))
-        )
-        assert seen == [[X]]
-
     def test_select_inputs_by_role(self) -> None:
         """inputs= selects by a role that a mapping rule has set."""
         seen: list[Any] = []

@@ -92,29 +92,39 @@ class InlineTests(ContractTests):
             program.run()
         assert counter.count == 4
 
-    def test_a_counter_beside_a_routine(self) -> None:
-        """A counter counts beside routines that change values, and the values stay theirs."""
-        counter = Counter()
+    def test_beside_a_routine(self) -> None:
+        """Counters and timers work beside routines that change values, and the values stay
+        theirs."""
+        counter, timer = Counter(), Timer()
 
         def analyse(context: OpContext) -> None:
             context.insert_before_op(counter)
+            self.timed(timer)(context)
             context.insert_after_op(lambda y: self.fw.scale(y, 2.0))
             context.insert_after_op(counter, outputs=[])
 
         result = self.run(self.multiplication(), self.probe("mul", before=analyse), times=2)
-        assert (result, counter.count) == ([times(product(X, W), 2.0)], 4)
+        assert result == [times(product(X, W), 2.0)]
+        assert (counter.count, timer.executions) == (4, 2)
 
-    def test_a_counter_of_a_subclass(self) -> None:
-        """The code of a subclass of Counter runs at each execution."""
+    def test_subclasses(self) -> None:
+        """The code of a subclass of Counter, Check or ShapeSum runs at each execution."""
         seen: list[int] = []
 
-        class Noting(Counter):
-            def __call__(self, *tensors: Any) -> None:
-                seen.append(len(tensors))
+        def note(self: Any, *tensors: Any) -> None:
+            seen.append(len(tensors))
 
-        tool = self.probe("mul", before=lambda c: c.insert_before_op(Noting()))
-        self.run(self.multiplication(), tool, times=2)
-        assert seen == [len(self.fw.names["mul"])] * 2
+        check = type("Noting", (Check,), {"after": note})(self.is_finite, nothing)
+        total = type("Noting", (ShapeSum,), {"after": note})(lambda of: 1)
+        counter = type("Noting", (Counter,), {"__call__": note})()
+        routines = check.after, total.after, counter
+
+        def analyse(context: OpContext) -> None:
+            for routine in routines:
+                context.insert_after_op(routine)
+
+        self.run(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        assert seen == [1] * 6
 
     @requires(Capability.REPLACE_OP)
     def test_a_counter_around_a_replacement(self) -> None:
@@ -147,17 +157,10 @@ class InlineTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_counters_alone_in_training(self) -> None:
-        """Counters on all operators, forward and backward, count without any other routine."""
-        counter, calls = Counter(), list[int]()
-        program = self.positive_product()
-        expected = program.train()
-        for routine in (counter, lambda *t: calls.append(1)):
-            tool = self.probe(
-                before=inserting([], before_op=routine),
-                after_backward=inserting([], after_backward_op=routine),
-            )
-            assert self.train(program, tool, times=2) == expected
-        assert counter.count == len(calls) > 0
+        """Counters at backward operators count without any other routine."""
+        counter = Counter()
+        called = self.train_beside_routine(inserting([], after_backward_op=counter))
+        assert counter.count == called > 0
 
     @requires(Capability.BACKWARD)
     @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "beside a routine"])
@@ -219,17 +222,6 @@ class InlineTests(ContractTests):
         assert all(isinstance(row[3], int) for row in rows)
         assert looks == [rows[0][2]]
         assert sum(t.nanoseconds for t in timers) == sum(row[2] - row[1] for row in rows)
-
-    def test_a_timer_beside_a_routine(self) -> None:
-        """A timer measures beside routines that change values, and the values stay theirs."""
-        timer = Timer()
-
-        def analyse(context: OpContext) -> None:
-            self.timed(timer)(context)
-            context.insert_after_op(lambda y: self.fw.scale(y, 2.0))
-
-        result = self.run(self.multiplication(), self.probe("mul", before=analyse), times=2)
-        assert (result, timer.executions) == ([times(product(X, W), 2.0)], 2)
 
     def test_a_timer_that_is_started_twice(self) -> None:
         """Each start of a timer is ended by one stop, also where a second start comes before it."""
@@ -396,18 +388,6 @@ class InlineTests(ContractTests):
             self.fw.program(self.fw.mul, INFINITE, W).run()
         assert found == [0]
 
-    def test_a_check_of_a_subclass(self) -> None:
-        """The code of a subclass of Check runs at each execution."""
-        seen: list[int] = []
-
-        class Noting(Check):
-            def after(self, *outputs: Any) -> None:
-                seen.append(len(outputs))
-
-        check = Noting(self.is_finite, nothing)
-        self.run(self.multiplication(), self.probe("mul", before=self.checked(check)), times=2)
-        assert seen == [1, 1]
-
     def test_a_check_whose_function_raises(self) -> None:
         """An exception of a check's function reaches the program, and the next execution is checked
         again."""
@@ -496,18 +476,6 @@ class InlineTests(ContractTests):
         assert self.run(program, self.probe("mul", before=analyse), times=3) == expected
         assert sum(one.executions for one in sums) == 6
         assert counter.count == sum(one.amount for one in sums) == 12
-
-    def test_a_sum_of_a_subclass(self) -> None:
-        """The code of a subclass of ShapeSum runs at each execution."""
-        seen: list[int] = []
-
-        class Noting(ShapeSum):
-            def after(self, *outputs: Any) -> None:
-                seen.append(len(outputs))
-
-        total = Noting(lambda of: 1)
-        self.run(self.multiplication(), self.probe("mul", before=self.added(total)), times=3)
-        assert seen == [1, 1, 1]
 
     @requires(Capability.BACKWARD)
     def test_a_sum_of_backward_operators(self) -> None:

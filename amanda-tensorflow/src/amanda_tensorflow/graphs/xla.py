@@ -1,7 +1,8 @@
-"""Operators that the CPU runs in code of XLA only.
+"""Functions that XLA compiles, which cannot run Python: they run without XLA, or vanilla.
 
-TensorFlow's kernels for CPUs refuse some convolutions, which is why Keras compiles a function of
-its own around each of them. Such a function must not lose XLA for a routine's sake::
+Some operators run on the CPU in code of XLA only: TensorFlow's kernels for CPUs refuse some
+convolutions, which is why Keras compiles a function of its own around each of them. Such a function
+must not lose XLA for a routine's sake::
 
     kind = compiled_only(graph)     # "Conv3D", or ""
 """
@@ -9,12 +10,13 @@ its own around each of them. Such a function must not lose XLA for a routine's s
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from amanda.errors import CapabilityError
+from amanda.errors import CapabilityError, CoverageWarning
 from amanda.tool import vanilla
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
@@ -90,37 +92,20 @@ def _is_grouped(op: Any) -> bool:
 @functools.cache
 def _runs_groups() -> bool:
     """True if the CPU differentiates grouped convolutions: with oneDNN it does (2.16 to 2.21)."""
-    ones = tf.ones
-    return _runs(
-        lambda: tf.raw_ops.Conv2DBackpropInput(
-            input_sizes=[1, 1, 1, 2],
-            filter=ones([1, 1, 1, 2]),
-            out_backprop=ones([1, 1, 1, 2]),
-            strides=[1, 1, 1, 1],
-            padding="VALID",
-        )
-    ) and _runs(
-        lambda: tf.raw_ops.Conv2DBackpropFilter(
-            input=ones([1, 1, 1, 2]),
-            filter_sizes=[1, 1, 1, 2],
-            out_backprop=ones([1, 1, 1, 2]),
-            strides=[1, 1, 1, 1],
-            padding="VALID",
-        )
-    )
+
+    def differentiate() -> None:
+        one, sizes, strides, nn = tf.ones([1, 1, 1, 2]), [1, 1, 1, 2], [1] * 4, tf.compat.v1.nn
+        nn.conv2d_backprop_input(sizes, one, one, strides, "VALID")
+        nn.conv2d_backprop_filter(one, sizes, one, strides, "VALID")
+
+    return _runs(differentiate)
 
 
 @functools.cache
 def _runs_first() -> bool:
     """True if the CPU has three-dimensional convolutions whose channels come first."""
     return _runs(
-        lambda: tf.raw_ops.Conv3D(
-            input=tf.ones([1, 1, 1, 1, 1]),
-            filter=tf.ones([1, 1, 1, 1, 1]),
-            strides=[1, 1, 1, 1, 1],
-            padding="VALID",
-            data_format="NCDHW",
-        )
+        lambda: tf.nn.conv3d(tf.ones([1] * 5), tf.ones([1] * 5), [1] * 5, "VALID", "NCDHW")
     )
 
 
@@ -132,3 +117,13 @@ def _runs(operator: Any) -> bool:
         except tf.errors.OpError:
             return False
     return True
+
+
+def warn_about_xla(name: str) -> None:
+    """Warn that a function runs without XLA (CoverageWarning)."""
+    warnings.warn(
+        f"{name} is compiled with XLA, which cannot run Python routines: under this scope it runs "
+        "without XLA; mark the routines @amanda.traceable to keep it",
+        CoverageWarning,
+        stacklevel=4,
+    )
