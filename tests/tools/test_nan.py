@@ -151,6 +151,43 @@ def test_half_precision_that_is_fine() -> None:
     assert first(lambda: x * 1) is None
 
 
+KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "complex": lambda x: torch.complex(x, x),
+    "coo": torch.Tensor.to_sparse_coo,
+    "csr": torch.Tensor.to_sparse_csr,
+    "csc": torch.Tensor.to_sparse_csc,
+    "bsr": lambda x: x.to_sparse_bsr((3, 3)),
+    "jagged": lambda x: torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged),
+    "nested": lambda x: torch.nested.nested_tensor([x[0], x[1, :2]]),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_of_any_kind_are_looked_at(kind: str) -> None:
+    """Complex, sparse and nested tensors are looked at: the operator is named that overflows, and
+    not the next one that gives real numbers of a dense tensor."""
+    x = KINDS[kind](torch.full((3, 3), 6e4))
+
+    def run() -> None:
+        y = x * 1e30 * 1e30
+        y.unbind() if y.is_nested else y.to_dense().abs()
+
+    tool = searched(run)
+    assert tool.summary()["first"]["id"] == "/mul:1"
+    assert tool.summary()["not_looked_at"] == {}
+    assert tool.events[0].outputs[0] is not None
+    assert tool.events[0].outputs[0]["nan"] + tool.events[0].outputs[0]["posinf"] > 0
+
+
+def test_tensors_without_numbers_are_counted() -> None:
+    """Tensors that hold no numbers to look at are counted by kind, in the result and on screen."""
+    tool = searched(lambda: torch.zeros(2, device="meta").log())
+    assert tool.summary()["not_looked_at"] == {"meta": 2}
+    [table] = [table for table in tool.tables() if "not looked at" in table.title]
+    assert table.rows == [("meta", 2)]
+
+
 PASSED_ON: dict[str, Callable[[torch.Tensor], Any]] = {
     "masks of attention": lambda x: x.masked_fill(x > 0.5, float("-inf")).clamp(min=-1).softmax(-1),
     "added masks": lambda x: (x + torch.full((3, 3), float("-inf")).triu(1)).softmax(-1),

@@ -34,6 +34,7 @@ from amanda_tools._operators.model_phases import MODEL
 from amanda_tools._operators.op_table import can_produce
 from amanda_tools._operators.parameters import parameter_positions
 from amanda_tools._operators.source_lines import line_made_at, source_line
+from amanda_tools._values.gaps import NotLookedAt
 from amanda_tools._values.tensors import reader_of
 from amanda_tools.nan.events import (
     NonFiniteError,
@@ -96,6 +97,7 @@ class NanTool(PrintingTool[NanOptions]):
         # True if an operator received a NaN before any operator of the model produced one.
         self._passed_on = False
         self._watches: dict[str, OpWatch] = {}
+        self._not_looked_at = NotLookedAt()
         self._sources: dict[str, str] = {}
         self._met: set[str] = set()
         # The operator that runs is the last entry.
@@ -146,7 +148,7 @@ class NanTool(PrintingTool[NanOptions]):
     def _check(self, watch: OpWatch) -> Check:
         # Checking inputs costs as much as checking outputs: only for operators that overwrite them.
         return Check(
-            _is_clean,
+            self._is_clean,
             watch.found,
             overwrites=False if watch.op.forward else None,
             trail=self.recent,
@@ -154,6 +156,12 @@ class NanTool(PrintingTool[NanOptions]):
         )
 
     # -- routines ---------------------------------------------------------
+
+    def _is_clean(self, tensor: Any) -> bool:
+        is_clean = reader_of(tensor).is_clean(tensor)
+        if is_clean is None:
+            self._not_looked_at.note(tensor)
+        return is_clean is not False
 
     def suspect(
         self, watch: OpWatch, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool
@@ -278,12 +286,14 @@ class NanTool(PrintingTool[NanOptions]):
         return {**super().result(), "namespaces": sorted(namespaces)}
 
     def summary(self) -> dict[str, Any]:
-        """``first``, ``producers``, ``received``, ``watched`` and ``ignore_never_met``.
+        """``first``, ``producers``, ``received``, ``watched``, ``not_looked_at`` and
+        ``ignore_never_met``.
 
         ``first`` is the first of the :meth:`findings`, null if there is none; ``received`` is the
         first operator that read a NaN which no operator had produced, with the ``input`` and
-        whether that ``is_parameter`` of the model; ``ignore_never_met`` lists the types of
-        ``ignore`` that no operator had, as misspelt ones.
+        whether that ``is_parameter`` of the model; ``not_looked_at`` counts tensors whose numbers
+        cannot be read, by kind; ``ignore_never_met`` lists the types of ``ignore`` that no operator
+        had, as misspelt ones.
         """
         found = self.findings()
         first = found[0].row() if found else None
@@ -293,6 +303,7 @@ class NanTool(PrintingTool[NanOptions]):
             "producers": len(self.events),
             "received": self._received,
             "watched": len(self._watches),
+            "not_looked_at": self._not_looked_at.by_kind(),
             "ignore_never_met": self._never_met(),
         }
 
@@ -313,6 +324,7 @@ class NanTool(PrintingTool[NanOptions]):
             title = "nan: made while the model was built, and removed before it was used"
             rows = [(event.op.id, event.kind, event.source) for event in aside]
             yield Table(title, ("op", "kind", "source"), rows)
+        yield from self._not_looked_at.tables(self.name)
         if missing := self._never_met():
             title = "nan: types that were to be ignored and never met"
             yield Table(title, ("type",), [(kind,) for kind in missing])
@@ -397,13 +409,9 @@ def _received_message(found: Mapping[str, Any]) -> str:
     )
 
 
-def _is_clean(tensor: Any) -> bool:
-    return reader_of(tensor).is_clean(tensor)
-
-
 def _has_nan(tensor: Any) -> bool:
     reader = reader_of(tensor)
-    return reader.is_readable_float(tensor) and reader.has_nan(tensor)
+    return reader.may_hold_nan(tensor) and bool(reader.has_nan(tensor))
 
 
 def _row_of(name: str, found: dict[str, Any]) -> tuple[Any, ...]:

@@ -33,12 +33,12 @@ def find_new_kind(inputs: Sequence[Any], outputs: Sequence[Any], *, infinities: 
     has_nan = any(reader_of(t).has_nan(t) for t in _floating(outputs))
     if has_nan:
         return "" if any(reader_of(t).has_nan(t) for t in _floating(inputs)) else "nan"
-    is_finite = all(reader_of(t).is_finite(t) for t in _floating(inputs))
+    is_finite = all(reader_of(t).is_finite(t) is not False for t in _floating(inputs))
     return "inf" if infinities and is_finite else ""
 
 
 def _floating(tensors: Sequence[Any]) -> list[Any]:
-    return [t for t in tensors if t is not None and reader_of(t).is_readable_float(t)]
+    return [t for t in tensors if t is not None and reader_of(t).may_hold_nan(t)]
 
 
 @attrs.define(eq=False)
@@ -118,10 +118,8 @@ def statistics(tensor: Any) -> dict[str, Any]:
     """
     reader = reader_of(tensor)
     found: dict[str, Any] = {"shape": reader.shape(tensor), "dtype": reader.dtype(tensor)}
-    if not reader.is_readable(tensor):
-        return found
-    array = reader.numpy(tensor)
-    if array.dtype.kind not in "fiub":
+    array = reader.numbers(tensor)
+    if array is None or array.dtype.kind not in "fiub":
         return found
     values = array.astype(np.float64, copy=False).ravel()
     finite = values[np.isfinite(values)]
