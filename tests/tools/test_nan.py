@@ -241,6 +241,30 @@ def test_a_broken_parameter_is_named_where_it_is_read() -> None:
     assert summary["received"]["is_parameter"]
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda weight: nn.functional.embedding(torch.tensor([1]), weight),
+        lambda weight: weight.t().contiguous()[:, 1],
+        lambda weight: weight.detach().gather(0, torch.tensor([[1, 1]])),
+        lambda weight: weight[1:].to(torch.float64),
+    ],
+)
+def test_a_parameter_is_named_through_operators_that_move_its_elements(
+    read: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """A NaN that a moving operator has read from a parameter is the parameter's, and no data."""
+    weight = nn.Parameter(torch.tensor([[1.0, 2.0], [float("nan"), 3.0]]))
+
+    class Net(nn.Module):
+        def forward(self) -> torch.Tensor:
+            return torch.tanh(read(weight) * 2)
+
+    summary = searched(lambda: Net()()).summary()
+    assert summary["first"] is None
+    assert summary["received"]["is_parameter"]
+
+
 def test_a_nan_in_a_parameter_cannot_be_overlooked() -> None:
     """It is a warning, and the first line of the summary, also before operators at fault."""
     layer = nn.Linear(2, 2)

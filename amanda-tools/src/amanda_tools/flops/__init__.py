@@ -9,6 +9,7 @@ Formulas are in a registry, to which :func:`register` adds::
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal
@@ -16,9 +17,11 @@ from typing import Any, Literal
 import attrs
 
 from amanda import OpContext
+from amanda.driver import Driver
 from amanda.inline import Counter
 from amanda.interface.points import Point, PointContext
 from amanda.results import Chart, Table
+from amanda.state import LIVE_SCOPES
 from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
@@ -103,6 +106,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._used: dict[str, Sequence[UsedParameter]] = {}
         self._written: dict[str, int | None] = {}
         self._batches = Batches()
+        self._statistics: dict[int, Any] = {}
         # What an optimizer multiplies is no work of the model.
         self._totals = {"forward": Counter(), "backward": Counter(), "other": Counter()}
         self._counted: list[OpFlops] = []
@@ -120,6 +124,11 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         # Where a pass in a graph begins its inputs are not known yet.
         if point.runs_at_once == (point.point is Point.FORWARD_BEGIN):
             self._batches.note(point)
+
+    def enter_scope(self, drivers: Sequence[Driver]) -> None:
+        """Keep the statistics of the scope, for what is not seen in it."""
+        live = [scope for scope in LIVE_SCOPES if any(tool is self for tool in scope.tools)]
+        self._statistics.update({id(scope.statistics): scope.statistics for scope in live})
 
     # -- analyses ---------------------------------------------------------
 
@@ -351,7 +360,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def summary(self) -> dict[str, Any]:
         """Sums over all operators, by type and by module; types that count zero, and unknown
-        ones. ``activation_bytes`` is what the operators of one forward pass write."""
+        ones; executions that were ``not_seen``, by reason, beside which sums are lower bounds.
+        ``activation_bytes`` is what the operators of one forward pass write."""
         rows = self.op_rows()
         forward = [row for row in rows if row["direction"] == "forward"]
         unknown = [row for row in rows if row["counted"] == "unknown"]
@@ -367,9 +377,17 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             "zero_ops": sorted({row["type"] for row in rows if row["counted"] == "zero"}),
             "unknown_ops": _calls(unknown),
             "unknown_share": len(unknown) / len(rows) if rows else 0.0,
+            "not_seen": self._not_seen(),
             "by_type": self._grouped(rows, lambda row: str(row["type"])),
             "by_module": self._grouped(rows, lambda row: str(row["module"])),
         }
+
+    def _not_seen(self) -> dict[str, int]:
+        """Return the executions that were not seen by reason; 0 for an unknown number."""
+        found = collections.Counter[str]()
+        for statistics in self._statistics.values():
+            found.update(statistics.not_seen)
+        return dict(found)
 
     def _memory_of(self, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
         """Return the parameters of the model's operators, and the bytes of these and of their
@@ -425,6 +443,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             share = f"{100 * len(unknown) / len(rows):.1f} % of the operators"
             title = f"flops: types without a formula, {share}"
             yield Table(title, ("type", "calls"), list(_calls(unknown).items()))
+        if missed := self._not_seen():
+            title = "flops: figures are lower bounds, for these executions were not seen"
+            rows = [(reason, count or "?") for reason, count in missed.items()]
+            yield Table(title, ("reason", "calls"), rows)
 
     def _totals_of(self, every: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
         """Return lines of the first table: of the last step if there is one, and of the run."""

@@ -31,7 +31,7 @@ from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.model_phases import MODEL
-from amanda_tools._operators.op_table import can_produce
+from amanda_tools._operators.op_table import can_produce, row_of
 from amanda_tools._operators.parameters import parameter_positions
 from amanda_tools._operators.source_lines import line_made_at, source_line
 from amanda_tools._values.gaps import NotLookedAt
@@ -114,10 +114,13 @@ class NanTool(PrintingTool[NanOptions]):
         op = describe(context)
         made_at = line_made_at(context)
         self._sources[op.id] = made_at or source_line()
-        if self._is_watched(op) and any(tensor is not None for tensor in context.get_inputs()):
+        if not any(tensor is not None for tensor in context.get_inputs()):
+            return
+        parameters = parameter_positions(context)
+        if self._is_watched(op, moves_parameter=bool(parameters) and op.phase in MODEL):
             watch = self._watch(op, context)
             watch.made_at = made_at
-            watch.parameters = parameter_positions(context)
+            watch.parameters = parameters
             # A driver may not be able to run a single operator again.
             with contextlib.suppress(CapabilityError):
                 watch.function = context.get_function()
@@ -133,10 +136,16 @@ class NanTool(PrintingTool[NanOptions]):
             context.insert_before_backward_op(check.before)
             context.insert_after_backward_op(check.after)
 
-    def _is_watched(self, op: OpDescription) -> bool:
+    def _is_watched(self, op: OpDescription, *, moves_parameter: bool = False) -> bool:
+        """True for an operator that may produce a NaN, or be the first to read one in a parameter.
+
+        Where an embedding selects rows of a parameter, the next operator does not read that.
+        """
         ignored = self.options.ignore
         self._met.update(kind for kind in ignored if kind in (op.type, op.name))
-        return can_produce(op) and op.type not in ignored and op.name not in ignored
+        moves_parameter &= "places_values" not in row_of(op.type).traits
+        is_of_interest = moves_parameter or can_produce(op)
+        return is_of_interest and op.type not in ignored and op.name not in ignored
 
     def _watch(self, op: OpDescription, context: OpContext) -> OpWatch:
         # As text at once: an argument may hold references to models and tensors.
@@ -200,7 +209,8 @@ class NanTool(PrintingTool[NanOptions]):
     def _note_received(self, watch: OpWatch, inputs: Sequence[Any]) -> None:
         """Record the first operator that reads a NaN which no operator has produced."""
         for position, tensor in enumerate(inputs):
-            if tensor is not None and _has_nan(tensor):
+            is_variable = position in watch.parameters and reader_of(tensor).is_opaque(tensor)
+            if tensor is not None and (is_variable or _has_nan(tensor)):
                 name = watch.names[position] if position < len(watch.names) else ""
                 source = self._source(watch)
                 self._received = {
