@@ -162,7 +162,7 @@ def _type_of(library: str, name: str) -> str:
     """The type of an operator: a library's own, where PyTorch has another one of that name."""
     if library == "quantized":
         # An object that is not a tensor holds the weight (2.13).
-        return f"packed_{name}" if name in _WEIGHTED else name
+        return f"packed_{name}" if name.startswith(("linear", "conv")) else name
     is_taken = name in RULES or name in _WEIGHTED or name in _CANONICAL.values()
     aten = sys.modules["torch"].ops.aten if library else None
     return f"{library}::{name}" if library and (is_taken or hasattr(aten, name)) else name

@@ -148,7 +148,7 @@ GROUPS: Mapping[str, str] = {
         cummax cummin cumprod cumsum cumulative_trapezoid dist equal fractional_max_pool2d
         fractional_max_pool3d fractional_max_pool2d_with_indices
         fractional_max_pool3d_with_indices frobenius_norm gradient hash_tensor histc
-        histogram in_top_k l2_loss linalg_cross linalg_matrix_norm linalg_norm linalg_vecdot
+        histogram in_top_k l2_loss linalg_cross linalg_matrix_norm linalg_norm
         linalg_vector_norm logcumsumexp logsumexp lp_pool1d lp_pool2d max max_pool1d
         max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d
         max_pool3d_with_indices max_unpool1d max_unpool2d max_unpool3d mean median min mode
