@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -17,6 +17,7 @@ from amanda_tools._operators.op_table import FlopFormula
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, OpSignature, Shape
 from amanda_tools._values.shapes import batch_of
+from amanda_tools.flops.nested import ItemShapes, item_shapes_of, split_by_item
 
 Shapes = tuple[tuple[Any, ...], tuple[Any, ...]]
 """The shapes of inputs and outputs, as their framework represents them."""
@@ -251,44 +252,6 @@ def known_shapes(
 
 _HANDLES = ("resource", "variant")
 """Element types of tensors that routines do not get."""
-
-
-@attrs.frozen
-class ItemShapes:
-    """Shapes of the items of a nested tensor."""
-
-    shapes: tuple[Shape, ...]
-
-
-def item_shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the shapes of tensors some of which are nested, of these the shapes of the items.
-
-    A nested tensor with a ragged axis has a shape, too, but not the sizes of its items.
-    """
-    return tuple(
-        ItemShapes(tuple([tuple(item.shape) for item in tensor.unbind()]))
-        if is_nested(tensor)
-        else None if tensor is None else tensor.shape
-        for tensor in tensors
-    )  # fmt: skip
-
-
-def is_nested(tensor: Any) -> bool:
-    """Return True for PyTorch's nested tensors, which hold a list of tensors."""
-    return bool(getattr(tensor, "is_nested", False))
-
-
-def split_by_item(shapes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield the shapes of each item of nested tensors, with those of the other tensors.
-
-    Raises:
-        LookupError: nested tensors have different numbers of items.
-    """
-    counts = {len(shape.shapes) for shape in shapes if isinstance(shape, ItemShapes)}
-    if len(counts) > 1:
-        raise LookupError(f"nested tensors of {sorted(counts)} items")
-    for number in range(counts.pop()):
-        yield tuple(s.shapes[number] if isinstance(s, ItemShapes) else s for s in shapes)
 
 
 def _plain(shapes: Sequence[Any]) -> tuple[Shape | None, ...]:
