@@ -448,6 +448,27 @@ def is_free(kind: str) -> bool:
     return kind.startswith(_FAMILIES) or kind.endswith(("_dataset", "_summary"))
 
 
+_PER_ELEMENT = {"elementwise": 1, "reducing": 1, "loss": 1, "normalizing": 5}
+"""Operations for each element of the largest tensor, by group. A softmax has five: the maximum, a
+difference, an exponential, a sum and a quotient; a norm has about as many."""
+
+
+def elementwise_formula(kind: str) -> FlopFormula | None:
+    """Return the formula of work that counts zero by convention; None for types without any.
+
+    Args:
+        kind: canonical type, also that of a backward operator.
+    """
+    each = _PER_ELEMENT.get(row_of(kind.removesuffix("_backward").lstrip("_")).group)
+    if each is None:
+        return None
+    return FlopFormula(
+        lambda call: (
+            each * max(math.prod(s) for s in (*call.inputs, *call.outputs) if s is not None)
+        )
+    )
+
+
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
 
 

@@ -36,6 +36,7 @@ class OpFlops:
         signature: facts that all executions share; of a backward operator, the forward one's.
         forward: of a backward operator its forward operator, else None.
         sum: the executions whose shapes are read when they run.
+        is_elementwise: its FLOPs are none of a product, and a figure of their own.
         static: by the shapes that the graph tells, and those of the forward operator: the counter
             of these executions, and the FLOPs of one, None if they are not known.
     """
@@ -44,6 +45,7 @@ class OpFlops:
     formula: FlopFormula | None
     signature: OpSignature
     forward: OpFlops | None = None
+    is_elementwise: bool = False
     sum: ShapeSum = attrs.field(init=False)
     static: dict[Any, tuple[Counter, int | None]] = attrs.field(factory=dict)
     _known: Memo[tuple[Shapes, Shapes | None], int | None] = attrs.field(
@@ -59,13 +61,14 @@ class OpFlops:
         signature: OpSignature,
         total: Counter,
         forward: OpFlops | None = None,
+        is_elementwise: bool = False,
     ) -> OpFlops:
         """Make one without executions.
 
         Args:
             total: the FLOPs of all operators like it.
         """
-        found = cls(op, formula, signature, forward)
+        found = cls(op, formula, signature, forward, is_elementwise)
         of = None if forward is None else forward.sum
         found.sum = ShapeSum(found.flops, total, shapes_of=shapes_of, of=of)
         return found
