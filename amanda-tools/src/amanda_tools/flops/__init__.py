@@ -302,7 +302,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         return {
             "flops": forward,
             "flops_backward": model["backward"],
-            "flops_recomputed": self._recomputed,
+            **({"flops_recomputed": self._recomputed} if self._recomputed else {}),
             "macs": forward // 2,
             **({"elementwise": model["elementwise"]} if self.options.elementwise else {}),
             **self._batches.figures(),
@@ -530,7 +530,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         for direction, flops in per_step.items():
             last = f"the last of {steps} steps" if steps > 1 else "one step"
             yield f"{direction}, {last}", format_quantity(flops, "FLOP")
-        if again := step["flops_recomputed"]:
+        if again := step.get("flops_recomputed"):
             yield "of forward, recomputed for backward", format_quantity(again, "FLOP")
         for part in ("sample", "token"):
             if number := step.get(f"{part}s"):
