@@ -76,6 +76,7 @@ def test_the_planted_product_is_named_with_its_line() -> None:
         "module": "0",
         "direction": "forward",
         "kind": "inf",
+        "fate": "masked",
     }
 
 
@@ -286,6 +287,75 @@ def test_a_nan_in_a_parameter_cannot_be_overlooked() -> None:
     assert "log produced an infinity" in titles[1]
     data = searched(lambda: layer.bias + torch.tensor([1.0, float("nan")]), action="warn")
     assert next(iter(data.tables())).title.startswith("nan: data of the program holds NaN: other")
+
+
+class Buckets(nn.Module):
+    """Takes the logarithm of a zero and drops it, as relative positions do; may fail later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.fails = nn.Linear(4, 4), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.tensor([0.0, 1.0, 2.0])
+        buckets = torch.log(positions).long()
+        y = self.fc(x) + torch.where(positions < 1, 0, buckets).sum()
+        return y / (y - y) if self.fails else y
+
+
+def bucketed(*fails: bool) -> NanTool:
+    """Trains for as many steps, some of which fail."""
+    model = Buckets()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def run() -> None:
+        for model.fails in fails:
+            optimizer.zero_grad()
+            model(torch.rand(2, 4)).sum().backward()
+            optimizer.step()
+
+    return searched(run, action="warn")
+
+
+def test_an_infinity_that_is_masked_is_no_finding() -> None:
+    """It is said to be masked, without a warning, and comes after an operator whose NaN reaches the
+    outputs of the model or a gradient; an operator that was masked before is not to blame."""
+    tool = bucketed(False, False)
+    assert tool.findings() == []
+    assert tool.summary()["first"]["fate"] == "masked"
+    assert "reached no output" in next(iter(tool.tables())).title
+    with pytest.warns(NonFiniteWarning, match="div produced") as caught:
+        tool = bucketed(False, True, True)
+    assert len(caught) == 1
+    assert tool.summary()["first"]["id"] == "Buckets/div:0"
+    assert tool.replay is not None
+    assert tool.replay.op.id == "Buckets/div:0"
+    [folded] = [table.rows for table in tool.tables() if "masked" in table.title]
+    assert [(row[0], *row[3:]) for row in folded] == [("Buckets/log:0", 3, "masked")]
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_an_overflow_that_a_gradient_scaler_skips_is_no_finding(skips: bool) -> None:
+    """The scaler provokes it and leaves the parameters alone; without a scaler it is a finding."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, enabled=skips)
+
+    def run() -> None:
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss = (model(torch.ones(2, 4)) * (1 if skips else 3e38)).square().sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    if not skips:
+        with pytest.warns(NonFiniteWarning):
+            assert searched(run, action="warn").summary()["first"]["fate"] == "reached"
+        return
+    tool = searched(run, action="warn")
+    assert scaler.get_scale() < 2.0**126
+    assert (tool.findings(), tool.summary()["first"]["fate"]) == ([], "skipped")
 
 
 # -- backward -----------------------------------------------------------------
