@@ -105,7 +105,7 @@ def test_many_tensors_make_several_files(tmp_path: Path) -> None:
     assert len(read(tool, tmp_path / "again")) == 10
     assert applied(DumpTool(limit=3), run).summary() == {
         "tensors": 3, "bytes": 1200, "not_taken": 7, "ops": 1, "kinds": {"activations": 3},
-        "ops_never_met": [], "modules_never_met": [],
+        "not_looked_at": {}, "ops_never_met": [], "modules_never_met": [],
     }  # fmt: skip
     assert applied(DumpTool(bytes=900), run).summary()["tensors"] == 2
     assert [entry.step for entry in applied(DumpTool(every=4), run).entries] == [0, 4, 8]

@@ -155,6 +155,18 @@ OPERATORS: dict[str, Callable[[], Any]] = {
         torch.rand(3, 4, 5), torch.rand(5, 4, 6), ([1, 2], [1, 0])
     ),
     "inner": lambda: torch.inner(torch.rand(2, 3, 4, **X), torch.rand(5, 4, **X)),
+    "multi_dot": lambda: torch.linalg.multi_dot(
+        [torch.rand(m, n, **X) for m, n in ((2, 3), (3, 4), (4, 5), (5, 1))]
+    ),
+    "multi_dot, vectors": lambda: torch.linalg.multi_dot(
+        [torch.rand(3, **X), torch.rand(3, 4), torch.rand(4)]
+    ),
+    **{
+        f"matrix_power {n}": lambda n=n: torch.linalg.matrix_power(torch.rand(2, 3, 3, **X), n)
+        for n in (2, 3, 5, 7, 8)
+    },
+    "cov": lambda: torch.cov(torch.rand(3, 10, **X)),
+    "corrcoef": lambda: torch.corrcoef(torch.rand(3, 10, **X)),
     "operator sign": lambda: torch.rand(3, 4) @ torch.rand(4, 5),
     "aten": lambda: torch.ops.aten.mm.default(torch.rand(3, 4), torch.rand(4, 5)),
 }  # fmt: skip
@@ -175,6 +187,51 @@ def test_an_operator_is_what_torch_counts(name: str) -> None:
 
 
 # -- definitions, where PyTorch's counter has none ----------------------------
+
+
+def _quantized(kind: str, *inputs: Any) -> Any:
+    """An operator of ``torch.ops.quantized`` with a weight of ones, packed."""
+    ops = torch.ops.quantized
+    x, weight = (
+        torch.quantize_per_tensor(torch.ones(shape), 1.0, 0, dtype)
+        for shape, dtype in zip(inputs, (torch.quint8, torch.qint8), strict=True)
+    )
+    if kind == "linear":
+        return ops.linear(x, ops.linear_prepack(weight, None), 1.0, 0)
+    packed = ops.conv2d_prepack(weight, None, [1, 1], [0, 0], [1, 1], 2)
+    return ops.conv2d(x, packed, 1.0, 0)
+
+
+EIGHT_BITS: dict[str, tuple[Callable[[], Any], int]] = {
+    "_int_mm": (
+        lambda: torch._int_mm(  # noqa: SLF001
+            torch.ones(32, 16, dtype=torch.int8), torch.ones(16, 8, dtype=torch.int8)
+        ),
+        2 * 32 * 16 * 8,
+    ),
+    "_weight_int8pack_mm": (
+        lambda: torch._weight_int8pack_mm(  # noqa: SLF001
+            torch.ones(32, 16).bfloat16(), torch.ones(8, 16, dtype=torch.int8),
+            torch.ones(8).bfloat16(),
+        ),
+        2 * 32 * 16 * 8,
+    ),
+    "packed_linear": (lambda: _quantized("linear", (4, 16), (8, 16)), 2 * 4 * 16 * 8),
+    "packed_conv2d": (
+        lambda: _quantized("conv2d", (2, 4, 8, 8), (6, 2, 3, 3)), 2 * 2 * 6 * 6 * 6 * 2 * 3 * 3,
+    ),
+    "linalg_vecdot": (lambda: torch.linalg.vecdot(torch.ones(3, 10), torch.ones(10)), 2 * 30),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("name", EIGHT_BITS)
+def test_products_that_torch_does_not_count(name: str) -> None:
+    """Products of integers, with packed weights and of vectors in pairs."""
+    run, expected = EIGHT_BITS[name]
+    found = applied(FlopsTool(), run).summary()
+    assert found["flops"] == found["by_type"][name]["flops"] == expected
+    assert name not in found["unknown_ops"]
 
 
 def test_the_fused_attention_of_a_cpu() -> None:

@@ -348,3 +348,59 @@ def test_the_result_is_plain_data_and_a_table(tmp_path: Path) -> None:
 def test_numbers_for_people(amount: float, text: str) -> None:
     """Powers of a thousand, three digits."""
     assert format_quantity(amount, "FLOP") == text
+
+
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_recomputed_work_is_a_figure_of_its_own(is_reentrant: bool) -> None:
+    """What a checkpoint runs again is in the FLOPs of the hardware and not in those of the model;
+    what a backward pass itself runs is not recomputed."""
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient @ torch.eye(4)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.block = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return checkpoint(self.block, Product.apply(self.first(x)), use_reentrant=is_reentrant)
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def run() -> None:
+        for _ in range(2):
+            net(torch.rand(2, 4)).sum().backward()
+            optimizer.step()
+
+    found = applied(FlopsTool(peak=1.0), run).result()["summary"]
+    step = found["per_step"]
+    assert 2 * step["flops_recomputed"] == found["flops_recomputed"] == 2 * 2 * 2 * (4 * 8 + 8 * 4)
+    total = step["flops"] + step["flops_backward"]
+    assert found["mfu"] / found["hfu"] == pytest.approx(1 - step["flops_recomputed"] / total)
+
+
+def test_elementwise_work_is_a_figure_of_its_own() -> None:
+    """With the option, work that counts zero by convention has a figure, in no other one."""
+    layers = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Softmax(-1))
+    step = lambda: layers(torch.rand(2, 4)).sum().backward()  # noqa: E731
+    found = applied(FlopsTool(elementwise=True), step)
+    extra = {row["type"]: row.get("elementwise") for row in found.op_rows()}
+    expected = {
+        "layer_norm": 80, "relu": 16, "softmax": 80, "sum": 16, "native_layer_norm_backward": 80,
+        "relu_backward": 16, "softmax_backward": 80, "sum_backward": 16,
+    }  # fmt: skip
+    assert {kind: extra[kind] for kind in expected} == expected
+    figures, others = found.summary(), applied(FlopsTool(), step).summary()
+    assert figures["elementwise"] == sum(expected.values())
+    assert others["elementwise"] is None
+    names = ("flops", "flops_backward", "unknown_ops", "zero_ops")
+    assert [figures[name] for name in names] == [others[name] for name in names]

@@ -76,6 +76,7 @@ def test_the_planted_product_is_named_with_its_line() -> None:
         "module": "0",
         "direction": "forward",
         "kind": "inf",
+        "fate": "masked",
     }
 
 
@@ -151,6 +152,43 @@ def test_half_precision_that_is_fine() -> None:
     assert first(lambda: x * 1) is None
 
 
+KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "complex": lambda x: torch.complex(x, x),
+    "coo": torch.Tensor.to_sparse_coo,
+    "csr": torch.Tensor.to_sparse_csr,
+    "csc": torch.Tensor.to_sparse_csc,
+    "bsr": lambda x: x.to_sparse_bsr((3, 3)),
+    "jagged": lambda x: torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged),
+    "nested": lambda x: torch.nested.nested_tensor([x[0], x[1, :2]]),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_of_any_kind_are_looked_at(kind: str) -> None:
+    """Complex, sparse and nested tensors are looked at: the operator is named that overflows, and
+    not the next one that gives real numbers of a dense tensor."""
+    x = KINDS[kind](torch.full((3, 3), 6e4))
+
+    def run() -> None:
+        y = x * 1e30 * 1e30
+        y.unbind() if y.is_nested else y.to_dense().abs()
+
+    tool = searched(run)
+    assert tool.summary()["first"]["id"] == "/mul:1"
+    assert tool.summary()["not_looked_at"] == {}
+    assert tool.events[0].outputs[0] is not None
+    assert tool.events[0].outputs[0]["nan"] + tool.events[0].outputs[0]["posinf"] > 0
+
+
+def test_tensors_without_numbers_are_counted() -> None:
+    """Tensors that hold no numbers to look at are counted by kind, in the result and on screen."""
+    tool = searched(lambda: torch.zeros(2, device="meta").log())
+    assert tool.summary()["not_looked_at"] == {"meta": 2}
+    [table] = [table for table in tool.tables() if "not looked at" in table.title]
+    assert table.rows == [("meta", 2)]
+
+
 PASSED_ON: dict[str, Callable[[torch.Tensor], Any]] = {
     "masks of attention": lambda x: x.masked_fill(x > 0.5, float("-inf")).clamp(min=-1).softmax(-1),
     "added masks": lambda x: (x + torch.full((3, 3), float("-inf")).triu(1)).softmax(-1),
@@ -204,6 +242,30 @@ def test_a_broken_parameter_is_named_where_it_is_read() -> None:
     assert summary["received"]["is_parameter"]
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda weight: nn.functional.embedding(torch.tensor([1]), weight),
+        lambda weight: weight.t().contiguous()[:, 1],
+        lambda weight: weight.detach().gather(0, torch.tensor([[1, 1]])),
+        lambda weight: weight[1:].to(torch.float64),
+    ],
+)
+def test_a_parameter_is_named_through_operators_that_move_its_elements(
+    read: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """A NaN that a moving operator has read from a parameter is the parameter's, and no data."""
+    weight = nn.Parameter(torch.tensor([[1.0, 2.0], [float("nan"), 3.0]]))
+
+    class Net(nn.Module):
+        def forward(self) -> torch.Tensor:
+            return torch.tanh(read(weight) * 2)
+
+    summary = searched(lambda: Net()()).summary()
+    assert summary["first"] is None
+    assert summary["received"]["is_parameter"]
+
+
 def test_a_nan_in_a_parameter_cannot_be_overlooked() -> None:
     """It is a warning, and the first line of the summary, also before operators at fault."""
     layer = nn.Linear(2, 2)
@@ -225,6 +287,75 @@ def test_a_nan_in_a_parameter_cannot_be_overlooked() -> None:
     assert "log produced an infinity" in titles[1]
     data = searched(lambda: layer.bias + torch.tensor([1.0, float("nan")]), action="warn")
     assert next(iter(data.tables())).title.startswith("nan: data of the program holds NaN: other")
+
+
+class Buckets(nn.Module):
+    """Takes the logarithm of a zero and drops it, as relative positions do; may fail later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.fails = nn.Linear(4, 4), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.tensor([0.0, 1.0, 2.0])
+        buckets = torch.log(positions).long()
+        y = self.fc(x) + torch.where(positions < 1, 0, buckets).sum()
+        return y / (y - y) if self.fails else y
+
+
+def bucketed(*fails: bool) -> NanTool:
+    """Trains for as many steps, some of which fail."""
+    model = Buckets()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def run() -> None:
+        for model.fails in fails:
+            optimizer.zero_grad()
+            model(torch.rand(2, 4)).sum().backward()
+            optimizer.step()
+
+    return searched(run, action="warn")
+
+
+def test_an_infinity_that_is_masked_is_no_finding() -> None:
+    """It is said to be masked, without a warning, and comes after an operator whose NaN reaches the
+    outputs of the model or a gradient; an operator that was masked before is not to blame."""
+    tool = bucketed(False, False)
+    assert tool.findings() == []
+    assert tool.summary()["first"]["fate"] == "masked"
+    assert "reached no output" in next(iter(tool.tables())).title
+    with pytest.warns(NonFiniteWarning, match="div produced") as caught:
+        tool = bucketed(False, True, True)
+    assert len(caught) == 1
+    assert tool.summary()["first"]["id"] == "Buckets/div:0"
+    assert tool.replay is not None
+    assert tool.replay.op.id == "Buckets/div:0"
+    [folded] = [table.rows for table in tool.tables() if "masked" in table.title]
+    assert [(row[0], *row[3:]) for row in folded] == [("Buckets/log:0", 3, "masked")]
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_an_overflow_that_a_gradient_scaler_skips_is_no_finding(skips: bool) -> None:
+    """The scaler provokes it and leaves the parameters alone; without a scaler it is a finding."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, enabled=skips)
+
+    def run() -> None:
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss = (model(torch.ones(2, 4)) * (1 if skips else 3e38)).square().sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    if not skips:
+        with pytest.warns(NonFiniteWarning):
+            assert searched(run, action="warn").summary()["first"]["fate"] == "reached"
+        return
+    tool = searched(run, action="warn")
+    assert scaler.get_scale() < 2.0**126
+    assert (tool.findings(), tool.summary()["first"]["fate"]) == ([], "skipped")
 
 
 # -- backward -----------------------------------------------------------------

@@ -202,6 +202,21 @@ def test_what_is_no_number_is_counted_and_left_out() -> None:
 # -- on a model -------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_that_are_not_looked_at_are_counted_by_kind() -> None:
+    """Statistics are of dense real floating-point tensors; others are counted by kind, integers
+    left out."""
+    tool = StatsTool(tensors="activations")
+    with amanda.apply(tool):
+        torch.fft.fft(torch.ones(3)).abs().int()
+        torch.ones(3).to_sparse() * 2
+        torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
+    expected = {"complex64": 1, "sparse_coo": 2, "quint8": 1}
+    assert tool.result()["summary"]["not_looked_at"] == expected
+    [table] = [table for table in tool.tables() if "not looked at" in table.title]
+    assert dict(table.rows) == expected
+
+
 def test_activations_weights_and_gradients_of_a_layer() -> None:
     """Three steps of a layer, against the same values taken with hooks."""
     torch.manual_seed(0)

@@ -490,3 +490,36 @@ def test_modules_of_another_framework_are_said_to_be_unknown() -> None:
     assert table.title == (
         "summary: no module was called of PyTorch, TensorFlow or Keras, only of loopback/1.0/eager"
     )
+
+
+class Direct(nn.Module):
+    """Runs a child without calling it, and another one in TorchScript."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.direct, self.called = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.scripted = torch.jit.script(nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.scripted(self.called(self.direct.forward(x)))
+
+
+def test_figures_that_are_not_known_are_no_zeros() -> None:
+    """A module that is run without a call, or in TorchScript, has no figures of its own, and sums
+    with TorchScript in them are lower bounds: in the table, in the rows and for ``flops``."""
+    model, x = Direct(), torch.rand(2, 4)
+    flops = amanda.tools.load("flops")()
+    with amanda.apply(flops):
+        summary = amanda.summary(model, x)  # type: ignore[attr-defined]
+    rows = {row["path"]: row for row in summary.modules}
+    assert {path: (row["flops"], row["bound"]) for path, row in rows.items()} == {
+        "": (128, "lower"), "direct": (None, None), "called": (64, None),
+        "scripted": (None, "lower"),
+    }  # fmt: skip
+    text = repr(summary)
+    assert "≥ 128 FLOP" in text
+    assert "not called in Direct" in text
+    [(reason, count)] = flops.result()["summary"]["not_seen"].items()
+    assert "TorchScript" in reason
+    assert count == 1
+    assert any("lower bounds" in table.title for table in flops.tables())

@@ -13,6 +13,7 @@ import tensorflow as tf
 from amanda_tools.dump import DumpTool
 from amanda_tools.flops import FlopsTool
 from amanda_tools.nan import NanTool
+from amanda_tools.stats import StatsTool
 from tests.running import applied
 
 MODES = {"eager": lambda run: run, "function": lambda run: tf.function(run)}
@@ -73,3 +74,16 @@ def test_dumps_keep_their_bits(dtype: str) -> None:
     assert (entry.dtype, entry.shape) == (dtype, [2, 2])
     expected = tf.cast(x, "float32").numpy()
     assert np.array_equal(tool.load(entry).astype(np.float32), expected)
+
+
+def test_kinds_of_numbers(mode: Callable[[Any], Any]) -> None:
+    """Scalars of bfloat16 have statistics, complex numbers a NaN; `stats` counts those."""
+    x = tf.constant([1.0, 2.0], tf.bfloat16)
+    stats = applied(StatsTool(), lambda: mode(lambda: tf.reduce_sum(x))())
+    rows = [row for row in stats.result()["ops"] if row["type"] == "sum"]
+    assert [row["mean"] for row in rows] == [3]
+    zero = tf.zeros(2, tf.complex64)
+    nan = applied(NanTool(action="record"), lambda: mode(lambda: tf.math.abs(zero / zero))())
+    assert nan.summary()["first"]["type"] == "div"
+    stats = applied(StatsTool(), lambda: mode(lambda: tf.math.abs(zero + 1))())
+    assert stats.result()["summary"]["not_looked_at"]["complex64"] >= 1

@@ -75,18 +75,36 @@ def test_backward_operators_have_the_description_of_their_forward_operator() -> 
 
 
 @torch.library.custom_op("amanda_attribute_rules::linear", mutates_args=())
-def linear_of_packed(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """As ``torch.ops.quantized.linear``: no argument that is a tensor holds a weight."""
+def linear_of_a_library(x: torch.Tensor, scale: float) -> torch.Tensor:
     return x * scale
 
 
-def test_an_operator_whose_weight_is_no_input_has_no_weight() -> None:
-    """Where an object that is not a tensor holds the weight, as for quantized operators, the keys
-    name no input, and the type is not the one whose weight is an input."""
-    found: list[tuple[str, Any]] = []
+class Gelu(torch.autograd.Function):
+    """As a library's faster one; its name is set below to that of PyTorch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+Gelu.__name__ = "gelu"
+
+
+def test_an_operator_of_a_library_has_a_type_of_its_own() -> None:
+    """An operator of a library, or a Function, whose name PyTorch has as well is no operator of
+    PyTorch: it has another type, no weight, and FLOPs that are not known."""
     tool, flops = amanda.Tool(), amanda.tools.load("flops")()
+    found: list[tuple[str, Any]] = []
     tool.depends_on(MappingTool.standard())
     tool.add_inst_for_op(lambda c: found.append((c["op_type"], c["weight_index"])))
     with amanda.apply(tool, flops):
-        linear_of_packed(X, 2.0)
-    assert found == [("packed_linear", None)]
+        linear_of_a_library(X, 2.0)
+        Gelu.apply(X.clone().requires_grad_()).backward(X)  # type: ignore[no-untyped-call]
+    library, function = "amanda_attribute_rules::linear", f"{__name__}::gelu"
+    assert found == [(library, None), ("clone", None), (function, None)]
+    counted = {row["type"]: row["counted"] for row in flops.result()["ops"]}
+    assert counted[library] == counted[function] == counted[f"{function}_backward"] == "unknown"

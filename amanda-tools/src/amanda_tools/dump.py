@@ -127,6 +127,8 @@ class DumpTool(WatchingTool[DumpOptions]):
         is_writable = dtype in WRITABLE and reader.is_readable(tensor)
         if self.problem or len(self.entries) >= self.options.limit or not is_writable:
             self.dropped += 1
+            if not is_writable:
+                self.not_looked_at.note(tensor)
             return
         remaining = self.options.bytes - self._bytes
         # Tensors that are too large are not copied.
@@ -201,7 +203,7 @@ class DumpTool(WatchingTool[DumpOptions]):
             "not_taken": self.dropped,
             "ops": len({entry.row["id"] for entry in self.entries}),
             "kinds": {kind: sum(e.kind == kind for e in self.entries) for kind in sorted(kinds)},
-            **self.never_met(),
+            **self.gaps(),
             **({"problem": self.problem} if self.problem else {}),
         }
 
@@ -221,7 +223,7 @@ class DumpTool(WatchingTool[DumpOptions]):
             yield Table(title, ("limit", "value"), limits)
         if self.problem:
             yield Table(f"dump: {self.problem}", (), ())
-        yield from self.unmet()
+        yield from self.gap_tables()
 
     def load(self, entry: Entry) -> Array:
         """Return the values of a recorded tensor; types that NumPy lacks as float32."""

@@ -104,7 +104,7 @@ class SparsityTool(WatchingTool[SparsityOptions]):
                 }
                 for kind, part in by_kind.items()
             },
-            **self.never_met(),
+            **self.gaps(),
         }
 
     def tables(self) -> Iterable[Table]:
@@ -120,7 +120,7 @@ class SparsityTool(WatchingTool[SparsityOptions]):
                 columns = ["tensor", "zeros", "at last", "of elements", *last_column.get(kind, [])]
                 yield Table(title, columns, [_cells(row) for row in part])
         yield from self.outside_of_model()
-        yield from self.unmet()
+        yield from self.gap_tables()
 
     def charts(self) -> Iterable[Chart]:
         """Fraction of zeros of each tensor that has some, the sparsest first."""

@@ -64,7 +64,7 @@ class StatsTool(WatchingTool[StatsOptions]):
             "saturated": {
                 w.key: row["saturated"] / row["elements"] for w, row in rows if row["saturated"]
             },
-            **self.never_met(),
+            **self.gaps(),
         }
 
     def tables(self) -> Iterable[Table]:
@@ -80,7 +80,7 @@ class StatsTool(WatchingTool[StatsOptions]):
                 yield Table(f"stats: {len(part)} {kind}", columns, rows)
         yield from self._peculiar()
         yield from self.outside_of_model()
-        yield from self.unmet()
+        yield from self.gap_tables()
 
     def _peculiar(self) -> Iterable[Table]:
         """Yield a table of dead units, and one of saturated elements."""

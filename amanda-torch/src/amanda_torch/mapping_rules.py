@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -110,20 +111,20 @@ def standard(context: OpContext) -> None:
     if context["op_type"] is None:
         _describe(context)
     if context.is_backward():
-        backward = context.get_backward_op().__name__
-        context["backward_op_type"] = canonical_backward(backward, context["op_type"])
+        backward, forward = context.get_backward_op().__name__, context["op_type"]
+        is_own = "::" not in forward or backward.startswith("AccumulateGrad")
+        context["backward_op_type"] = (
+            canonical_backward(backward, forward) if is_own else f"{forward}_backward"
+        )
 
 
 def _describe(context: OpContext) -> None:
     """Set the keys of the forward operator."""
-    name = context.get_op().__name__
-    keys = _KEYS.get(name)
+    op = context.get_op()
+    name, library = op.__name__, library_of(op)
+    keys = _KEYS.get((library, name))
     if keys is None:
-        keys = _KEYS[name] = _keys_of(canonical(name))
-    weight = keys.get("weight_index")
-    if weight is not None and weight >= len(context.get_input_names()):
-        # ``torch.ops.quantized.linear`` (2.13): an object that is not a tensor holds the weight.
-        keys = _keys_of(f"packed_{keys['op_type']}")
+        keys = _KEYS[library, name] = _keys_of(_type_of(library, canonical(name)))
     context.update(keys)
     op_type = keys["op_type"]
     if name == "addmm" and _value(context, 2) is not None:
@@ -142,9 +143,34 @@ def _value(context: OpContext, index: int) -> Any:
     return context.get_value(index) if index < len(context.get_input_names()) else None
 
 
-_KEYS: Memo[str, Mapping[str, Any]] = Memo(1024)
-"""By the operator's name, which may be that of a function of the program, the keys that it alone
-says: they are set for each operator."""
+_REGISTERED = re.compile(r"(\w+)\.\w+(\.\w+)?")
+"""The text of an operator of ``torch.ops``, or of one of its overloads: ``aten.add.Tensor``."""
+
+
+def library_of(op: Any) -> str:
+    """The namespace of an operator of ``torch.ops``, the module of an ``autograd.Function``; "" for
+    PyTorch's own operators."""
+    given = getattr(getattr(op, "func", None), "args", ())
+    if given and isinstance(given[0], type):
+        module = given[0].__module__
+        return "" if module.startswith("torch.") else module
+    found = _REGISTERED.fullmatch(str(op))
+    return "" if found is None or found[1] in ("aten", "prims", "prim") else found[1]
+
+
+def _type_of(library: str, name: str) -> str:
+    """The type of an operator: a library's own, where PyTorch has another one of that name."""
+    if library == "quantized":
+        # An object that is not a tensor holds the weight (2.13).
+        return f"packed_{name}" if name.startswith(("linear", "conv")) else name
+    is_taken = name in RULES or name in _WEIGHTED or name in _CANONICAL.values()
+    aten = sys.modules["torch"].ops.aten if library else None
+    return f"{library}::{name}" if library and (is_taken or hasattr(aten, name)) else name
+
+
+_KEYS: Memo[tuple[str, str], Mapping[str, Any]] = Memo(1024)
+"""By the operator's library and name, which may be those of a function of the program, the keys
+that these say: they are set for each operator."""
 
 
 def _keys_of(op_type: str) -> Mapping[str, Any]:

@@ -43,7 +43,8 @@ class PointContext:
             of its outermost module. Of a pass in a graph they are there where it ends, if it calls
             one outermost module; where the graph tells their shapes, tensors of the graph. Empty
             for other points.
-        outputs: at its exit the tensors that it gives; None before, and where it has raised.
+        outputs: at its exit the tensors that it gives, and where a forward pass ends those of its
+            outermost module, if they are known; None before, and where it has raised.
         begin, end: when the iteration began and ended, in seconds of ``time.perf_counter``; None
             for what is not known yet.
         follows: True if the iteration begins where the last one has ended, or the scope: what has

@@ -22,6 +22,7 @@ from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.compiled_code import make_observer
 from amanda_tools._operators.op_table import row_of
+from amanda_tools._values.gaps import NotLookedAt
 from amanda_tools._values.moments import KnownMoments, Moments
 from amanda_tools._values.tensors import Array, reader_of
 
@@ -121,6 +122,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         watched: the tensors by :attr:`WatchedTensor.key`, in the order in which they came.
         series: figures of single executions, up to the option ``limit``.
         routines: number of routines inserted so far.
+        not_looked_at: tensors whose numbers were not read.
         zeros_only: of all moments, see :class:`Moments`.
     """
 
@@ -132,6 +134,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         self.series: list[Sample] = []
         self.routines = 0
         self._known = KnownMoments(zeros_only=self.zeros_only)
+        self.not_looked_at = NotLookedAt()
         self._met: set[str] = set()
         self._met_modules: set[str] = set()
         self.depends_on(MappingTool.standard())
@@ -188,7 +191,10 @@ class WatchingTool(PrintingTool[OptionsT]):
     def observe(self, routine: WatchingRoutine, tensors: Sequence[Any]) -> None:
         """Instrumentation routine: add the values of one execution to the statistics."""
         for position, tensor in enumerate(tensors):
-            if tensor is None or not reader_of(tensor).is_readable_float(tensor):
+            if tensor is None:
+                continue
+            if not reader_of(tensor).is_readable_float(tensor):
+                self.not_looked_at.note(tensor)
                 continue
             watched = self._watched_tensor(routine, position, tensor)
             array = reader_of(tensor).numpy_view(tensor)
@@ -229,16 +235,19 @@ class WatchingTool(PrintingTool[OptionsT]):
         """True if tables list the tensors of operators of this phase."""
         return self.options.phases == "all" or phase in MODEL
 
-    def never_met(self) -> dict[str, list[str]]:
-        """Return, for the summary, the types and patterns of modules that no operator had."""
+    def gaps(self) -> dict[str, Any]:
+        """Return, for the summary, the number of tensors that were not looked at, by kind, and the
+        types and patterns of modules that no operator had."""
         return {
+            "not_looked_at": self.not_looked_at.by_kind(),
             "ops_never_met": [kind for kind in self.options.ops if kind not in self._met],
             "modules_never_met": [p for p in self.options.modules if p not in self._met_modules],
         }
 
-    def unmet(self) -> Iterable[Table]:
-        """Yield a table of the types and patterns in :meth:`never_met`, if there are any."""
-        found = self.never_met()
+    def gap_tables(self) -> Iterable[Table]:
+        """Yield a table for each of the :meth:`gaps` that is not empty."""
+        found = self.gaps()
+        yield from self.not_looked_at.tables(self.name)
         if missing := found["ops_never_met"]:
             title = f"{self.name}: types that were asked for and never met"
             yield Table(title, ("type",), [(kind,) for kind in missing])

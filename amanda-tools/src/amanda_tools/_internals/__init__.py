@@ -61,6 +61,18 @@ Public documentation mentions it ("In-place correctness checks", notes on autogr
 public name.
 """
 
+_stored_in_coo: Callable[[Any], Any] = operator.methodcaller("_values")
+
+
+def stored_values(tensor: Any) -> Any:
+    """Return the elements that a sparse tensor stores, in any layout.
+
+    The public ``values()`` of the layout COO needs a coalesced tensor, in which elements of one
+    place are summed, and a sum may be an infinity that the tensor does not hold (2.13).
+    """
+    return _stored_in_coo(tensor) if tensor.is_sparse else tensor.values()
+
+
 own_parts: Callable[[Any], tuple[Any, Any]] = operator.attrgetter("_modules", "_parameters")
 """The modules and the parameters of a module itself, by name; some may be None.
 
@@ -77,6 +89,8 @@ def missing() -> list[str]:
     tensor = torch.ones(1, requires_grad=True)
     if not hasattr(tensor, "_version"):
         found.append("torch.Tensor._version")
+    if not hasattr(tensor, "_values"):
+        found.append("torch.Tensor._values")
     module = torch.nn.Module()
     found += [f"torch.nn.Module.{n}" for n in ("_modules", "_parameters") if not hasattr(module, n)]
     if not list(raw_saved_tensors((tensor * tensor).grad_fn)):

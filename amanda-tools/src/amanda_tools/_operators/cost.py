@@ -53,9 +53,56 @@ def grouped_matmul(call: CallShapes) -> int:
     return 2 * batch * left[-2] * left[-1] * right[-1]
 
 
+def rows_by_matrix(call: CallShapes) -> int:
+    """A product whose first input has the rows, and whose other inputs may be packed or scales."""
+    output = next(shape for shape in call.outputs if shape is not None)
+    return 2 * math.prod(output) * call.given[0][-1]
+
+
+def packed(call: CallShapes) -> int:
+    """A linear operator or convolution whose weight is in an object of PyTorch."""
+    output = next(shape for shape in call.outputs if shape is not None)
+    held = next(value for value in call.attributes.values() if hasattr(value, "unpack"))
+    weight = held.unpack()[0].shape
+    source = call.given[0] if "transpose" in call.signature.type else output
+    return 2 * math.prod(source) * math.prod(weight[1:])
+
+
+def chain(call: CallShapes) -> int:
+    """Product of several matrices in the cheapest order; the first and last may be vectors."""
+    first, *others = call.given
+    sizes = [*((1, *first) if len(first) == 1 else first), *(s[-1] for s in others)]
+    if others and len(others[-1]) == 1:
+        sizes[-1] = 1
+    count = len(sizes) - 1
+    costs: dict[tuple[int, int], int] = {(i, i): 0 for i in range(count)}
+    for length in range(1, count):
+        for i in range(count - length):
+            j = i + length
+            costs[i, j] = min(
+                costs[i, k] + costs[k + 1, j] + 2 * sizes[i] * sizes[k + 1] * sizes[j + 1]
+                for k in range(i, j)
+            )
+    return costs[0, count - 1]
+
+
+def power(call: CallShapes) -> int:
+    """Power of a matrix by repeated squares, of its inverse for a negative exponent."""
+    exponent = int(call.attributes["n"])
+    bits, count = f"{abs(exponent):b}", abs(exponent).bit_length()
+    products = max(count - 1, 0) + max(bits.count("1") - 1, 0) + (exponent < 0)
+    return 2 * products * math.prod(call.given[0]) * call.given[0][-1]
+
+
+def covariance(call: CallShapes) -> int:
+    """Products of all rows with each other; of a vector with itself."""
+    rows = call.given[0][0] if len(call.given[0]) > 1 else 1
+    return 2 * rows * math.prod(call.given[0])
+
+
 def dot(call: CallShapes) -> int:
-    """Product of two vectors."""
-    return 2 * math.prod(call.given[-1])
+    """Product of two vectors, or of vectors in pairs."""
+    return 2 * math.prod(broadcast(*call.given[:2]))
 
 
 def inner(call: CallShapes) -> int:
@@ -172,7 +219,18 @@ FORMULAS: Mapping[str, Callable[[CallShapes], int]] = {
     **dict.fromkeys("matmul linalg_matmul addmm addmv addbmm mv _addmm_activation".split(), matmul),
     "einsum": einsum,
     "grouped_mm": grouped_matmul,
-    **dict.fromkeys(("dot", "vdot"), dot),
+    **dict.fromkeys(("dot", "vdot", "linalg_vecdot"), dot),
+    **dict.fromkeys(
+        "_int_mm _scaled_mm _weight_int8pack_mm _weight_int4pack_mm".split(), rows_by_matrix
+    ),
+    **{
+        f"packed_{kind}{suffix}": packed
+        for kind in "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d".split()
+        for suffix in ("", "_relu", "_dynamic", "_relu_dynamic")
+    },
+    **dict.fromkeys(("linalg_multi_dot", "chain_matmul"), chain),
+    **dict.fromkeys(("linalg_matrix_power", "matrix_power"), power),
+    **dict.fromkeys(("cov", "corrcoef"), covariance),
     "inner": inner,
     "tensordot": tensordot,
     "bilinear": bilinear,
@@ -189,7 +247,9 @@ FORMULAS: Mapping[str, Callable[[CallShapes], int]] = {
 }
 """Formulas by canonical type."""
 
-READING_OUTPUTS = frozenset({convolution, general_convolution, temporal_convolution})
+READING_OUTPUTS = frozenset(
+    {convolution, general_convolution, temporal_convolution, rows_by_matrix, packed}
+)
 """Formulas that read the shapes of the outputs."""
 
 SUFFICING: Mapping[Callable[[CallShapes], int], Suffices] = {

@@ -60,7 +60,8 @@ def formula_of(kind: str, name: str = "", op: Any = None) -> FlopFormula | None:
         name: the framework's name for it.
         op: the operator as its framework has it, for a formula of PyTorch's counter.
     """
-    found = row_of(kind).flops or row_of(name).flops
+    # The name of an operator of a library may be that of another one of the framework.
+    found = row_of(kind).flops or (None if "::" in kind else row_of(name).flops)
     if found is None and op is not None:
         formula = torch_formula(op)
         if formula is not None:

@@ -148,7 +148,7 @@ GROUPS: Mapping[str, str] = {
         cummax cummin cumprod cumsum cumulative_trapezoid dist equal fractional_max_pool2d
         fractional_max_pool3d fractional_max_pool2d_with_indices
         fractional_max_pool3d_with_indices frobenius_norm gradient hash_tensor histc
-        histogram in_top_k l2_loss linalg_cross linalg_matrix_norm linalg_norm linalg_vecdot
+        histogram in_top_k l2_loss linalg_cross linalg_matrix_norm linalg_norm
         linalg_vector_norm logcumsumexp logsumexp lp_pool1d lp_pool2d max max_pool1d
         max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d
         max_pool3d_with_indices max_unpool1d max_unpool2d max_unpool3d mean median min mode
@@ -446,6 +446,27 @@ def is_free(kind: str) -> bool:
     if row_of(kind.lstrip("_")).group:
         return True
     return kind.startswith(_FAMILIES) or kind.endswith(("_dataset", "_summary"))
+
+
+_PER_ELEMENT = {"elementwise": 1, "reducing": 1, "loss": 1, "normalizing": 5}
+"""Operations for each element of the largest tensor, by group. A softmax has five: the maximum, a
+difference, an exponential, a sum and a quotient; a norm has about as many."""
+
+
+def elementwise_formula(kind: str) -> FlopFormula | None:
+    """Return the formula of work that counts zero by convention; None for types without any.
+
+    Args:
+        kind: canonical type, also that of a backward operator.
+    """
+    each = _PER_ELEMENT.get(row_of(kind.removesuffix("_backward").lstrip("_")).group)
+    if each is None:
+        return None
+    return FlopFormula(
+        lambda call: (
+            each * max(math.prod(s) for s in (*call.inputs, *call.outputs) if s is not None)
+        )
+    )
 
 
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")

@@ -9,6 +9,7 @@ Formulas are in a registry, to which :func:`register` adds::
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal
@@ -16,9 +17,11 @@ from typing import Any, Literal
 import attrs
 
 from amanda import OpContext
+from amanda.driver import Driver
 from amanda.inline import Counter
 from amanda.interface.points import Point, PointContext
 from amanda.results import Chart, Table
+from amanda.state import LIVE_SCOPES
 from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
@@ -27,6 +30,8 @@ from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._internals import is_in_backward
 from amanda_tools._operators.flop_registry import backward_formula_of, formula_of, register
 from amanda_tools._operators.op_table import (
+    FlopFormula,
+    elementwise_formula,
     has_activation,
     is_free,
     is_free_backward,
@@ -44,7 +49,8 @@ from amanda_tools._output.ranked_charts import (
 from amanda_tools._output.units import format_quantity
 from amanda_tools._values.shapes import total_bytes
 from amanda_tools.flops.batches import Batches
-from amanda_tools.flops.counting import OpFlops, is_nested, item_shapes_of, known_shapes
+from amanda_tools.flops.counting import OpFlops, known_shapes
+from amanda_tools.flops.nested import is_nested, item_shapes_of
 
 __all__ = ["CallShapes", "FlopsOptions", "FlopsTool", "register"]
 
@@ -68,6 +74,8 @@ class FlopsOptions(PhaseOptions):
         depth: parts of a module's path that tables show; 0 for all.
         backward: also count the backward pass.
         csv: also write the rows of all operators as a table.
+        elementwise: also count elementwise work, reductions, losses, normalizations and softmax, as
+            a figure of its own.
         peak: the most that the device can do, in TFLOP/s; 0 for what is known of a CUDA device.
         samples: samples that one step processes; 0 to count them by the inputs of the outermost
             modules.
@@ -77,6 +85,7 @@ class FlopsOptions(PhaseOptions):
     depth: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     backward: bool = True
     csv: bool = False
+    elementwise: bool = False
     peak: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
     samples: int = attrs.field(default=0, validator=attrs.validators.ge(0))
 
@@ -103,14 +112,21 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._used: dict[str, Sequence[UsedParameter]] = {}
         self._written: dict[str, int | None] = {}
         self._batches = Batches()
+        self._statistics: dict[int, Any] = {}
         # What an optimizer multiplies is no work of the model.
-        self._totals = {"forward": Counter(), "backward": Counter(), "other": Counter()}
+        self._totals = {
+            part: Counter() for part in (*_DIRECTIONS, "within", "elementwise", "other")
+        }
+        self._begins: list[int] = []
+        self._recomputed = 0
         self._counted: list[OpFlops] = []
         self._op_counts: dict[str, list[int]] = {}
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
         self.add_inst_for_pass(self._note_pass)
         self.add_inst_for_pass(self._note_pass, end=True)
+        self.add_inst_for_pass(self._begin_backward, backward=True)
+        self.add_inst_for_pass(self._end_backward, backward=True, end=True)
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         if self.options.backward:
@@ -120,6 +136,20 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         # Where a pass in a graph begins its inputs are not known yet.
         if point.runs_at_once == (point.point is Point.FORWARD_BEGIN):
             self._batches.note(point)
+
+    def _begin_backward(self, point: PointContext) -> None:
+        self._begins.append(self._totals["forward"].count)
+
+    def _end_backward(self, point: PointContext) -> None:
+        """Add up what a backward pass has run of the operators of forward passes: checkpoints."""
+        begin = self._begins.pop() if self._begins else self._totals["forward"].count
+        if not self._begins:
+            self._recomputed += self._totals["forward"].count - begin
+
+    def enter_scope(self, drivers: Sequence[Driver]) -> None:
+        """Keep the statistics of the scope, for what is not seen in it."""
+        live = [scope for scope in LIVE_SCOPES if any(tool is self for tool in scope.tools)]
+        self._statistics.update({id(scope.statistics): scope.statistics for scope in live})
 
     # -- analyses ---------------------------------------------------------
 
@@ -213,13 +243,20 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _forward_op(self, op: OpDescription, context: OpContext) -> Op:
         """Classify a forward operator: with a formula, free, or unknown."""
         formula = formula_of(op.type, op.name, None if is_free(op.type) else context.get_op())
-        if formula is None and is_free(op.type):
+        is_extra = formula is None and is_free(op.type)
+        if is_extra and (formula := self._extra_formula(op, op.type)) is None:
             return self._met(op, op)
         signature = OpSignature.of(context, op.type, op.attributes)
         if formula is None:
             # Without what the program gave, such as a module, which would be kept alive.
             signature = attrs.evolve(signature, attributes=op.attributes)
-        return self._met(op, OpFlops.of(op, formula, signature, self._totals[_part_of(op)]))
+        total = self._totals["elementwise" if is_extra else _part_of(op)]
+        return self._met(op, OpFlops.of(op, formula, signature, total, is_elementwise=is_extra))
+
+    def _extra_formula(self, op: OpDescription, kind: str) -> FlopFormula | None:
+        """Return the formula of elementwise work, if it is asked for and of the model."""
+        is_asked = self.options.elementwise and _part_of(op) != "other"
+        return elementwise_formula(kind) if is_asked else None
 
     def _backward_op(self, op: OpDescription) -> Op:
         """Classify a backward operator: with a formula, free, or unknown."""
@@ -228,12 +265,14 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             return self._met(op, op)
         if forward is not None:
             formula = backward_formula_of(op, forward.op)
-        if formula is None and is_free_backward(op.type, op.name):
+        kind, is_extra = op.type, formula is None and is_free_backward(op.type, op.name)
+        if not is_extra and forward is not None and forward.is_elementwise:
+            kind, is_extra = forward.op.type, True
+        if is_extra and (formula := self._extra_formula(op, kind)) is None:
             return self._met(op, op)
         signature = OpSignature(op.type) if forward is None else forward.signature
-        return self._met(
-            op, OpFlops.of(op, formula, signature, self._totals[_part_of(op)], forward)
-        )
+        total = self._totals["elementwise" if is_extra else _part_of(op)]
+        return self._met(op, OpFlops.of(op, formula, signature, total, forward, is_extra))
 
     def _met(self, op: OpDescription, known: Op) -> Op:
         self._ops[op.id] = known
@@ -250,18 +289,22 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         counted = tuple(self._counted)
         executions = [known.sum.executions for known in counted]
         flops = [known.sum.amount for known in counted]
+        parts = ["elementwise" if one.is_elementwise else _part_of(one.op) for one in counted]
         model = {name: total.count for name, total in self._totals.items()}
         for number in [n for n, known in enumerate(counted) if known.static]:
             for counter, amount in tuple(counted[number].static.values()):
                 count, of_these = counter.count, counter.count * (amount or 0)
                 executions[number] += count
                 flops[number] += of_these
-                model[_part_of(counted[number].op)] += of_these
+                model[parts[number]] += of_these
         self._op_counts = {"executions": executions, "flops": flops}
+        forward = model["forward"] + model["within"]
         return {
-            "flops": model["forward"],
+            "flops": forward,
             "flops_backward": model["backward"],
-            "macs": model["forward"] // 2,
+            **({"flops_recomputed": self._recomputed} if self._recomputed else {}),
+            "macs": forward // 2,
+            **({"elementwise": model["elementwise"]} if self.options.elementwise else {}),
             **self._batches.figures(),
         }
 
@@ -272,11 +315,15 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _per_step(self) -> dict[str, dict[str, Any]]:
         """Return the figures of the last step by operator id; {} before one has ended."""
-        ids = [known.op.id for known in self._counted]
+        counted = tuple(self._counted)
+        ids = [known.op.id for known in counted]
         found = per_step_by_id(ids, self.op_counts_of_step())
         return {
-            op_id: {"executions": of["executions"], "macs": of["flops"] // 2, "flops": of["flops"]}
-            for op_id, of in found.items()
+            known.op.id: _figures(
+                known, found[known.op.id]["executions"], found[known.op.id]["flops"]
+            )
+            for known in counted
+            if found
         }
 
     def summary_of_steps(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -287,21 +334,22 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         return found
 
     def utilization(self) -> dict[str, float | None]:
-        """``step_seconds``, the median of the last steps; ``mfu``, the model FLOPs utilization.
+        """``step_seconds``, the median of the last steps; ``mfu`` and ``hfu``, the utilization.
 
         It is the operations of a step over those that the device could have done in its time
-        (Chowdhery et al., "PaLM", 2022, appendix B), here with recomputation. A step lasts from
-        the beginning of its forward pass to the end of the optimizer's step: loading data is not
-        part of it. None without a step or a peak.
+        (Chowdhery et al., "PaLM", 2022, appendix B): of the model without recomputation, of the
+        hardware with it. A step lasts from the beginning of its forward pass to the end of the
+        optimizer's step: loading data is not part of it. None without a step or a peak.
         """
         timed = [step["seconds"] for step in self.figures_of_steps().values() if "seconds" in step]
         seconds = median(timed) if timed else None
         peak = self.options.peak or peak_of_device()
         if not seconds or not peak:
-            return {"step_seconds": seconds, "mfu": None}
+            return {"step_seconds": seconds, "mfu": None, "hfu": None}
         step = self.summary_of_steps(())["per_step"]
-        flops = step.get("flops", 0) + step.get("flops_backward", 0)
-        return {"step_seconds": seconds, "mfu": flops / (seconds * peak * 1e12)}
+        flops, most = step.get("flops", 0) + step.get("flops_backward", 0), seconds * peak * 1e12
+        model = flops - step.get("flops_recomputed", 0)
+        return {"step_seconds": seconds, "mfu": model / most, "hfu": flops / most}
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per operator.
@@ -339,8 +387,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             row.update(executions=None, macs=0, flops=0, counted="zero")
         else:
             executions, flops, unknown = op.totals()
-            row.update(executions=executions, macs=flops // 2, flops=flops)
-            row["counted"] = "unknown" if op.formula is None or unknown else op.formula.source
+            row.update(_figures(op, executions, flops))
+            source = None if op.formula is None or unknown else op.formula.source
+            row["counted"] = "zero" if op.is_elementwise else source or "unknown"
         if described.id in self._used:
             parameters = owned.get(described.id, ())
             row["params"] = sum(parameter.size for parameter in parameters)
@@ -351,7 +400,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def summary(self) -> dict[str, Any]:
         """Sums over all operators, by type and by module; types that count zero, and unknown
-        ones. ``activation_bytes`` is what the operators of one forward pass write."""
+        ones; executions that were ``not_seen``, by reason, beside which sums are lower bounds.
+        ``activation_bytes`` is what the operators of one forward pass write."""
         rows = self.op_rows()
         forward = [row for row in rows if row["direction"] == "forward"]
         unknown = [row for row in rows if row["counted"] == "unknown"]
@@ -362,14 +412,30 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             **self.utilization(),
             "flops": flops,
             "flops_backward": sum(row["flops"] for row in rows) - flops,
+            "flops_recomputed": self._recomputed,
+            "elementwise": self._elementwise(rows),
             "macs": sum(row["macs"] for row in forward),
             **self._memory_of([row for row in forward if row["phase"] == "forward"]),
             "zero_ops": sorted({row["type"] for row in rows if row["counted"] == "zero"}),
             "unknown_ops": _calls(unknown),
             "unknown_share": len(unknown) / len(rows) if rows else 0.0,
+            "not_seen": self._not_seen(),
             "by_type": self._grouped(rows, lambda row: str(row["type"])),
             "by_module": self._grouped(rows, lambda row: str(row["module"])),
         }
+
+    def _elementwise(self, rows: Sequence[dict[str, Any]]) -> int | None:
+        """Return the elementwise work of the run; None where it is not counted."""
+        if not self.options.elementwise:
+            return None
+        return sum(row.get("elementwise", 0) for row in rows)
+
+    def _not_seen(self) -> dict[str, int]:
+        """Return the executions that were not seen by reason; 0 for an unknown number."""
+        found = collections.Counter[str]()
+        for statistics in self._statistics.values():
+            found.update(statistics.not_seen)
+        return dict(found)
 
     def _memory_of(self, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
         """Return the parameters of the model's operators, and the bytes of these and of their
@@ -401,7 +467,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             members.setdefault(key(row), []).append(row)
         return {
             group: {
-                "ops": sum(row["direction"] == "forward" for row in part),
+                # A type of backward operators has no others.
+                "ops": sum(row["direction"] == "forward" for row in part) or len(part),
                 "flops": sum(r["flops"] for r in part if r["direction"] == "forward"),
                 "flops_backward": sum(r["flops"] for r in part if r["direction"] == "backward"),
                 "params": self._params(row["id"] for row in part)[0],
@@ -425,6 +492,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             share = f"{100 * len(unknown) / len(rows):.1f} % of the operators"
             title = f"flops: types without a formula, {share}"
             yield Table(title, ("type", "calls"), list(_calls(unknown).items()))
+        if missed := self._not_seen():
+            title = "flops: figures are lower bounds, for these executions were not seen"
+            rows = [(reason, count or "?") for reason, count in missed.items()]
+            yield Table(title, ("reason", "calls"), rows)
 
     def _totals_of(self, every: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
         """Return lines of the first table: of the last step if there is one, and of the run."""
@@ -438,11 +509,17 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             ("weights", format_quantity(found["weight_bytes"], "B")),
             ("activations of a forward pass", format_quantity(found["activation_bytes"], "B")),
         ]
+        if self.options.elementwise:
+            extra = sum(row.get("elementwise", 0) for row in in_step(rows))
+            what = "elementwise work, in none of these figures"
+            totals.append((what, format_quantity(extra, "FLOP")))
         steps = self.summary_of_steps(every)
         if not (step := steps["per_step"]):
             return [*zip(_DIRECTIONS, runs, strict=True), *totals]
         if found["mfu"] is not None:
             totals.append(("of the device's peak (MFU)", f"{100 * found['mfu']:.1f} %"))
+        if found["mfu"] != found["hfu"]:
+            totals.append(("with recomputed work (HFU)", f"{100 * found['hfu']:.1f} %"))
         whole = [(f"{way}, whole run", n) for way, n in zip(_DIRECTIONS, runs, strict=True)]
         return [*self._step_rows(step, steps["steps"]), *totals, *whole]
 
@@ -453,6 +530,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         for direction, flops in per_step.items():
             last = f"the last of {steps} steps" if steps > 1 else "one step"
             yield f"{direction}, {last}", format_quantity(flops, "FLOP")
+        if again := step.get("flops_recomputed"):
+            yield "of forward, recomputed for backward", format_quantity(again, "FLOP")
         for part in ("sample", "token"):
             if number := step.get(f"{part}s"):
                 for direction, flops in per_step.items():
@@ -539,9 +618,19 @@ def _described(op: Op) -> OpDescription:
     return op if isinstance(op, OpDescription) else op.op
 
 
+def _figures(known: OpFlops, executions: int, flops: int) -> dict[str, int]:
+    """Return the figures of a row; elementwise work is none of the model's FLOPs."""
+    if known.is_elementwise:
+        return {"executions": executions, "macs": 0, "flops": 0, "elementwise": flops}
+    return {"executions": executions, "macs": flops // 2, "flops": flops}
+
+
 def _part_of(op: OpDescription) -> str:
-    """Return the total that an operator belongs to: a direction of the model, or ``other``."""
-    return op.direction if op.phase in _DIRECTIONS else "other"
+    """Return the total that an operator belongs to: a direction of the model, ``within`` for an
+    operator that only a backward pass calls, or ``other``."""
+    if op.phase not in _DIRECTIONS:
+        return "other"
+    return "within" if (op.direction, op.phase) == _DIRECTIONS else op.direction
 
 
 def _calls(rows: Iterable[dict[str, Any]]) -> dict[str, int]:

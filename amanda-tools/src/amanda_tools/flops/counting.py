@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -17,6 +17,7 @@ from amanda_tools._operators.op_table import FlopFormula
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, OpSignature, Shape
 from amanda_tools._values.shapes import batch_of
+from amanda_tools.flops.nested import ItemShapes, item_shapes_of, split_by_item
 
 Shapes = tuple[tuple[Any, ...], tuple[Any, ...]]
 """The shapes of inputs and outputs, as their framework represents them."""
@@ -35,6 +36,7 @@ class OpFlops:
         signature: facts that all executions share; of a backward operator, the forward one's.
         forward: of a backward operator its forward operator, else None.
         sum: the executions whose shapes are read when they run.
+        is_elementwise: its FLOPs are none of a product, and a figure of their own.
         static: by the shapes that the graph tells, and those of the forward operator: the counter
             of these executions, and the FLOPs of one, None if they are not known.
     """
@@ -43,6 +45,7 @@ class OpFlops:
     formula: FlopFormula | None
     signature: OpSignature
     forward: OpFlops | None = None
+    is_elementwise: bool = False
     sum: ShapeSum = attrs.field(init=False)
     static: dict[Any, tuple[Counter, int | None]] = attrs.field(factory=dict)
     _known: Memo[tuple[Shapes, Shapes | None], int | None] = attrs.field(
@@ -58,13 +61,14 @@ class OpFlops:
         signature: OpSignature,
         total: Counter,
         forward: OpFlops | None = None,
+        is_elementwise: bool = False,
     ) -> OpFlops:
         """Make one without executions.
 
         Args:
             total: the FLOPs of all operators like it.
         """
-        found = cls(op, formula, signature, forward)
+        found = cls(op, formula, signature, forward, is_elementwise)
         of = None if forward is None else forward.sum
         found.sum = ShapeSum(found.flops, total, shapes_of=shapes_of, of=of)
         return found
@@ -251,44 +255,6 @@ def known_shapes(
 
 _HANDLES = ("resource", "variant")
 """Element types of tensors that routines do not get."""
-
-
-@attrs.frozen
-class ItemShapes:
-    """Shapes of the items of a nested tensor."""
-
-    shapes: tuple[Shape, ...]
-
-
-def item_shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the shapes of tensors some of which are nested, of these the shapes of the items.
-
-    A nested tensor with a ragged axis has a shape, too, but not the sizes of its items.
-    """
-    return tuple(
-        ItemShapes(tuple([tuple(item.shape) for item in tensor.unbind()]))
-        if is_nested(tensor)
-        else None if tensor is None else tensor.shape
-        for tensor in tensors
-    )  # fmt: skip
-
-
-def is_nested(tensor: Any) -> bool:
-    """Return True for PyTorch's nested tensors, which hold a list of tensors."""
-    return bool(getattr(tensor, "is_nested", False))
-
-
-def split_by_item(shapes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield the shapes of each item of nested tensors, with those of the other tensors.
-
-    Raises:
-        LookupError: nested tensors have different numbers of items.
-    """
-    counts = {len(shape.shapes) for shape in shapes if isinstance(shape, ItemShapes)}
-    if len(counts) > 1:
-        raise LookupError(f"nested tensors of {sorted(counts)} items")
-    for number in range(counts.pop()):
-        yield tuple(s.shapes[number] if isinstance(s, ItemShapes) else s for s in shapes)
 
 
 def _plain(shapes: Sequence[Any]) -> tuple[Shape | None, ...]:

@@ -23,6 +23,7 @@ import attrs
 from amanda import OpContext
 from amanda.errors import CapabilityError
 from amanda.inline import Check
+from amanda.interface.points import PointContext
 from amanda.python.nested import plain
 from amanda.python.text import printable
 from amanda.results import Table
@@ -31,9 +32,10 @@ from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.model_phases import MODEL
-from amanda_tools._operators.op_table import can_produce
+from amanda_tools._operators.op_table import can_produce, row_of
 from amanda_tools._operators.parameters import parameter_positions
 from amanda_tools._operators.source_lines import line_made_at, source_line
+from amanda_tools._values.gaps import NotLookedAt
 from amanda_tools._values.tensors import reader_of
 from amanda_tools.nan.events import (
     NonFiniteError,
@@ -91,11 +93,17 @@ class NanTool(PrintingTool[NanOptions]):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.events: list[NonFiniteEvent] = []
-        self.replay: OpReplay | None = None
         self._received: dict[str, Any] | None = None
         # True if an operator received a NaN before any operator of the model produced one.
         self._passed_on = False
         self._watches: dict[str, OpWatch] = {}
+        self._not_looked_at = NotLookedAt()
+        # Events of this iteration and of the one before, and whether one reached a place where
+        # it counts; None before such a place was looked at.
+        self._now: list[NonFiniteEvent] = []
+        self._before: list[NonFiniteEvent] = []
+        self._has_reached: bool | None = None
+        self._has_warned = False
         self._sources: dict[str, str] = {}
         self._met: set[str] = set()
         # The operator that runs is the last entry.
@@ -103,19 +111,86 @@ class NanTool(PrintingTool[NanOptions]):
         self.recent: collections.deque[str] = collections.deque(maxlen=most)
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
+        self.add_inst_for_pass(self._end_forward, end=True)
+        self.add_inst_for_iteration(self._end_iteration, end=True)
         if self.options.backward:
             self.add_inst_for_op(self._analyse_backward, backward=True)
+            self.add_inst_for_pass(self._end_backward, backward=True, end=True)
+
+    # -- what becomes of it -------------------------------------------------
+
+    def _end_forward(self, point: PointContext) -> None:
+        if point.outputs is None:
+            return
+        is_clean = all(self._is_clean(tensor) for tensor in point.outputs)
+        self._has_reached = bool(self._has_reached) or not is_clean
+        for event in self._now:
+            event.is_inside = is_clean
+
+    def _end_backward(self, _: PointContext) -> None:
+        # A gradient that is not finite has been noted where an operator gave it.
+        self._has_reached = bool(self._has_reached)
+
+    def _end_iteration(self, _: PointContext) -> None:
+        """Decide what has become of the events of an iteration."""
+        # Of the one before: a gradient scaler says after an iteration that it has skipped it.
+        self._warn_of_first([event for event in self.findings() if event.fate])
+        now, has_reached = self._now, self._has_reached
+        self._before, self._now, self._has_reached = now, [], None
+        if has_reached is None:
+            return
+        # Among several, those were harmless that were so before, or that no output has shown.
+        able = [e for e in now if e.fate in ("", "reached")]
+        causes = [e for e in able if not e.is_inside] or able or now
+        for event in now:
+            event.fates["reached" if has_reached and event in causes else "masked"] += 1
+        self._keep_one_replay()
+
+    def _see_scale(self, *tensors: Any) -> None:
+        """Instrumentation routine: a gradient scaler updates its scale after a step or none."""
+        if reader_of(tensors[-1]).numpy(tensors[-1]).any():
+            for event in self._before:
+                event.fates["reached"] -= 1
+                event.fates["skipped"] += 1
+            for event in self._now:
+                event.fates["skipped"] += 1
+            self._before, self._now, self._has_reached = [], [], None
+
+    def exit_scope(self) -> None:
+        """Warn of what is still open."""
+        self._warn_of_first(self.findings())
+
+    def _warn_of_first(self, events: Sequence[NonFiniteEvent]) -> None:
+        if events and not self._has_warned and self.options.action == "warn":
+            self._has_warned = True
+            _warn(events[0].message(), events[0].source)
+
+    def _keep_one_replay(self) -> None:
+        first = next(iter(self.findings() or self.asides()), None)
+        for event in self.events:
+            if event is not first and event.fate:
+                event.replay = None
+
+    @property
+    def replay(self) -> OpReplay | None:
+        """The first producing operator with its inputs."""
+        return next((e.replay for e in self.findings() or self.asides()), None)
 
     # -- analyses ---------------------------------------------------------
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
+        if op.name == "_amp_update_scale_":
+            context.insert_before_op(self._see_scale, inputs=[0, 1, 2])
         made_at = line_made_at(context)
         self._sources[op.id] = made_at or source_line()
-        if self._is_watched(op) and any(tensor is not None for tensor in context.get_inputs()):
+        if not any(tensor is not None for tensor in context.get_inputs()):
+            return
+        parameters = parameter_positions(context)
+        if self._is_watched(op, moves_parameter=bool(parameters) and op.phase in MODEL):
             watch = self._watch(op, context)
             watch.made_at = made_at
-            watch.parameters = parameter_positions(context)
+            watch.parameters = parameters
             # A driver may not be able to run a single operator again.
             with contextlib.suppress(CapabilityError):
                 watch.function = context.get_function()
@@ -131,10 +206,16 @@ class NanTool(PrintingTool[NanOptions]):
             context.insert_before_backward_op(check.before)
             context.insert_after_backward_op(check.after)
 
-    def _is_watched(self, op: OpDescription) -> bool:
+    def _is_watched(self, op: OpDescription, *, moves_parameter: bool = False) -> bool:
+        """True for an operator that may produce a NaN, or be the first to read one in a parameter.
+
+        Where an embedding selects rows of a parameter, the next operator does not read that.
+        """
         ignored = self.options.ignore
         self._met.update(kind for kind in ignored if kind in (op.type, op.name))
-        return can_produce(op) and op.type not in ignored and op.name not in ignored
+        moves_parameter &= "places_values" not in row_of(op.type).traits
+        is_of_interest = moves_parameter or can_produce(op)
+        return is_of_interest and op.type not in ignored and op.name not in ignored
 
     def _watch(self, op: OpDescription, context: OpContext) -> OpWatch:
         # As text at once: an argument may hold references to models and tensors.
@@ -146,7 +227,7 @@ class NanTool(PrintingTool[NanOptions]):
     def _check(self, watch: OpWatch) -> Check:
         # Checking inputs costs as much as checking outputs: only for operators that overwrite them.
         return Check(
-            _is_clean,
+            self._is_clean,
             watch.found,
             overwrites=False if watch.op.forward else None,
             trail=self.recent,
@@ -154,6 +235,12 @@ class NanTool(PrintingTool[NanOptions]):
         )
 
     # -- routines ---------------------------------------------------------
+
+    def _is_clean(self, tensor: Any) -> bool:
+        is_clean = reader_of(tensor).is_clean(tensor)
+        if is_clean is None:
+            self._not_looked_at.note(tensor)
+        return is_clean is not False
 
     def suspect(
         self, watch: OpWatch, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool
@@ -174,6 +261,8 @@ class NanTool(PrintingTool[NanOptions]):
         others = [None if i in written else t for i, t in enumerate(inputs)]
         kind = self._new_kind(others, outputs) if was_clean else ""
         # A backward operator may read a saved NaN that came with the program's data.
+        if watch.op.direction == "backward" or watch.op.phase == "optimizer":
+            self._has_reached = True
         if kind and not (watch.op.forward and self._received):
             self._found(watch, kind, inputs, outputs, written)
             return
@@ -192,7 +281,8 @@ class NanTool(PrintingTool[NanOptions]):
     def _note_received(self, watch: OpWatch, inputs: Sequence[Any]) -> None:
         """Record the first operator that reads a NaN which no operator has produced."""
         for position, tensor in enumerate(inputs):
-            if tensor is not None and _has_nan(tensor):
+            is_variable = position in watch.parameters and reader_of(tensor).is_opaque(tensor)
+            if tensor is not None and (is_variable or _has_nan(tensor)):
                 name = watch.names[position] if position < len(watch.names) else ""
                 source = self._source(watch)
                 self._received = {
@@ -219,6 +309,7 @@ class NanTool(PrintingTool[NanOptions]):
         if known is not None:
             # Only the first execution of an operator is described.
             known.times += 1
+            self._note(known)
             return
         event = NonFiniteEvent(
             op=watch.op,
@@ -230,15 +321,17 @@ class NanTool(PrintingTool[NanOptions]):
             attributes=dict(watch.attributes),
             last=list(self.recent)[:-1],
         )
+        is_first = not any(e.fate == "reached" for e in self.findings())
         self.events.append(event)
-        if self.options.replay and self.findings()[:1] == [event]:
-            self.replay = OpReplay.of(watch.op, watch.function, watch.names, inputs)
-        if len(self.events) > 1:
-            return
-        if self.options.action == "abort":
+        self._note(event)
+        if self.options.replay and is_first and event in self.findings():
+            event.replay = OpReplay.of(watch.op, watch.function, watch.names, inputs)
+        if len(self.events) == 1 and self.options.action == "abort":
             raise NonFiniteError(event.message())
-        if self.options.action == "warn":
-            _warn(event.message(), event.source)
+
+    def _note(self, event: NonFiniteEvent) -> None:
+        if event not in self._now and event.op.phase != _SETUP:
+            self._now.append(event)
 
     def _source(self, watch: OpWatch) -> str:
         op = watch.op
@@ -251,15 +344,22 @@ class NanTool(PrintingTool[NanOptions]):
     @property
     def is_full(self) -> bool:
         """True if the limit of recorded operators is reached."""
-        return len(self.events) >= self.options.limit
+        return sum(event.fate in ("", "reached") for event in self.events) >= self.options.limit
 
     def findings(self) -> list[NonFiniteEvent]:
-        """The :attr:`events` that concern the model.
+        """The :attr:`events` that concern the model, and were neither masked nor skipped.
 
         Initialisers that clip a distribution may produce infinities and remove them again: in the
         phase ``setup`` only those count that a later operator received. All count in a program
         without a model.
         """
+        return [event for event in self._concerning() if event.fate in ("", "reached")]
+
+    def asides(self) -> list[NonFiniteEvent]:
+        """The :attr:`events` of the model that were masked or skipped."""
+        return [event for event in self._concerning() if event.fate not in ("", "reached")]
+
+    def _concerning(self) -> list[NonFiniteEvent]:
         is_model = any(watch.op.phase != _SETUP for watch in self._watches.values())
         return list(self.events) if self._passed_on or not is_model else self._of_model()
 
@@ -278,21 +378,24 @@ class NanTool(PrintingTool[NanOptions]):
         return {**super().result(), "namespaces": sorted(namespaces)}
 
     def summary(self) -> dict[str, Any]:
-        """``first``, ``producers``, ``received``, ``watched`` and ``ignore_never_met``.
+        """``first``, ``producers``, ``received``, ``watched``, ``not_looked_at`` and
+        ``ignore_never_met``.
 
         ``first`` is the first of the :meth:`findings`, null if there is none; ``received`` is the
         first operator that read a NaN which no operator had produced, with the ``input`` and
-        whether that ``is_parameter`` of the model; ``ignore_never_met`` lists the types of
-        ``ignore`` that no operator had, as misspelt ones.
+        whether that ``is_parameter`` of the model; ``not_looked_at`` counts tensors whose numbers
+        cannot be read, by kind; ``ignore_never_met`` lists the types of ``ignore`` that no operator
+        had, as misspelt ones.
         """
-        found = self.findings()
+        found = self.findings() or self.asides()
         first = found[0].row() if found else None
-        keys = ("id", "type", "name", "module", "source", "direction", "kind")
+        keys = ("id", "type", "name", "module", "source", "direction", "kind", "fate")
         return {
             "first": first and {key: first[key] for key in keys},
             "producers": len(self.events),
             "received": self._received,
             "watched": len(self._watches),
+            "not_looked_at": self._not_looked_at.by_kind(),
             "ignore_never_met": self._never_met(),
         }
 
@@ -302,17 +405,23 @@ class NanTool(PrintingTool[NanOptions]):
     def tables(self) -> Iterable[Table]:
         """The first producing operator with its tensors and history, and the others."""
         yield from self._about_received()
-        events = self.findings()
+        asides = self.asides()
+        events = self.findings() or asides[:1]
         if events:
             yield from self._about_findings(events)
         else:
             count = len(self._watches)
             of_model = " of the model" if self.events else ""
             yield Table(f"nan: no operator{of_model} of {count} watched produced any", (), ())
-        if aside := [event for event in self.events if event not in events]:
+        if folded := [event for event in asides if event not in events]:
+            rows = [(e.op.id, e.kind, e.source, e.times, e.fate) for e in folded]
+            title = "nan: masked before an output or a gradient, or skipped by a gradient scaler"
+            yield Table(title, ("op", "kind", "source", "times", "fate"), rows)
+        if aside := [event for event in self.events if event not in (*events, *asides)]:
             title = "nan: made while the model was built, and removed before it was used"
             rows = [(event.op.id, event.kind, event.source) for event in aside]
             yield Table(title, ("op", "kind", "source"), rows)
+        yield from self._not_looked_at.tables(self.name)
         if missing := self._never_met():
             title = "nan: types that were to be ignored and never met"
             yield Table(title, ("type",), [(kind,) for kind in missing])
@@ -397,13 +506,9 @@ def _received_message(found: Mapping[str, Any]) -> str:
     )
 
 
-def _is_clean(tensor: Any) -> bool:
-    return reader_of(tensor).is_clean(tensor)
-
-
 def _has_nan(tensor: Any) -> bool:
     reader = reader_of(tensor)
-    return reader.is_readable_float(tensor) and reader.has_nan(tensor)
+    return reader.may_hold_nan(tensor) and bool(reader.has_nan(tensor))
 
 
 def _row_of(name: str, found: dict[str, Any]) -> tuple[Any, ...]:

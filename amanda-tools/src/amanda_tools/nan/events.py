@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from amanda.interface.specs import TensorSpec
 from amanda.python.text import printable
 from amanda.tools.description import OpDescription
 from amanda_tools._values.tensors import reader_of
+from amanda_tools.nan.replay import OpReplay
 
 
 class NonFiniteError(AmandaError):
@@ -33,12 +35,12 @@ def find_new_kind(inputs: Sequence[Any], outputs: Sequence[Any], *, infinities: 
     has_nan = any(reader_of(t).has_nan(t) for t in _floating(outputs))
     if has_nan:
         return "" if any(reader_of(t).has_nan(t) for t in _floating(inputs)) else "nan"
-    is_finite = all(reader_of(t).is_finite(t) for t in _floating(inputs))
+    is_finite = all(reader_of(t).is_finite(t) is not False for t in _floating(inputs))
     return "inf" if infinities and is_finite else ""
 
 
 def _floating(tensors: Sequence[Any]) -> list[Any]:
-    return [t for t in tensors if t is not None and reader_of(t).is_readable_float(t)]
+    return [t for t in tensors if t is not None and reader_of(t).may_hold_nan(t)]
 
 
 @attrs.define(eq=False)
@@ -56,6 +58,10 @@ class NonFiniteEvent:
         attributes: non-tensor arguments, as text where they are not plain data.
         last: ids of the operators watched before it, the latest last.
         times: number of executions that produced NaN or an infinity.
+        fates: in how many iterations it ``reached`` the outputs of the model, a gradient or a
+            parameter, was ``masked`` before, or ``skipped`` with the step of a gradient scaler.
+        is_inside: True if the outputs of its last forward pass were finite.
+        replay: the operator with its inputs; None if they are not kept.
     """
 
     op: OpDescription
@@ -67,6 +73,15 @@ class NonFiniteEvent:
     attributes: dict[str, Any]
     last: list[str]
     times: int = 1
+    fates: collections.Counter[str] = attrs.field(factory=collections.Counter)
+    is_inside: bool = False
+    replay: OpReplay | None = None
+
+    @property
+    def fate(self) -> str:
+        """``reached``, ``masked`` or ``skipped``; "" where it is not known."""
+        found = +self.fates
+        return next((fate for fate in ("reached", "skipped", "masked") if fate in found), "")
 
     def row(self) -> dict[str, Any]:
         """Return the row of the result."""
@@ -76,6 +91,7 @@ class NonFiniteEvent:
             "kind": self.kind,
             "source": self.source,
             "times": self.times,
+            "fate": self.fate,
             "inputs": _placed(self.inputs, self.op.tensors.inputs),
             "outputs": _placed(self.outputs, self.op.tensors.outputs),
             "overwritten": self.overwritten,
@@ -89,9 +105,15 @@ class NonFiniteEvent:
         source = f", {self.source}" if self.source else ""
         what = "NaN" if self.kind == "nan" else "an infinity"
         return printable(
-            f"{self.op.type} produced {what} from finite inputs in the {self.op.direction} pass: "
-            f"op {self.op.id}{where}{source}"
+            f"{self.op.type} produced {what} from finite inputs in the {self.op.direction} pass"
+            f"{_FATES.get(self.fate, '')}: op {self.op.id}{where}{source}"
         )
+
+
+_FATES = {
+    "masked": ", which reached no output of the model and no gradient",
+    "skipped": ", and the gradient scaler skipped the step",
+}
 
 
 def _placed(
@@ -118,10 +140,8 @@ def statistics(tensor: Any) -> dict[str, Any]:
     """
     reader = reader_of(tensor)
     found: dict[str, Any] = {"shape": reader.shape(tensor), "dtype": reader.dtype(tensor)}
-    if not reader.is_readable(tensor):
-        return found
-    array = reader.numpy(tensor)
-    if array.dtype.kind not in "fiub":
+    array = reader.numbers(tensor)
+    if array is None or array.dtype.kind not in "fiub":
         return found
     values = array.astype(np.float64, copy=False).ravel()
     finite = values[np.isfinite(values)]

@@ -16,12 +16,11 @@ from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import plain_text
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.notebook import table_of
-from amanda_tools._output.units import format_quantity
 from amanda_tools.summary.graph_ops import GraphOps
 from amanda_tools.summary.keras_layers import KerasCallPatch, is_keras
 from amanda_tools.summary.op_figures import OpFigures
 from amanda_tools.summary.recorder import Recorder
-from amanda_tools.summary.rows import model_rows, tree_rows
+from amanda_tools.summary.rows import amount, model_rows, tree_rows
 from amanda_tools.summary.scopes import Scopes
 
 __all__ = ["ModelSummary", "SummaryOptions", "SummaryTool"]
@@ -141,8 +140,9 @@ class SummaryTool(PrintingTool[SummaryOptions]):
 
         ``model``; ``path``, ``type``, ``depth``; ``output``, the shape of the first tensor that its
         first call returned, and ``outputs``, all of its tensors; ``parameters``, ``trainable`` ones
-        and their ``parameter_bytes``; ``macs``, ``flops``, ``activation_bytes``; ``calls``; with
-        the option ``time``, ``seconds``.
+        and their ``parameter_bytes``; ``macs``, ``flops``, ``activation_bytes``, null where they
+        are not known, and ``bound``: ``lower`` where parts of it run unseen; ``calls``; with the
+        option ``time``, ``seconds``.
         """
         found = [
             row
@@ -167,7 +167,9 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         """``models``: name of each model to the figures of its first row, and ``passes``, the
         number of complete passes."""
         tops = {row["model"]: row for row in self.modules() if row["depth"] == 0}
-        figures = "type output parameters trainable parameter_bytes flops activation_bytes".split()
+        figures = (
+            "type output parameters trainable parameter_bytes flops activation_bytes bound".split()
+        )
         counted = {model.name: model.passes for model in self.recorder.models}
         if not tops.keys() & counted.keys():
             counted = self._scopes.passes()
@@ -191,13 +193,19 @@ class SummaryTool(PrintingTool[SummaryOptions]):
             frozen = of["parameters"] - of["trainable"]
             title = (
                 f"summary of {name}: {of['parameters']:,} parameters ({frozen:,} not trainable), "
-                f"{format_quantity(of['flops'], 'FLOP')} and "
-                f"{format_quantity(of['activation_bytes'], 'B')} of activations in a forward pass"
+                f"{amount(of, 'flops', 'FLOP')} and "
+                f"{amount(of, 'activation_bytes', 'B')} of activations in a forward pass"
             )
             columns, cells = tree_rows(
                 own, self.options.depth, self.options.time, self.options.repeated
             )
             yield Table(title, columns, cells, limit=None)
+            if idle := [row["path"] for row in own if row["flops"] is None and not row["bound"]]:
+                title = (
+                    f"summary: not called in {name} (unused, or run by a method such as forward(), "
+                    "whose operators count for the module around)"
+                )
+                yield Table(title, ("module",), [(path,) for path in idle])
 
 
 class ModelSummary:

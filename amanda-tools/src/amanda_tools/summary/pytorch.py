@@ -56,7 +56,9 @@ class TorchModules(ModuleSource):
             # A parameter of a lazy module has no size before its first call.
             if not isinstance(p, nn.parameter.UninitializedParameter)
         ]
-        return ModuleFact(path, type(module).__name__, depth, own)
+        # The operators of TorchScript run in C++.
+        is_seen = not isinstance(module, torch.jit.ScriptModule)
+        return ModuleFact(path, type(module).__name__, depth, own, is_seen=is_seen)
 
 
 def _children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

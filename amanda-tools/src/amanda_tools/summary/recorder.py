@@ -49,6 +49,7 @@ class ModuleFact:
         depth: 0 for the model.
         parameters: parameters of the module and of its parts.
         output: declared shape of a module that is not called, such as an input; else None.
+        is_seen: False if its operators run where no driver sees them.
     """
 
     path: str
@@ -56,6 +57,7 @@ class ModuleFact:
     depth: int
     parameters: Sequence[ParameterFact]
     output: Sequence[int | None] | None = None
+    is_seen: bool = True
 
 
 class ModuleSource(abc.ABC):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from amanda_tools._output.units import format_quantity
@@ -18,11 +18,18 @@ def model_rows(model: ModelRecord, last: ForwardPass, times: bool) -> list[dict[
         times: True to add the seconds of each module.
     """
     figures, separator = last.figures, model.source.separator
-    rows = []
-    for fact in model.facts():
+    rows, facts = [], model.facts()
+    unseen = {fact.path for fact in facts if not fact.is_seen}
+    for fact in facts:
         prefix = f"{fact.path}{separator}" if fact.path else ""
         parts = [f for path, f in figures.items() if path == fact.path or path.startswith(prefix)]
-        rows.append(module_row(model.name, fact, figures.get(fact.path) or Figures(), parts))
+        row = module_row(model.name, fact, figures.get(fact.path) or Figures(), parts)
+        if any(path == fact.path or path.startswith(prefix) for path in unseen):
+            row["bound"] = "lower"
+        # Without a call its operators, if any, are those of the module that runs its code.
+        if not fact.is_seen or not (fact.output or any(part.calls for part in parts)):
+            row.update(dict.fromkeys(("macs", "flops", "activation_bytes")))
+        rows.append(row)
         if times:
             rows[-1]["seconds"] = figures.get(fact.path, Figures()).seconds
     return rows
@@ -48,6 +55,7 @@ def module_row(
         "macs": flops // 2,
         "flops": flops,
         "activation_bytes": sum(part.bytes for part in parts),
+        "bound": None,
         "calls": own.calls,
     }
 
@@ -75,14 +83,21 @@ def tree_rows(
             row["type"],
             _shape(row["output"]),
             f"{row['parameters']:,}",
-            format_quantity(row["flops"], "FLOP"),
-            format_quantity(row["activation_bytes"], "B"),
+            amount(row, "flops", "FLOP"),
+            amount(row, "activation_bytes", "B"),
             row["calls"],
         )
         seconds = row.get("seconds")
         shown = "-" if seconds is None else f"{1000 * seconds:.3f} ms"
         cells.append((*cell, shown) if times else cell)
     return ((*columns, "time") if times else columns), cells
+
+
+def amount(row: Mapping[str, Any], figure: str, unit: str) -> str:
+    """Format a figure of a row: ``≥ 2 kFLOP`` for a lower bound, "?" where it is not known."""
+    if row[figure] is None:
+        return "?"
+    return ("≥ " if row["bound"] else "") + format_quantity(row[figure], unit)
 
 
 _NUMBERED = re.compile(r"(.*?)(\d+)")

@@ -160,7 +160,8 @@ class ReportedCall(NamedCall):
         try:
             if self._has_begun:
                 self._tracker.note_results(outputs or ())
-                self._dispatcher.points.forward_ends(self._scopes, self._frame.path)
+                facts = {"outputs": outputs}
+                self._dispatcher.points.forward_ends(self._scopes, self._frame.path, facts)
         finally:
             self._leave()
 

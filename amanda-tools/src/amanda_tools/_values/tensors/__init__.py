@@ -33,15 +33,35 @@ class TensorReader(Protocol):
     def is_floating(self, tensor: Any) -> bool:
         """True if the element type is a real floating-point type; symbolic tensors included."""
 
-    def is_finite(self, tensor: Any) -> bool:
-        """True if a floating-point tensor holds no NaN or infinity."""
+    def may_hold_nan(self, tensor: Any) -> bool:
+        """True if the element type is a real or complex floating-point type."""
 
-    def is_clean(self, tensor: Any) -> bool:
-        """True if the tensor holds no NaN or infinity. Hot path: asked at every execution."""
-        return not self.is_readable_float(tensor) or self.is_finite(tensor)
+    def is_finite(self, tensor: Any) -> bool | None:
+        """True if no element of a tensor is NaN or infinite; None if they cannot be read.
 
-    def has_nan(self, tensor: Any) -> bool:
-        """True if a floating-point tensor holds a NaN."""
+        Sparse tensors have the elements that they store, nested ones those of their items.
+        """
+
+    def is_clean(self, tensor: Any) -> bool | None:
+        """:meth:`is_finite` of tensors of any type. Hot path: asked at every execution."""
+        return not self.may_hold_nan(tensor) or self.is_finite(tensor)
+
+    def has_nan(self, tensor: Any) -> bool | None:
+        """True if an element is NaN; None if the elements cannot be read."""
+
+    def numbers(self, tensor: Any) -> Array | None:
+        """Copy the elements that :meth:`is_finite` reads to NumPy, in any shape; else None.
+
+        Real and imaginary parts of complex numbers are elements of their own.
+        """
+        return self.numpy(tensor) if self.is_readable(tensor) else None
+
+    def kind(self, tensor: Any) -> str:
+        """Name why :meth:`is_readable_float` is False: ``complex64``, ``sparse_coo``, ``nested``.
+
+        "" for integers, truth values, texts and handles, whose values are no measurements.
+        """
+        return ""
 
     def is_readable(self, tensor: Any) -> bool:
         """True if :meth:`numpy` works: False for symbolic tensors and those without dense data."""
@@ -213,6 +233,9 @@ class PlainReader(TensorReader):
 
     def is_floating(self, tensor: Any) -> bool:
         return bool(np.issubdtype(self.numpy(tensor).dtype, np.floating))
+
+    def may_hold_nan(self, tensor: Any) -> bool:
+        return bool(np.issubdtype(self.numpy(tensor).dtype, np.inexact))
 
     def is_finite(self, tensor: Any) -> bool:
         return bool(np.isfinite(self.numpy(tensor)).all())

@@ -51,7 +51,7 @@ def _plain(tensor: Any) -> Any:
     tensor, samples = _internals.below_transforms(tensor)
     if samples:
         return tensor.flatten(0, samples if tensor.dim() > samples else samples - 1)
-    if type(tensor) in _OWN:
+    if type(tensor) in _OWN or tensor.is_nested:
         return tensor
     if _is_distributed(tensor):
         tensor = tensor.detach().to_local()
@@ -63,8 +63,22 @@ def _plain(tensor: Any) -> Any:
         return tensor.detach()
 
 
-def _widened(tensor: Any) -> Any:
-    """Cast 8-bit floats to float32, for few kernels accept them (2.13)."""
+def _numbers(tensor: Any) -> Any:
+    """Return the elements of a tensor of :func:`_plain` as real numbers of a strided tensor.
+
+    None where there are none, or PyTorch cannot read them.
+    """
+    if tensor.is_meta:
+        return None
+    if tensor.is_nested:
+        return torch.cat([torch.zeros(0), *(_numbers(item).flatten() for item in tensor.unbind())])
+    if tensor.layout is not torch.strided:
+        tensor = _internals.stored_values(tensor)
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not _holds_numbers(tensor):
+        return None
+    # Few kernels accept floats of 8 bits (2.13).
     return tensor.float() if tensor.dtype.itemsize == 1 else tensor
 
 
@@ -157,11 +171,16 @@ class TorchArithmetic(Arithmetic):
     def is_stacked(self, tensor: Any) -> bool:
         return _transform() is not None and _internals.is_stacked(tensor)
 
-    def is_finite(self, tensor: Any) -> bool:
-        with _seen(tensor) as plain:
-            return plain is None or bool(torch.isfinite(_widened(plain)).all())
+    def may_hold_nan(self, tensor: Any) -> bool:
+        with _internals.no_overrides():
+            return bool(tensor.is_floating_point() or tensor.is_complex())
 
-    def is_clean(self, tensor: Any) -> bool:
+    def is_finite(self, tensor: Any) -> bool | None:
+        with _seen(tensor) as plain:
+            numbers = None if plain is None else _numbers(plain)
+            return None if numbers is None else bool(torch.isfinite(numbers).all())
+
+    def is_clean(self, tensor: Any) -> bool | None:
         if type(tensor) not in _OWN or _transform() is not None:
             return super().is_clean(tensor)
         # Quantized tensors have no sum, and PyTorch warns as it raises; integers are finite.
@@ -177,9 +196,27 @@ class TorchArithmetic(Arithmetic):
             pass
         return super().is_clean(tensor)
 
-    def has_nan(self, tensor: Any) -> bool:
+    def has_nan(self, tensor: Any) -> bool | None:
         with _seen(tensor) as plain:
-            return plain is not None and bool(torch.isnan(_widened(plain)).any())
+            numbers = None if plain is None else _numbers(plain)
+            return None if numbers is None else bool(torch.isnan(numbers).any())
+
+    def numbers(self, tensor: Any) -> Array | None:
+        with _seen(tensor) as plain:
+            numbers = None if plain is None else _numbers(plain)
+            return None if numbers is None else _array(numbers)
+
+    def kind(self, tensor: Any) -> str:
+        with _internals.no_overrides():
+            if tensor.is_meta:
+                return "meta"
+            if tensor.is_nested:
+                return "nested"
+            if tensor.layout is not torch.strided:
+                return str(tensor.layout).removeprefix("torch.")
+            if tensor.is_complex() or tensor.is_quantized or tensor.dtype is _PACKED:
+                return self.dtype(tensor)
+            return type(tensor).__name__ if tensor.is_floating_point() else ""
 
     def shape(self, tensor: Any) -> list[int]:
         # A nested tensor of the strided layout raises when it is asked for its shape, and that of

@@ -30,22 +30,36 @@ class TensorFlowArithmetic(Arithmetic):
         dtype = tensor.dtype
         return dtype in (tf.resource, tf.variant) or dtype.name.endswith("_ref")
 
-    def is_finite(self, tensor: Any) -> bool:
-        return bool(tf.reduce_all(tf.math.is_finite(tensor)))
+    def may_hold_nan(self, tensor: Any) -> bool:
+        return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
-    def has_nan(self, tensor: Any) -> bool:
-        return bool(tf.reduce_any(tf.math.is_nan(tensor)))
+    def is_finite(self, tensor: Any) -> bool | None:
+        if not hasattr(tensor, "numpy"):
+            return None
+        return bool(tf.reduce_all(tf.math.is_finite(_numbers(tensor))))
+
+    def has_nan(self, tensor: Any) -> bool | None:
+        if not hasattr(tensor, "numpy"):
+            return None
+        return bool(tf.reduce_any(tf.math.is_nan(_numbers(tensor))))
+
+    def numbers(self, tensor: Any) -> Array | None:
+        return self.numpy(_numbers(tensor)) if self.is_readable(tensor) else None
+
+    def kind(self, tensor: Any) -> str:
+        return self.dtype(tensor) if self.may_hold_nan(tensor) else ""
 
     def dtype(self, tensor: Any) -> str:
         return str(tf.as_dtype(tensor.dtype).name)
 
     def numpy(self, tensor: Any) -> Array:
-        array = np.array(tensor)
+        array = self.storable(tensor)
         # bfloat16 and the 8-bit types come in types that ml_dtypes adds to NumPy.
         return array.astype(np.float32) if array.dtype.kind == "V" else array
 
     def storable(self, tensor: Any) -> Any:
-        return np.array(tensor)
+        # Not np.array(tensor), which fails for a bfloat16 without axes (NumPy 2, TensorFlow 2.21).
+        return np.array(tensor.numpy() if hasattr(tensor, "numpy") else tensor)
 
     def copy(self, tensor: Any) -> Any:
         return tf.stop_gradient(tf.identity(tensor))
@@ -53,10 +67,10 @@ class TensorFlowArithmetic(Arithmetic):
     # -- bits -------------------------------------------------------------
 
     def bits(self, tensor: Any, positions: Array) -> Array:
-        return _as_integers(np.array(tensor).reshape(-1)[positions], tensor)
+        return _as_integers(self.storable(tensor).reshape(-1)[positions], tensor)
 
     def with_bits(self, tensor: Any, positions: Array, bits: Array) -> Any:
-        new = np.array(tensor)
+        new = self.storable(tensor)
         # Not reshape(-1), which may copy.
         new.flat[positions] = bits.view(new.dtype)
         return tf.constant(new)
@@ -151,6 +165,13 @@ class TensorFlowArithmetic(Arithmetic):
         # Not argsort(direction="DESCENDING"), which leaves the order of ties open.
         ranks = tf.argsort(tf.argsort(-scores, stable=True))
         return tf.cast(ranks < count, scores.dtype)
+
+
+def _numbers(tensor: Any) -> Any:
+    """Return real numbers of a type that kernels check: parts of complex ones, wider 8-bit ones."""
+    if tensor.dtype.is_complex:
+        return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
+    return tf.cast(tensor, tf.float32) if tensor.dtype.size == 1 else tensor
 
 
 def _as_integers(values: Array, like: Any) -> Array:
