@@ -13,6 +13,9 @@ the driver keeps the contract.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability, Driver
 from amanda.testing import leftovers, watched
@@ -34,7 +37,7 @@ def problems(driver_cls: type[Driver], framework_cls: type[Framework]) -> list[s
     framework = framework_cls()
     program = framework.program(lambda x, w: framework.relu(framework.mul(x, w)), _X, _W)
     wanted = [framework.types[op] for op in _OPS]
-    run = program.run
+    run: Callable[[], Any] = program.run
     if Capability.BACKWARD in driver_cls.capabilities:
         wanted += [kind for op in _OPS for kind in framework.backward_types[op]]
         run = program.train

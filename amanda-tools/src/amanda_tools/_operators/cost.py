@@ -63,7 +63,7 @@ def packed(call: CallShapes) -> int:
     """A linear operator or convolution whose weight is in an object of PyTorch."""
     output = next(shape for shape in call.outputs if shape is not None)
     held = next(value for value in call.attributes.values() if hasattr(value, "unpack"))
-    weight = held.unpack()[0].shape
+    weight: Sequence[int] = held.unpack()[0].shape
     source = call.given[0] if "transpose" in call.signature.type else output
     return 2 * math.prod(source) * math.prod(weight[1:])
 

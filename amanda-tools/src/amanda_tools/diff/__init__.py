@@ -120,7 +120,7 @@ class DiffTool(DumpTool):
             "only_here": [op_id for op_id in here if op_id not in ops],
             "only_in_reference": [op_id for op_id in self._reference.ops() if op_id not in paired],
             "not_taken": self.dropped,
-            **self.never_met(),
+            **self.gaps(),
         }
 
     def tables(self) -> Iterable[Table]:
@@ -144,7 +144,7 @@ class DiffTool(DumpTool):
         yield from self._without_counterpart()
         rows_of_all = [{**row, "beyond": int(not row["agrees"])} for row in self.op_rows()]
         yield from other_phases("diff", rows_of_all, self.options, ("beyond",))
-        yield from self.unmet()
+        yield from self.gap_tables()
 
     def _without_counterpart(self) -> Iterable[Table]:
         """Yield for each run a table of the operators that the other run lacks."""

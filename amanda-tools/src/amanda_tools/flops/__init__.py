@@ -428,7 +428,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """Return the elementwise work of the run; None where it is not counted."""
         if not self.options.elementwise:
             return None
-        return sum(row.get("elementwise", 0) for row in rows)
+        return sum(int(row.get("elementwise", 0)) for row in rows)
 
     def _not_seen(self) -> dict[str, int]:
         """Return the executions that were not seen by reason; 0 for an unknown number."""
@@ -494,8 +494,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             yield Table(title, ("type", "calls"), list(_calls(unknown).items()))
         if missed := self._not_seen():
             title = "flops: figures are lower bounds, for these executions were not seen"
-            rows = [(reason, count or "?") for reason, count in missed.items()]
-            yield Table(title, ("reason", "calls"), rows)
+            counts = [(reason, count or "?") for reason, count in missed.items()]
+            yield Table(title, ("reason", "calls"), counts)
 
     def _totals_of(self, every: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
         """Return lines of the first table: of the last step if there is one, and of the run."""

@@ -419,8 +419,8 @@ class NanTool(PrintingTool[NanOptions]):
             yield Table(title, ("op", "kind", "source", "times", "fate"), rows)
         if aside := [event for event in self.events if event not in (*events, *asides)]:
             title = "nan: made while the model was built, and removed before it was used"
-            rows = [(event.op.id, event.kind, event.source) for event in aside]
-            yield Table(title, ("op", "kind", "source"), rows)
+            made = [(event.op.id, event.kind, event.source) for event in aside]
+            yield Table(title, ("op", "kind", "source"), made)
         yield from self._not_looked_at.tables(self.name)
         if missing := self._never_met():
             title = "nan: types that were to be ignored and never met"

@@ -53,7 +53,7 @@ class TensorFlowArithmetic(Arithmetic):
         return str(tf.as_dtype(tensor.dtype).name)
 
     def numpy(self, tensor: Any) -> Array:
-        array = self.storable(tensor)
+        array: Array = self.storable(tensor)
         # bfloat16 and the 8-bit types come in types that ml_dtypes adds to NumPy.
         return array.astype(np.float32) if array.dtype.kind == "V" else array
 
