@@ -338,6 +338,8 @@ def test_an_infinity_that_is_masked_is_no_finding() -> None:
 def test_an_overflow_that_a_gradient_scaler_skips_is_no_finding(skips: bool) -> None:
     """The scaler provokes it and leaves the parameters alone; without a scaler it is a finding."""
     model = nn.Sequential(nn.Linear(4, 4))
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, enabled=skips)
 
