@@ -74,7 +74,7 @@ int add_to(PyObject* object, PyObject* name, int64_t amount);
 #define ACCEL_NAMES(NAME)                                                                                          \
   NAME(action) NAME(add) NAME(after) NAME(before) NAME(cache) NAME(claimed) NAME(count) NAME(due) NAME(enabled)    \
   NAME(ends) NAME(executions) NAME(extend) NAME(func) NAME(go_on_after) NAME(has_after) NAME(has_before)           \
-  NAME(held) NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(nanoseconds) NAME(natives) NAME(number)          \
+  NAME(held) NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(nanoseconds) NAME(natives) NAME(note_execution) NAME(number) \
   NAME(numbers) NAME(op_id) NAME(paused) NAME(routine) NAME(routines) NAME(run_described) NAME(run_known)          \
   NAME(scopes) NAME(select) NAME(statistics) NAME(steps_after) NAME(steps_before) NAME(tool_seconds)
 
@@ -132,7 +132,7 @@ inline void set(PyObject*& field, PyObject* value) {
 // ---- steps ---------------------------------------------------------------------------------------------------
 
 // The kinds of amanda.inline.steps.StepKind that are run here; all others are called.
-enum Kind : int { CALL, COUNT, CLOCK, MEMORY };
+enum Kind : int { CALL, COUNT, CLOCK, MEMORY, EXECUTION };
 
 struct Step {
   Kind kind = CALL;
@@ -152,6 +152,7 @@ struct Lowered {
   Way way = Way::PYTHON;
   bool acts_before = false;    // something happens before the operator that cannot be taken back
   bool takes_tensors = false;  // some step is given tensors
+  bool is_joined = false;      // steps after it are given what it has run on
 };
 
 // Lower two tuples of steps, anything else to Way::PYTHON; nullptr with an error.
@@ -185,7 +186,9 @@ struct Values {
 
 // Enter the code of tools, call the functions of a point in order, and leave it again. It ends early where one
 // returns something (`returned`), or selects what is not there. Returns how many were called, -1 with an error.
-int call_steps(const Known* known, const std::vector<Step>& steps, const Values& values, PyObject* state, Ref& returned);
+//   inputs: a list of what the operator has run on, for steps of an execution.
+int call_steps(const Known* known, const std::vector<Step>& steps, const Values& values, PyObject* inputs,
+               PyObject* state, Ref& returned);
 
 // vars(STATE) of the current thread, and whether no driver but one is told where code of tools runs.
 Ref thread_state();

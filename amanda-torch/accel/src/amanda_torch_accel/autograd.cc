@@ -300,11 +300,11 @@ struct Hooked {
   }
 };
 
-// The steps of a node that can be run here: counts, clocks and memory.
-std::shared_ptr<const Lowered> runnable(Hooks& hooks) {
+// The steps of a node, where they are known.
+std::shared_ptr<const Lowered> known_now(Hooks& hooks) {
   auto steps = hooks.is_plain_thread() > 0 ? hooks.steps() : nullptr;
   check(!PyErr_Occurred());
-  return steps && steps->way == Way::MEASURED ? steps : nullptr;
+  return steps;
 }
 
 class Before : public FunctionPreHook {
@@ -320,8 +320,11 @@ class Before : public FunctionPreHook {
     if (!hooks->has_before) {
       return gradients;
     }
-    auto steps = runnable(*hooks);
-    if (steps == nullptr || !node_->begun.expired()) {
+    auto steps = known_now(*hooks);
+    if (steps != nullptr && steps->is_joined && steps->before.empty()) {
+      return gradients;
+    }
+    if (steps == nullptr || steps->way != Way::MEASURED || !node_->begun.expired()) {
       return node_->call(names.before, gradients);
     }
     if (hooks->has_after) {
@@ -360,8 +363,8 @@ class After : public FunctionPostHook {
     if (node_->task == current_task()) {
       begun = std::exchange(node_->begun, {}).lock();
     }
-    auto steps = runnable(*hooks);
-    if (steps == nullptr || (begun != steps && !steps->before.empty())) {
+    auto steps = known_now(*hooks);
+    if (steps == nullptr || steps->way != Way::MEASURED || (begun != steps && !steps->before.empty())) {
       return node_->call(names.after, produced, &consumed);
     }
     check(end_measures(*steps, node_->measures) == 0);

@@ -30,11 +30,13 @@ int read_step(PyObject* object, Step& step) {
   if (PyErr_Occurred()) {
     return -1;
   }
-  step.kind = number > MEMORY ? CALL : static_cast<Kind>(number);
+  step.kind = number > EXECUTION ? CALL : static_cast<Kind>(number);
   step.ends = ends.get() == Py_True;
   step.routine = Ref(PyObject_GetAttr(object, names.routine));
   step.action = Ref(step.routine ? PyObject_GetAttr(object, names.action) : nullptr);
-  step.func = Ref(step.action ? PyObject_GetAttr(step.action.get(), names.func) : nullptr);
+  step.func = Ref(!step.action              ? nullptr
+                  : step.kind == EXECUTION ? PyObject_GetAttr(step.routine.get(), names.note_execution)
+                                           : PyObject_GetAttr(step.action.get(), names.func));
   step.select = Ref(step.func ? PyObject_GetAttr(step.action.get(), names.select) : nullptr);
   step.kwargs = Ref(step.select ? PyObject_GetAttr(step.action.get(), names.kwargs) : nullptr);
   if (!step.kwargs) {
@@ -63,10 +65,11 @@ bool any_step(const Lowered& lowered, F&& is_so) {
 
 // Find the way of steps that have been read; -1 with an error.
 int choose_way(Lowered& lowered, PyObject* before, PyObject* after) {
-  lowered.takes_tensors = any_step(lowered, [](const Step& step) {
+  lowered.is_joined = any_step(lowered, [](const Step& step) { return step.kind == EXECUTION; });
+  lowered.takes_tensors = lowered.is_joined || any_step(lowered, [](const Step& step) {
     return step.select.get() == Py_None || PyTuple_GET_SIZE(step.select.get()) > 0;
   });
-  bool calls = any_step(lowered, [](const Step& step) { return step.kind == CALL; });
+  bool calls = lowered.is_joined || any_step(lowered, [](const Step& step) { return step.kind == CALL; });
   Ref are_paired(calls ? Py_NewRef(Py_False)
                        : PyObject_CallFunctionObjArgs(objects.are_paired, before, after, nullptr));
   lowered.way = are_paired.get() == Py_True ? Way::MEASURED : Way::CALLED;
@@ -282,7 +285,11 @@ void note_raised(const Known* known, PyObject* action) {
 }
 
 // Call a function with what it selects of the values; nullptr without an error if these are too few.
-Ref call_step(const Step& step, const Values& values) {
+Ref call_step(const Step& step, const Values& values, PyObject* inputs) {
+  if (step.kind == EXECUTION) {
+    Ref outputs = step.select.get() == Py_None ? values.list() : Ref(PyTuple_New(0));
+    return Ref(outputs ? PyObject_CallFunctionObjArgs(step.func.get(), inputs, outputs.get(), nullptr) : nullptr);
+  }
   PyObject* room[MOST_VALUES + 1];
   PyObject** selected = room + 1;
   PyObject* select = step.select.get();
@@ -304,14 +311,14 @@ Ref call_step(const Step& step, const Values& values) {
                                      static_cast<size_t>(count) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwargs));
 }
 
-int call_each(const Known* known, const std::vector<Step>& steps, const Values& values, Ref& returned) {
+int call_each(const Known* known, const std::vector<Step>& steps, const Values& values, PyObject* inputs, Ref& returned) {
   int64_t versions[MOST_VALUES];
   for (int i = 0; i < values.count; i++) {
     versions[i] = version_of(values.items[i]);
   }
   int done = 0;
   for (const Step& step : steps) {
-    returned = call_step(step, values);
+    returned = call_step(step, values, inputs);
     if (!returned) {
       if (!PyErr_Occurred()) {
         return done;
@@ -339,12 +346,13 @@ int call_each(const Known* known, const std::vector<Step>& steps, const Values& 
 
 }  // namespace
 
-int call_steps(const Known* known, const std::vector<Step>& steps, const Values& values, PyObject* state, Ref& returned) {
+int call_steps(const Known* known, const std::vector<Step>& steps, const Values& values, PyObject* inputs,
+               PyObject* state, Ref& returned) {
   if (steps.empty()) {
     return 0;
   }
   ToolCode code(state);
-  int done = code.enter() < 0 ? -1 : call_each(known, steps, values, returned);
+  int done = code.enter() < 0 ? -1 : call_each(known, steps, values, inputs, returned);
   return code.leave() < 0 ? -1 : done;
 }
 

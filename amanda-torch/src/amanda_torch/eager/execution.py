@@ -19,7 +19,7 @@ from amanda.engine.backward import OpHandle
 from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan
 from amanda.errors import ToolTypeError
-from amanda.inline.steps import Around
+from amanda.inline.steps import Around, joined
 from amanda_torch import _internals
 from amanda_torch.autograd.claims import Claimer
 from amanda_torch.autograd.executions import Execution
@@ -34,6 +34,7 @@ from amanda_torch.operators.layouts import NO_LAYOUT, Layout
 from amanda_torch.routines import (
     TOOL_CODE,
     RoutineDispatcher,
+    call_joined,
     until_result,
 )
 
@@ -79,11 +80,12 @@ class KnownOp(records.KnownFields):
     Attributes:
         plan: its actions; None as long as analyses of it are pending.
         around: what these ask for, see :attr:`ActionPlan.around`.
+        is_joined: True if the steps after it are given its inputs, too.
         layout: of its inputs, in the form of its last call.
         forms: how many layouts have been made.
     """
 
-    __slots__ = ("around", "forms", "layout", "plan")
+    __slots__ = ("around", "forms", "is_joined", "layout", "plan")
 
     plan: Any
     around: Around
@@ -106,9 +108,11 @@ class KnownOp(records.KnownFields):
         self.plan = plan
         self.claims = plan.claims
         self.around = plan.around
+        steps: tuple[Any, Any] = plan.steps_before, plan.steps_after
+        pairs = joined(*steps) if plan.around is Around.TENSORS else None
+        self.is_joined = pairs is not None
         is_around = plan.around is not Around.ALL
-        self.steps_before = plan.steps_before if is_around else None
-        self.steps_after = plan.steps_after if is_around else None
+        self.steps_before, self.steps_after = (pairs or steps) if is_around else (None, None)
 
 
 class Executor:
@@ -141,15 +145,19 @@ class Executor:
 
         Where it needs one, :meth:`run_described` runs the operator.
         """
-        plan, around, values = known.plan, known.around, None
+        plan, around, values, is_joined = known.plan, known.around, None, False
         if around > Around.BLIND:
             layout = known.layout
             if _internals.is_plain() and not (layout.is_in_place and _is_grad_enabled()):
                 values = layout.values(func, args, kwargs, key)
             if values is None:
                 return self.run_described(known, func, args, kwargs, key)
+            is_joined = known.is_joined and not layout.writes
         try:
-            if plan.before:
+            if is_joined:
+                if known.steps_before:
+                    self._dispatcher.run_blind(known.steps_before, Around.BLIND)
+            elif plan.before:
                 if values is None:
                     self._dispatcher.run_blind(plan.steps_before, around)
                 elif stopped := TOOL_CODE.enter(until_result, plan.before, values, isolated=True):
@@ -160,7 +168,9 @@ class Executor:
                     self._dispatcher.run_blind(plan.steps_after, around)
                     return result
                 outputs = [result] if type(result) is _Tensor else tensors_of(result)
-                if stopped := TOOL_CODE.enter(until_result, plan.after, outputs, isolated=True):
+                if is_joined:
+                    TOOL_CODE.enter(call_joined, known.steps_after, values, outputs, isolated=True)
+                elif stopped := TOOL_CODE.enter(until_result, plan.after, outputs, isolated=True):
                     return self.go_on_after(known, key, values, result, *stopped)
             return result
         except TypeError as error:

@@ -29,8 +29,9 @@ class Layout:
 
     Attributes:
         is_in_place: whether the operator writes into its first input or an ``out=`` tensor.
+        writes: whether it writes into any input.
         form: what the extension reads: the function, the keywords, the types, the lists, the
-            places, and `is_in_place`.
+            places, `is_in_place` and `writes`.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class Layout:
         "_types",
         "form",
         "is_in_place",
+        "writes",
     )
 
     def __init__(
@@ -53,6 +55,7 @@ class Layout:
         lists: Sequence[int],
         places: Sequence[int],
         is_in_place: bool,
+        writes: bool,
     ) -> None:
         self._func = func
         self._keywords = keywords
@@ -64,7 +67,8 @@ class Layout:
         self._only = places[0] if is_simple and len(places) == 1 else None
         self._pick = operator.itemgetter(*places) if is_simple and len(places) > 1 else None
         self.is_in_place = is_in_place
-        self.form = func, keywords, self._types, self._lists, list(places), is_in_place
+        self.writes = writes
+        self.form = func, keywords, self._types, self._lists, list(places), is_in_place, writes
 
     @classmethod
     def of(cls, call: TorchCall, name: str, key: Any) -> Self | None:
@@ -100,7 +104,9 @@ class Layout:
             (where, position), path = place
             index = position if where == "arg" else len(call.args) + names.index(position)
             places.append(starts[index] + path[0] if path else index)
-        return cls(key, names, flat, lists, places, is_in_place(name, call.kwargs))
+        in_place = is_in_place(name, call.kwargs)
+        writes = in_place or bool(call.written)
+        return cls(key, names, flat, lists, places, in_place, writes)
 
     def values(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Any = None
@@ -131,5 +137,5 @@ class Layout:
         return list(map(flat.__getitem__, self._places))
 
 
-NO_LAYOUT = Layout(None, (), (), (), (), False)
+NO_LAYOUT = Layout(None, (), (), (), (), False, False)
 """The layout of no call: its ``values()`` are None."""
