@@ -29,7 +29,7 @@ from amanda_torch.eager import records
 from amanda_torch.eager.keras_layers import with_values
 from amanda_torch.eager.operation import Operation, made_leaf
 from amanda_torch.eager.phases import phase_of
-from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
+from amanda_torch.operators.calls import TorchCall, outputs_of, tensors_of, with_tensors
 from amanda_torch.operators.layouts import NO_LAYOUT, Layout
 from amanda_torch.routines import (
     TOOL_CODE,
@@ -167,7 +167,10 @@ class Executor:
                 if values is None:
                     self._dispatcher.run_blind(plan.steps_after, around)
                     return result
-                outputs = [result] if type(result) is _Tensor else tensors_of(result)
+                if type(result) is _Tensor:
+                    outputs = [result]
+                else:
+                    outputs = outputs_of(result, values, known.layout.written)
                 if is_joined:
                     TOOL_CODE.enter(call_joined, known.steps_after, values, outputs, isolated=True)
                 elif stopped := TOOL_CODE.enter(until_result, plan.after, outputs, isolated=True):
@@ -224,7 +227,8 @@ class Executor:
             selected: what the last one was given; None where nobody has noted it.
         """
         plan = known.plan
-        outputs = tensors_of(result) if known.around is Around.TENSORS else []
+        is_given = known.around is Around.TENSORS
+        outputs = outputs_of(result, inputs, known.layout.written) if is_given else []
         try:
             changed = self._dispatcher.go_on(plan.after, outputs, done, returned, selected)
         except TypeError as error:
@@ -380,6 +384,8 @@ class Executor:
         plan = operation.plan
         given = tensors_of(result)
         changed = outputs = operation.hook_outputs(given)
+        if result is None:
+            given = changed = outputs = outputs_of(result, call.inputs, call.written)
         # The hooks of single nodes are registered after those on all output gradients and
         # before those on all input gradients, and run in this order (contract rule 8).
         if plan.claims and _is_grad_enabled():
@@ -458,7 +464,8 @@ def with_outputs(
     """
     differentiable = any(action.differentiable for action in plan.after)
     for index, (target, value) in enumerate(zip(outputs, values, strict=True)):
-        if value is not target and (written[index] or made_leaf(target, inputs)):
+        is_written = result is None or written[index]
+        if value is not target and (is_written or made_leaf(target, inputs)):
             write_back(target, value, differentiable)
             values[index] = target
-    return with_tensors(result, tensors_of(result), values)
+    return None if result is None else with_tensors(result, tensors_of(result), values)
