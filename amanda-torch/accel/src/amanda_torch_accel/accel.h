@@ -40,35 +40,59 @@ class Ref {
   PyObject* get() const { return object_; }
   PyObject* release() { return std::exchange(object_, nullptr); }
   explicit operator bool() const { return object_ != nullptr; }
+  bool operator==(const Ref& other) const { return object_ == other.object_; }
 
  private:
   PyObject* object_ = nullptr;
 };
 
+// Take the current error, as an exception with its traceback, and put one back; nullptr for none.
+Ref take_error();
+void put_error(Ref error);
+
 // Keeps the current error, and puts it back at the end: for code that runs on the way back to Python.
 class KeepError {
  public:
-  KeepError();
-  ~KeepError();
-  KeepError(const KeepError&) = delete;
-  KeepError& operator=(const KeepError&) = delete;
+  ~KeepError() { put_error(std::move(error_)); }
 
  private:
-#if PY_VERSION_HEX >= 0x030C0000
-  PyObject* error_;
-#else
-  PyObject *type_, *value_, *traceback_;
-#endif
+  Ref error_ = take_error();
 };
 
-// Take the current error, as an exception with its traceback.
-Ref take_error();
-
-// The object that a weak reference leads to; nullptr without an error where that is gone.
-Ref referent(PyObject* reference);
-
 // Add to a number that is an attribute of an object; 0, or -1 with an error.
-int add_to(PyObject* object, PyObject* name, int64_t amount);
+int add_to(PyObject* object, PyObject* name, const Ref& amount);
+
+// A tuple of what a function gives for each place (new references); nullptr with an error.
+template <typename F>
+Ref make_tuple(Py_ssize_t count, F&& item) {
+  Ref tuple(PyTuple_New(count));
+  for (Py_ssize_t i = 0; tuple && i < count; i++) {
+    PyObject* one = item(i);
+    if (one == nullptr) {
+      return Ref();
+    }
+    PyTuple_SET_ITEM(tuple.get(), i, one);
+  }
+  return tuple;
+}
+
+// An exception of C++ becomes a Python error; called while it is handled.
+void set_error_from_exception() noexcept;
+
+// Runs a body that may throw, at a boundary to C.
+template <typename F>
+auto guarded(F&& body, decltype(body()) failed) noexcept -> decltype(body()) {
+  try {
+    return body();
+  } catch (...) {
+    set_error_from_exception();
+  }
+  return failed;
+}
+
+// A type without more than this; with a traverse, the garbage collector knows its objects.
+PyTypeObject make_type(const char* name, size_t size, destructor dealloc, traverseproc traverse = nullptr,
+                       inquiry clear = nullptr);
 
 // Names of attributes, as objects of Python's that are made once.
 #define ACCEL_NAMES(NAME)                                                                                          \
@@ -181,14 +205,15 @@ struct Values {
     items[count++] = value;
     return true;
   }
-  Ref list() const;
+  Ref tuple() const;
 };
 
 // Enter the code of tools, call the functions of a point in order, and leave it again. It ends early where one
 // returns something (`returned`), or selects what is not there. Returns how many were called, -1 with an error.
-//   inputs: a list of what the operator has run on, for steps of an execution.
-int call_steps(const Known* known, const std::vector<Step>& steps, const Values& values, PyObject* inputs,
-               PyObject* state, Ref& returned);
+//   name: of the operator.
+//   inputs: a tuple of what it has run on, for steps of an execution.
+int call_steps(PyObject* name, const std::vector<Step>& steps, const Values& values, PyObject* inputs, PyObject* state,
+               Ref& returned);
 
 // vars(STATE) of the current thread, and whether no driver but one is told where code of tools runs.
 Ref thread_state();
@@ -206,9 +231,6 @@ struct Objects {
 #undef OBJECT
 };
 extern Objects objects;
-
-// Called at the boundaries to C: an exception of C++ becomes a Python error.
-void set_error_from_exception() noexcept;
 
 // ---- operators -----------------------------------------------------------------------------------------------
 

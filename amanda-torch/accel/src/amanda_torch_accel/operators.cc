@@ -313,9 +313,8 @@ int find_outputs(PyObject* result, Values& outputs, Ref& list) {
   }
   if (PyTuple_Check(result)) {
     PyObject** items = PySequence_Fast_ITEMS(result);
-    bool fits = std::all_of(items, items + PyTuple_GET_SIZE(result),
-                            [&outputs](PyObject* item) { return is_tensor(item) && outputs.append(item); });
-    if (fits) {
+    if (std::all_of(items, items + PyTuple_GET_SIZE(result),
+                    [&outputs](PyObject* item) { return is_tensor(item) && outputs.append(item); })) {
       return 1;
     }
     outputs.count = 0;
@@ -341,7 +340,7 @@ Ref call_after(const Execution& one, Ref result, PyObject* inputs, PyObject* sta
   Ref list, returned;
   int done = one.lowered.takes_tensors ? find_outputs(result.get(), outputs, list) : 1;
   if (done > 0) {
-    done = call_steps(one.known, one.lowered.after, outputs, inputs, state, returned);
+    done = call_steps(one.known->name, one.lowered.after, outputs, inputs, state, returned);
   }
   if (done < 0 || (!returned && done == std::ssize(one.lowered.after))) {
     return done < 0 ? Ref() : std::move(result);
@@ -362,10 +361,10 @@ Ref run_called(const Execution& one) {
   if (may <= 0) {
     return may < 0 ? Ref() : call_executor(one, names.run_known);
   }
-  if (!(kept = inputs.list())) {  // a function may change a list of the program's
+  if (!(kept = inputs.tuple())) {  // a function may change a list of the program's
     return Ref();
   }
-  int done = call_steps(one.known, one.lowered.before, inputs, kept.get(), state.get(), returned);
+  int done = call_steps(one.known->name, one.lowered.before, inputs, kept.get(), state.get(), returned);
   if (done < 0) {
     return Ref();
   }
@@ -446,7 +445,8 @@ Frame* next_frame(Tracker* mode, Frame* parent, PyObject* module, Child*& child,
     return nullptr;
   }
   child = reinterpret_cast<Child*>(found);
-  if (referent(child->ref).get() != module || child->transparent != Py_False || child->is_fused != Py_False ||
+  Ref called(child->ref != nullptr ? PyObject_CallNoArgs(child->ref) : nullptr);
+  if (called.get() != module || child->transparent != Py_False || child->is_fused != Py_False ||
       child->frames == nullptr || !PyList_CheckExact(child->frames) || child->calls == nullptr) {
     return nullptr;
   }

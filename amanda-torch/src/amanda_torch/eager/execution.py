@@ -261,11 +261,12 @@ class Executor:
         )
         execution = Execution(describe, self._tracker.references, key or func, args, kwargs)
         gradients = self.gradients_of(known)
+        about = known.plan, gradients, execution, result, start, self._tracker.iteration
         if _PLAIN.issuperset(map(type, (result, *args))):
-            self._claim(known.plan, gradients, execution, result, start)
+            self.claimer.claim(*about)
         else:
             with _internals.reading((result, *args)):
-                self._claim(known.plan, gradients, execution, result, start)
+                self.claimer.claim(*about)
 
     # -- on a description of its call -------------------------------------
 
@@ -393,7 +394,9 @@ class Executor:
                 self.claimer.note_run(known.op_id, self._tracker.iteration)
             else:
                 described = Execution(lambda: call, self._tracker.references)
-                self._claim(plan, known.gradients, described, result, operation.start)
+                iteration = self._tracker.iteration
+                about = plan, known.gradients, described, result, operation.start, iteration
+                self.claimer.claim(*about)
         operation.hook_inputs(result)
         if plan.after:
             changed = self._dispatcher.run_all(plan.after, outputs)
@@ -419,19 +422,6 @@ class Executor:
         return TorchCall.of(
             func, name, op_id, args, kwargs, tracker.module_path(), tracker.modules, key
         )
-
-    def _claim(
-        self,
-        plan: ActionPlan,
-        known: KnownGradients,
-        execution: Execution,
-        result: Any,
-        start: int,
-    ) -> None:
-        if _internals.in_functorch():
-            self._dispatcher.not_seen("backward operators under a functorch transform")
-            return
-        self.claimer.claim(plan, known, execution, result, start, self._tracker.iteration)
 
 
 def written_outputs(
