@@ -339,6 +339,7 @@ def test_an_infinity_that_is_masked_is_no_finding() -> None:
 def test_an_overflow_that_a_gradient_scaler_skips_is_no_finding(skips: bool) -> None:
     """The scaler provokes it and leaves the parameters alone; without a scaler it is a finding."""
     model = nn.Sequential(nn.Linear(4, 4))
+    nn.init.ones_(model[0].weight)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, enabled=skips)
 
