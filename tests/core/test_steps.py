@@ -10,7 +10,7 @@ import pytest
 import amanda
 from amanda.engine.plan import ActionPlan
 from amanda.inline import Check, Counter, MemoryChange, MemoryUse, Record, ShapeSum, Timer
-from amanda.inline.steps import Step, StepKind, are_paired, lowered
+from amanda.inline.steps import Step, StepKind, are_paired, joined, lowered
 from amanda.interface.action import Action, ActionKind
 
 TOOL = amanda.Tool()
@@ -27,15 +27,17 @@ def described(step: Step) -> tuple[str, Any, bool]:
     return step.kind.name, step.routine, step.ends
 
 
-def check() -> Check:
+def check(overwrites: bool | None = None) -> Check:
     """A check for which all tensors are finite."""
-    return Check(lambda tensor: True, lambda inputs, outputs, was_finite: None)
+    found = lambda inputs, outputs, was_finite: None  # noqa: E731
+    return Check(lambda tensor: True, found, overwrites=overwrites)
 
 
 def test_each_routine_says_what_it_lowers_to() -> None:
-    """Counters, timers, changes of memory and sums have steps of their kinds, for both routines."""
+    """Counters, timers, changes of memory, sums and checks have steps of their kinds, for both
+    routines."""
     counter, timer = Counter(), Timer()
-    change, total = MemoryChange(MemoryUse()), ShapeSum(lambda shapes: 1)
+    change, total, finite = MemoryChange(MemoryUse()), ShapeSum(lambda shapes: 1), check()
     found = [
         described(lowered(action(func, select)))
         for func, select in (
@@ -48,6 +50,8 @@ def test_each_routine_says_what_it_lowers_to() -> None:
             (total.before, None),
             (total.after, None),
             (total.after, ()),
+            (finite.before, None),
+            (finite.after, None),
         )
     ]
     assert found == [
@@ -60,6 +64,8 @@ def test_each_routine_says_what_it_lowers_to() -> None:
         ("SHAPE_SUM", total, False),
         ("SHAPE_SUM", total, True),
         ("SHAPE_SUM", total, True),
+        ("CHECK", finite, False),
+        ("CHECK", finite, True),
     ]
 
 
@@ -90,7 +96,8 @@ class OtherUse(MemoryUse):
         action(Counter().__call__),
         action(Timer().add),
         action(Timer().start, differentiable=True),
-        action(check().before),
+        action(check().before, (0,)),
+        action(check(overwrites=True).before),
         action(Record()),
         action(ShapeSum(lambda shapes: 1).before, ()),
     ],
@@ -154,3 +161,35 @@ def test_pairs_around_an_operator() -> None:
     assert not are_paired([stop], [start])
     assert not are_paired([start, start], [stop, stop])
     assert not are_paired([start], [lowered(action(other.stop))])
+
+
+def test_pairs_that_are_given_tensors_are_joined() -> None:
+    """A sum or a check around an operator comes down to one step after it, at the place of its
+    second routine; other steps stay."""
+    total, finite, timer = ShapeSum(lambda shapes: 1), check(), Timer()
+    before = [lowered(action(one)) for one in (total.before, timer.start, finite.before)]
+    after = [lowered(action(finite.after)), lowered(action(timer.stop))]
+    after.append(lowered(action(total.after, ())))
+    pairs = joined(before, after)
+    assert pairs is not None
+    assert list(pairs[0]) == [before[1]]
+    assert [*map(described, pairs[1])] == [
+        ("EXECUTION", finite, True),
+        ("CLOCK", timer, True),
+        ("EXECUTION", total, True),
+    ]
+    assert [step.action for step in pairs[1]] == [step.action for step in after]
+
+
+def test_what_is_not_joined() -> None:
+    """Steps stay as they are where a routine may change a value between the two halves, where a
+    half is missing, and where none is given tensors."""
+    total = ShapeSum(lambda shapes: 1)
+    begin, end = lowered(action(total.before)), lowered(action(total.after))
+    other = lowered(action(print))
+    assert joined([begin], [end])
+    assert joined([begin, other], [end]) is None
+    assert joined([begin], [end, other]) is None
+    assert joined([begin], []) is None
+    assert joined([], [end]) is None
+    assert joined([lowered(action(Counter()))], [lowered(action(Counter()))]) is None

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import amanda
 from amanda.inline import Counter
@@ -247,14 +248,29 @@ def test_many_shapes_take_bounded_memory() -> None:
     assert known.shapes_kept <= SHAPES_KEPT
 
 
-def test_recomputation_counts_as_it_is_executed() -> None:
-    """Checkpointing runs the forward operators twice."""
-    layer, x = nn.Linear(4, 4), torch.rand(2, 4, requires_grad=True)
-    found = applied(
-        FlopsTool(), lambda: checkpoint(layer, x, use_reentrant=False).sum().backward()
-    ).summary()
-    assert found["flops"] == 2 * (2 * 2 * 4 * 4)
-    assert found["flops_backward"] == 2 * (2 * 2 * 4 * 4)
+def two_layers() -> nn.Module:
+    """A block of two products."""
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_recomputation_counts_what_ran(use_reentrant: bool) -> None:
+    """Checkpointing runs forward operators twice, but for those that it ends by an exception
+    once it has what it needs."""
+    block, x = two_layers(), torch.rand(2, 4, requires_grad=True)
+
+    def step() -> None:
+        y = checkpoint(block, x * 1.0, use_reentrant=use_reentrant)
+        (y * 1.0).sum().backward()
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    tool = FlopsTool()
+    for _ in range(3):
+        found = applied(tool, step).summary()
+    assert found["flops"] + found["flops_backward"] == 3 * counter.get_total_flops()
+    product = 2 * 2 * 4 * 6
+    assert found["flops"] == 3 * (4 if use_reentrant else 3) * product
 
 
 def test_forward_only() -> None:
@@ -383,7 +399,9 @@ def test_recomputed_work_is_a_figure_of_its_own(is_reentrant: bool) -> None:
 
     found = applied(FlopsTool(peak=1.0), run).result()["summary"]
     step = found["per_step"]
-    assert 2 * step["flops_recomputed"] == found["flops_recomputed"] == 2 * 2 * 2 * (4 * 8 + 8 * 4)
+    # Without reentrance the last product is ended by an exception.
+    products = 4 * 8 + (8 * 4 if is_reentrant else 0)
+    assert 2 * step["flops_recomputed"] == found["flops_recomputed"] == 2 * 2 * 2 * products
     total = step["flops"] + step["flops_backward"]
     assert found["mfu"] / found["hfu"] == pytest.approx(1 - step["flops_recomputed"] / total)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -338,8 +339,7 @@ def test_an_infinity_that_is_masked_is_no_finding() -> None:
 def test_an_overflow_that_a_gradient_scaler_skips_is_no_finding(skips: bool) -> None:
     """The scaler provokes it and leaves the parameters alone; without a scaler it is a finding."""
     model = nn.Sequential(nn.Linear(4, 4))
-    for parameter in model.parameters():
-        nn.init.ones_(parameter)
+    nn.init.ones_(model[0].weight)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, enabled=skips)
 
@@ -361,6 +361,24 @@ def test_an_overflow_that_a_gradient_scaler_skips_is_no_finding(skips: bool) -> 
 
 
 # -- backward -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["fused", "foreach", "loop"])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad"])
+def test_an_optimizer_that_makes_a_nan_is_named(name: str, form: str) -> None:
+    """The operator that updates the parameters has produced it, in each form of an optimizer."""
+    options: dict[str, Any] = {"lr": math.inf} if name == "SGD" else {"eps": 0.0}
+    options |= {"fused": form == "fused", "foreach": form == "foreach"}
+    net, tool = nn.Linear(2, 1), NanTool(action="record")
+    optimizer = getattr(torch.optim, name)(net.parameters(), **options)
+    with amanda.apply(tool):
+        net(torch.zeros(2, 2)).sum().mul(0).backward()
+        optimizer.step()
+        net(torch.ones(2, 2))
+    ops = {"fused": f"_fused_{name.lower()}_", "foreach": "_foreach_add", "loop": "add"}
+    summary = tool.summary()
+    assert summary["first"]["id"].startswith(f"/optimizer/{ops[form]}")
+    assert summary["received"] is None
 
 
 def test_a_gradient_that_is_infinite_although_the_value_is_fine() -> None:

@@ -54,6 +54,53 @@ def test_lists_changed_in_place() -> None:
     assert [t.tolist() for t in tensors] == [[3, 3], [1, 1]]
 
 
+ONES = torch.ones(2)
+
+
+def fused_step(parameter: torch.Tensor, momentum: torch.Tensor) -> None:
+    """A step of a fused optimizer, which returns nothing."""
+    torch._fused_sgd_(
+        [parameter],
+        [ONES],
+        [momentum],
+        weight_decay=0.0,
+        momentum=0.5,
+        lr=1.0,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )
+
+
+def test_outputs_of_an_operator_that_returns_nothing() -> None:
+    """The tensors that it has written into are its outputs for analyses and routines, and others
+    that a routine returns are written into them."""
+    analysed: list[list[Any]] = []
+    seen: list[list[Any]] = []
+
+    def look(*tensors: Any) -> Any:
+        seen.append([t.tolist() for t in tensors])
+        changed = [t * 10 for t in tensors]
+        return [changed[0], ONES, changed[2]] if len(seen) == 3 else None
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda c: analysed.append(c.get_outputs()), require_outputs=True)
+    tool.add_inst_for_op(lambda c: c.insert_after_op(look))
+    parameter, momentum = torch.zeros(2), torch.zeros(2)
+    expected, of_momentum = torch.zeros(2), torch.zeros(2)
+    with applied(tool):
+        for _ in range(3):
+            fused_step(parameter, momentum)
+            amanda.new_iteration()
+    for number in range(3):
+        fused_step(expected, of_momentum)
+        assert seen[number] == [expected.tolist(), [1, 1], of_momentum.tolist()]
+    assert [t is p for t, p in zip(analysed[0][::2], (parameter, momentum), strict=True)]
+    assert parameter.equal(expected * 10)
+    assert momentum.equal(of_momentum * 10)
+
+
 @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}])
 def test_optimizer_on_clones(options: dict[str, bool]) -> None:
     """An optimizer whose operators work on equal clones trains the same weights, bit for bit."""
@@ -178,6 +225,7 @@ def test_every_operator_may_be_replaced_by_itself(program: Callable[[Any], Any])
 def test_replacement_writes_into_the_tensors_of_out() -> None:
     """The tensors of ``out=`` and of the lists of in-place operators get other values, too."""
     out, listed = torch.empty(0), [torch.ones(1), torch.ones(2)]
+    by_keyword = [torch.ones(1), torch.ones(2)]
     tool = On(
         add=lambda c: c.replace_op(lambda x, y: x * 5),
         _foreach_mul_=lambda c: c.replace_op(lambda *tensors: [t + 4 for t in tensors]),
@@ -185,9 +233,10 @@ def test_replacement_writes_into_the_tensors_of_out() -> None:
     with applied(tool):
         result = torch.add(torch.ones(2), torch.ones(2), out=out)
         torch._foreach_mul_(listed, 2.0)
+        assert torch._foreach_mul_(scalar=2.0, self=by_keyword) is by_keyword
     assert result is out
     assert out.tolist() == [5, 5]
-    assert [t.tolist() for t in listed] == [[5], [5, 5]]
+    assert [t.tolist() for t in (*listed, *by_keyword)] == [[5], [5, 5]] * 2
 
 
 @pytest.mark.parametrize(

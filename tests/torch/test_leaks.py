@@ -392,6 +392,32 @@ def test_hooks_on_input_gradients_keep_no_gradient() -> None:
     del y
 
 
+def test_a_pass_that_raises_keeps_no_graph_of_views() -> None:
+    """The gradients of several views are noted until they are joined, or the pass has raised."""
+
+    class Marker:
+        pass
+
+    def refuse(gradient: torch.Tensor) -> None:
+        raise ValueError("refused")
+
+    x = torch.rand(3, requires_grad=True)
+    tool = On(tensor_split=lambda c: c.insert_before_backward_op(lambda *gradients: None))
+    with applied(tool):
+        first, second, _ = (x * 1).tensor_split(3)
+        first.register_hook(refuse)
+        assert second.grad_fn is not None
+        marker = Marker()
+        # A pass comes to it before it comes to the first view.
+        second.grad_fn.metadata["marker"] = marker
+        with pytest.raises(ValueError, match="refused"):
+            (first * second).sum().backward()
+        alive = weakref.ref(marker)
+        del first, second, _, marker
+    gc.collect()
+    assert alive() is None
+
+
 @pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
 def test_tools_and_scopes_die_by_reference_counting(
     monkeypatch: pytest.MonkeyPatch, interceptor: str

@@ -21,7 +21,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.notes import note
 from amanda.engine.tool_code import ToolCode
 from amanda.errors import InPlaceWarning
-from amanda.inline.steps import Around, Step, around, lowered_all
+from amanda.inline.steps import Around, Step, StepKind, around, joined, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda.state import STATE, TOOL_LOCK, LiveScope, unwind
@@ -47,13 +47,19 @@ class BackwardRoutines:
         before, after: those before and after it.
         steps_before, steps_after: the steps that they come down to, which the extension reads, too.
         around_before, around_after: what these ask for, see :func:`amanda.inline.steps.around`.
+        is_joined: True if the steps after it are given the tensors on both sides of it.
     """
 
     def __init__(self, before: Sequence[Action], after: Sequence[Action]) -> None:
         self.before = before
         self.after = after
-        self.steps_before, self.steps_after = lowered_all(before), lowered_all(after)
-        self.around_before, self.around_after = around(self.steps_before), around(self.steps_after)
+        steps = lowered_all(before), lowered_all(after)
+        pairs = joined(*steps)
+        self.is_joined = pairs is not None
+        self.steps_before, self.steps_after = pairs or steps
+        self.around_before, self.around_after = map(around, steps)
+        if self.is_joined:
+            self.around_before = Around.BLIND
 
 
 def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
@@ -190,6 +196,14 @@ class RoutineDispatcher(Dispatcher):
             values = self.put(action, values, selected, result)
         return super().run_all(actions[done:], values)
 
+    def run_joined(self, routines: BackwardRoutines, inputs: list[Any], outputs: list[Any]) -> None:
+        """Run the routines after a backward operator that are given the tensors on both sides."""
+        if _internals.is_untransformed() and not _reading.is_on:
+            TOOL_CODE.enter(call_joined, routines.steps_after, inputs, outputs, isolated=True)
+        else:
+            self.run_all(routines.before, inputs)
+            self.run_all(routines.after, outputs)
+
     def run_blind(self, steps: Sequence[Step], around: Around) -> None:
         """Run the steps of a point none of which takes a tensor, such as counters and clocks.
 
@@ -230,6 +244,24 @@ def _call_blind(steps: Sequence[Step]) -> tuple[Action, Any] | None:
         if value is not None:
             returned = action, value
     return returned
+
+
+def call_joined(steps: Sequence[Step], inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Call the routines of steps that :func:`amanda.inline.steps.joined` has made."""
+    versions = _versions_of(outputs)
+    for step in steps:
+        action: Action = step.action
+        try:
+            if step.kind is StepKind.EXECUTION:
+                step.routine.note_execution(inputs, outputs if action.select is None else ())
+            else:
+                action.func()
+        except BaseException as error:
+            note(error, action.routine, action.op_id)
+            raise
+        if (now := _versions_of(outputs)) != versions:
+            versions = now
+            warn_of_change(action)
 
 
 def until_result(

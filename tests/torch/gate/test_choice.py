@@ -80,7 +80,7 @@ def test_the_package_needs_no_extension() -> None:
         "print(seen, gate.reason_unusable())"
     )
     run = run_python("-c", code, check=True)
-    assert run.stdout.startswith("['/setup/ones:0', '/exp:0'] amanda-torch-accel is not installed")
+    assert run.stdout.startswith("['/other/ones:0', '/exp:0'] amanda-torch-accel is not installed")
 
 
 def test_the_command_line_chooses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ class ToolCode:
         self._is_unpaused = not driver.follows_pauses
         self._switches = driver.thread_switches
 
+    # The extension of amanda-torch has the same once more, in C++: ToolCode of steps.cc.
     def enter(
         self,
         function: Callable[..., Any],

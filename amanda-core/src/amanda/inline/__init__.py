@@ -285,11 +285,27 @@ class Check(Inline):
     def after(self, *outputs: Any) -> None:
         """The routine after the operator, with all outputs; absent ones are None."""
         inputs, was_finite = _taken(self._held, ((), True))
+        self.note_execution(inputs, outputs, was_finite)
+
+    def note_execution(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], was_finite: bool | None = None
+    ) -> None:
+        """Check an execution after it, without the two routines if it has overwritten no input.
+
+        Args:
+            inputs, outputs: all tensors of it; absent ones are None.
+            was_finite: False if an input was not finite before; None if that can be seen now.
+        """
+        if self._held:
+            # The first execution may have begun by the routine.
+            self._held.pop(threading.get_ident(), None)
         if self.trail is not None:
             self.trail.append(self.name)
         if self.overwrites is None:
             self.overwrites = any(o is t for o in outputs if o is not None for t in inputs)
         if not self._are_finite(outputs):
+            if was_finite is None:
+                was_finite = not self.overwrites or self._are_finite(inputs)
             self.found(inputs, outputs, was_finite or not self.overwrites)
 
     def _are_finite(self, tensors: Sequence[Any]) -> bool:
@@ -298,6 +314,14 @@ class Check(Inline):
             if tensor is not None and not is_finite(tensor):
                 return False
         return True
+
+    def lowered(self, action: Any, method: Any) -> Step:
+        """CHECK, for both routines, where they get all tensors, and inputs may be checked later."""
+        is_own = method is Check.before or method is Check.after
+        is_whole = action.select is None and not action.differentiable
+        if type(self) is Check and is_own and is_whole and self.overwrites is not True:
+            return Step(StepKind.CHECK, action, self, method is Check.after)
+        return Step(StepKind.CALL, action)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -338,9 +362,6 @@ class ShapeSum(Inline):
             shapes; None if it is not known.
         total: the sum is added to its count, together with other sums.
         shapes_of: gives the shapes of tensors, as a tuple.
-        in_backward: whether this thread is within a backward pass. A checkpoint recomputes
-            operators there, and may end them by an exception as soon as it has what it needs, so
-            that they are added before they run. A driver that knows the answer need not call it.
         of: another sum, if the number also depends on its last shapes, as that of a backward
             operator depends on those of its forward operator; None for none.
 
@@ -355,8 +376,8 @@ class ShapeSum(Inline):
     """
 
     __slots__ = (
-        *("__weakref__", "_held", "amount", "executions", "in_backward", "last", "of"),
-        *("shapes_of", "total", "unknown", "weigh"),
+        *("__weakref__", "_held", "amount", "executions", "last", "of", "shapes_of", "total"),
+        *("unknown", "weigh"),
     )
 
     def __init__(
@@ -365,7 +386,6 @@ class ShapeSum(Inline):
         total: Counter | None = None,
         *,
         shapes_of: Callable[[Sequence[Any]], tuple[Any, ...]] = shapes_of,
-        in_backward: Callable[[], bool] | None = None,
         of: ShapeSum | None = None,
     ) -> None:
         _check_callable("ShapeSum()", weigh=weigh)
@@ -377,27 +397,30 @@ class ShapeSum(Inline):
         self.weigh = weigh
         self.total = total
         self.shapes_of = shapes_of
-        self.in_backward = in_backward
         self.of = of
         self.executions = self.amount = self.unknown = 0
         self.last: tuple[Any, Any] = ((), ())
-        # By thread: shapes of inputs, None for what has been added.
-        self._held: dict[int, tuple[Any, ...] | None] = {}
+        # By thread: shapes of inputs.
+        self._held: dict[int, tuple[Any, ...]] = {}
 
     def before(self, *inputs: Any) -> None:
         """The routine before the operator, with all inputs; absent ones are None."""
-        thread, shapes = threading.get_ident(), self.shapes_of(inputs)
-        self._held[thread] = shapes
-        if self.in_backward is not None and self.in_backward():
-            self.add(self.weigh((shapes, ())), (shapes, ()))
-            self._held[thread] = None
+        self._held[threading.get_ident()] = self.shapes_of(inputs)
 
     def after(self, *outputs: Any) -> None:
         """The routine after the operator, with all outputs or none."""
-        inputs = _taken(self._held, ())
-        if inputs is not None:
-            found = inputs, self.shapes_of(outputs)
-            self.add(self.weigh(found), found)
+        found = _taken(self._held, ()), self.shapes_of(outputs)
+        self.add(self.weigh(found), found)
+
+    def note_execution(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Add an execution after it, without the two routines if it has overwritten no input.
+
+        Args:
+            inputs: all of it; absent ones are None.
+            outputs: all of it, or none.
+        """
+        found = self.shapes_of(inputs), self.shapes_of(outputs)
+        self.add(self.weigh(found), found)
 
     def add(self, weight: int | None, shapes: tuple[Any, Any]) -> None:
         """Add an execution that a driver has noticed in another way.

@@ -31,8 +31,13 @@ class StepKind(enum.IntEnum):
     """Start or stop a ``Timer``."""
     MEMORY = 3
     """Begin or end a ``MemoryChange`` of a plain ``MemoryUse``."""
-    SHAPE_SUM = 4
+    EXECUTION = 4
+    """Call ``note_execution`` of a ``ShapeSum`` or a ``Check`` after the operator, see
+    :func:`joined`."""
+    SHAPE_SUM = 5
     """Give a ``ShapeSum`` all inputs, or all outputs or none."""
+    CHECK = 6
+    """Give a ``Check`` all inputs, or all outputs."""
 
 
 class Around(enum.IntEnum):
@@ -50,7 +55,8 @@ class Around(enum.IntEnum):
     """Any actions: routines that take part in AD, on gradients as a whole, or a replacement."""
 
 
-_PAIRED = frozenset({StepKind.CLOCK, StepKind.MEMORY, StepKind.SHAPE_SUM})
+_HALVES = frozenset({StepKind.SHAPE_SUM, StepKind.CHECK})
+_PAIRED = _HALVES | {StepKind.CLOCK, StepKind.MEMORY}
 
 
 class Step:
@@ -146,3 +152,30 @@ def are_paired(before: Sequence[Step], after: Sequence[Step]) -> bool:
                     return False
                 (ended if is_after else begun).append(id(step.routine))
     return len(begun) == len(ended) == len({*begun}) and {*begun} == {*ended}
+
+
+def joined(
+    before: Sequence[Step], after: Sequence[Step]
+) -> tuple[tuple[Step, ...], tuple[Step, ...]] | None:
+    """The same steps, with one EXECUTION after the operator for each pair that is given tensors.
+
+    They have the same effect around an operator that writes into none of its inputs.
+
+    Returns:
+        The steps before and after it; None if there is no such pair, and where a routine might
+        change a value between the two halves of one.
+    """
+    kinds = {step.kind for step in (*before, *after)}
+    if not kinds & _HALVES or StepKind.CALL in kinds or not are_paired(before, after):
+        return None
+    return (
+        tuple([step for step in before if step.kind not in _HALVES]),
+        tuple(
+            [
+                Step(StepKind.EXECUTION, step.action, step.routine, True)
+                if step.kind in _HALVES
+                else step
+                for step in after
+            ]
+        ),
+    )

@@ -27,7 +27,6 @@ from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._internals import is_in_backward
 from amanda_tools._operators.flop_registry import backward_formula_of, formula_of, register
 from amanda_tools._operators.op_table import (
     FlopFormula,
@@ -603,8 +602,6 @@ def _count_at_once(known: OpFlops, context: OpContext) -> None:
     reads_inputs = known.formula is not None
     if reads_inputs and any(map(is_nested, context.get_inputs())):
         known.sum.shapes_of = item_shapes_of
-    if not known.reads_outputs and context.namespace.matches("pytorch"):
-        known.sum.in_backward = is_in_backward
     context.insert_before_op(known.sum.before, inputs=None if reads_inputs else [])
     context.insert_after_op(known.sum.after, outputs=None if known.reads_outputs else [])
 

@@ -40,41 +40,65 @@ class Ref {
   PyObject* get() const { return object_; }
   PyObject* release() { return std::exchange(object_, nullptr); }
   explicit operator bool() const { return object_ != nullptr; }
+  bool operator==(const Ref& other) const { return object_ == other.object_; }
 
  private:
   PyObject* object_ = nullptr;
 };
 
+// Take the current error, as an exception with its traceback, and put one back; nullptr for none.
+Ref take_error();
+void put_error(Ref error);
+
 // Keeps the current error, and puts it back at the end: for code that runs on the way back to Python.
 class KeepError {
  public:
-  KeepError();
-  ~KeepError();
-  KeepError(const KeepError&) = delete;
-  KeepError& operator=(const KeepError&) = delete;
+  ~KeepError() { put_error(std::move(error_)); }
 
  private:
-#if PY_VERSION_HEX >= 0x030C0000
-  PyObject* error_;
-#else
-  PyObject *type_, *value_, *traceback_;
-#endif
+  Ref error_ = take_error();
 };
 
-// Take the current error, as an exception with its traceback.
-Ref take_error();
-
-// The object that a weak reference leads to; nullptr without an error where that is gone.
-Ref referent(PyObject* reference);
-
 // Add to a number that is an attribute of an object; 0, or -1 with an error.
-int add_to(PyObject* object, PyObject* name, int64_t amount);
+int add_to(PyObject* object, PyObject* name, const Ref& amount);
+
+// A tuple of what a function gives for each place (new references); nullptr with an error.
+template <typename F>
+Ref make_tuple(Py_ssize_t count, F&& item) {
+  Ref tuple(PyTuple_New(count));
+  for (Py_ssize_t i = 0; tuple && i < count; i++) {
+    PyObject* one = item(i);
+    if (one == nullptr) {
+      return Ref();
+    }
+    PyTuple_SET_ITEM(tuple.get(), i, one);
+  }
+  return tuple;
+}
+
+// An exception of C++ becomes a Python error; called while it is handled.
+void set_error_from_exception() noexcept;
+
+// Runs a body that may throw, at a boundary to C.
+template <typename F>
+auto guarded(F&& body, decltype(body()) failed) noexcept -> decltype(body()) {
+  try {
+    return body();
+  } catch (...) {
+    set_error_from_exception();
+  }
+  return failed;
+}
+
+// A type without more than this; with a traverse, the garbage collector knows its objects.
+PyTypeObject make_type(const char* name, size_t size, destructor dealloc, traverseproc traverse = nullptr,
+                       inquiry clear = nullptr);
 
 // Names of attributes, as objects of Python's that are made once.
 #define ACCEL_NAMES(NAME)                                                                                          \
   NAME(action) NAME(add) NAME(after) NAME(before) NAME(cache) NAME(claimed) NAME(count) NAME(due) NAME(enabled)    \
   NAME(ends) NAME(executions) NAME(extend) NAME(func) NAME(go_on_after) NAME(has_after) NAME(has_before)           \
-  NAME(held) NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(nanoseconds) NAME(natives) NAME(number)          \
+  NAME(held) NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(nanoseconds) NAME(natives) NAME(note_execution) NAME(number) \
   NAME(numbers) NAME(op_id) NAME(paused) NAME(routine) NAME(routines) NAME(run_described) NAME(run_known)          \
   NAME(scopes) NAME(select) NAME(statistics) NAME(steps_after) NAME(steps_before) NAME(tool_seconds)
 
@@ -132,7 +156,7 @@ inline void set(PyObject*& field, PyObject* value) {
 // ---- steps ---------------------------------------------------------------------------------------------------
 
 // The kinds of amanda.inline.steps.StepKind that are run here; all others are called.
-enum Kind : int { CALL, COUNT, CLOCK, MEMORY };
+enum Kind : int { CALL, COUNT, CLOCK, MEMORY, EXECUTION };
 
 struct Step {
   Kind kind = CALL;
@@ -152,6 +176,7 @@ struct Lowered {
   Way way = Way::PYTHON;
   bool acts_before = false;    // something happens before the operator that cannot be taken back
   bool takes_tensors = false;  // some step is given tensors
+  bool is_joined = false;      // steps after it are given what it has run on
 };
 
 // Lower two tuples of steps, anything else to Way::PYTHON; nullptr with an error.
@@ -180,12 +205,15 @@ struct Values {
     items[count++] = value;
     return true;
   }
-  Ref list() const;
+  Ref tuple() const;
 };
 
 // Enter the code of tools, call the functions of a point in order, and leave it again. It ends early where one
 // returns something (`returned`), or selects what is not there. Returns how many were called, -1 with an error.
-int call_steps(const Known* known, const std::vector<Step>& steps, const Values& values, PyObject* state, Ref& returned);
+//   name: of the operator.
+//   inputs: a tuple of what it has run on, for steps of an execution.
+int call_steps(PyObject* name, const std::vector<Step>& steps, const Values& values, PyObject* inputs, PyObject* state,
+               Ref& returned);
 
 // vars(STATE) of the current thread, and whether no driver but one is told where code of tools runs.
 Ref thread_state();
@@ -203,9 +231,6 @@ struct Objects {
 #undef OBJECT
 };
 extern Objects objects;
-
-// Called at the boundaries to C: an exception of C++ becomes a Python error.
-void set_error_from_exception() noexcept;
 
 // ---- operators -----------------------------------------------------------------------------------------------
 

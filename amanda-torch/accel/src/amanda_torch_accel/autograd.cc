@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <typeindex>
 #include <unordered_map>
 #include <vector>
@@ -41,49 +42,16 @@ namespace {
 // Counts up where what is known of routines is out of date, see forget().
 unsigned long plans;
 
-// Strong references to objects of Python's that C++ may release without the GIL.
-template <size_t COUNT>
-struct Held {
-  PyObject* objects[COUNT] = {};
-  Held() = default;
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-  void clear() {
-    for (PyObject*& object : objects) {
-      Py_CLEAR(object);
-    }
-  }
-  ~Held() {
-    if (std::any_of(objects, objects + COUNT, [](PyObject* one) { return one != nullptr; }) && Py_IsInitialized()) {
-      Gil gil;
-      clear();
-    }
-  }
-};
-
-[[noreturn]] void throw_error() {
-  python_error error;
-  error.persist();
-  throw error;  // NOLINT: it has been persisted
-}
+// A strong reference, given to C++ that may release it without the GIL.
+c10::SafePyObject hold(PyObject* object) { return {Py_NewRef(object), getPyInterpreter()}; }
+PyObject* held(const c10::SafePyObject& object) { return object.ptr(getPyInterpreter()); }
 
 void check(bool is_good) {
   if (!is_good) {
-    throw_error();
+    python_error error;
+    error.persist();
+    throw error;  // NOLINT: it has been persisted
   }
-}
-
-// Runs a body that may throw at a boundary to C.
-template <typename F>
-auto guarded(F&& body, decltype(body()) failed) noexcept -> decltype(body()) {
-  try {
-    return body();
-  } catch (python_error& error) {
-    error.restore();
-  } catch (...) {
-    set_error_from_exception();
-  }
-  return failed;
 }
 
 // ---- hooks of backward operators -----------------------------------------------------------------------------
@@ -106,21 +74,17 @@ auto& known_steps = *new std::unordered_map<PyObject*, KnownSteps>();
 // What is done at one backward operator: NodeHooks of amanda_torch.autograd.hooks, and its steps.
 class Hooks {
  public:
-  // nullptr with an error.
   static std::shared_ptr<Hooks> of(PyObject* hooks) {
-    auto made = std::make_shared<Hooks>();
-    made->held_.objects[0] = Py_NewRef(hooks);
-    made->held_.objects[1] = PyObject_GetAttr(hooks, names.dispatcher);
-    Ref before(PyObject_GetAttr(hooks, names.has_before)), after(PyObject_GetAttr(hooks, names.has_after));
-    if (made->held_.objects[1] == nullptr || !before || !after) {
-      return nullptr;
-    }
-    made->has_before = before.get() == Py_True;
-    made->has_after = after.get() == Py_True;
-    return made;
+    Ref dispatcher(PyObject_GetAttr(hooks, names.dispatcher)), before(PyObject_GetAttr(hooks, names.has_before));
+    Ref after(PyObject_GetAttr(hooks, names.has_after));
+    check(dispatcher && before && after);
+    return std::make_shared<Hooks>(hooks, dispatcher.get(), before.get() == Py_True, after.get() == Py_True);
   }
 
-  PyObject* python() const { return held_.objects[0]; }
+  Hooks(PyObject* hooks, PyObject* dispatcher, bool before, bool after)
+      : has_before(before), has_after(after), hooks_(hold(hooks)), dispatcher_(hold(dispatcher)) {}
+
+  PyObject* python() const { return held(hooks_); }
 
   // Its steps, if they are known now; nullptr, with or without an error, where Python is to run it.
   std::shared_ptr<const Lowered> steps() {
@@ -153,7 +117,7 @@ class Hooks {
 
   // RoutineDispatcher.is_plain_thread(): 1, 0, or -1 with an error.
   int is_plain_thread() const {
-    Ref state = thread_state(), quiet(state ? PyObject_GetAttr(held_.objects[1], names.quiet) : nullptr);
+    Ref state = thread_state(), quiet(state ? PyObject_GetAttr(held(dispatcher_), names.quiet) : nullptr);
     int is_quiet = quiet ? PyObject_IsTrue(quiet.get()) : -1;
     for (PyObject* name : {names.enabled, names.cache, names.paused, names.held}) {
       PyObject* found = is_quiet == 0 ? PyDict_GetItemWithError(state.get(), name) : nullptr;
@@ -166,31 +130,26 @@ class Hooks {
     return is_quiet < 0 ? -1 : !is_quiet;
   }
 
-  bool has_before = false, has_after = false;
+  const bool has_before, has_after;
 
  private:
-  Held<2> held_;
+  c10::SafePyObject hooks_, dispatcher_;
   std::weak_ptr<const Lowered> steps_;
   unsigned long generation_ = 0;
 };
 
 Ref tuple_of(const variable_list& tensors) {
-  Ref tuple(PyTuple_New(static_cast<Py_ssize_t>(tensors.size())));
-  for (size_t i = 0; tuple && i < tensors.size(); i++) {
-    PyObject* one = tensors[i].defined() ? THPVariable_Wrap(tensors[i]) : Py_NewRef(Py_None);
-    if (one == nullptr) {
-      return Ref();
-    }
-    PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), one);
-  }
-  return tuple;
+  return make_tuple(static_cast<Py_ssize_t>(tensors.size()), [&tensors](Py_ssize_t i) {
+    const at::Tensor& one = tensors[static_cast<size_t>(i)];
+    return one.defined() ? THPVariable_Wrap(one) : Py_NewRef(Py_None);
+  });
 }
 
 // The gradients that a hook in Python has returned instead of others.
 variable_list gradients_of(PyObject* tuple, size_t count) {
   if (!PyTuple_Check(tuple) || static_cast<size_t>(PyTuple_GET_SIZE(tuple)) != count) {
     PyErr_SetString(PyExc_RuntimeError, "a hook has returned another number of gradients");
-    throw_error();
+    check(false);
   }
   variable_list found(count);
   for (size_t i = 0; i < count; i++) {
@@ -199,7 +158,7 @@ variable_list gradients_of(PyObject* tuple, size_t count) {
       found[i] = THPVariable_Unpack(one);
     } else if (one != Py_None) {
       PyErr_Format(PyExc_TypeError, "a hook has returned %R instead of a gradient", one);
-      throw_error();
+      check(false);
     }
   }
   return found;
@@ -215,7 +174,7 @@ bool nothing_flows(const variable_list& gradients) {
 // The hooks of one scope on a leaf's accumulation: Accumulation of amanda_torch.autograd.leaves.
 class Leaf {
  public:
-  explicit Leaf(PyObject* find) { find_.objects[0] = Py_NewRef(find); }
+  explicit Leaf(PyObject* find) : find_(hold(find)) {}
   explicit Leaf(std::shared_ptr<Hooks> hooks) : hooks_(std::move(hooks)) {}
 
   // A backward pass has come to an operator of the scope that uses the leaf.
@@ -238,22 +197,21 @@ class Leaf {
     return always_ || std::find(passes_.begin(), passes_.end(), task) != passes_.end();
   }
 
-  // What is done there, found out where the first pass comes to it; nullptr with an error.
+  // What is done there, found out where the first pass comes to it.
   std::shared_ptr<Hooks> hooks() {
     if (hooks_ == nullptr) {
       // Another thread may do the same meanwhile, and release it.
-      Ref find = Ref::to(find_.objects[0]), made(PyObject_CallNoArgs(find.get()));
-      hooks_ = made ? Hooks::of(made.get()) : nullptr;
-      if (hooks_ != nullptr) {
-        // The leaf may outlive the model.
-        find_.clear();
-      }
+      Ref find = Ref::to(held(*find_)), made(PyObject_CallNoArgs(find.get()));
+      check(static_cast<bool>(made));
+      hooks_ = Hooks::of(made.get());
+      // The leaf may outlive the model.
+      find_.reset();
     }
     return hooks_;
   }
 
  private:
-  Held<1> find_;
+  std::optional<c10::SafePyObject> find_;
   std::mutex mutex_;
   std::vector<int> passes_;
   bool always_ = false;
@@ -277,17 +235,13 @@ struct Hooked {
   // Whether to do anything in the current pass; the GIL is not held.
   bool acts() const { return leaf == nullptr || leaf->acts_in(current_task()); }
 
-  std::shared_ptr<Hooks> found() const {
-    auto one = leaf != nullptr ? leaf->hooks() : hooks;
-    check(one != nullptr);
-    return one;
-  }
+  std::shared_ptr<Hooks> found() const { return leaf != nullptr ? leaf->hooks() : hooks; }
 
   // Compiled autograd calls hooks of Python's in code of its own.
   c10::SafePyObject bound(PyObject* name) const {
-    PyObject* method = PyObject_GetAttr(found()->python(), name);
-    check(method != nullptr);
-    return c10::SafePyObject(method, getPyInterpreter());
+    Ref method(PyObject_GetAttr(found()->python(), name));
+    check(static_cast<bool>(method));
+    return hold(method.get());
   }
 
   // Call a hook of Python's; the gradients that it returns, or those that it is given.
@@ -300,16 +254,38 @@ struct Hooked {
   }
 };
 
-// The steps of a node that can be run here: counts, clocks and memory.
-std::shared_ptr<const Lowered> runnable(Hooks& hooks) {
+// The steps of a node, where they are known.
+std::shared_ptr<const Lowered> known_now(Hooks& hooks) {
   auto steps = hooks.is_plain_thread() > 0 ? hooks.steps() : nullptr;
   check(!PyErr_Occurred());
-  return steps && steps->way == Way::MEASURED ? steps : nullptr;
+  return steps;
 }
 
-class Before : public FunctionPreHook {
+// A hook before or after a node.
+template <typename Base>
+class NodeHook : public Base {
  public:
-  explicit Before(std::shared_ptr<Hooked> node) : node_(std::move(node)) {}
+  explicit NodeHook(std::shared_ptr<Hooked> node) : node_(std::move(node)) {}
+
+  void compiled_args(CompiledNodeArgs& args) const override {
+    Gil gil;
+    if (!node_->acts()) {
+      return;
+    }
+    if constexpr (std::is_same_v<Base, FunctionPreHook>) {
+      args.add_pre_hook(node_->bound(names.before));
+    } else {
+      args.add_post_hook(node_->bound(names.after));
+    }
+  }
+
+ protected:
+  std::shared_ptr<Hooked> node_;
+};
+
+class Before : public NodeHook<FunctionPreHook> {
+ public:
+  using NodeHook::NodeHook;
 
   variable_list operator()(const variable_list& gradients) override {
     if (nothing_flows(gradients) || !node_->acts()) {
@@ -320,8 +296,11 @@ class Before : public FunctionPreHook {
     if (!hooks->has_before) {
       return gradients;
     }
-    auto steps = runnable(*hooks);
-    if (steps == nullptr || !node_->begun.expired()) {
+    auto steps = known_now(*hooks);
+    if (steps != nullptr && steps->is_joined && steps->before.empty()) {
+      return gradients;
+    }
+    if (steps == nullptr || steps->way != Way::MEASURED || !node_->begun.expired()) {
       return node_->call(names.before, gradients);
     }
     if (hooks->has_after) {
@@ -331,21 +310,24 @@ class Before : public FunctionPreHook {
     check(begin_measures(*steps, node_->measures) == 0);
     return gradients;
   }
-
-  void compiled_args(CompiledNodeArgs& args) const override {
-    Gil gil;
-    if (node_->acts()) {
-      args.add_pre_hook(node_->bound(names.before));
-    }
-  }
-
- private:
-  std::shared_ptr<Hooked> node_;
 };
 
-class After : public FunctionPostHook {
+// Run steps that are given the gradients on both sides of a node; false where Python is to do it.
+bool run_joined(const Lowered& steps, const variable_list& produced, const variable_list& consumed) {
+  int is_plain = is_only_driver() ? is_plain_here(true) : 0;
+  Ref outputs = tuple_of(produced), inputs = tuple_of(consumed), state = thread_state(), returned;
+  check(is_plain >= 0 && outputs && inputs && state);
+  Values values;
+  for (size_t i = 0; is_plain && i < produced.size(); i++) {
+    is_plain = values.append(PyTuple_GET_ITEM(outputs.get(), static_cast<Py_ssize_t>(i)));
+  }
+  check(!is_plain || call_steps(names.after, steps.after, values, inputs.get(), state.get(), returned) >= 0);
+  return is_plain;
+}
+
+class After : public NodeHook<FunctionPostHook> {
  public:
-  explicit After(std::shared_ptr<Hooked> node) : node_(std::move(node)) {}
+  using NodeHook::NodeHook;
 
   variable_list operator()(const variable_list& produced, const variable_list& consumed) override {
     if (nothing_flows(consumed) || !node_->acts()) {
@@ -360,23 +342,16 @@ class After : public FunctionPostHook {
     if (node_->task == current_task()) {
       begun = std::exchange(node_->begun, {}).lock();
     }
-    auto steps = runnable(*hooks);
-    if (steps == nullptr || (begun != steps && !steps->before.empty())) {
+    auto steps = known_now(*hooks);
+    if (steps != nullptr && steps->is_joined && run_joined(*steps, produced, consumed)) {
+      return produced;
+    }
+    if (steps == nullptr || steps->way != Way::MEASURED || (begun != steps && !steps->before.empty())) {
       return node_->call(names.after, produced, &consumed);
     }
     check(end_measures(*steps, node_->measures) == 0);
     return produced;
   }
-
-  void compiled_args(CompiledNodeArgs& args) const override {
-    Gil gil;
-    if (node_->acts()) {
-      args.add_post_hook(node_->bound(names.after));
-    }
-  }
-
- private:
-  std::shared_ptr<Hooked> node_;
 };
 
 // On the nodes of an operator's outputs: the accumulations of its leaves act in the passes that come here.
@@ -404,8 +379,10 @@ class Reached : public FunctionPreHook {
   std::vector<std::shared_ptr<Leaf>> leaves_;
 };
 
-// Hook a node, or the accumulation of a leaf, at one or both of its ends.
-void hook(Node& node, std::shared_ptr<Hooks> hooks, std::shared_ptr<Leaf> leaf, bool before, bool after) {
+// Hook a node, or the accumulation of a leaf, at one or both of its ends. Hooks know at which.
+void hook(Node& node, std::shared_ptr<Hooks> hooks, std::shared_ptr<Leaf> leaf, bool before = false, bool after = false) {
+  before = hooks ? hooks->has_before : before;
+  after = hooks ? hooks->has_after : after;
   auto hooked = std::make_shared<Hooked>(std::move(hooks), std::move(leaf));
   if (before) {
     node.add_pre_hook(std::make_unique<Before>(hooked));
@@ -416,16 +393,6 @@ void hook(Node& node, std::shared_ptr<Hooks> hooks, std::shared_ptr<Leaf> leaf, 
 }
 
 // ---- objects of Python's -------------------------------------------------------------------------------------
-
-PyTypeObject make_type(const char* name, size_t size, destructor dealloc) {
-  PyTypeObject type = {};
-  Py_SET_REFCNT(reinterpret_cast<PyObject*>(&type), 1);
-  type.tp_name = name;
-  type.tp_basicsize = static_cast<Py_ssize_t>(size);
-  type.tp_flags = Py_TPFLAGS_DEFAULT;
-  type.tp_dealloc = dealloc;
-  return type;
-}
 
 struct Accumulation {
   PyObject_HEAD
@@ -469,10 +436,18 @@ PyObject* accumulation_note_pass(PyObject* self, PyObject* args) {
       nullptr);
 }
 
-// The node that an object stands for; nullptr for that of a function of the program's own.
-NodePointer node_of(PyObject* object) {
-  bool is_found = torch::autograd::THPCppFunction_Check(object);
-  return is_found ? reinterpret_cast<torch::autograd::THPCppFunction*>(object)->cdata : NodePointer();
+// Hook the node that an object stands for: True; False for that of a function of the program's own.
+//   hooks: of a node, NodeHooks; nullptr for the accumulation of a leaf, which is hooked before or after it.
+PyObject* hook_object(PyObject* object, PyObject* hooks, const std::shared_ptr<Leaf>& leaf, bool before, bool after) {
+  auto act = [&]() -> PyObject* {
+    if (!torch::autograd::THPCppFunction_Check(object)) {
+      return Py_NewRef(Py_False);
+    }
+    auto made = hooks != nullptr ? Hooks::of(hooks) : nullptr;
+    hook(*reinterpret_cast<torch::autograd::THPCppFunction*>(object)->cdata, made, leaf, before, after);
+    return Py_NewRef(Py_True);
+  };
+  return guarded(act, nullptr);
 }
 
 PyObject* accumulation_register(PyObject* self, PyObject* args) {
@@ -481,24 +456,12 @@ PyObject* accumulation_register(PyObject* self, PyObject* args) {
   if (!PyArg_ParseTuple(args, "Opp", &node, &before, &after)) {
     return nullptr;
   }
-  return guarded(
-      [&]() -> PyObject* {
-        NodePointer found = node_of(node);
-        if (!found) {
-          PyErr_Format(PyExc_TypeError, "%R is no accumulation", node);
-          return nullptr;
-        }
-        hook(*found, nullptr, reinterpret_cast<Accumulation*>(self)->leaf, before, after);
-        return Py_NewRef(Py_None);
-      },
-      nullptr);
+  return hook_object(node, nullptr, reinterpret_cast<Accumulation*>(self)->leaf, before, after);
 }
 
 PyMethodDef accumulation_methods[] = {
-    {"note_pass", accumulation_note_pass, METH_VARARGS,
-     "note_pass(task, makes_graph)\n\nA backward pass has come to an operator of the scope that uses the leaf."},
-    {"register", accumulation_register, METH_VARARGS,
-     "register(node, before, after)\n\nHook an accumulation at one or both of its ends."},
+    {"note_pass", accumulation_note_pass, METH_VARARGS, nullptr},
+    {"register", accumulation_register, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -638,9 +601,7 @@ struct Trace {
   }
 
   bool is_like(const Trace& other) const {
-    return entries == other.entries && types == other.types && edges == other.edges &&
-           std::equal(classes.begin(), classes.end(), other.classes.begin(), other.classes.end(),
-                      [](const Ref& one, const Ref& two) { return one.get() == two.get(); });
+    return entries == other.entries && types == other.types && edges == other.edges && classes == other.classes;
   }
 };
 
@@ -680,43 +641,9 @@ struct Graph {
   Ref owners, scopes;
 };
 
-struct Claims {
-  PyObject_HEAD
-  Graph* graph;
-};
-
-void claims_dealloc(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  delete reinterpret_cast<Claims*>(self)->graph;
-  Py_TYPE(self)->tp_free(self);
-}
-
-// What it shares with the hooks of nodes leads to no object that leads to it.
-int claims_traverse(PyObject* self, visitproc visit, void* arg) {
-  const Graph& graph = *reinterpret_cast<Claims*>(self)->graph;
-  Py_VISIT(graph.owners.get());
-  Py_VISIT(graph.scopes.get());
-  for (const KnownLeaf& leaf : graph.leaves) {
-    Py_VISIT(leaf.owner.get());
-  }
-  return 0;
-}
-
-int claims_clear(PyObject* self) {
-  reinterpret_cast<Claims*>(self)->graph->leaves.clear();
-  reinterpret_cast<Claims*>(self)->graph->owners = Ref();
-  return 0;
-}
-
-PyTypeObject make_claims_type() {
-  PyTypeObject type = make_type("amanda_torch_accel.gate.Claims", sizeof(Claims), claims_dealloc);
-  type.tp_flags |= Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION;
-  type.tp_traverse = claims_traverse;
-  type.tp_clear = claims_clear;
-  return type;
-}
-
-PyTypeObject Claims_Type = make_claims_type();
+// Python holds it in a capsule, which the garbage collector does not look into: what it holds leads to none that leads
+// to it.
+Graph* graph_of(PyObject* capsule) { return static_cast<Graph*>(PyCapsule_GetPointer(capsule, nullptr)); }
 
 // Key in the metadata of a leaf's accumulation, see amanda_torch.autograd.leaves.
 PyObject* mark;
@@ -814,7 +741,7 @@ bool claim_graph(const Graph& graph, const Trace& found, const Known* op, PyObje
       (*found.nodes[i])->add_pre_hook(std::make_unique<Reached>(reached));
     }
     if (const auto& hooks = graph.hooks[i]) {
-      hook(**found.nodes[i], hooks, nullptr, hooks->has_before, hooks->has_after);
+      hook(**found.nodes[i], hooks, nullptr);
     }
   }
   return true;
@@ -841,8 +768,9 @@ int claim_known(Tracker* mode, Known* known, PyObject* result, int64_t start) {
     }
     for (Py_ssize_t i = 0; !done && i < PyTuple_GET_SIZE(natives.get()); i++) {
       PyObject* one = PyTuple_GET_ITEM(natives.get(), i);
-      const Graph* graph = Py_IS_TYPE(one, &Claims_Type) ? reinterpret_cast<Claims*>(one)->graph : nullptr;
-      done = graph != nullptr && graph->form.is_like(found) && claim_graph(*graph, found, known, iteration.get());
+      const Graph* graph = graph_of(one);
+      check(graph != nullptr);
+      done = graph->form.is_like(found) && claim_graph(*graph, found, known, iteration.get());
     }
   }
   if (done && PyDict_SetItem(known->iterations, known->op_id, iteration.get()) < 0) {
@@ -853,15 +781,13 @@ int claim_known(Tracker* mode, Known* known, PyObject* result, int64_t start) {
 
 // ---- functions of Python's -----------------------------------------------------------------------------------
 
-PyObject* gate_claim(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  if (count != 4 || !is_a(given[0], &Tracker_Type) || !is_a(given[1], &Known_Type)) {
-    PyErr_SetString(PyExc_TypeError, "claim() takes a Tracker, a Known, a result and a number");
+PyObject* gate_claim(PyObject*, PyObject* args) {
+  PyObject *mode, *known, *result;
+  long long start;
+  if (!PyArg_ParseTuple(args, "O!O!OL", &Tracker_Type, &mode, &Known_Type, &known, &result, &start)) {
     return nullptr;
   }
-  long long start = PyLong_AsLongLong(given[3]);
-  int done = PyErr_Occurred()
-                 ? -1
-                 : claim(reinterpret_cast<Tracker*>(given[0]), reinterpret_cast<Known*>(given[1]), given[2], start);
+  int done = claim(reinterpret_cast<Tracker*>(mode), reinterpret_cast<Known*>(known), result, start);
   return done < 0 ? nullptr : PyBool_FromLong(done);
 }
 
@@ -877,27 +803,8 @@ PyObject* gate_register(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OO", &hooks, &node)) {
     return nullptr;
   }
-  return guarded(
-      [&]() -> PyObject* {
-        NodePointer found = node_of(node);
-        auto made = found ? Hooks::of(hooks) : nullptr;
-        if (made != nullptr) {
-          hook(*found, made, nullptr, made->has_before, made->has_after);
-        }
-        return PyErr_Occurred() ? nullptr : PyBool_FromLong(made != nullptr);
-      },
-      nullptr);
+  return hook_object(node, hooks, nullptr, false, false);
 }
-
-PyDoc_STRVAR(learn_doc,
-             "learn(result, start, nodes, leaves, owners, scopes)\n\nWhat claim() needs of a graph of which everything is "
-             "known.\n\n"
-             "Args:\n    result, start: of an execution that has this graph.\n"
-             "    nodes: by the node, its NodeHooks.\n"
-             "    leaves: by the accumulation of a leaf, its owner, and, if the operator is that, a list of the NodeHooks "
-             "in each scope, empty for nothing; otherwise None.\n"
-             "    owners, scopes: LeafClaimer.leaf_owners, and the scopes of the operator.\n\n"
-             "Returns:\n    A tuple's item for KnownGradients.natives; None where nodes are not as C++ finds them.");
 
 // What a dict says of a node (borrowed); nullptr for nothing.
 PyObject* said_of(const NodePointer& node, PyObject* dict) {
@@ -907,12 +814,6 @@ PyObject* said_of(const NodePointer& node, PyObject* dict) {
   return found;
 }
 
-std::shared_ptr<Hooks> make_hooks(PyObject* hooks) {
-  auto made = Hooks::of(hooks);
-  check(made != nullptr);
-  return made;
-}
-
 // Complete a graph; false where nodes are not as C++ finds them.
 bool complete(Graph& graph, PyObject* nodes, PyObject* leaves) {
   for (const NodePointer* node : graph.form.nodes) {
@@ -920,7 +821,7 @@ bool complete(Graph& graph, PyObject* nodes, PyObject* leaves) {
     if (hooks == nullptr) {
       return false;
     }
-    auto made = make_hooks(hooks);
+    auto made = Hooks::of(hooks);
     graph.hooks.push_back(made->has_before || made->has_after ? made : nullptr);
   }
   for (const NodePointer* node : graph.form.leaves) {
@@ -931,7 +832,7 @@ bool complete(Graph& graph, PyObject* nodes, PyObject* leaves) {
     PyObject* hooks = PyTuple_GET_ITEM(found, 1);
     KnownLeaf known{Ref::to(PyTuple_GET_ITEM(found, 0)), hooks != Py_None, {}};
     for (Py_ssize_t i = 0; PyList_CheckExact(hooks) && i < PyList_GET_SIZE(hooks); i++) {
-      known.hooks.push_back(make_hooks(PyList_GET_ITEM(hooks, i)));
+      known.hooks.push_back(Hooks::of(PyList_GET_ITEM(hooks, i)));
     }
     graph.leaves.push_back(std::move(known));
   }
@@ -957,25 +858,20 @@ PyObject* gate_learn(PyObject*, PyObject* args) {
         if (!trace(graph->form, result, start) || !complete(*graph, nodes, leaves)) {
           return Py_NewRef(Py_None);
         }
-        Claims* made = PyObject_GC_New(Claims, &Claims_Type);
-        if (made == nullptr) {
-          return nullptr;
+        PyObject* made = PyCapsule_New(graph.get(), nullptr, [](PyObject* one) { delete graph_of(one); });
+        if (made != nullptr) {
+          graph.release();
         }
-        made->graph = graph.release();
-        PyObject_GC_Track(made);
-        return reinterpret_cast<PyObject*>(made);
+        return made;
       },
       nullptr);
 }
 
 PyMethodDef functions[] = {
-    {"claim", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(gate_claim)), METH_FASTCALL,
-     "claim(mode, known, result, start)\n\nHook the backward operators of an operator that has run; False where Python is "
-     "to do it."},
-    {"forget", gate_forget, METH_NOARGS, "forget()\n\nThe routines of all backward operators are out of date."},
-    {"learn", gate_learn, METH_VARARGS, learn_doc},
-    {"register", gate_register, METH_VARARGS, "register(hooks, node)\n\nHook a node, as NodeHooks.register() does; False for that of a function of the "
-     "program's own."},
+    {"claim", gate_claim, METH_VARARGS, nullptr},
+    {"forget", gate_forget, METH_NOARGS, nullptr},
+    {"learn", gate_learn, METH_VARARGS, nullptr},
+    {"register", gate_register, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -989,7 +885,7 @@ int prepare_autograd(PyObject* module) {
   mark = PyUnicode_InternFromString("amanda");
   Accumulation_Type.tp_new = accumulation_new;
   Accumulation_Type.tp_methods = accumulation_methods;
-  return mark == nullptr || PyType_Ready(&Claims_Type) < 0 || PyModule_AddType(module, &Accumulation_Type) < 0
+  return mark == nullptr || PyModule_AddType(module, &Accumulation_Type) < 0
              ? -1
              : PyModule_AddFunctions(module, functions);
 }

@@ -7,13 +7,6 @@ namespace accel {
 
 namespace {
 
-PyDoc_STRVAR(configure_doc,
-             "configure(objects, builtins)\n\nName what the extension needs, once per process.\n\n"
-             "Args:\n    objects: of amanda, amanda-torch and PyTorch, by name; see amanda_torch.eager.gate.\n"
-             "    builtins: push, pop, length and at of the stack of modes; __enter__ and __exit__ of what turns it off,\n"
-             "        and of what pushes and pops a mode in C++.\n\n"
-             "Raises:\n    ValueError: a builtin is called in a form that is not known.");
-
 PyObject* gate_configure(PyObject*, PyObject* args) {
   PyObject *given, *builtins;
   if (!PyArg_ParseTuple(args, "O!O!", &PyDict_Type, &given, &PyTuple_Type, &builtins)) {
@@ -39,7 +32,7 @@ PyObject* gate_configure(PyObject*, PyObject* args) {
 }
 
 PyMethodDef functions[] = {
-    {"configure", gate_configure, METH_VARARGS, configure_doc},
+    {"configure", gate_configure, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -50,7 +43,7 @@ int execute(PyObject* module) {
     return -1;
   }
   return prepare_names() < 0 || prepare_records(module) < 0 || prepare_trampolines(module) < 0 ||
-                 prepare_autograd(module) < 0 || PyModule_AddFunctions(module, functions) < 0
+                 prepare_autograd(module) < 0
              ? -1
              : 0;
 }
@@ -63,17 +56,15 @@ PyModuleDef_Slot slots[] = {
     {0, nullptr},
 };
 
-PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    "amanda_torch_accel.gate",
-    "The part of amanda-torch that is written in C++.",
-    0,
-    nullptr,
-    slots,
-    nullptr,
-    nullptr,
-    nullptr,
-};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "amanda_torch_accel.gate",
+                          "The part of amanda-torch that is written in C++.",
+                          0,
+                          functions,
+                          slots,
+                          nullptr,
+                          nullptr,
+                          nullptr};
 
 }  // namespace
 

@@ -264,15 +264,16 @@ bool append_arguments(const Invocation& call, PyObject* keywords, Values& values
 }
 
 // Layout.values() of amanda_torch.operators.layouts: the inputs of a call (borrowed): 1, 0 if it has another form, -1
-// with an error. A layout's `form` is what is read of it: (func, keywords, types, lists, places, is_in_place).
+// with an error. A layout's `form` is what is read of it: (func, keywords, types, lists, places, is_in_place, writes).
 int find_inputs(const Execution& one, Values& inputs) {
   PyObject* form = one.known->form;
-  if (form == nullptr || !PyTuple_CheckExact(form) || PyTuple_GET_SIZE(form) != 6) {
+  if (form == nullptr || !PyTuple_CheckExact(form) || PyTuple_GET_SIZE(form) != 7) {
     return 0;
   }
   PyObject *lists = PyTuple_GET_ITEM(form, 3), *places = PyTuple_GET_ITEM(form, 4);
   Values flat;
   if (one.reported != PyTuple_GET_ITEM(form, 0) || (is_recording() && PyTuple_GET_ITEM(form, 5) != Py_False) ||
+      (one.lowered.is_joined && PyTuple_GET_ITEM(form, 6) != Py_False) ||
       !append_arguments(one.call, PyTuple_GET_ITEM(form, 1), flat) ||
       !have_types(flat.items, flat.count, PyTuple_GET_ITEM(form, 2)) || !PyList_CheckExact(lists) ||
       !PyList_CheckExact(places) || !flat.append(Py_None)) {
@@ -312,9 +313,8 @@ int find_outputs(PyObject* result, Values& outputs, Ref& list) {
   }
   if (PyTuple_Check(result)) {
     PyObject** items = PySequence_Fast_ITEMS(result);
-    bool fits = std::all_of(items, items + PyTuple_GET_SIZE(result),
-                            [&outputs](PyObject* item) { return is_tensor(item) && outputs.append(item); });
-    if (fits) {
+    if (std::all_of(items, items + PyTuple_GET_SIZE(result),
+                    [&outputs](PyObject* item) { return is_tensor(item) && outputs.append(item); })) {
       return 1;
     }
     outputs.count = 0;
@@ -332,7 +332,7 @@ int find_outputs(PyObject* result, Values& outputs, Ref& list) {
 }
 
 // Call the functions after an operator; its result, or what Python makes of what one returns.
-Ref call_after(const Execution& one, Ref result, const Values& inputs, PyObject* state) {
+Ref call_after(const Execution& one, Ref result, PyObject* inputs, PyObject* state) {
   if (one.lowered.after.empty()) {
     return result;
   }
@@ -340,16 +340,16 @@ Ref call_after(const Execution& one, Ref result, const Values& inputs, PyObject*
   Ref list, returned;
   int done = one.lowered.takes_tensors ? find_outputs(result.get(), outputs, list) : 1;
   if (done > 0) {
-    done = call_steps(one.known, one.lowered.after, outputs, state, returned);
+    done = call_steps(one.known->name, one.lowered.after, outputs, inputs, state, returned);
   }
   if (done < 0 || (!returned && done == std::ssize(one.lowered.after))) {
     return done < 0 ? Ref() : std::move(result);
   }
-  Ref given = inputs.list(), number(given ? PyLong_FromLong(done) : nullptr), executor = Ref::to(one.known->executor);
+  Ref number(PyLong_FromLong(done)), executor = Ref::to(one.known->executor);
   if (!number || !executor) {
     return Ref();
   }
-  return Ref(PyObject_CallMethodObjArgs(executor.get(), names.go_on_after, one.known, Py_None, given.get(), result.get(),
+  return Ref(PyObject_CallMethodObjArgs(executor.get(), names.go_on_after, one.known, Py_None, inputs, result.get(),
                                         number.get(), returned ? returned.get() : Py_None, nullptr));
 }
 
@@ -361,10 +361,10 @@ Ref run_called(const Execution& one) {
   if (may <= 0) {
     return may < 0 ? Ref() : call_executor(one, names.run_known);
   }
-  if (!(kept = inputs.list())) {  // a function may change a list of the program's
+  if (!(kept = inputs.tuple())) {  // a function may change a list of the program's
     return Ref();
   }
-  int done = call_steps(one.known, one.lowered.before, inputs, state.get(), returned);
+  int done = call_steps(one.known->name, one.lowered.before, inputs, kept.get(), state.get(), returned);
   if (done < 0) {
     return Ref();
   }
@@ -373,7 +373,7 @@ Ref run_called(const Execution& one) {
     return stopped ? call_executor(one, names.run_described, Py_None, stopped.get()) : Ref();
   }
   Ref result = run_operator(one, nullptr);
-  return is_result(one, result.get()) ? call_after(one, std::move(result), inputs, state.get()) : std::move(result);
+  return is_result(one, result.get()) ? call_after(one, std::move(result), kept.get(), state.get()) : std::move(result);
 }
 
 Ref run_known(const Execution& one) {
@@ -445,7 +445,8 @@ Frame* next_frame(Tracker* mode, Frame* parent, PyObject* module, Child*& child,
     return nullptr;
   }
   child = reinterpret_cast<Child*>(found);
-  if (referent(child->ref).get() != module || child->transparent != Py_False || child->is_fused != Py_False ||
+  Ref called(child->ref != nullptr ? PyObject_CallNoArgs(child->ref) : nullptr);
+  if (called.get() != module || child->transparent != Py_False || child->is_fused != Py_False ||
       child->frames == nullptr || !PyList_CheckExact(child->frames) || child->calls == nullptr) {
     return nullptr;
   }

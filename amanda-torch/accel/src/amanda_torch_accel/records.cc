@@ -2,9 +2,6 @@
 
 #include "accel.h"
 
-#include <exception>
-#include <new>
-
 namespace accel {
 
 Names names;
@@ -13,17 +10,10 @@ Objects objects;
 // ---- errors and references -----------------------------------------------------------------------------------
 
 #if PY_VERSION_HEX >= 0x030C0000
-KeepError::KeepError() : error_(PyErr_GetRaisedException()) {}
-KeepError::~KeepError() { PyErr_SetRaisedException(error_); }
+Ref take_error() { return Ref(PyErr_GetRaisedException()); }
+void put_error(Ref error) { PyErr_SetRaisedException(error.release()); }
 #else
-KeepError::KeepError() { PyErr_Fetch(&type_, &value_, &traceback_); }
-KeepError::~KeepError() { PyErr_Restore(type_, value_, traceback_); }
-#endif
-
 Ref take_error() {
-#if PY_VERSION_HEX >= 0x030C0000
-  return Ref(PyErr_GetRaisedException());
-#else
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
   PyErr_NormalizeException(&type, &value, &traceback);
@@ -33,42 +23,18 @@ Ref take_error() {
   Py_XDECREF(type);
   Py_XDECREF(traceback);
   return Ref(value);
+}
+
+void put_error(Ref error) {
+  PyObject* value = error.release();
+  PyErr_Restore(value != nullptr ? Py_NewRef(Py_TYPE(value)) : nullptr, value,
+                value != nullptr ? PyException_GetTraceback(value) : nullptr);
+}
 #endif
-}
 
-void set_error_from_exception() noexcept {
-  try {
-    throw;
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
-  } catch (const std::exception& error) {
-    if (!PyErr_Occurred()) {
-      PyErr_SetString(PyExc_RuntimeError, error.what());
-    }
-  } catch (...) {
-    PyErr_SetString(PyExc_RuntimeError, "an exception of C++");
-  }
-}
-
-Ref referent(PyObject* reference) {
-  PyObject* found = nullptr;
-  if (reference != nullptr && PyWeakref_Check(reference)) {
-#if PY_VERSION_HEX >= 0x030D0000
-    if (PyWeakref_GetRef(reference, &found) < 0) {
-      PyErr_Clear();
-    }
-#else
-    found = PyWeakref_GetObject(reference);
-    found = found == Py_None ? nullptr : Py_XNewRef(found);
-#endif
-  }
-  return Ref(found);
-}
-
-int add_to(PyObject* object, PyObject* name, int64_t amount) {
-  Ref before(PyObject_GetAttr(object, name));
-  Ref number(before ? PyLong_FromLongLong(amount) : nullptr);
-  Ref sum(number ? PyNumber_Add(before.get(), number.get()) : nullptr);
+int add_to(PyObject* object, PyObject* name, const Ref& amount) {
+  Ref before(amount ? PyObject_GetAttr(object, name) : nullptr);
+  Ref sum(before ? PyNumber_Add(before.get(), amount.get()) : nullptr);
   return sum ? PyObject_SetAttr(object, name, sum.get()) : -1;
 }
 
@@ -160,15 +126,9 @@ void record_dealloc(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
-PyTypeObject make_type(const char* name, Py_ssize_t size, PyMemberDef* fields) {
-  PyTypeObject type = {};
-  Py_SET_REFCNT(reinterpret_cast<PyObject*>(&type), 1);
-  type.tp_name = name;
-  type.tp_basicsize = size;
-  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE;
-  type.tp_traverse = record_traverse;
-  type.tp_clear = record_clear;
-  type.tp_dealloc = record_dealloc;
+PyTypeObject make_record(const char* name, size_t size, PyMemberDef* fields) {
+  PyTypeObject type = make_type(name, size, record_dealloc, record_traverse, record_clear);
+  type.tp_flags |= Py_TPFLAGS_BASETYPE;
   type.tp_new = PyType_GenericNew;
   type.tp_members = fields;
   return type;
@@ -176,10 +136,22 @@ PyTypeObject make_type(const char* name, Py_ssize_t size, PyMemberDef* fields) {
 
 }  // namespace
 
-PyTypeObject Tracker_Type = make_type("amanda_torch_accel.gate.TrackerFields", sizeof(Tracker), tracker_fields);
-PyTypeObject Frame_Type = make_type("amanda_torch_accel.gate.FrameFields", sizeof(Frame), frame_fields);
-PyTypeObject Child_Type = make_type("amanda_torch_accel.gate.ChildFields", sizeof(Child), child_fields);
-PyTypeObject Known_Type = make_type("amanda_torch_accel.gate.KnownFields", sizeof(Known), known_fields);
+PyTypeObject make_type(const char* name, size_t size, destructor dealloc, traverseproc traverse, inquiry clear) {
+  PyTypeObject type = {};
+  Py_SET_REFCNT(reinterpret_cast<PyObject*>(&type), 1);
+  type.tp_name = name;
+  type.tp_basicsize = static_cast<Py_ssize_t>(size);
+  type.tp_flags = Py_TPFLAGS_DEFAULT | (traverse != nullptr ? Py_TPFLAGS_HAVE_GC : 0);
+  type.tp_dealloc = dealloc;
+  type.tp_traverse = traverse;
+  type.tp_clear = clear;
+  return type;
+}
+
+PyTypeObject Tracker_Type = make_record("amanda_torch_accel.gate.TrackerFields", sizeof(Tracker), tracker_fields);
+PyTypeObject Frame_Type = make_record("amanda_torch_accel.gate.FrameFields", sizeof(Frame), frame_fields);
+PyTypeObject Child_Type = make_record("amanda_torch_accel.gate.ChildFields", sizeof(Child), child_fields);
+PyTypeObject Known_Type = make_record("amanda_torch_accel.gate.KnownFields", sizeof(Known), known_fields);
 
 int prepare_records(PyObject* module) {
   for (PyTypeObject* type : {&Tracker_Type, &Frame_Type, &Child_Type, &Known_Type}) {

@@ -2,21 +2,17 @@
 //
 // A plan is lowered by core to steps (amanda.inline.steps); here they are run. What is not simple is Python's.
 
-#include "accel.h"
+#include "invocation.h"
 #include "torch_api.h"
 
 #include <algorithm>
-#include <ctime>
+#include <chrono>
 #include <memory>
 
 namespace accel {
 
-Ref Values::list() const {
-  Ref list(PyList_New(count));
-  for (int i = 0; list && i < count; i++) {
-    PyList_SET_ITEM(list.get(), i, Py_NewRef(items[i]));
-  }
-  return list;
+Ref Values::tuple() const {
+  return make_tuple(count, [this](Py_ssize_t i) { return Py_NewRef(items[i]); });
 }
 
 // ---- lowering ------------------------------------------------------------------------------------------------
@@ -30,11 +26,13 @@ int read_step(PyObject* object, Step& step) {
   if (PyErr_Occurred()) {
     return -1;
   }
-  step.kind = number > MEMORY ? CALL : static_cast<Kind>(number);
+  step.kind = number > EXECUTION ? CALL : static_cast<Kind>(number);
   step.ends = ends.get() == Py_True;
   step.routine = Ref(PyObject_GetAttr(object, names.routine));
   step.action = Ref(step.routine ? PyObject_GetAttr(object, names.action) : nullptr);
-  step.func = Ref(step.action ? PyObject_GetAttr(step.action.get(), names.func) : nullptr);
+  step.func = Ref(!step.action              ? nullptr
+                  : step.kind == EXECUTION ? PyObject_GetAttr(step.routine.get(), names.note_execution)
+                                           : PyObject_GetAttr(step.action.get(), names.func));
   step.select = Ref(step.func ? PyObject_GetAttr(step.action.get(), names.select) : nullptr);
   step.kwargs = Ref(step.select ? PyObject_GetAttr(step.action.get(), names.kwargs) : nullptr);
   if (!step.kwargs) {
@@ -55,18 +53,18 @@ int read_steps(PyObject* steps, std::vector<Step>& read) {
   return is_read;
 }
 
-template <typename F>
-bool any_step(const Lowered& lowered, F&& is_so) {
-  return std::any_of(lowered.before.begin(), lowered.before.end(), is_so) ||
-         std::any_of(lowered.after.begin(), lowered.after.end(), is_so);
-}
-
 // Find the way of steps that have been read; -1 with an error.
 int choose_way(Lowered& lowered, PyObject* before, PyObject* after) {
-  lowered.takes_tensors = any_step(lowered, [](const Step& step) {
-    return step.select.get() == Py_None || PyTuple_GET_SIZE(step.select.get()) > 0;
-  });
-  bool calls = any_step(lowered, [](const Step& step) { return step.kind == CALL; });
+  bool calls = false;
+  for (const auto* steps : {&lowered.before, &lowered.after}) {
+    for (const Step& step : *steps) {
+      bool is_blind = step.select.get() != Py_None && PyTuple_GET_SIZE(step.select.get()) == 0;
+      lowered.is_joined |= step.kind == EXECUTION;
+      lowered.takes_tensors |= step.kind == EXECUTION || !is_blind;
+      lowered.acts_before |= step.kind == COUNT && steps == &lowered.before;
+      calls |= step.kind == CALL || step.kind == EXECUTION;
+    }
+  }
   Ref are_paired(calls ? Py_NewRef(Py_False)
                        : PyObject_CallFunctionObjArgs(objects.are_paired, before, after, nullptr));
   lowered.way = are_paired.get() == Py_True ? Way::MEASURED : Way::CALLED;
@@ -76,31 +74,25 @@ int choose_way(Lowered& lowered, PyObject* before, PyObject* after) {
 }  // namespace
 
 Lowered* lower(PyObject* before, PyObject* after) {
-  try {
+  auto read = [before, after]() -> Lowered* {
     auto lowered = std::make_unique<Lowered>();
     int is_read = read_steps(before, lowered->before);
     is_read = is_read > 0 ? read_steps(after, lowered->after) : is_read;
     if (is_read < 0 || (is_read > 0 && choose_way(*lowered, before, after) < 0)) {
       return nullptr;
     }
-    lowered->acts_before =
-        lowered->way != Way::MEASURED || std::any_of(lowered->before.begin(), lowered->before.end(),
-                                                     [](const Step& step) { return step.kind == COUNT; });
+    lowered->acts_before |= lowered->way != Way::MEASURED;
     return lowered.release();
-  } catch (...) {
-    set_error_from_exception();
-    return nullptr;
-  }
+  };
+  return guarded(read, nullptr);
 }
 
 int visit_lowered(const Lowered& lowered, visitproc visit, void* arg) {
   for (const auto* steps : {&lowered.before, &lowered.after}) {
     for (const Step& step : *steps) {
-      Py_VISIT(step.routine.get());
-      Py_VISIT(step.action.get());
-      Py_VISIT(step.func.get());
-      Py_VISIT(step.select.get());
-      Py_VISIT(step.kwargs.get());
+      for (const Ref* one : {&step.routine, &step.action, &step.func, &step.select, &step.kwargs}) {
+        Py_VISIT(one->get());
+      }
     }
   }
   return 0;
@@ -112,18 +104,7 @@ namespace {
 
 // time.perf_counter_ns(), which reads this clock on Linux.
 int64_t read_clock() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
-}
-
-unsigned long native_thread() {
-#if defined(PY_HAVE_THREAD_NATIVE_ID)
-  static thread_local unsigned long id = PyThread_get_thread_native_id();
-  return id;
-#else
-  return 0;
-#endif
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // Call a function of a routine of amanda.inline in the code of tools; nullptr with an error.
@@ -149,12 +130,15 @@ int add_time(PyObject* timer, int64_t start, int64_t end) {
     }
     Ref number(is_due == 0 ? PyObject_GetAttr(timer, names.number) : nullptr);
     Ref numbers(number ? PyObject_GetAttr(log.get(), names.numbers) : nullptr);
-    Ref row(numbers ? Py_BuildValue("OOOk", number.get(), first.get(), last.get(), native_thread()) : nullptr);
+    static thread_local unsigned long thread = PyThread_get_thread_native_id();
+    Ref row(numbers ? Py_BuildValue("OOOk", number.get(), first.get(), last.get(), thread) : nullptr);
     if (!row || !Ref(PyObject_CallMethodOneArg(numbers.get(), names.extend, row.get()))) {
       return -1;
     }
   }
-  return add_to(timer, names.executions, 1) < 0 ? -1 : add_to(timer, names.nanoseconds, end - start);
+  return add_to(timer, names.executions, Ref(PyLong_FromLong(1))) < 0
+             ? -1
+             : add_to(timer, names.nanoseconds, Ref(PyLong_FromLongLong(end - start)));
 }
 
 // Run the counts and memory of a point, and the clocks that end.
@@ -162,7 +146,7 @@ int run_measures(const std::vector<Step>& steps, int64_t start, int64_t end) {
   for (const Step& step : steps) {
     int failed = 0;
     if (step.kind == COUNT) {
-      failed = add_to(step.routine.get(), names.count, 1);
+      failed = add_to(step.routine.get(), names.count, Ref(PyLong_FromLong(1)));
     } else if (step.kind == MEMORY) {
       failed = call_as_routine(step.func.get()) ? 0 : -1;
     } else if (step.ends) {
@@ -208,21 +192,21 @@ int charge(PyObject* state, int64_t nanoseconds) {
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(scopes.get()); i++) {
     Ref statistics(PyObject_GetAttr(PyTuple_GET_ITEM(scopes.get(), i), names.statistics));
-    Ref before(statistics ? PyObject_GetAttr(statistics.get(), names.tool_seconds) : nullptr);
-    Ref sum(before ? PyNumber_Add(before.get(), seconds.get()) : nullptr);
-    if (!sum || PyObject_SetAttr(statistics.get(), names.tool_seconds, sum.get()) < 0) {
+    if (!statistics || add_to(statistics.get(), names.tool_seconds, seconds) < 0) {
       return -1;
     }
   }
   return 0;
 }
 
-// What goes with the code of tools in a thread: the only place where it is entered.
+// What goes with the code of tools in a thread: the only place where it is entered. Its twin in Python is ToolCode of
+// amanda.engine.tool_code.
 class ToolCode {
  public:
   explicit ToolCode(PyObject* state) : state_(state) {}
 
-  // Other drivers and hooks see that it is code of tools, nothing is recorded, and one thread runs it at a time.
+  // Other drivers and hooks see that it is code of tools, nothing is recorded or noticed, and one thread runs it at a
+  // time.
   int enter() {
     outer_ = Ref::to(PyDict_GetItemWithError(state_, names.paused));
     Ref one(PyLong_FromLong(1)), inner(outer_ && one ? PyNumber_Add(outer_.get(), one.get()) : nullptr);
@@ -237,6 +221,8 @@ class ToolCode {
     if (records_) {
       set_recording(false);
     }
+    mode_ = virtual_mode(this_thread());
+    this_thread().mode = nullptr;
     is_locked_ = static_cast<bool>(Ref(PyObject_CallNoArgs(objects.acquire)));
     start_ = read_clock();
     return is_locked_ ? 0 : -1;
@@ -251,6 +237,9 @@ class ToolCode {
         failed = charge(state_, read_clock() - start_) < 0;
         PyErr_Clear();
         failed = !Ref(PyObject_CallNoArgs(objects.release)) || failed;
+      }
+      if (mode_ != nullptr) {
+        put_back(this_thread(), mode_);
       }
       if (records_) {
         set_recording(true);
@@ -268,21 +257,26 @@ class ToolCode {
  private:
   PyObject* state_;
   Ref outer_;
+  PyObject* mode_ = nullptr;
   bool records_ = false, is_locked_ = false;
   int64_t start_ = 0;
 };
 
 // Have Python note which function has raised an error, and raise what it gives instead.
-void note_raised(const Known* known, PyObject* action) {
+void note_raised(PyObject* name, PyObject* action) {
   Ref error = take_error();
-  Ref raised(PyObject_CallFunctionObjArgs(objects.raised, error.get(), action, known->name, nullptr));
+  Ref raised(PyObject_CallFunctionObjArgs(objects.raised, error.get(), action, name, nullptr));
   if (raised) {
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.get())), raised.get());
   }
 }
 
 // Call a function with what it selects of the values; nullptr without an error if these are too few.
-Ref call_step(const Step& step, const Values& values) {
+Ref call_step(const Step& step, const Values& values, PyObject* inputs) {
+  if (step.kind == EXECUTION) {
+    Ref outputs = step.select.get() == Py_None ? values.tuple() : Ref(PyTuple_New(0));
+    return Ref(outputs ? PyObject_CallFunctionObjArgs(step.func.get(), inputs, outputs.get(), nullptr) : nullptr);
+  }
   PyObject* room[MOST_VALUES + 1];
   PyObject** selected = room + 1;
   PyObject* select = step.select.get();
@@ -304,19 +298,19 @@ Ref call_step(const Step& step, const Values& values) {
                                      static_cast<size_t>(count) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwargs));
 }
 
-int call_each(const Known* known, const std::vector<Step>& steps, const Values& values, Ref& returned) {
+int call_each(PyObject* name, const std::vector<Step>& steps, const Values& values, PyObject* inputs, Ref& returned) {
   int64_t versions[MOST_VALUES];
   for (int i = 0; i < values.count; i++) {
     versions[i] = version_of(values.items[i]);
   }
   int done = 0;
   for (const Step& step : steps) {
-    returned = call_step(step, values);
+    returned = call_step(step, values, inputs);
     if (!returned) {
       if (!PyErr_Occurred()) {
         return done;
       }
-      note_raised(known, step.action.get());
+      note_raised(name, step.action.get());
       return -1;
     }
     done++;
@@ -339,12 +333,13 @@ int call_each(const Known* known, const std::vector<Step>& steps, const Values& 
 
 }  // namespace
 
-int call_steps(const Known* known, const std::vector<Step>& steps, const Values& values, PyObject* state, Ref& returned) {
+int call_steps(PyObject* name, const std::vector<Step>& steps, const Values& values, PyObject* inputs, PyObject* state,
+               Ref& returned) {
   if (steps.empty()) {
     return 0;
   }
   ToolCode code(state);
-  int done = code.enter() < 0 ? -1 : call_each(known, steps, values, returned);
+  int done = code.enter() < 0 ? -1 : call_each(name, steps, values, inputs, returned);
   return code.leave() < 0 ? -1 : done;
 }
 

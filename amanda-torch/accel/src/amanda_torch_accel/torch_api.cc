@@ -8,11 +8,31 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <exception>
+#include <new>
+
 namespace accel {
+
+void set_error_from_exception() noexcept {
+  try {
+    throw;
+  } catch (python_error& error) {
+    error.restore();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    if (!PyErr_Occurred()) {
+      PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+  } catch (...) {
+    PyErr_SetString(PyExc_RuntimeError, "an exception of C++");
+  }
+}
 
 using Modes = at::impl::PythonTorchFunctionTLS;
 
@@ -29,23 +49,16 @@ Ref mode_at(Py_ssize_t index) {
 }
 
 Ref pop_mode() {
-  try {
-    return Ref::to(Modes::pop_stack()->ptr(getPyInterpreter()));
-  } catch (...) {
-    set_error_from_exception();
-    return Ref();
-  }
+  return guarded([] { return Ref::to(Modes::pop_stack()->ptr(getPyInterpreter())); }, Ref());
 }
 
 int push_mode(PyObject* mode) {
-  try {
+  auto push = [mode] {
     Py_INCREF(mode);
     Modes::push_onto_stack(std::make_shared<c10::SafePyObject>(mode, getPyInterpreter()));
     return 0;
-  } catch (...) {
-    set_error_from_exception();
-    return -1;
-  }
+  };
+  return guarded(push, -1);
 }
 
 bool modes_are_disabled() {

@@ -58,10 +58,7 @@ void* address_of(T* function) {
 // Arguments of a vectorcall as a tuple, and as a dict if there are names; false with an error.
 bool pack(PyObject* const* values, size_t nargsf, PyObject* keywords, Ref& args, Ref& kwargs) {
   Py_ssize_t count = PyVectorcall_NARGS(nargsf), named = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
-  args = Ref(PyTuple_New(count));
-  for (Py_ssize_t i = 0; args && i < count; i++) {
-    PyTuple_SET_ITEM(args.get(), i, Py_NewRef(values[i]));
-  }
+  args = make_tuple(count, [values](Py_ssize_t i) { return Py_NewRef(values[i]); });
   kwargs = Ref(args && named > 0 ? PyDict_New() : nullptr);
   for (Py_ssize_t i = 0; kwargs && i < named; i++) {
     if (PyDict_SetItem(kwargs.get(), PyTuple_GET_ITEM(keywords, i), values[count + i]) < 0) {
@@ -120,11 +117,7 @@ Positional::Positional(const Invocation& call) {
 
 Ref reported_args(const Invocation& call) {
   Positional given(call);
-  Ref args(PyTuple_New(given.count()));
-  for (Py_ssize_t i = 0; args && i < given.count(); i++) {
-    PyTuple_SET_ITEM(args.get(), i, Py_NewRef(given[i]));
-  }
-  return args;
+  return make_tuple(given.count(), [&given](Py_ssize_t i) { return Py_NewRef(given[i]); });
 }
 
 Ref reported_kwargs(const Invocation& call) {
@@ -356,18 +349,15 @@ PyObject* through_plain(PyObject* self, PyObject* argument) {
   return intercept({.site = plain_sites[INDEX], .self = self, .args = argument});
 }
 
-template <int... INDEX>
-constexpr auto all_keywords(std::integer_sequence<int, INDEX...>) {
-  return std::array<PyCFunctionWithKeywords, sizeof...(INDEX)>{through_keywords<INDEX>...};
+template <typename F, int... INDEX>
+constexpr auto for_all(F at, std::integer_sequence<int, INDEX...>) {
+  return std::array{at(std::integral_constant<int, INDEX>())...};
 }
 
-template <int... INDEX>
-constexpr auto all_plain(std::integer_sequence<int, INDEX...>) {
-  return std::array<PyCFunction, sizeof...(INDEX)>{through_plain<INDEX>...};
-}
-
-const auto keyword_trampolines = all_keywords(std::make_integer_sequence<int, KEYWORD_SITES>());
-const auto plain_trampolines = all_plain(std::make_integer_sequence<int, PLAIN_SITES>());
+const auto keyword_trampolines = for_all([](auto index) { return &through_keywords<index>; },
+                                         std::make_integer_sequence<int, KEYWORD_SITES>());
+const auto plain_trampolines = for_all([](auto index) { return &through_plain<index>; },
+                                       std::make_integer_sequence<int, PLAIN_SITES>());
 
 // As CPython calls a function that has no vectorcall: with a tuple, and a dict if there are names.
 PyObject* through_function(PyObject* function, PyObject* const* values, size_t nargsf, PyObject* keywords) {
@@ -400,10 +390,6 @@ int through_assignment(PyObject* self, PyObject* index, PyObject* value) {
 
 // ---- reports -------------------------------------------------------------------------------------------------
 
-PyDoc_STRVAR(ask_doc,
-             "ask(function, args, kwargs)\n\nCall a function in Python that reports itself to modes: it always does, if "
-             "there is a virtual one.");
-
 PyObject* gate_ask(PyObject*, PyObject* given) {
   PyObject *function, *args, *kwargs;
   if (!PyArg_ParseTuple(given, "OO!O!", &function, &PyTuple_Type, &args, &PyDict_Type, &kwargs)) {
@@ -413,10 +399,6 @@ PyObject* gate_ask(PyObject*, PyObject* given) {
   Invocation call = {.site = &site, .self = function, .args = args, .kwargs = kwargs};
   return virtual_mode(thread) == nullptr ? run_original(call) : ask_python(call, thread);
 }
-
-PyDoc_STRVAR(note_report_doc,
-             "note_report(func)\n\nPyTorch has reported a function to a mode of Amanda's; True if nothing is to be done "
-             "for it.");
 
 PyObject* gate_note_report(PyObject*, PyObject* func) {
   thread.reports++;
@@ -547,7 +529,7 @@ int add_function(PyObject* object) {
     return 0;
   }
   if (add_site(object, Form::FUNCTION, METH_VARARGS, def->ml_name, address_of(def->ml_meth)) != nullptr) {
-      add_place(object, &function->vectorcall, address_of(through_function));
+    add_place(object, &function->vectorcall, address_of(through_function));
   }
   return 1;
 }
@@ -567,22 +549,18 @@ PyObject* gate_add(PyObject*, PyObject* builtin) {
     PyErr_SetString(PyExc_RuntimeError, "the gate is installed");
     return nullptr;
   }
-  try {
-    int is_added = Py_IS_TYPE(builtin, &PyMethodDescr_Type)   ? add_method(builtin)
-                   : PyCFunction_CheckExact(builtin)          ? add_function(builtin)
-                   : Py_IS_TYPE(builtin, &PyGetSetDescr_Type) ? add_property(builtin)
-                                                              : 0;
-    if (is_added) {
-      Py_RETURN_NONE;
-    }
+  auto add = [builtin] {
+    return Py_IS_TYPE(builtin, &PyMethodDescr_Type)   ? add_method(builtin)
+           : PyCFunction_CheckExact(builtin)          ? add_function(builtin)
+           : Py_IS_TYPE(builtin, &PyGetSetDescr_Type) ? add_property(builtin)
+                                                      : 0;
+  };
+  int is_added = guarded(add, -1);
+  if (is_added == 0) {
     PyErr_Format(PyExc_ValueError, "%R has no form of call that is known", builtin);
-  } catch (...) {
-    set_error_from_exception();
   }
-  return nullptr;
+  return is_added > 0 ? Py_NewRef(Py_None) : nullptr;
 }
-
-PyDoc_STRVAR(add_mapping_doc, "add_mapping(type)\n\nNotice a[i] and a[i] = b of a builtin type and its subclasses.");
 
 PyObject* gate_add_mapping(PyObject*, PyObject* object) {
   auto* type = reinterpret_cast<PyTypeObject*>(object);
@@ -592,7 +570,7 @@ PyObject* gate_add_mapping(PyObject*, PyObject* object) {
     PyErr_SetString(PyExc_ValueError, "no type with both, or another one is noticed");
     return nullptr;
   }
-  try {
+  auto add = [object, type, mapping] {
     void *get = address_of(mapping->mp_subscript), *set = address_of(mapping->mp_ass_subscript);
     subscript = add_site(&mapping->mp_subscript, Form::SUBSCRIPT, 0, "__getitem__", get);
     assignment = add_site(&mapping->mp_ass_subscript, Form::ASSIGNMENT, 0, "__setitem__", set);
@@ -606,11 +584,9 @@ PyObject* gate_add_mapping(PyObject*, PyObject* object) {
       }
     }
     mapping_base = type;
-    Py_RETURN_NONE;
-  } catch (...) {
-    set_error_from_exception();
-    return nullptr;
-  }
+    return Py_NewRef(Py_None);
+  };
+  return guarded(add, nullptr);
 }
 
 // Exchange the slots of the subclasses of a type, which they have inherited.
@@ -663,9 +639,6 @@ PyObject* gate_restore(PyObject*, PyObject*) {
 }
 
 PyObject* gate_is_installed(PyObject*, PyObject*) { return PyBool_FromLong(is_installed); }
-
-PyDoc_STRVAR(places_doc,
-             "places()\n\nWhat is written to: tuples of the builtin, the address, and what stands there now.");
 
 PyObject* gate_places(PyObject*, PyObject*) {
   Ref list(PyList_New(0));
@@ -722,20 +695,15 @@ int add_builtin(int number, PyObject* builtin) {
 }
 
 PyMethodDef functions[] = {
-    {"add", gate_add, METH_O,
-     "add(builtin)\n\nNotice calls of a method, a function or a property.\n\n"
-     "Raises:\n    ValueError: it is called in a form that is not known, or there are too many."},
-    {"ask", gate_ask, METH_VARARGS, ask_doc},
-    {"add_mapping", gate_add_mapping, METH_O, add_mapping_doc},
-    {"install", gate_install, METH_NOARGS, "install()\n\nNotice calls from now on."},
-    {"is_installed", gate_is_installed, METH_NOARGS, "is_installed()\n\nWhether calls are noticed."},
-    {"module_call", gate_module_call, METH_VARARGS,
-     "module_call(vanilla, function)\n\nHave a function for ``__call__`` of modules run in C++ where that can be, and "
-     "return it.\n\nArgs:\n    vanilla: calls the module.\n    function: enters it, calls it and leaves it."},
-    {"restore", gate_restore, METH_NOARGS,
-     "restore()\n\nPut back what is still the gate's. No mode is virtual from then on."},
-    {"note_report", gate_note_report, METH_O, note_report_doc},
-    {"places", gate_places, METH_NOARGS, places_doc},
+    {"add", gate_add, METH_O, nullptr},
+    {"ask", gate_ask, METH_VARARGS, nullptr},
+    {"add_mapping", gate_add_mapping, METH_O, nullptr},
+    {"install", gate_install, METH_NOARGS, nullptr},
+    {"is_installed", gate_is_installed, METH_NOARGS, nullptr},
+    {"module_call", gate_module_call, METH_VARARGS, nullptr},
+    {"restore", gate_restore, METH_NOARGS, nullptr},
+    {"note_report", gate_note_report, METH_O, nullptr},
+    {"places", gate_places, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -746,17 +714,11 @@ int configure_builtins(PyObject* builtins) {
     PyErr_SetString(PyExc_RuntimeError, "the gate has been configured, or there are other builtins");
     return -1;
   }
-  try {
-    for (int i = 0; i < BUILTINS; i++) {
-      if (add_builtin(i, PyTuple_GET_ITEM(builtins, i)) < 0) {
-        return -1;
-      }
-    }
-    return 0;
-  } catch (...) {
-    set_error_from_exception();
-    return -1;
+  int failed = 0;
+  for (int i = 0; failed == 0 && i < BUILTINS; i++) {
+    failed = guarded([i, builtins] { return add_builtin(i, PyTuple_GET_ITEM(builtins, i)); }, -1);
   }
+  return failed;
 }
 
 int prepare_trampolines(PyObject* module) {

@@ -169,6 +169,9 @@ class Claimer(LeafClaimer):
             start: the sequence number read before it ran.
             iteration: the iteration of its thread.
         """
+        if _internals.in_functorch():
+            self.dispatcher.not_seen("backward operators under a functorch transform")
+            return
         self.iterations[plan.op_id] = iteration
         outputs = tensors_of(result)
         traced = None

@@ -112,8 +112,9 @@ class NodeHooks:
         if settled is None or not dispatcher.is_plain_thread(vars(STATE)):
             values = list(grad_outputs)
             changed = _without_modes(self._execution.before, values)
-        elif settled.around_before <= Around.BLIND:
-            dispatcher.run_blind(settled.steps_before, settled.around_before)
+        elif settled.is_joined or settled.around_before <= Around.BLIND:
+            if settled.steps_before:
+                dispatcher.run_blind(settled.steps_before, settled.around_before)
             return None
         else:
             values = list(grad_outputs)
@@ -130,6 +131,9 @@ class NodeHooks:
         if settled is None or not dispatcher.is_plain_thread(vars(STATE)):
             values = list(grad_inputs)
             changed = _without_modes(self._execution.after, values, list(grad_outputs))
+        elif settled.is_joined:
+            dispatcher.run_joined(settled, list(grad_outputs), list(grad_inputs))
+            return None
         elif settled.around_after <= Around.BLIND:
             dispatcher.run_blind(settled.steps_after, settled.around_after)
             return None

@@ -75,6 +75,7 @@ class _Backward(Protocol):
     def __call__(self, node: Any, vanilla: Callable[..., Any], gradients: Any) -> Any: ...
 
 
+@_internals.not_counted_by_warnings
 def run_backward(node: Any, vanilla: Callable[..., Any], gradients: tuple[Any, ...]) -> Any:
     """Run the backward of a node, or what has been put in its place.
 

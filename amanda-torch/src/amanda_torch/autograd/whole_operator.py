@@ -12,7 +12,9 @@ hooked where the gradients of their inputs leave them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -224,6 +226,29 @@ def _is_made(tensor: Any, start: int) -> bool:
     return node is not None and _internals.node_sequence(node) >= start
 
 
+class _Notes(threading.local):
+    """The notes of :class:`ViewGradients` that the pass which runs in this thread has begun, and
+    its number; None outside of :func:`notes_dropped`."""
+
+    begun: list[tuple[dict[int, Any], int]] | None = None
+
+
+_NOTES = _Notes()
+
+
+@contextmanager
+def notes_dropped() -> Iterator[None]:
+    """Drop, after a backward pass, its notes of gradients that it has not joined, as it raised:
+    they would keep its graph alive."""
+    outer, _NOTES.begun = _NOTES.begun, []
+    try:
+        yield
+    finally:
+        for passes, task in _NOTES.begun or ():
+            passes.pop(task, None)
+        _NOTES.begun = outer
+
+
 class ViewGradients:
     """The hooks on several views that an operator has made of one alias, each by a node.
 
@@ -262,8 +287,12 @@ class ViewGradients:
         """Prehook of a view."""
         if self._repeats or not self._whole.acts():
             return
-        noted = self._passes.setdefault(_internals.graph_task(), {})
-        noted[index] = _internals.current_node(), gradients[0]
+        task = _internals.graph_task()
+        if task not in self._passes:
+            self._passes[task] = {}
+            if _NOTES.begun is not None:
+                _NOTES.begun.append((self._passes, task))
+        self._passes[task][index] = _internals.current_node(), gradients[0]
 
     def _join(self, gradients: tuple[Any, ...]) -> Any:
         """Prehook of the alias: the gradient to pass on instead, None for the same."""

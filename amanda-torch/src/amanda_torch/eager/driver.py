@@ -24,6 +24,7 @@ from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals
 from amanda_torch.autograd.gradients_of_gradients import MadeGraph
 from amanda_torch.autograd.substitution import reason_to_keep, substitute
+from amanda_torch.autograd.whole_operator import notes_dropped
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager import functions, gate, proofs
 from amanda_torch.eager.checkpoints import Checkpoints
@@ -267,7 +268,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         if not listening:
             interceptor.enter()
         try:
-            yield
+            with notes_dropped():
+                yield
         finally:
             if not listening:
                 interceptor.exit()

@@ -19,7 +19,7 @@ from amanda.engine.backward import OpHandle
 from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan
 from amanda.errors import ToolTypeError
-from amanda.inline.steps import Around
+from amanda.inline.steps import Around, joined
 from amanda_torch import _internals
 from amanda_torch.autograd.claims import Claimer
 from amanda_torch.autograd.executions import Execution
@@ -29,11 +29,12 @@ from amanda_torch.eager import records
 from amanda_torch.eager.keras_layers import with_values
 from amanda_torch.eager.operation import Operation, made_leaf
 from amanda_torch.eager.phases import phase_of
-from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
+from amanda_torch.operators.calls import TorchCall, outputs_of, tensors_of, with_tensors
 from amanda_torch.operators.layouts import NO_LAYOUT, Layout
 from amanda_torch.routines import (
     TOOL_CODE,
     RoutineDispatcher,
+    call_joined,
     until_result,
 )
 
@@ -79,11 +80,12 @@ class KnownOp(records.KnownFields):
     Attributes:
         plan: its actions; None as long as analyses of it are pending.
         around: what these ask for, see :attr:`ActionPlan.around`.
+        is_joined: True if the steps after it are given its inputs, too.
         layout: of its inputs, in the form of its last call.
         forms: how many layouts have been made.
     """
 
-    __slots__ = ("around", "forms", "layout", "plan")
+    __slots__ = ("around", "forms", "is_joined", "layout", "plan")
 
     plan: Any
     around: Around
@@ -106,9 +108,11 @@ class KnownOp(records.KnownFields):
         self.plan = plan
         self.claims = plan.claims
         self.around = plan.around
+        steps: tuple[Any, Any] = plan.steps_before, plan.steps_after
+        pairs = joined(*steps) if plan.around is Around.TENSORS else None
+        self.is_joined = pairs is not None
         is_around = plan.around is not Around.ALL
-        self.steps_before = plan.steps_before if is_around else None
-        self.steps_after = plan.steps_after if is_around else None
+        self.steps_before, self.steps_after = (pairs or steps) if is_around else (None, None)
 
 
 class Executor:
@@ -141,15 +145,19 @@ class Executor:
 
         Where it needs one, :meth:`run_described` runs the operator.
         """
-        plan, around, values = known.plan, known.around, None
+        plan, around, values, is_joined = known.plan, known.around, None, False
         if around > Around.BLIND:
             layout = known.layout
             if _internals.is_plain() and not (layout.is_in_place and _is_grad_enabled()):
                 values = layout.values(func, args, kwargs, key)
             if values is None:
                 return self.run_described(known, func, args, kwargs, key)
+            is_joined = known.is_joined and not layout.writes
         try:
-            if plan.before:
+            if is_joined:
+                if known.steps_before:
+                    self._dispatcher.run_blind(known.steps_before, Around.BLIND)
+            elif plan.before:
                 if values is None:
                     self._dispatcher.run_blind(plan.steps_before, around)
                 elif stopped := TOOL_CODE.enter(until_result, plan.before, values, isolated=True):
@@ -159,8 +167,13 @@ class Executor:
                 if values is None:
                     self._dispatcher.run_blind(plan.steps_after, around)
                     return result
-                outputs = [result] if type(result) is _Tensor else tensors_of(result)
-                if stopped := TOOL_CODE.enter(until_result, plan.after, outputs, isolated=True):
+                if type(result) is _Tensor:
+                    outputs = [result]
+                else:
+                    outputs = outputs_of(result, values, known.layout.written)
+                if is_joined:
+                    TOOL_CODE.enter(call_joined, known.steps_after, values, outputs, isolated=True)
+                elif stopped := TOOL_CODE.enter(until_result, plan.after, outputs, isolated=True):
                     return self.go_on_after(known, key, values, result, *stopped)
             return result
         except TypeError as error:
@@ -214,7 +227,8 @@ class Executor:
             selected: what the last one was given; None where nobody has noted it.
         """
         plan = known.plan
-        outputs = tensors_of(result) if known.around is Around.TENSORS else []
+        is_given = known.around is Around.TENSORS
+        outputs = outputs_of(result, inputs, known.layout.written) if is_given else []
         try:
             changed = self._dispatcher.go_on(plan.after, outputs, done, returned, selected)
         except TypeError as error:
@@ -247,11 +261,12 @@ class Executor:
         )
         execution = Execution(describe, self._tracker.references, key or func, args, kwargs)
         gradients = self.gradients_of(known)
+        about = known.plan, gradients, execution, result, start, self._tracker.iteration
         if _PLAIN.issuperset(map(type, (result, *args))):
-            self._claim(known.plan, gradients, execution, result, start)
+            self.claimer.claim(*about)
         else:
             with _internals.reading((result, *args)):
-                self._claim(known.plan, gradients, execution, result, start)
+                self.claimer.claim(*about)
 
     # -- on a description of its call -------------------------------------
 
@@ -370,6 +385,8 @@ class Executor:
         plan = operation.plan
         given = tensors_of(result)
         changed = outputs = operation.hook_outputs(given)
+        if result is None:
+            given = changed = outputs = outputs_of(result, call.inputs, call.written)
         # The hooks of single nodes are registered after those on all output gradients and
         # before those on all input gradients, and run in this order (contract rule 8).
         if plan.claims and _is_grad_enabled():
@@ -377,7 +394,9 @@ class Executor:
                 self.claimer.note_run(known.op_id, self._tracker.iteration)
             else:
                 described = Execution(lambda: call, self._tracker.references)
-                self._claim(plan, known.gradients, described, result, operation.start)
+                iteration = self._tracker.iteration
+                about = plan, known.gradients, described, result, operation.start, iteration
+                self.claimer.claim(*about)
         operation.hook_inputs(result)
         if plan.after:
             changed = self._dispatcher.run_all(plan.after, outputs)
@@ -403,19 +422,6 @@ class Executor:
         return TorchCall.of(
             func, name, op_id, args, kwargs, tracker.module_path(), tracker.modules, key
         )
-
-    def _claim(
-        self,
-        plan: ActionPlan,
-        known: KnownGradients,
-        execution: Execution,
-        result: Any,
-        start: int,
-    ) -> None:
-        if _internals.in_functorch():
-            self._dispatcher.not_seen("backward operators under a functorch transform")
-            return
-        self.claimer.claim(plan, known, execution, result, start, self._tracker.iteration)
 
 
 def written_outputs(
@@ -448,7 +454,8 @@ def with_outputs(
     """
     differentiable = any(action.differentiable for action in plan.after)
     for index, (target, value) in enumerate(zip(outputs, values, strict=True)):
-        if value is not target and (written[index] or made_leaf(target, inputs)):
+        is_written = result is None or written[index]
+        if value is not target and (is_written or made_leaf(target, inputs)):
             write_back(target, value, differentiable)
             values[index] = target
-    return with_tensors(result, tensors_of(result), values)
+    return None if result is None else with_tensors(result, tensors_of(result), values)

@@ -68,6 +68,7 @@ def _run(cls: Any, args: Any, kwargs: Any) -> Any:
 def _backward(vanilla: Any) -> Any:
     """Hide the operators inside the backward of an ``autograd.Function``, which is one operator."""
 
+    @_internals.not_counted_by_warnings
     @functools.partial(named_as, vanilla)
     def apply(self: Any, *args: Any) -> Any:
         interceptor = LOCAL.interceptor
@@ -84,6 +85,7 @@ def _backward(vanilla: Any) -> Any:
 def _compiled_backward(vanilla: Any) -> Any:
     """Hide the operators inside the backward of a function that a compiler has made."""
 
+    @_internals.not_counted_by_warnings
     @functools.partial(named_as, vanilla)
     def apply(self: Any, *args: Any) -> Any:
         if LOCAL.interceptor is None:

@@ -77,9 +77,6 @@ class NamedCall(VanillaCall):
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
         tracker, frame = self._tracker, self._tracker.frame
         if frame is not self.parent:
             frame.caller = None
@@ -163,7 +160,7 @@ class ReportedCall(NamedCall):
                 facts = {"outputs": outputs}
                 self._dispatcher.points.forward_ends(self._scopes, self._frame.path, facts)
         finally:
-            self._leave()
+            super().__exit__()
 
     def _facts(self) -> Mapping[str, Any]:
         entered = self._frame.module
@@ -201,7 +198,8 @@ def called_modules(dispatcher: Dispatcher, vanilla: Any) -> Any:
         if interceptor.stale:
             interceptor.refresh()
         run = _forward_of(vanilla, module)
-        if _is_reported(interceptor):
+        is_outermost = interceptor.frame.phase is not None
+        if interceptor.tells and (interceptor.tells_modules or is_outermost):
             given = (*args, *kwargs.values())
             return ReportedCall(run, interceptor, module, dispatcher, given)
         return NamedCall(run, interceptor, module)
@@ -228,10 +226,6 @@ def _run_fused(
             return call.result
 
     return interceptor.fused.call(module, run)
-
-
-def _is_reported(tracker: Tracker) -> bool:
-    return tracker.tells and (tracker.tells_modules or tracker.frame.phase is not None)
 
 
 def _forward_of(vanilla: Any, module: nn.Module) -> Callable[..., Any]:

@@ -214,6 +214,7 @@ class Tracker(records.TrackerFields):
 
     def enter_module(self, module: nn.Module) -> Frame:
         """Enter the frame of a module call; returns the frame to come back to."""
+        # enter_module() of the extension (operators.cc) does the same for a call that is known.
         parent = self.frame
         if parent.phase:
             if self.is_inferring:

@@ -39,7 +39,7 @@ from amanda_torch.autograd.whole_operator import (
     hook_input_edges,
     hook_outputs,
 )
-from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
+from amanda_torch.operators.calls import TorchCall, item_at, outputs_of, tensors_of, with_tensors
 from amanda_torch.operators.memory import copied_for, distinct_part, has_memory, overlap
 from amanda_torch.operators.names import base_name, is_builtin, is_in_place
 from amanda_torch.operators.parameters import output_count
@@ -146,7 +146,8 @@ class Operation:
         else:
             result = self._vanilla(values)
         if self._execution is not None:
-            self.plan = self._execution.finish(tensors_of(result))
+            outputs = outputs_of(result, self._call.inputs, self._call.written)
+            self.plan = self._execution.finish(outputs)
         return result
 
     def _run_with_gradients(self, values: list[Any]) -> Any:
@@ -460,7 +461,10 @@ class Operation:
         self._check_writable(action, outputs, targets)
         for output, target in zip(outputs, targets, strict=False):
             _write(output, target)
-        return targets[0] if wanted != 0 else self._call.args[0]
+        call = self._call
+        return (
+            targets[0] if wanted != 0 else item_at((call.places[0][0], ()), call.args, call.kwargs)
+        )
 
     def _check_writable(
         self,

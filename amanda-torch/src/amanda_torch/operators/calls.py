@@ -355,6 +355,18 @@ def tensors_of(result: Any) -> list[Any]:
     return [tensor for tensor, _ in found]
 
 
+def outputs_of(result: Any, inputs: Sequence[Any], written: Sequence[int]) -> list[Any]:
+    """The outputs of an operator: the tensors of its result, or those that it has written into if
+    it returns nothing, as fused optimizers do.
+
+    Args:
+        written: the positions of these among the inputs.
+    """
+    if result is None and written:
+        return [inputs[index] for index in written if inputs[index] is not None]
+    return tensors_of(result)
+
+
 def tensors_in(value: Any) -> list[Any]:
     """The tensors that a module takes or gives, flat: those in mappings and data classes, too.
 

@@ -19,6 +19,7 @@ import torch
 from amanda_torch import _internals
 from amanda_torch.operators.calls import TorchCall
 from amanda_torch.operators.names import is_in_place
+from amanda_torch.operators.parameters import output_count
 
 
 class Layout:
@@ -29,8 +30,10 @@ class Layout:
 
     Attributes:
         is_in_place: whether the operator writes into its first input or an ``out=`` tensor.
+        writes: whether it writes into any input.
+        written: positions of inputs, the outputs of an operator that returns nothing.
         form: what the extension reads: the function, the keywords, the types, the lists, the
-            places, and `is_in_place`.
+            places, `is_in_place` and `writes`; None where outputs are inputs.
     """
 
     __slots__ = (
@@ -43,6 +46,8 @@ class Layout:
         "_types",
         "form",
         "is_in_place",
+        "writes",
+        "written",
     )
 
     def __init__(
@@ -53,6 +58,8 @@ class Layout:
         lists: Sequence[int],
         places: Sequence[int],
         is_in_place: bool,
+        writes: bool = False,
+        written: Sequence[int] = (),
     ) -> None:
         self._func = func
         self._keywords = keywords
@@ -64,7 +71,10 @@ class Layout:
         self._only = places[0] if is_simple and len(places) == 1 else None
         self._pick = operator.itemgetter(*places) if is_simple and len(places) > 1 else None
         self.is_in_place = is_in_place
-        self.form = func, keywords, self._types, self._lists, list(places), is_in_place
+        self.writes = writes
+        self.written = written
+        form = func, keywords, self._types, self._lists, list(places), is_in_place, writes
+        self.form = None if written else form
 
     @classmethod
     def of(cls, call: TorchCall, name: str, key: Any) -> Self | None:
@@ -100,7 +110,11 @@ class Layout:
             (where, position), path = place
             index = position if where == "arg" else len(call.args) + names.index(position)
             places.append(starts[index] + path[0] if path else index)
-        return cls(key, names, flat, lists, places, is_in_place(name, call.kwargs))
+        in_place, written = is_in_place(name, call.kwargs), call.written
+        writes = in_place or bool(written)
+        if written and output_count(call.func, name) != 0:
+            written = ()
+        return cls(key, names, flat, lists, places, in_place, writes, written)
 
     def values(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Any = None
