@@ -205,7 +205,7 @@ class TraceTool(PrintingTool[TraceOptions]):
         written = []
         if self.options.timeline:
             written.append(folder / f"{stem}.timeline.json")
-            chrome.write(self.timeline, self.sources, written[-1])
+            chrome.write_events(chrome.events(self.timeline, self.sources), written[-1])
         if self.options.dot:
             written.append(folder / f"{stem}.dot")
             with replaced(written[-1]) as file:

@@ -1,9 +1,9 @@
 """Timelines as files in the Chrome trace-event format, for Perfetto and ``chrome://tracing``.
 
-``write(timeline, sources, path)`` writes a :class:`Timeline`; ``write_events(events, path)`` writes
-any events. The format is the "Trace Event Format", a public document of the Chromium project:
-complete events (``X``) are operators and modules, counters (``C``) are memory, metadata (``M``)
-names the tracks, flows (``s`` and ``f``) lead from forward operators to their backward ones.
+``write_events(events(timeline, sources), path)`` writes a :class:`Timeline`. The format is the
+"Trace Event Format", a public document of the Chromium project: complete events (``X``) are
+operators and modules, counters (``C``) are memory, metadata (``M``) names the tracks, flows (``s``
+and ``f``) lead from forward operators to their backward ones.
 """
 
 from __future__ import annotations
@@ -26,20 +26,6 @@ _MODULES = 1 << 31
 
 _COLLECTIONS = 1 << 32
 """Added to a thread's id for the id of the track with Python's garbage collections."""
-
-
-def write(timeline: Timeline, sources: Mapping[str, str], path: Path) -> None:
-    """Write a timeline to a file.
-
-    Args:
-        timeline: the timeline.
-        sources: line of the user's program by id of a forward operator.
-        path: path of the file.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    write_events(events(timeline, sources), path)
 
 
 def write_events(found: Iterable[Mapping[str, Any]], path: Path) -> None:

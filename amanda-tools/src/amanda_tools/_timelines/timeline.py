@@ -34,7 +34,6 @@ from amanda.inline import Log, Timer, resident_bytes
 from amanda.tools.description import OpDescription, describe
 from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._timelines.garbage_collections import COLLECTION, Collection, Collections, Numbers
-from amanda_tools._timelines.graph_nodes import note_nodes
 from amanda_tools._timelines.graph_times import GraphTimes
 from amanda_tools._timelines.memory import device_bytes
 
@@ -235,7 +234,7 @@ class Timeline(Log):
         """Record the names that the runtime has for an operator; to be called in an analysis after
         it."""
         if self._graphs.measures(context):
-            note_nodes(self._graphs.names, context, describe(context))
+            self._graphs.names.note(context, describe(context))
 
     def close(self) -> None:
         """Add the times of operators of graphs, and stop recording garbage collections.
