@@ -2,7 +2,7 @@
 
 ``write_events(events(timeline, sources), path)`` writes a :class:`Timeline`. The format is the
 "Trace Event Format", a public document of the Chromium project: complete events (``X``) are
-operators and modules, counters (``C``) are memory, metadata (``M``) names the tracks, flows (``s``
+operators and modules, metadata (``M``) names the tracks, flows (``s``
 and ``f``) lead from forward operators to their backward ones.
 """
 
@@ -19,7 +19,7 @@ import attrs
 from amanda.files import replaced
 from amanda.tools.description import OpDescription
 from amanda_tools._timelines.garbage_collections import Collection
-from amanda_tools._timelines.timeline import MemorySample, Timeline, TimelineSpan
+from amanda_tools._timelines.timeline import Timeline, TimelineSpan
 
 _MODULES = 1 << 31
 """Added to a thread's id for the id of the track with its modules."""
@@ -44,16 +44,13 @@ def write_events(found: Iterable[Mapping[str, Any]], path: Path) -> None:
 
 
 def events(timeline: Timeline, sources: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield operators and memory in the order in which they ended, modules as they end, track
+    """Yield operators in the order in which they ended, modules as they end, track
     names last."""
     process = os.getpid()
     tracks: dict[int, ModuleTrack] = {}
     flows = Flows(process)
     collecting = set[int]()
     for record in timeline.records():
-        if isinstance(record, MemorySample):
-            yield from _counters(record, process)
-            continue
         if isinstance(record, Collection):
             collecting.add(record.thread)
             yield _pause(record, process)
@@ -109,15 +106,6 @@ def _pause(collection: Collection, process: int) -> dict[str, Any]:
     times = (collection.start / 1000, collection.duration / 1000)
     track = collection.thread + _COLLECTIONS
     return slice_event("garbage collection", "python", *times, process, track, {})
-
-
-def _counters(sample: MemorySample, process: int) -> Iterator[dict[str, Any]]:
-    for name, amount in (("resident memory", sample.resident), ("CUDA memory", sample.device)):
-        if amount:
-            counted = {"bytes": amount}
-            yield {
-                "name": name, "ph": "C", "ts": sample.time / 1000, "pid": process, "args": counted
-            }  # fmt: skip
 
 
 def slice_event(
