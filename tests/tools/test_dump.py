@@ -115,8 +115,8 @@ def test_a_file_is_read_by_the_functions_of_the_library(tmp_path: Path) -> None:
     """``load_file`` of PyTorch and of numpy."""
     applied(DumpTool(), lambda: torch.ones(2).exp()).write_files(tmp_path, "dump")
     [path] = tmp_path.glob("*.safetensors")
-    assert set(safetensors.torch.load_file(path)) == {"/setup/ones:0 output0 0", "/exp:0 output0 0"}
-    assert safetensors.numpy.load_file(path)["/setup/ones:0 output0 0"].tolist() == [1.0, 1.0]
+    assert set(safetensors.torch.load_file(path)) == {"/other/ones:0 output0 0", "/exp:0 output0 0"}
+    assert safetensors.numpy.load_file(path)["/other/ones:0 output0 0"].tolist() == [1.0, 1.0]
 
 
 def test_two_frameworks_write_files_of_their_own(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_the_profiler_of_another_tool() -> None:
 def test_drivers_without_a_profiler() -> None:
     """Their operators are listed without kernels, with a line that says so."""
     tool = applied(KernelsTool(), lambda: (lb.sum(lb.parameter([1.0])), torch.ones(1)))
-    assert rows(tool)["/setup/ones:0"]["kernels"]
+    assert rows(tool)["/other/ones:0"]["kernels"]
     other = [row for row in tool.op_rows() if not row["namespace"].startswith("pytorch")]
     assert [row["kernels"] for row in other] == [[]] * len(other) != []
     assert tool.summary()["problems"] == [f"no profiler is known for {other[0]['namespace']}"]
@@ -307,7 +307,7 @@ def test_files(tmp_path: Path) -> None:
     events = json.loads(paths[1].read_text())["traceEvents"]
     operators = [e for e in events if e.get("cat") == "operator"]
     assert [e["args"]["id"] for e in sorted(operators, key=lambda e: e["ts"])][:2] == [
-        "/setup/rand:0", "Sequential.0/linear:0",
+        "/other/rand:0", "Sequential.0/linear:0",
     ]  # fmt: skip
     linear = next(e for e in operators if e["name"] == "linear")
     [inner] = [e for e in events if e["name"] == "aten::linear"]

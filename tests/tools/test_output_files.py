@@ -213,3 +213,14 @@ def test_messages_send_no_commands(capsys: pytest.CaptureFixture[str]) -> None:
     finally:
         sys.__stderr__ = kept
     assert stream.getvalue() == "amanda: error: =1+2\\x1b[31m\\udc80\\u202e\nsecond line\n"
+
+
+def test_a_link_for_a_folder_of_results_is_not_followed(tmp_path: Path) -> None:
+    """The event files of TensorBoard have a folder in the folder of the results."""
+    pytest.importorskip("tensorboard")
+    tool = amanda.tools.load("stats")(tensorboard=True, csv=False)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "stats.tensorboard").symlink_to(tmp_path / "other")
+    with pytest.raises(FileExistsError, match=r"a link.*stats\.tensorboard"):
+        tool.write_files(tmp_path, "stats")
+    assert os.listdir(tmp_path / "other") == []

@@ -25,7 +25,7 @@ from amanda_tools._values.moments import KnownMoments, Moments
 from amanda_tools._values.tensors import reader_of
 from amanda_tools.sparsity import SparsityTool, pattern_share
 from amanda_tools.stats import StatsTool
-from tests.running import applied
+from tests.running import applied, run_python
 
 
 def rows_of(tool: Any) -> dict[tuple[str, str], dict[str, Any]]:
@@ -322,6 +322,41 @@ def test_the_series_as_a_table(tmp_path: Path) -> None:
     limited = applied(StatsTool(tensors="activations", limit=2), trained)
     assert len(limited.series) == 2
     assert limited.summary()["looks_not_in_series"] == limited.summary()["looks"] - 2
+
+
+def test_the_series_for_tensorboard(tmp_path: Path) -> None:
+    """TensorBoard's own reader finds the scalars and the histogram."""
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tool = applied(StatsTool(tensors="activations", tensorboard=True, csv=False), trained)
+    [path] = tool.write_files(tmp_path, "stats")
+    assert path.parent.name == "stats.tensorboard"
+    read = accumulators.EventAccumulator(str(path.parent))
+    read.Reload()
+    row = rows_of(tool)["Linear/linear:0", "output0"]
+    means = [event.value for event in read.Scalars("Linear/linear:0/output0/mean")]
+    assert np.mean(means) == pytest.approx(row["mean"], rel=1e-5)
+    [histogram] = read.Histograms("Linear/linear:0/output0/histogram")
+    assert histogram.histogram_value.num == row["elements"]
+    assert histogram.histogram_value.max == pytest.approx(row["max"])
+
+
+def test_a_run_writes_for_tensorboard_when_it_ends(tmp_path: Path) -> None:
+    """Nothing is imported or started while Python ends; TensorFlow is not imported at all."""
+    pytest.importorskip("tensorboard")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import atexit, sys, torch\n"
+        "atexit.register(lambda: print('tensorflow' in sys.modules))\n"
+        "torch.ones(2).exp()\n",
+        encoding="utf-8",
+    )
+    words = ["-m", "amanda", "run", "-t", "stats:tensorboard=true", "-o", "out", program.name]
+    done = run_python(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "is lost" not in done.stderr
+    assert done.stdout.startswith("False")
+    [path] = (tmp_path / "out/stats.tensorboard").iterdir()
+    assert path.stat().st_size > 100
 
 
 def test_results_are_plain_data_and_tables_show_them() -> None:

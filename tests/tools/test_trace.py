@@ -12,7 +12,6 @@ import pytest
 
 import amanda
 from amanda.testing import loopback as lb
-from amanda_tools._timelines.timeline import MemorySample, Timeline
 from amanda_tools.trace import TraceTool, dot_lines
 
 HERE = "tests/tools/test_trace.py"
@@ -150,39 +149,6 @@ def test_modules_have_tracks_above_their_operators(tmp_path: Path) -> None:
     assert all(names[e["tid"]].startswith("modules") for e in slices)
 
 
-def test_memory_is_a_counter(tmp_path: Path) -> None:
-    """The resident memory is that of the process, unless it is not wanted."""
-    [path] = traced().write_files(tmp_path, "trace")
-    counters = events_of(path, "C")
-    assert {e["name"] for e in counters} == {"resident memory"}
-    status = Path("/proc/self/status").read_text()
-    [line] = [line for line in status.splitlines() if line.startswith("VmRSS")]
-    resident = int(line.split()[1]) * 1024
-    assert counters[0]["args"]["bytes"] == pytest.approx(resident, rel=0.5)
-    [path] = traced(memory=False).write_files(tmp_path, "trace")
-    assert events_of(path, "C") == []
-
-
-def test_memory_that_stays_the_same_is_looked_at_less_often(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where the memory in use has changed, the next look is in a millisecond; where not, after
-    twice the time of the last look, up to sixteen. Without memory nothing is looked at often."""
-    in_use = iter([1, 1, 1, 1, 1, 1, 2, 2])
-    monkeypatch.setattr("amanda_tools._timelines.timeline.resident_bytes", lambda: next(in_use))
-
-    def next_look(timeline: Timeline, now: int) -> int:
-        timeline.look(now)
-        assert timeline.due is not None
-        return (timeline.due - now) // 1_000_000
-
-    timeline = Timeline(10)
-    assert [next_look(timeline, now) for now in range(8)] == [1, 2, 4, 8, 16, 16, 1, 2]
-    samples = [one for one in timeline.records() if isinstance(one, MemorySample)]
-    assert [sample.resident for sample in samples] == [1, 1, 1, 1, 1, 1, 2, 2]
-    assert next_look(Timeline(10, memory=False), 0) == 16
-
-
 def test_a_long_run_is_on_the_disk_and_not_in_memory(tmp_path: Path) -> None:
     """Most spans of many are in a file; all of them are read back and written."""
     tool = TraceTool()
@@ -232,7 +198,7 @@ def test_a_full_disk_costs_the_timeline_and_not_the_program(
         def close(self) -> None:
             """Nothing has been opened."""
 
-    tool = TraceTool(memory=False)
+    tool = TraceTool()
     monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Full())
     with amanda.apply(tool):
         for _ in range(5000):

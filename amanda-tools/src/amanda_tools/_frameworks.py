@@ -1,8 +1,8 @@
 """Frameworks that the program computes with and no driver instruments, Keras' backends among them.
 
 No framework is imported: the modules that the program has imported are looked up, and Keras'
-environment variable and its file of settings are read. Keras belongs to no driver, since it
-computes with any of several frameworks.
+environment variable is read. Keras belongs to no driver, since it computes with any of several
+frameworks.
 """
 
 from __future__ import annotations
@@ -11,10 +11,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Collection
-from pathlib import Path
-
-from amanda.errors import FileError
-from amanda.files import read_json
 
 DRIVERS = {"torch": "amanda-torch", "tensorflow": "amanda-tensorflow"}
 """The distributions with Amanda's own drivers, by the module of the framework."""
@@ -44,7 +40,7 @@ def explain_unseen(frameworks: Collection[str]) -> list[str]:
 
 
 def configured_backend(frameworks: Collection[str]) -> str:
-    """Return the backend that an installed Keras is set to use, if no driver instruments it.
+    """Return the backend that ``KERAS_BACKEND`` sets for an installed Keras, if no driver sees it.
 
     Args:
         frameworks: the modules that usable drivers instrument.
@@ -54,14 +50,7 @@ def configured_backend(frameworks: Collection[str]) -> str:
     """
     if importlib.util.find_spec("keras") is None:
         return ""
-    found: object = os.environ.get("KERAS_BACKEND")
-    if not found:
-        home = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
-        try:
-            found = read_json(Path(home, "keras.json")).get("backend", "")
-        except (FileError, AttributeError):
-            found = ""
-    return _unseen(found, frameworks)
+    return _unseen(os.environ.get("KERAS_BACKEND", ""), frameworks)
 
 
 def explain_backend(backend: str) -> str:

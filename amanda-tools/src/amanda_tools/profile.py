@@ -354,5 +354,5 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         written = [*super().write_files(folder, stem)]
         if self.options.timeline:
             written.append(folder / f"{stem}.timeline.json")
-            chrome.write(self.timeline, self._sources, written[-1])
+            chrome.write_events(chrome.events(self.timeline, self._sources), written[-1])
         return written

@@ -41,7 +41,6 @@ class TraceOptions(PhaseOptions):
 
     Attributes:
         timeline: also record when each operator ran, and write a file for Perfetto.
-        memory: with the timeline, also record how much memory is in use.
         limit: executions that the timeline keeps; later ones are counted only.
         dot: also write the graph for Graphviz.
         follow: follow tensors at every execution, not only at an operator's first, so that
@@ -49,7 +48,6 @@ class TraceOptions(PhaseOptions):
     """
 
     timeline: bool = True
-    memory: bool = attrs.field(default=True, metadata=_OF_TIMELINE)
     limit: int = attrs.field(
         default=5_000_000, validator=attrs.validators.ge(0), metadata=_OF_TIMELINE
     )
@@ -75,7 +73,7 @@ class TraceTool(PrintingTool[TraceOptions]):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._tracing = GraphTracingTool(follow=self.options.follow)
-        self.timeline = Timeline(self.options.limit, memory=self.options.memory)
+        self.timeline = Timeline(self.options.limit)
         self.sources: dict[str, str] = {}
         self.depends_on(self._tracing)
         self.add_inst_for_op(self._analyse)
@@ -205,7 +203,7 @@ class TraceTool(PrintingTool[TraceOptions]):
         written = []
         if self.options.timeline:
             written.append(folder / f"{stem}.timeline.json")
-            chrome.write(self.timeline, self.sources, written[-1])
+            chrome.write_events(chrome.events(self.timeline, self.sources), written[-1])
         if self.options.dot:
             written.append(folder / f"{stem}.dot")
             with replaced(written[-1]) as file:

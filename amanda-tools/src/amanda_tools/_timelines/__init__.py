@@ -1,1 +1,1 @@
-"""Time and memory of operators while the program runs, and files of them for Perfetto."""
+"""Times of operators while the program runs, and files of them for Perfetto."""

@@ -1,9 +1,9 @@
 """Timelines as files in the Chrome trace-event format, for Perfetto and ``chrome://tracing``.
 
-``write(timeline, sources, path)`` writes a :class:`Timeline`; ``write_events(events, path)`` writes
-any events. The format is the "Trace Event Format", a public document of the Chromium project:
-complete events (``X``) are operators and modules, counters (``C``) are memory, metadata (``M``)
-names the tracks, flows (``s`` and ``f``) lead from forward operators to their backward ones.
+``write_events(events(timeline, sources), path)`` writes a :class:`Timeline`. The format is the
+"Trace Event Format", a public document of the Chromium project: complete events (``X``) are
+operators and modules, metadata (``M``) names the tracks, flows (``s``
+and ``f``) lead from forward operators to their backward ones.
 """
 
 from __future__ import annotations
@@ -19,27 +19,13 @@ import attrs
 from amanda.files import replaced
 from amanda.tools.description import OpDescription
 from amanda_tools._timelines.garbage_collections import Collection
-from amanda_tools._timelines.timeline import MemorySample, Timeline, TimelineSpan
+from amanda_tools._timelines.timeline import Timeline, TimelineSpan
 
 _MODULES = 1 << 31
 """Added to a thread's id for the id of the track with its modules."""
 
 _COLLECTIONS = 1 << 32
 """Added to a thread's id for the id of the track with Python's garbage collections."""
-
-
-def write(timeline: Timeline, sources: Mapping[str, str], path: Path) -> None:
-    """Write a timeline to a file.
-
-    Args:
-        timeline: the timeline.
-        sources: line of the user's program by id of a forward operator.
-        path: path of the file.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    write_events(events(timeline, sources), path)
 
 
 def write_events(found: Iterable[Mapping[str, Any]], path: Path) -> None:
@@ -58,16 +44,13 @@ def write_events(found: Iterable[Mapping[str, Any]], path: Path) -> None:
 
 
 def events(timeline: Timeline, sources: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield operators and memory in the order in which they ended, modules as they end, track
+    """Yield operators in the order in which they ended, modules as they end, track
     names last."""
     process = os.getpid()
     tracks: dict[int, ModuleTrack] = {}
     flows = Flows(process)
     collecting = set[int]()
     for record in timeline.records():
-        if isinstance(record, MemorySample):
-            yield from _counters(record, process)
-            continue
         if isinstance(record, Collection):
             collecting.add(record.thread)
             yield _pause(record, process)
@@ -123,15 +106,6 @@ def _pause(collection: Collection, process: int) -> dict[str, Any]:
     times = (collection.start / 1000, collection.duration / 1000)
     track = collection.thread + _COLLECTIONS
     return slice_event("garbage collection", "python", *times, process, track, {})
-
-
-def _counters(sample: MemorySample, process: int) -> Iterator[dict[str, Any]]:
-    for name, amount in (("resident memory", sample.resident), ("CUDA memory", sample.device)):
-        if amount:
-            counted = {"bytes": amount}
-            yield {
-                "name": name, "ph": "C", "ts": sample.time / 1000, "pid": process, "args": counted
-            }  # fmt: skip
 
 
 def slice_event(

@@ -96,7 +96,7 @@ class Collections:
             [(COLLECTION, start, end - start, thread) for start, end, thread in waiting], np.int64
         ).reshape(-1, 4)
         for _, start, duration, thread in found.tolist():
-            is_around = (records[:, 0] >= 0) & (records[:, 3] == thread)
+            is_around = records[:, 3] == thread
             is_around &= records[:, 1] <= start
             is_around &= records[:, 1] + records[:, 2] >= start + duration
             records[is_around, 2] -= duration

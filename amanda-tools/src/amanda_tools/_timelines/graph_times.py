@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from amanda import OpContext
 from amanda.errors import CoverageWarning
-from amanda_tools._timelines.xplane import Names, recording_of
+from amanda_tools._timelines.xplane import Names
 
 if TYPE_CHECKING:
     from amanda_tools._timelines.tensorflow_profiler import ProfilerUse
@@ -48,14 +48,6 @@ class GraphTimes:
         if self._recording is not None:
             self._recording.start()
 
-    def _warn(self, problem: str) -> None:
-        if problem:
-            warnings.warn(
-                f"times of operators of graphs are missing: {problem}",
-                CoverageWarning,
-                stacklevel=3,
-            )
-
     def end(self) -> Iterator[tuple[str, int, int, int]]:
         """Stop the profiler, and yield the executions.
 
@@ -66,9 +58,13 @@ class GraphTimes:
         recording, self._recording = self._recording, None
         if recording is None:
             return
-        for planes, began in recording.stop():
-            for activity in recording_of(planes, self.names).activities:
-                if activity.op and not activity.is_kernel:
-                    begin = began + round(activity.start * 1e3)
-                    yield activity.op, begin, round(activity.duration * 1e3), activity.thread
-        self._warn(recording.problem)
+        for activity in recording.stop(self.names).activities:
+            if activity.op and not activity.is_kernel:
+                times = (round(activity.start * 1e3), round(activity.duration * 1e3))
+                yield activity.op, *times, activity.thread
+        if recording.problem:
+            warnings.warn(
+                f"times of operators of graphs are missing: {recording.problem}",
+                CoverageWarning,
+                stacklevel=2,
+            )

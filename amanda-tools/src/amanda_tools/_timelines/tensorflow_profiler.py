@@ -6,7 +6,7 @@
     recording.watch()
     recording.start()
     ...
-    for planes, began in recording.stop(): ...
+    found = recording.stop(names)
 
 When a second tool begins or ends, the profiler is restarted: each tool gets the segments of its own
 time, and a kernel that runs at the restart is in none of them. While the program itself uses the
@@ -28,7 +28,8 @@ import tensorflow as tf
 
 from amanda.state import Lock
 from amanda_tools._internals.tensorflow import ProfilerSession, ProfilerUses
-from amanda_tools._timelines.xplane import planes_in
+from amanda_tools._timelines.activities import ProfilerRecording
+from amanda_tools._timelines.xplane import Names, planes_in, recording_of
 
 _DETAILS = 2
 """Level of the host tracer at which threads record each kernel."""
@@ -91,13 +92,16 @@ class ProfilerUse:
         if self not in _SHARED.uses:
             _SHARED.add(self)
 
-    def stop(self) -> Iterator[tuple[Iterator[Any], int]]:
-        """Stop recording; yield the planes and the begin of each segment."""
+    def stop(self, names: Names) -> ProfilerRecording:
+        """Stop recording; return what was recorded since :meth:`start`, on the clock of
+        ``time.perf_counter()``."""
         _SHARED.remove(self)
         segments, self.segments = self.segments, []
+        found = ProfilerRecording()
         for segment in segments:
-            yield segment.planes(), segment.began
+            found.extend(recording_of(segment.planes(), names, segment.began / 1e3))
             segment.release()
+        return found
 
 
 def _locked(method: Callable[..., None]) -> Callable[..., None]:

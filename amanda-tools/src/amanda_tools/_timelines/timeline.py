@@ -30,13 +30,11 @@ import numpy as np
 
 from amanda import OpContext
 from amanda.driver import Driver
-from amanda.inline import Log, Timer, resident_bytes
+from amanda.inline import Log, Timer
 from amanda.tools.description import OpDescription, describe
 from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._timelines.garbage_collections import COLLECTION, Collection, Collections, Numbers
-from amanda_tools._timelines.graph_nodes import note_nodes
 from amanda_tools._timelines.graph_times import GraphTimes
-from amanda_tools._timelines.memory import device_bytes
 
 _WAITING = 4 * 1024
 """Numbers in the list of recent records, four per record, that trigger counting them."""
@@ -44,12 +42,8 @@ _WAITING = 4 * 1024
 _BUFFERED = 4 * 4096
 """Numbers in the buffer of counted records that trigger writing them to disk."""
 
-_OFTEN = 1_000_000
-"""Nanoseconds between two looks at the memory in use and at the list of recent records."""
-
-_SELDOM = 16 * _OFTEN
-"""Longest time between two looks, in nanoseconds: it doubles while the memory stays the same. A
-look took 50 µs, its effect on the caches included (small operators, TensorFlow 2.21)."""
+_PAUSE = 16_000_000
+"""Nanoseconds between two looks at the list of recent records."""
 
 
 @attrs.frozen
@@ -73,21 +67,6 @@ class TimelineSpan:
     def end(self) -> int:
         """Nanoseconds since the timeline began."""
         return self.start + self.duration
-
-
-@attrs.frozen
-class MemorySample:
-    """Memory in use at a moment.
-
-    Attributes:
-        time: nanoseconds since the timeline began.
-        resident: bytes of the process in main memory.
-        device: bytes of tensors on the current CUDA device.
-    """
-
-    time: int
-    resident: int
-    device: int
 
 
 @attrs.define
@@ -175,14 +154,10 @@ class Timeline(Log):
 
     Args:
         limit: spans to keep; later ones are counted only.
-        memory: sample the memory in use as well, at most once in a millisecond, and less often
-            while it stays the same.
         synchronize: called before each look at the clock, to wait for a device; None for no call.
     """
 
-    def __init__(
-        self, limit: int, *, memory: bool = True, synchronize: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, limit: int, *, synchronize: Callable[[], None] | None = None) -> None:
         super().__init__(due=0)
         self._synchronize = synchronize
         self._kept = 0
@@ -192,14 +167,10 @@ class Timeline(Log):
         self._sums = Sums()
         self._limit = limit
         # `numbers` has recent records as timers leave them: number of the operator, start, end,
-        # thread. Memory samples have -1, time, bytes of the process, bytes on the device; garbage
-        # collections -2, start, end, thread.
+        # thread. Garbage collections have -2, start, end, thread.
         self._buffer = array.array("q")
         self._file: IO[bytes] | None = None
         self._is_lost = False
-        self._samples = memory
-        self._memory = -1, -1
-        self._pause = _OFTEN if memory else _SELDOM
         self._graphs = GraphTimes()
         self._collections = Collections()
         self._began = time.perf_counter_ns()
@@ -235,7 +206,7 @@ class Timeline(Log):
         """Record the names that the runtime has for an operator; to be called in an analysis after
         it."""
         if self._graphs.measures(context):
-            note_nodes(self._graphs.names, context, describe(context))
+            self._graphs.names.note(context, describe(context))
 
     def close(self) -> None:
         """Add the times of operators of graphs, and stop recording garbage collections.
@@ -267,13 +238,8 @@ class Timeline(Log):
         return synchronized_start, synchronized_stop
 
     def look(self, now: int) -> None:
-        """Do the occasional work between executions: sample the memory, count recent records."""
-        if self._samples:
-            before, self._memory = self._memory, (resident_bytes(), device_bytes())
-            is_same = before == self._memory
-            self._pause = min(2 * self._pause, _SELDOM) if is_same else _OFTEN
-            self.numbers.extend((-1, now, *self._memory))
-        self.due = now + self._pause
+        """Do the occasional work between executions: count recent records."""
+        self.due = now + _PAUSE
         if len(self.numbers) >= _WAITING:
             self._take()
 
@@ -286,23 +252,16 @@ class Timeline(Log):
         # Other threads may have appended more.
         del waiting[:count]
         records = np.frombuffer(taken, np.int64).reshape(-1, 4)
-        is_span = records[:, 0] >= 0
-        # In place: a copy of selected rows costs more than the subtraction.
-        np.subtract(records[:, 2], records[:, 1], out=records[:, 2], where=is_span)
+        records[:, 2] -= records[:, 1]
         pauses = self._collections.subtract_gc_pauses(records)
         for started in (records[:, 1], pauses[:, 1]):
             started -= self._began
-        self._sums.add(records[is_span, 0], records[is_span, 2])
+        self._sums.add(records[:, 0], records[:, 2])
         remaining = 0 if self._is_lost else self._limit - self._kept
-        spans = int(np.count_nonzero(is_span))
-        if 0 < remaining >= spans:
-            self._buffer.extend(taken)
-            self._buffer.frombytes(pauses.tobytes())
-        elif remaining:
-            # Memory samples among the kept spans stay as well.
-            self._buffer.frombytes(records[np.cumsum(is_span) <= remaining].tobytes())
-        self._kept += min(spans, remaining)
-        self._dropped += max(0, spans - remaining)
+        if remaining:
+            self._buffer.frombytes(records[:remaining].tobytes() + pauses.tobytes())
+        self._kept += min(len(records), remaining)
+        self._dropped += max(0, len(records) - remaining)
         if len(self._buffer) >= _BUFFERED:
             self._flush()
 
@@ -355,8 +314,8 @@ class Timeline(Log):
         self._take()
         return self._dropped
 
-    def records(self) -> Iterator[TimelineSpan | MemorySample | Collection]:
-        """Yield spans, memory samples and garbage collections, reading from disk: spans in the
+    def records(self) -> Iterator[TimelineSpan | Collection]:
+        """Yield spans and garbage collections, reading from disk: spans in the
         order in which they ended."""
         for part in self._parts():
             yield from self._parsed(part)
@@ -375,15 +334,11 @@ class Timeline(Log):
         # A copy: the buffer cannot grow while it is exported.
         yield self._buffer[:]
 
-    def _parsed(
-        self, numbers: array.array[int]
-    ) -> Iterator[TimelineSpan | MemorySample | Collection]:
+    def _parsed(self, numbers: array.array[int]) -> Iterator[TimelineSpan | Collection]:
         for i in range(0, len(numbers), 4):
             number, first, second, third = numbers[i : i + 4]
             if number == COLLECTION:
                 yield Collection(first, second, third)
-            elif number < 0:
-                yield MemorySample(first, second, third)
             else:
                 yield TimelineSpan(self._ops[number], first, second, third)
 

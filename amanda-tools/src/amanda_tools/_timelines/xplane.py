@@ -15,6 +15,8 @@ from typing import Any
 
 import attrs
 
+from amanda import OpContext
+from amanda.tools.description import OpDescription
 from amanda_tools._timelines.activities import Activity, OpSpan, ProfilerRecording, marked_op
 
 _HOST = "/host:CPU"
@@ -64,6 +66,25 @@ class Names:
         labels = self._labels[label.partition("@")[0]]
         if label not in labels:
             labels.append(label)
+
+    def note(self, context: OpContext, op: OpDescription) -> None:
+        """Note the nodes of an operator of a graph, in an analysis after it."""
+        tensors = context.get_outputs() if context.is_forward() else context.get_grad_inputs()
+        nodes = {tensor.op.name for tensor in tensors or () if tensor is not None}
+        if context.is_forward():
+            # In loops, and without outputs, its name in the graph has the node's path, with the
+            # type appended where the node's name lacks it.
+            path = context.get_node_name().partition("/")[2]
+            short = path.removesuffix(f"/{op.name}")
+            if nodes:
+                ends = [f"/{node}" for node in nodes]
+                nodes |= {p for p in (path, short) if any(f"/{p}".endswith(end) for end in ends)}
+            else:
+                # `short` may be another operator's node, the scope of this one; of another type
+                # then.
+                nodes = {path, f"{short}:{op.name}"}
+        for node in nodes:
+            self.add(node, op.id, context.get_node_name())
 
     def find(self, node: str, kind: str, function: Function | None) -> list[str]:
         """Return the ids of the operators with a node of this name; of the function if it has any.

@@ -19,10 +19,6 @@ from amanda_tools.dump import DumpOptions, DumpTool
 
 __all__ = ["DiffOptions", "DiffTool", "Recording"]
 
-_SHOWN = 40
-"""Operators without a counterpart that are printed; the result names all."""
-
-
 _OF_COMPARISON = applies_if("a comparison: reference=", lambda o: bool(o.reference))
 
 
@@ -34,16 +30,14 @@ class DiffOptions(DumpOptions):
     Attributes:
         reference: the folder that an earlier run has written; a recording or a tool from Python.
         tolerance: largest relative error of a tensor that counts as equal.
-        align: how operators are paired: by id, order (of their types), value or auto.
+        align: how operators are paired: by id, value or auto.
     """
 
     reference: Any = ""
     tolerance: float = attrs.field(
         default=1e-5, validator=attrs.validators.ge(0), metadata=_OF_COMPARISON
     )
-    align: Literal["auto", "id", "order", "value"] = attrs.field(
-        default="auto", metadata=_OF_COMPARISON
-    )
+    align: Literal["auto", "id", "value"] = attrs.field(default="auto", metadata=_OF_COMPARISON)
     tensors: Sequence[str] = attrs.field(
         default=("activations", "gradients"), converter=type_names, validator=check_kinds
     )
@@ -158,9 +152,7 @@ class DiffTool(DumpTool):
         ):
             ids = [op_id for op_id in found[key] if self.is_shown(of[op_id])]
             if ids:
-                listed = ids[:_SHOWN]
-                more = f", of {len(ids)} the first" if len(listed) < len(ids) else ""
-                yield Table(f"diff: only in {title}{more}", ("op",), [(op,) for op in listed])
+                yield Table(f"diff: only in {title}", ("op",), [(op,) for op in ids])
 
     def charts(self) -> Iterable[Chart]:
         """Relative errors along the run, those beyond the tolerance as a series of their own."""

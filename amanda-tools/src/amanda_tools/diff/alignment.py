@@ -1,4 +1,4 @@
-"""Pairs the operators of two runs, by id, by order or by value.
+"""Pairs the operators of two runs, by id or by value.
 
 ::
 
@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import bisect
-import difflib
 import functools
 import math
 from collections import Counter, defaultdict
@@ -58,10 +57,9 @@ def align_ops(
     Args:
         run: the run.
         reference: the run to compare with.
-        align: ``id``: pairs operators of equal id and type. ``order``: pairs by the longest common
-            subsequence of types. ``value``: pairs operators of equal values, whatever their types,
-            and the rest by order. ``auto``: by id if most operators have a counterpart, else by
-            value.
+        align: ``id``: pairs operators of equal id and type. ``value``: pairs operators of equal
+            values, whatever their types, and the rest by order. ``auto``: by id if most operators
+            have a counterpart, else by value.
         tolerance: relative error up to which values are equal.
     """
     ours, theirs = run.ops(), reference.ops()
@@ -75,11 +73,8 @@ def align_ops(
             [record for record in ops.values() if record.direction == direction]
             for ops in (ours, theirs)
         )
-        if align == "order":
-            pairs |= _by_order(mine, other)
-        else:
-            pairs |= _by_value(mine, other, pairs, tolerance)
-    return pairs if align == "order" else _without_loops(run, reference, pairs, tolerance)
+        pairs |= _by_value(mine, other, pairs, tolerance)
+    return _without_loops(run, reference, pairs, tolerance)
 
 
 def _without_loops(
@@ -108,19 +103,6 @@ def _by_value(
     rest = _pair_rest(*values, equal, {i: c.id for i, c in forward.items()})
     pairs = {mine[i].id: Counterpart(other[j].id, "value") for i, j in equal.items()}
     return pairs | {mine[i].id: Counterpart(other[j].id, "order") for i, j in rest.items()}
-
-
-def _by_order(
-    mine: Sequence[TensorRecord], other: Sequence[TensorRecord]
-) -> dict[str, Counterpart]:
-    """Pair operators by the longest common subsequence of types."""
-    ours, theirs = ([record.type for record in records] for records in (mine, other))
-    matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
-    return {
-        mine[block.a + k].id: Counterpart(other[block.b + k].id, "order")
-        for block in matcher.get_matching_blocks()
-        for k in range(block.size)
-    }
 
 
 @attrs.frozen

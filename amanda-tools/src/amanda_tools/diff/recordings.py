@@ -63,7 +63,7 @@ class Recording:
         """Return the recording of a tool in this process."""
         return cls(
             _in_order(
-                _record({**entry.row, **_place(entry)}, functools.partial(tool.load, entry))
+                _record(entry.plain(tool.name), functools.partial(tool.load, entry))
                 for entry in tool.entries
             )
         )
@@ -139,11 +139,6 @@ def _entries(index: Path) -> list[dict[str, Any]]:
     for file, found in keys.items():
         check_tensors(index.parent / file, found, recording)
     return entries
-
-
-def _place(entry: Any) -> dict[str, Any]:
-    place = {"kind": entry.kind, "tensor": entry.tensor}
-    return {**place, "step": entry.step, "order": entry.order}
 
 
 def _record(about: dict[str, Any], load: Callable[[], Array]) -> TensorRecord:

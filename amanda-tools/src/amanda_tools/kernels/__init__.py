@@ -18,6 +18,7 @@ from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines.activities import Activity, ProfilerRecording
+from amanda_tools._timelines.chrome import write_events
 from amanda_tools.kernels import timeline_file
 from amanda_tools.kernels.recordings import MODULES, ProfilerRecorder
 
@@ -310,7 +311,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         written = [*super().write_files(folder, stem)]
         if self.options.timeline:
             written.append(folder / f"{stem}.timeline.json")
-            timeline_file.write(self.recording, self._ops, written[-1])
+            write_events(timeline_file.events(self.recording, self._ops), written[-1])
         return written
 
 

@@ -9,9 +9,8 @@ import tensorflow as tf
 from amanda import OpContext
 from amanda.tools.description import OpDescription
 from amanda_tools._timelines.activities import ProfilerRecording, mark_of
-from amanda_tools._timelines.graph_nodes import note_nodes
 from amanda_tools._timelines.tensorflow_profiler import ProfilerUse
-from amanda_tools._timelines.xplane import Names, recording_of
+from amanda_tools._timelines.xplane import Names
 from amanda_tools.kernels.annotations import annotate
 from amanda_tools.kernels.recordings import ProfilerRecorder
 
@@ -29,9 +28,7 @@ class TensorFlowRecorder(ProfilerRecorder):
         self._recording.start()
 
     def stop(self) -> ProfilerRecording:
-        found = ProfilerRecording()
-        for planes, began in self._recording.stop():
-            found.extend(recording_of(planes, self._names, began / 1e3))
+        found = self._recording.stop(self._names)
         self.problem = self._recording.problem
         return found
 
@@ -49,7 +46,7 @@ class TensorFlowRecorder(ProfilerRecorder):
 
     def watch_outputs(self, context: OpContext, op: OpDescription) -> None:
         if not context.runs_at_once:
-            note_nodes(self._names, context, op)
+            self._names.note(context, op)
 
 
 RECORDER = TensorFlowRecorder

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from amanda.tools.description import OpDescription
 from amanda_tools._timelines.activities import Activity, OpSpan, ProfilerRecording
-from amanda_tools._timelines.chrome import slice_event, track_name, write_events
-
-
-def write(recording: ProfilerRecording, ops: Mapping[str, OpDescription], path: Path) -> None:
-    """Write a recording to a file.
-
-    Args:
-        recording: what a profiler recorded.
-        ops: operators by id.
-        path: path of the file.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    write_events(events(recording, ops), path)
+from amanda_tools._timelines.chrome import slice_event, track_name
 
 
 def events(

@@ -79,7 +79,6 @@ class PageTable:
         columns: results of :func:`make_column`, of equal length.
         rows: number of rows.
         hidden: number of rows left out.
-        is_open: expanded at first.
         equal: name and value of columns left out because all rows have the same.
     """
 
@@ -87,7 +86,6 @@ class PageTable:
     columns: Sequence[Mapping[str, Any]]
     rows: int
     hidden: int = 0
-    is_open: bool = True
     equal: Sequence[tuple[str, str]] = ()
 
     def data(self) -> dict[str, Any]:
@@ -100,7 +98,6 @@ def make_table(
     names: Sequence[str],
     rows: Sequence[Sequence[Any]],
     *,
-    is_open: bool = True,
     units: Sequence[str] = (),
 ) -> PageTable:
     """Make a table from rows, which may differ in length; `units` are those of plain numbers."""
@@ -121,19 +118,16 @@ def make_table(
         equal=equal,
         rows=len(kept),
         hidden=len(rows) - len(kept),
-        is_open=is_open,
     )
 
 
-def make_table_from_records(
-    title: str, rows: Sequence[Mapping[str, Any]], *, is_open: bool = True
-) -> PageTable:
+def make_table_from_records(title: str, rows: Sequence[Mapping[str, Any]]) -> PageTable:
     """Make a table from mappings, with a column for each key that any of them has."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     names = [heading_of(key) for key in keys]
     cells = [[_cell_of(key, row.get(key)) for key in keys] for row in rows]
     units = [_unit_of(key, keys) for key in keys]
-    return make_table(title, names, cells, is_open=is_open, units=units)
+    return make_table(title, names, cells, units=units)
 
 
 IN_THE_RUN = " in the run"

@@ -32,9 +32,6 @@ _SAID_TWICE = frozenset({"name", "direction"})
 _FEW = 6
 """A list with at most this many plain values is shown as a figure, not as a table."""
 
-_MANY = 24
-"""A mapping with more entries that are not figures is one table, not one table per entry."""
-
 
 def document_of(report: RunReport) -> Document:
     """Make the page of a run."""
@@ -91,7 +88,6 @@ def section_of(tool: ToolReport) -> Section:
     result = tool.result
     if not isinstance(result, Mapping):
         result = {} if result is None else {"result": result}
-    has_tables = bool(tool.tables)
     summary = result.get("summary", {})
     if not isinstance(summary, Mapping):
         summary = {"summary": summary}
@@ -100,17 +96,15 @@ def section_of(tool: ToolReport) -> Section:
         for table in tool.tables
         if table.columns and table.rows
     ]
-    facts = {} if has_tables else figures(summary)
-    # Tables from the summary repeat what the tool's own tables show: they are closed at first.
-    grids += tables_of(summary, is_open=not has_tables)
-    grids += _operators(result.get("ops"))
+    # What a tool with tables has beside them stands in its JSON file.
     rest = {key: value for key, value in result.items() if key not in _COMMON}
-    grids += tables_of(rest, is_open=not has_tables)
+    shown = {} if tool.tables else {**summary, **rest}
+    grids += [*tables_of(shown), *_operators(result.get("ops"))]
     return Section(
         name=tool.name,
         about=tool.about,
         notes=[_sentence(table) for table in tool.tables if not (table.columns and table.rows)],
-        facts={**facts, **figures(rest)},
+        facts=figures(shown),
         charts=tool.charts,
         grids=grids,
         text=tool.text,
@@ -140,47 +134,20 @@ def figures(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def tables_of(data: Mapping[str, Any], *, is_open: bool, prefix: str = "") -> Iterator[PageTable]:
-    """Yield tables of the mappings and lists that :func:`figures` leaves out."""
+def tables_of(data: Mapping[str, Any]) -> Iterator[PageTable]:
+    """Yield a table of each mapping and list that :func:`figures` leaves out."""
     for key, value in data.items():
-        title = f"{prefix}{heading_of(key)}"
-        if key == "phases" and _is_all_zero(value):
+        items = list(value.values()) if isinstance(value, Mapping) else value
+        if _is_plain(items) or _are_few(items):
             continue
-        if isinstance(value, Mapping):
-            yield from _of_mapping(title, value, is_open)
-        elif isinstance(value, (list, tuple)) and not _are_few(value):
-            if all(isinstance(item, Mapping) for item in value):
-                yield make_table_from_records(title, value, is_open=is_open)
-            else:
-                yield make_table(title, [str(key)], [[item] for item in value], is_open=is_open)
-
-
-def _is_all_zero(value: Any) -> bool:
-    """True if all figures of a mapping of mappings are 0."""
-    return isinstance(value, Mapping) and not any(
-        leaf for part in value.values() if isinstance(part, Mapping) for leaf in part.values()
-    )
-
-
-def _of_mapping(title: str, value: Mapping[str, Any], is_open: bool) -> Iterator[PageTable]:
-    values = list(value.values())
-    if all(map(_is_plain, values)):
-        if not _are_few(values):
-            yield make_table(title, ["", "value"], list(value.items()), is_open=is_open)
-    elif all(isinstance(v, Mapping) for v in values) and (
-        len(values) > _FEW or all(_is_plain(leaf) for v in values for leaf in v.values())
-    ):
-        # by_type: "type" is the heading of the names.
-        kind = title.rpartition("by ")[2]
-        kind = "" if any(kind in item for item in values) else kind
-        rows = [{kind: name, **item} for name, item in value.items()]
-        yield make_table_from_records(title, rows, is_open=is_open)
-    elif len(values) > _MANY:
-        yield make_table(title, ["", "value"], list(value.items()), is_open=is_open)
-    else:
-        if plain := figures(value):
-            yield make_table(title, ["", "value"], list(plain.items()), is_open=is_open)
-        yield from tables_of(value, is_open=is_open, prefix=f"{title}: ")
+        is_named = isinstance(value, Mapping)
+        if all(isinstance(item, Mapping) for item in items):
+            rows = [{"": name, **item} for name, item in value.items()] if is_named else items
+            yield make_table_from_records(heading_of(key), rows)
+        elif is_named:
+            yield make_table(heading_of(key), ["", "value"], list(value.items()))
+        else:
+            yield make_table(heading_of(key), [str(key)], [[item] for item in items])
 
 
 def _operators(ops: Any) -> list[PageTable]:

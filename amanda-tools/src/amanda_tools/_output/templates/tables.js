@@ -387,6 +387,5 @@ class Grid {
 }
 
 for (const element of document.querySelectorAll("[data-grid]")) {
-  if (element.tagName !== "DETAILS") new Grid(element);
-  else element.addEventListener("toggle", () => new Grid(element), { once: true });
+  new Grid(element);
 }

@@ -20,6 +20,7 @@ from amanda_tools._bases.watching import (
 )
 from amanda_tools._output.csv_files import write_table
 from amanda_tools._values.moments import Moments
+from amanda_tools.stats.tensorboard import require_tensorboard, write_tensorboard
 
 __all__ = ["StatsOptions", "StatsTool"]
 
@@ -30,9 +31,15 @@ class StatsOptions(WatchingOptions):
 
     Attributes:
         csv: write the series, a line per sample.
+        tensorboard: write the series and the histograms for TensorBoard.
     """
 
     csv: bool = True
+    tensorboard: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.tensorboard:
+            require_tensorboard()
 
 
 class StatsTool(WatchingTool[StatsOptions]):
@@ -125,13 +132,16 @@ class StatsTool(WatchingTool[StatsOptions]):
             yield from _sizes(f"sizes of the elements of the {kind}", moments)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.csv``, a line per sample."""
-        if not self.options.csv:
-            return []
-        path = folder / f"{stem}.csv"
-        names = [field.name for field in attrs.fields(Sample)]
-        write_table(path, names, map(attrs.astuple, self.series))
-        return [path]
+        """Write ``<stem>.csv``, a line per sample, and an event file in ``<stem>.tensorboard``."""
+        written = []
+        if self.options.csv:
+            written.append(folder / f"{stem}.csv")
+            names = [field.name for field in attrs.fields(Sample)]
+            write_table(written[-1], names, map(attrs.astuple, self.series))
+        if self.options.tensorboard:
+            place = folder / f"{stem}.tensorboard"
+            written.append(write_tensorboard(place, self.series, self.watched.values()))
+        return written
 
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
