@@ -132,7 +132,6 @@ def test_an_interrupted_cell_gives_its_results(
         ("-t count train.py", "unrecognized arguments: train.py"),
         ("-t count --as 2", "'2' is not a valid variable name"),
         ("-t 'count", "No closing quotation"),
-        ("-t count --progress", "--progress is for programs"),
         ("-t count -o /proc/out", "cannot write to the output folder /proc/out"),
         ("--help", "the cell was not run"),
     ],

@@ -180,8 +180,6 @@ def _parse(line: str) -> argparse.Namespace:
         raise UsageError(f"%%amanda {line}: {error}") from error
     except SystemExit:
         raise UsageError("the cell was not run") from None
-    if given.progress:
-        _refuse("--progress is for programs; a cell has none")
     return given
 
 

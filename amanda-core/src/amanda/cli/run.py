@@ -25,7 +25,6 @@ from amanda.cli import (
     mistakes,
     pages,
     program,
-    progress,
     tool_options,
     tracebacks,
 )
@@ -153,16 +152,11 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
         {"metavar": "NAME", "default": ""},
         "how a driver with several ways notices operators (see: amanda doctor)",
     ),
-    (
-        "--progress",
-        {"action": argparse.BooleanOptionalAction},
-        "show on stderr how far a long run is (default: if it is a terminal)",
-    ),
 )
 """The options that come before the program: the names, the arguments for argparse, the help."""
 
 WITH_VALUE = tuple(n for names, kind, _ in _OPTIONS if "metavar" in kind for n in names.split())
-_WITHOUT_VALUE = ("--html", "--progress", "--no-progress", "--help")
+_WITHOUT_VALUE = ("--html", "--help")
 
 
 def create_parser() -> CommandParser:
@@ -252,8 +246,6 @@ def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
     report.hint = (not given.tool and mistakes.explain_no_tool(target)) or report.hint
     run = Run(target, report)
     run.begin(given.driver)
-    if run.report.rank.number == 0:
-        run.progress = progress.create_progress(LIVE_SCOPES[-1], given.progress)
     return run
 
 
@@ -412,7 +404,6 @@ class Run:
 
     Attributes:
         report: writes and prints the results.
-        progress: shows how far the run is; None if it is not to be shown.
     """
 
     def __init__(self, target: program.GivenProgram, report: Report) -> None:
@@ -420,7 +411,6 @@ class Run:
         self.report = report
         self._scope = apply()
         self._opened: LiveScope | None = None
-        self.progress: progress.Progress | None = None
         self._process = os.getpid()
         self._started = 0.0
         self._asked: Sequence[str] = ()
@@ -478,8 +468,6 @@ class Run:
         self._started = time.perf_counter()
         modules = {type(named.tool).__module__ for named in self.report.tools}
         tracebacks.hide_in_threads(modules)
-        if self.progress is not None:
-            self.progress.start()
         try:
             self._target.run()
         except program.ProgramError as error:
@@ -566,8 +554,6 @@ class Run:
             endings.remember_interrupt()
 
     def _deliver(self, seconds: float) -> None:
-        if self.progress is not None:
-            self.progress.stop()
         with self._own_imports():
             try:
                 self._scope.__exit__(None, None, None)
