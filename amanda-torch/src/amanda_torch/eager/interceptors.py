@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from amanda.errors import CoverageWarning
+from amanda.engine.op_ids import MANY, SHARING, shared_id
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.nodes import count_foreign
@@ -35,9 +34,6 @@ from amanda_torch.routines import RoutineDispatcher
 if TYPE_CHECKING:
     from amanda.interface.specs import Phase
     from amanda.state import LiveScope
-
-_MANY = 10_000
-"""Operators of one name outside of modules, in one iteration, at which a warning is given."""
 
 _UNKNOWN: Any = object()
 """Stands in a cell for an operator of which the plan has yet to be asked."""
@@ -326,6 +322,10 @@ class Interceptor(Tracker, TorchFunctionMode):
 
     def _run_outside(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Run an operator outside of modules, where those of each phase count on their own."""
+        many = self.root.names.get(name)
+        if many is not None and many[0] >= MANY:
+            # Of one among very many the phase is not asked.
+            return self.run_leaf(many, func, name, args, kwargs)
         if self.has_recorded and self.has_run and is_plainly_recorded(name, args):
             cell = self.root.cell_for(func, name)
             # C asks where it finds no list.
@@ -432,18 +432,19 @@ class Interceptor(Tracker, TorchFunctionMode):
         if _internals.is_traced():
             # A tracer would record the routines with the model.
             return func(*args, **kwargs)
-        if count == _MANY and self.frame is self.root:
-            warnings.warn(
-                f"{_MANY} {name} operators outside of modules without an end of an iteration: "
-                "each has an id and actions of its own; call amanda.new_iteration() in the loop",
-                CoverageWarning,
-                stacklevel=3,
-            )
-        generation, executor = self.generation, self.executor
-        op_id = f"{self.frame.path}/{name}:{count - 1}"
+        frame, generation, executor = self.frame, self.generation, self.executor
+        op_id = f"{frame.path}/{name}:{count - 1}"
+        if count > MANY and (frame is self.root or frame.phase in SHARING):
+            op_id = shared_id(frame.path, name, count - 1, torch.__name__)
+            cell, count = frame.names.setdefault(op_id, [0]), 1
+            known = cell[1] if len(cell) > 1 else _UNKNOWN
+            if known is None:
+                return _internals.call_in_place(func, args, kwargs)
+            if known is not _UNKNOWN:
+                return executor.run_known(known, func, args, kwargs, key)
         plan = self._dispatcher.plan(op_id, self.active)
         is_trial = self.fused.is_trial
-        known: KnownOp | None = None
+        known = None
         if plan is not None and (is_trial or not plan):
             result = _internals.call_in_place(func, args, kwargs)
         else:
