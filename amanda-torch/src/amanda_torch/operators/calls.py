@@ -184,6 +184,12 @@ class TorchCall(OpCall):
         """The arguments with `values` in place of the inputs."""
         return _placed(self.args, self.kwargs, self.places, self.inputs, values)
 
+    def shown_inputs(self) -> Sequence[Any]:
+        return [*map(_internals.local_part, self.inputs)]
+
+    def shown_outputs(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        return [*map(_internals.local_part, outputs)]
+
     def value(self, index: int) -> Any:
         tensor = self.inputs[index]
         return tensor if is_constant(tensor, self.modules) else None
