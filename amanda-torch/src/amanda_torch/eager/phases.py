@@ -155,7 +155,8 @@ def _phase_without_loss(name: str, tensors: Sequence[Any], tracker: Tracker) -> 
     if tracker.is_building:
         return "setup"
     if makes(name, tensors):
-        return "other" if tracker.has_run or tracker.has_trained else "setup"
+        is_first = name in _INITIALISING and not (tracker.has_run or tracker.has_trained)
+        return "setup" if is_first else "other"
     return "forward" if _computes(tensors, tracker) else "other"
 
 
