@@ -124,8 +124,10 @@ def in_functorch() -> bool:
 
 
 def is_within_differentiation() -> bool:
-    """True if ``torch.func`` differentiates what it differentiates now once more; to be asked within
-    a transform."""
+    """True if ``torch.func`` is to differentiate once more what it differentiates now.
+
+    To be asked within a transform.
+    """
     levels = _transforms() or ()
     return sum(level.key() != _BATCHING for level in levels) > 1
 

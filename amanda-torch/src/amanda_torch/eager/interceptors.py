@@ -42,9 +42,6 @@ NO_OPERATOR: Any = []
 """The cell of functions that are no operators."""
 
 
-_PLAIN = _internals.PLAIN
-_Tensor = torch.Tensor
-_is_grad_enabled = torch.is_grad_enabled
 _mode_depth = _internals.mode_depth
 
 Met = tuple[Cell, int, Any, tuple[Any, ...], dict[str, Any], Any, Any]
@@ -119,13 +116,9 @@ class Interceptor(Tracker, TorchFunctionMode):
     def exit(self) -> int:
         """Stop, wherever among the thread's modes this one sits; below how many it sat."""
         modes = _internals.modes()
-        above = 0
-        if modes and modes[-1] is self and modes.count(self) == 1:
-            _internals.pop_mode()
-        elif self in modes:
-            above = modes[::-1].index(self)
-            # An interrupt may have left it there more than once.
-            _internals.set_modes([mode for mode in modes if mode is not self])
+        above = modes[::-1].index(self) if self in modes else 0
+        # An interrupt may have left it there more than once.
+        _internals.set_modes([mode for mode in modes if mode is not self])
         self._is_on = False
         return above
 
@@ -135,11 +128,7 @@ class Interceptor(Tracker, TorchFunctionMode):
 
     def is_listening(self) -> bool:
         """True if operators called now would be noticed."""
-        # Asked at every autograd.Function: a generator would cost two frames.
-        for index in range(_internals.mode_depth()):  # noqa: SIM110
-            if _internals.mode_at(index) is self:
-                return True
-        return False
+        return self in _internals.modes()
 
     def mute(self) -> None:
         """Run vanilla until :meth:`unmute`."""
@@ -267,9 +256,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         if cell is NO_OPERATOR:
             return func(*args, **kwargs)
         if type(cell) is tuple:
-            if not _takes_recorded(args):
-                return self._run_outside(func, name_of(func), args, kwargs)
-            cell = cell[0]
+            return self._run_outside(func, name_of(func), args, kwargs)
         count = cell[0] + 1
         cell[0] = count
         try:
@@ -359,8 +346,6 @@ class Interceptor(Tracker, TorchFunctionMode):
             name = "requires_grad_"
         values = (*args, *kwargs.values()) if kwargs else args
         outer = _internals.modes()
-        if not outer and _PLAIN.issuperset(map(type, values)):
-            return phase_outside(name, values, self)
         try:
             if outer:
                 _internals.hide_modes()
@@ -465,15 +450,6 @@ class Interceptor(Tracker, TorchFunctionMode):
             cell.extend([_UNKNOWN] * (count + 1 - len(cell)))
             cell[count] = known
         return result
-
-
-def _takes_recorded(args: Sequence[Any]) -> bool:
-    """True if an operator outside of modules is surely a forward one, as those of a loss are."""
-    if _is_grad_enabled() and not _mode_depth():
-        for value in args:
-            if type(value) is _Tensor and value.requires_grad:
-                return True
-    return False
 
 
 class Local(threading.local):

@@ -349,13 +349,6 @@ def tensors_of(result: Any) -> list[Any]:
     """The tensors of an operator's result, flat."""
     if isinstance(result, torch.Tensor):
         return [result]
-    if isinstance(result, tuple):
-        # Results of several tensors, as most that are not one tensor.
-        for item in result:
-            if not isinstance(item, torch.Tensor):
-                break
-        else:
-            return list(result)
     found: list[tuple[Any, Path]] = []
     _expand(result, (), found)
     return [tensor for tensor, _ in found]
