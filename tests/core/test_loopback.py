@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import amanda
+from amanda.engine.op_ids import MANY
+from amanda.errors import CoverageWarning
 from amanda.interface.points import PointContext
 from amanda.testing import loopback as lb
 from amanda.testing.loopback.tape import set_grad
@@ -139,6 +141,23 @@ def test_ids_outside_of_modules() -> None:
             lb.mul(lb.add(lb.tensor(1.0), 1.0), 1.0)
 
     assert ids_of(run) == ["/add:0", "/mul:0", "/add:1", "/mul:1"]
+
+
+def test_very_many_operators_of_a_line_share_an_id() -> None:
+    """Without an end of an iteration, ids outside of modules are bounded, and a warning says so."""
+    ids, tool = [], amanda.Tool()
+    tool.add_inst_for_op(lambda context: ids.append(context.get_op_id()))
+    x = lb.tensor([1.0])
+
+    def run() -> None:
+        for _ in range(2 * MANY):
+            lb.mul(x, x)
+        lb.mul(x, x)
+
+    with amanda.apply(tool), pytest.warns(CoverageWarning, match="share an id"):
+        run()
+    assert ids[:2] == ["/mul:0", "/mul:1"]
+    assert [op_id.rpartition(".")[0] for op_id in ids[MANY:]] == [f"/mul:{__name__}"] * 2
 
 
 def test_ids_of_an_unregistered_module() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,3 +110,23 @@ def test_tools_that_change_training_train_a_compiled_model_alike(
     compiled = _steps(make(), lambda net: torch.compile(net, backend="eager"))
     assert compiled == plain
     assert plain != _steps(amanda.Tool(), lambda net: net)
+
+
+class Logarithm(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).log()  # makes a NaN
+
+
+def test_lines_of_captured_operators_are_the_programs() -> None:
+    """The line of an operator in a compiled function is that of the program, not of code that the
+    driver has made."""
+    [(number, _)] = [
+        (i, line)
+        for i, line in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if line.endswith("# makes a NaN")
+    ]
+    model = torch.compile(Logarithm(), backend="eager")
+    tool = amanda.tools.load("nan")(action="record")
+    with amanda.apply(tool, drivers=["torch-graph"]):
+        model(-torch.ones(2))
+    assert tool.result()["summary"]["first"]["source"].endswith(f"{Path(__file__).name}:{number}")

@@ -311,6 +311,8 @@ def nested(depth: int) -> nn.Module:
 def test_lazy_modules_are_shown_as_what_they_become() -> None:
     """Their parameters have a size from their first call on."""
     rows = watched((nn.Sequential(nn.LazyLinear(3)), torch.rand(1, 2))).modules()
+    # Its parameters are no activations.
+    assert [row["activation_bytes"] for row in rows] == [12, 12]
     assert [(row["type"], row["parameters"]) for row in rows] == [("Sequential", 9), ("Linear", 9)]
 
 

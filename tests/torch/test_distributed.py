@@ -82,3 +82,32 @@ def test_collectives_inside_a_scope() -> None:
         gathered = [torch.empty(3)]
         dist.all_gather(gathered, x)
     assert gathered[0].tolist() == [1, 1, 1]
+
+
+def test_figures_of_tensor_parallelism_are_of_the_rank() -> None:
+    """Shapes are those of the local parts, and what PyTorch computes on fake tensors, to find the
+    shapes of results, is no operator of the program."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    ways = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(net, init_device_mesh("cpu", (2,)), ways)
+    flops = amanda.tools.load("flops")()
+    with applied(flops):
+        for _ in range(2):
+            net(torch.ones(8, 16)).sum().backward()
+    found = flops.result()
+    steps = {key: found["summary"]["per_step"][key] for key in ("flops", "flops_backward")}
+    assert steps == {"flops": 8192, "flops_backward": 12288}
+    assert "max" not in found["summary"]["per_step"]
+    linear = [op["inputs"][1]["shape"] for op in found["ops"] if op["type"] == "linear"]
+    assert linear == [[16, 16], [16, 16]]
+    assert not [op["id"] for op in found["ops"] if "default" in op["id"] and "mm" in op["id"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 import sys
 import traceback
@@ -13,9 +14,12 @@ import torch
 from torch import nn
 
 import amanda
+from amanda.engine.op_ids import MANY
+from amanda.errors import CoverageWarning
+from amanda_torch.plugin import TorchEagerDriver
 from tests import models
 from tests.counting import no_collection
-from tests.torch.support import Counter, ForwardCounter, applied
+from tests.torch.support import Counter, ForwardCounter, applied, interceptors
 
 X = torch.linspace(-1, 1, 3)
 
@@ -256,6 +260,30 @@ def test_data_outside_of_modules_have_one_id() -> None:
             model(torch.rand(2, 3)).sum().backward()
     made = [op_id for op_id in counter.ids if "rand:" in op_id]
     assert made == ["/setup/rand:0", *["/other/rand:0"] * 3]
+
+
+@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
+def test_very_many_operators_of_a_line_share_an_id(
+    monkeypatch: pytest.MonkeyPatch, interceptor: str
+) -> None:
+    """Without an end of an iteration, ids outside of modules are bounded, and a warning says so;
+    routines run at each execution, and the next iteration begins with ids of their own."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
+    counter = ForwardCounter()
+
+    def run() -> None:
+        for _ in range(2):
+            for _ in range(2 * MANY):
+                torch.exp(X)
+            torch.exp(X)
+            amanda.new_iteration()
+
+    with applied(counter), pytest.warns(CoverageWarning, match="share an id"):
+        run()
+    ids = collections.Counter(counter.ids)
+    shared = {op_id: n for op_id, n in ids.items() if __name__ in op_id}
+    assert sorted(shared.values()) == [2, 2 * MANY]
+    assert (len(ids), {n for op_id, n in ids.items() if op_id not in shared}) == (MANY + 2, {2})
 
 
 def test_scopes_start_anew() -> None:

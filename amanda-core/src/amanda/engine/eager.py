@@ -320,7 +320,7 @@ class EagerDriver(Driver):
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__(dispatcher)
         self.dispatcher: Dispatcher = dispatcher
-        self.ids = OpIds()
+        self.ids = OpIds(self.framework)
         self.thread = DriverThread()
         self._signatures: dict[Any, Signature] = {}
 

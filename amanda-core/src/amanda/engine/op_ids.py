@@ -5,21 +5,54 @@ operators of that name within the module call. Code outside of modules has no pr
 counted within an iteration. The second instance of a class is ``Net@1``, the second call of a
 module within the outermost one ``path#1``. Outside of modules the operators of each phase are
 counted on their own: ``/mul:0`` is the first one of the forward phase, ``/optimizer/mul:0`` one of
-an optimizer.
+an optimizer. From the thousandth of a name in an iteration on, operators there share the id of the
+line that calls them, ``/mul:train.12``.
 """
 
 from __future__ import annotations
 
 import collections
+import inspect
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from amanda.errors import CoverageWarning
 from amanda.interface.specs import Phase
 
 NamedModules = Callable[[], Iterable[tuple[str, Any]]]
+
+MANY = 1_000
+"""Operators of one name outside of modules, in one iteration, that have ids of their own."""
+
+SHARING: frozenset[str] = frozenset({"forward", "other"})
+"""The phases whose further operators share ids."""
+
+
+def shared_id(prefix: str, op_name: str, count: int, framework: str) -> str:
+    """The id of an operator outside of modules, which all those share that the same line calls.
+
+    For loops without an end of an iteration, which would otherwise take time and memory for a new
+    operator in each execution.
+
+    Args:
+        prefix, op_name, count: of the id that it would have.
+        framework: the package whose code is not taken for the calling line.
+    """
+    if count == MANY:
+        text = (
+            f"{MANY} {op_name} operators outside of modules without an end of an iteration: those "
+        )
+        text += "of a line share an id from now on; call amanda.new_iteration() in the loop"
+        warnings.warn(text, CoverageWarning, stacklevel=2)
+    frame, module = inspect.currentframe(), "amanda"
+    while frame is not None and module.startswith(("amanda", framework)):
+        frame = frame.f_back
+        module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
+    return f"{prefix}/{op_name}:{module}.{0 if frame is None else frame.f_lineno}"
 
 
 class _CountedCall:
@@ -32,9 +65,14 @@ class _CountedCall:
 
 
 class OpIds(threading.local):
-    """Forms the ids of the operators that one thread runs."""
+    """Forms the ids of the operators that one thread runs.
 
-    def __init__(self) -> None:
+    Args:
+        framework: the package of the framework.
+    """
+
+    def __init__(self, framework: str = "amanda") -> None:
+        self._framework = framework
         self.forget()
 
     def forget(self) -> None:
@@ -82,6 +120,8 @@ class OpIds(threading.local):
             call = self._asides[phase]
         count = call.counts[op_name]
         call.counts[op_name] += 1
+        if count >= MANY and not self._calls and phase in SHARING:
+            return shared_id(call.prefix, op_name, count, self._framework)
         return f"{call.prefix}/{op_name}:{count}"
 
     @contextmanager

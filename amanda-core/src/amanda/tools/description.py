@@ -21,6 +21,10 @@ __all__ = ["OUTSIDE", "OpDescription", "describe", "op_name", "place", "plain_at
 OUTSIDE = "(outside of modules)"
 """Shown in tables in place of a module path for an operator that runs outside of modules."""
 
+SOURCE_LINES = "__source_lines__"
+"""A global of code that a driver has generated from the program's: by its line, the files and lines
+of the program, innermost first."""
+
 
 @attrs.frozen
 class OpDescription:

@@ -6,10 +6,11 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from amanda import OpContext
 from amanda.tools import packages_of_drivers
+from amanda.tools.description import SOURCE_LINES
 
 _OURS = frozenset({"amanda", "amanda_tools"})
 _PYTHON = frozenset({"contextlib", "functools", "runpy", "threading", "importlib", "_bootstrap"})
@@ -28,7 +29,11 @@ def source_line() -> str:
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         file = frame.f_code.co_filename
         # By module name, not by file: the user's program may lie below a package's folder.
-        if root not in skipped and not file.startswith("<frozen"):
+        if SOURCE_LINES in frame.f_globals:
+            made_at = frame.f_globals[SOURCE_LINES].get(frame.f_lineno, ())
+            if found := _users_line(made_at):
+                return found
+        elif root not in skipped and not file.startswith("<frozen"):
             return f"{_short(file)}:{frame.f_lineno}"
         if frame.f_back is None:
             break
@@ -42,10 +47,12 @@ def line_made_at(context: OpContext) -> str:
     "" in eager modes, and for operators that a framework added on its own.
     """
     made_at = getattr(context.get_op(), "made_at", None)
-    if made_at is None:
-        return ""
+    return "" if made_at is None else _users_line(made_at())
+
+
+def _users_line(made_at: Iterable[tuple[str, int]]) -> str:
     places = tuple(_places())
-    for file, line in made_at():
+    for file, line in made_at:
         if _is_users(file, places):
             return f"{_short(file)}:{line}"
     return ""

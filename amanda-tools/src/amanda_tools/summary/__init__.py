@@ -130,7 +130,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
             add = self._graph_ops.adder(context.get_module(), scoped)
             if figures is not None:
                 figures.insert(context, add, None if scoped is None else scoped.see)
-        elif figures is not None:
+        elif figures is not None and context.get_phase() != "setup":
+            # Not the parameters that a lazy module makes.
             figures.insert(context, self.recorder.add)
 
     # -- result ---------------------------------------------------------------

@@ -84,10 +84,8 @@ def restore_modes(hidden: Sequence[Any]) -> None:
 
 def leave_modes(undo: list[Undo]) -> None:
     """Take all function modes off the current thread; unwinding `undo` puts them back."""
-    # modes() and hide_modes(), without a function for each: at each routine of backward operators.
-    undo.append((restore_modes, (tuple(map(mode_at, range(mode_depth()))),)))
-    while mode_depth():
-        pop_mode()
+    undo.append((restore_modes, (modes(),)))
+    hide_modes()
 
 
 def without_modes(function: Callable[..., Any], *args: Any) -> Any:

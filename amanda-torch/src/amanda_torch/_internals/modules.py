@@ -127,6 +127,10 @@ TRACERS = {
     "torch.jit._trace": ("_trace_impl", "trace_module"),
     "torch.jit": ("trace_module",),
     "torch.jit._script": ("_script_impl",),
+    # It runs operators on fake tensors to find the shape of a distributed result (2.13).
+    "torch.distributed.tensor._sharding_prop": (
+        "ShardingPropagator._propagate_tensor_meta_non_cached",
+    ),
 }
 """Where PyTorch's tracers begin, also when their entry point was bound to another name.
 

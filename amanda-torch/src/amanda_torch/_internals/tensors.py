@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,18 @@ import torch
 from amanda_torch._internals.symbols import require, symbol
 
 _set_versions = symbol("torch._C._autograd._unsafe_set_version_counter")
+
+
+_local_tensor = operator.attrgetter("_local_tensor")
+
+
+def local_part(tensor: Any) -> Any:
+    """The part of a distributed tensor that this process has; others as they are.
+
+    ``DTensor.to_local()`` is an operator.
+    """
+    dtensors = sys.modules.get("torch.distributed.tensor")
+    return _local_tensor(tensor) if dtensors and isinstance(tensor, dtensors.DTensor) else tensor
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:

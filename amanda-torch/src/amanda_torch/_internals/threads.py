@@ -24,6 +24,8 @@ _OWN_MODES = (
 )
 _is_wrapped = symbol("torch._C._functorch.is_functorch_wrapped_tensor")
 _unwrapped = symbol("torch._C._functorch.get_unwrapped")
+_transforms = symbol("torch._C._functorch.get_interpreter_stack")
+_BATCHING = symbol("torch._C._functorch.TransformType.Vmap")
 # Not ``_functorch.peek_interpreter_stack``: asking it gives the thread a stack of transforms, which
 # autograd copies with each state of the thread, several times per node (2.13).
 _is_transformed: Callable[[], bool] = symbol("torch._C._are_functorch_transforms_active")
@@ -119,6 +121,15 @@ def in_backward() -> bool:
 def in_functorch() -> bool:
     """True if a functorch transform (vmap, grad, jvp) is active."""
     return _is_transformed()
+
+
+def is_within_differentiation() -> bool:
+    """True if ``torch.func`` is to differentiate once more what it differentiates now.
+
+    To be asked within a transform.
+    """
+    levels = _transforms() or ()
+    return sum([level.key() != _BATCHING for level in levels]) > 1
 
 
 def needs_gradient(tensor: torch.Tensor) -> bool:

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from amanda.engine.plan import ActionPlan
-from amanda.python.memo import Memo
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.executions import Execution, Past
@@ -274,19 +273,11 @@ class Claimer(LeafClaimer):
                 node.register_prehook(functools.partial(note_reached, reached))
 
 
-_NAMES: Memo[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]] = Memo(4096)
-"""Each result of :func:`_input_names` once."""
-
-
 def _input_names(nodes: Sequence[Any], call: TorchCall) -> Sequence[Sequence[str]]:
     """For each node the forward inputs whose gradients its outputs are, by name; "" for none."""
     edges = call.edges or map(edge_of, call.inputs)
     every = [(e, n) for e, n in zip(edges, call.names, strict=True) if e is not None]
-    key = tuple([tuple(_names_of(node, every)) for node in nodes])
-    known = _NAMES.get(key)
-    if known is None:
-        known = _NAMES[key] = key
-    return known
+    return [tuple(_names_of(node, every)) for node in nodes]
 
 
 def _names_of(node: Any, inputs: Sequence[tuple[Edge, str]]) -> Iterator[str]:

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from amanda.engine.backward import OpHandle, PastTensor
@@ -87,16 +86,8 @@ class Past(list[Any]):
         outputs: Sequence[Any],
         modules: Sequence[weakref.ref[nn.Module]],
     ) -> None:
-        # Not Amanda's own for all: only of parameters may the program swap what they hold.
-        references = [
-            None
-            if t is None
-            else weakref.ref(t)
-            if type(t) is torch.Tensor
-            else Reference(t, nothing)
-            for t in (*inputs, *outputs)
-        ]
-        super().__init__(references)
+        tensors = (*inputs, *outputs)
+        super().__init__([None if t is None else Reference(t, nothing) for t in tensors])
         self += modules
         self._inputs = len(inputs)
         self._outputs = len(outputs)

@@ -144,7 +144,7 @@ class AmandaOperator(torch.autograd.Function):
         return _passed(tangents[: ctx.count])
 
 
-class TracedGradients(torch.autograd.Function):
+class TracedGradients(AmandaGradients):
     """:class:`AmandaGradients` for a compiler that traces it: its dispatch modes stay on."""
 
     @staticmethod
@@ -152,10 +152,6 @@ class TracedGradients(torch.autograd.Function):
         ctx.change = change
         ctx.set_materialize_grads(False)
         return tuple(tensor.detach() for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return (None, *ctx.change(list(gradients)))
 
 
 class TracedOperator(torch.autograd.Function):

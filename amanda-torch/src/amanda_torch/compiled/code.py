@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ import attrs
 import torch
 from torch import fx
 
+from amanda.tools.description import SOURCE_LINES
 from amanda_torch import _internals
 from amanda_torch.compiled.places import CapturedCall, ModuleFinder, calls_of
 
@@ -72,11 +74,16 @@ class GraphCode:
         # A copy, of which no node is Dynamo's.
         graph = fx.Graph()
         graph.output(graph.graph_copy(module.graph, {}))
-        markers = [self._marked(node) for node in graph.nodes if node.op.startswith("call_")]
+        nodes = [node for node in graph.nodes if node.op.startswith("call_")]
+        markers = [self._marked(node) for node in nodes]
         python = graph.python_code("self")
         names = {id(value): name for name, value in python.globals.items()}
         self._markers = [names[id(marker)] for marker in markers]
-        self._globals = dict(python.globals)
+        lines = dict(zip(self._markers, map(_lines_of, nodes), strict=True))
+        self._globals = {**python.globals, SOURCE_LINES: {}}
+        for number, line in enumerate(python.src.splitlines(), 1):
+            for name in lines.keys() & re.findall(r"\w+", line):
+                self._globals[SOURCE_LINES][number] = lines[name]
         exec(compile(python.src, "<captured graph>", "exec"), self._globals)
         self._forward: types.FunctionType = self._globals["forward"]
         self.vanilla: Sequence[Callable[..., Any]] = [site.function for site in self.sites]
@@ -115,6 +122,12 @@ class GraphCode:
         site.__name__ = site.__qualname__ = f"site_{len(self.sites)}"
         node.target = site
         return site
+
+
+def _lines_of(node: fx.Node) -> list[tuple[str, int]]:
+    """The files and lines of the program that Dynamo has made a node of, the innermost first."""
+    found = re.findall(r'File "(.+)", line (\d+)', node.stack_trace or "")
+    return [(file, int(line)) for file, line in reversed(found)]
 
 
 class Method:

@@ -228,8 +228,12 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     return vanilla(roots, *args, **kwargs)
             # After its roots, their gradients, and whether the graph is kept.
             makes_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
-            with self._backward_pass(interceptor, roots, makes_graph):
-                if not makes_graph or not self._claims(interceptor):
+            continues, transformed = makes_graph, _internals.in_functorch()
+            if transformed:
+                # It always makes a graph, and drops that of the outermost differentiation.
+                continues = _internals.is_within_differentiation()
+            with self._backward_pass(interceptor, roots, continues):
+                if transformed or not (makes_graph and self._claims(interceptor)):
                     return vanilla(roots, *args, **kwargs)
                 with MadeGraph(interceptor.executor.claimer, roots) as made:
                     result = vanilla(roots, *args, **kwargs)
@@ -249,11 +253,12 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     @contextmanager
     def _backward_pass(
-        self, interceptor: Interceptor, roots: tuple[Any, ...], makes_graph: bool
+        self, interceptor: Interceptor, roots: tuple[Any, ...], continues: bool
     ) -> Iterator[None]:
         """The context of a backward pass of the program; the outermost one ends an iteration.
 
-        None that is within a module, or whose gradients the program computes with, ends one.
+        Args:
+            continues: the program computes with the gradients. It ends none then, nor in a module.
         """
         interceptor.begin_backward(roots)
         outermost = not _internals.in_backward()
@@ -263,7 +268,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         points = self.dispatcher.points
         is_covered = not interceptor.stale or interceptor.refresh()
         tells = outermost and interceptor.tells
-        continues = makes_graph or interceptor.frame.phase is None
+        continues = continues or interceptor.frame.phase is None
         told = points.backward_begins(continues) if tells else ()
         if not listening:
             interceptor.enter()

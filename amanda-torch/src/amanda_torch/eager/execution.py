@@ -65,7 +65,6 @@ def unswallowed(error: BaseException, name: str) -> BaseException:
     return raised
 
 
-_PLAIN = _internals.PLAIN
 _Tensor = torch.Tensor
 _is_grad_enabled = torch.is_grad_enabled
 _mode_depth = _internals.mode_depth
@@ -261,12 +260,9 @@ class Executor:
         )
         execution = Execution(describe, self._tracker.references, key or func, args, kwargs)
         gradients = self.gradients_of(known)
-        about = known.plan, gradients, execution, result, start, self._tracker.iteration
-        if _PLAIN.issuperset(map(type, (result, *args))):
+        with _internals.reading((result, *args)):
+            about = known.plan, gradients, execution, result, start, self._tracker.iteration
             self.claimer.claim(*about)
-        else:
-            with _internals.reading((result, *args)):
-                self.claimer.claim(*about)
 
     # -- on a description of its call -------------------------------------
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from amanda.errors import CoverageWarning
+from amanda.engine.op_ids import MANY, SHARING, shared_id
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.nodes import count_foreign
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
     from amanda.interface.specs import Phase
     from amanda.state import LiveScope
 
-_MANY = 10_000
-"""Operators of one name outside of modules, in one iteration, at which a warning is given."""
-
 _UNKNOWN: Any = object()
 """Stands in a cell for an operator of which the plan has yet to be asked."""
 
@@ -46,9 +42,6 @@ NO_OPERATOR: Any = []
 """The cell of functions that are no operators."""
 
 
-_PLAIN = _internals.PLAIN
-_Tensor = torch.Tensor
-_is_grad_enabled = torch.is_grad_enabled
 _mode_depth = _internals.mode_depth
 
 Met = tuple[Cell, int, Any, tuple[Any, ...], dict[str, Any], Any, Any]
@@ -123,13 +116,9 @@ class Interceptor(Tracker, TorchFunctionMode):
     def exit(self) -> int:
         """Stop, wherever among the thread's modes this one sits; below how many it sat."""
         modes = _internals.modes()
-        above = 0
-        if modes and modes[-1] is self and modes.count(self) == 1:
-            _internals.pop_mode()
-        elif self in modes:
-            above = modes[::-1].index(self)
-            # An interrupt may have left it there more than once.
-            _internals.set_modes([mode for mode in modes if mode is not self])
+        above = modes[::-1].index(self) if self in modes else 0
+        # An interrupt may have left it there more than once.
+        _internals.set_modes([mode for mode in modes if mode is not self])
         self._is_on = False
         return above
 
@@ -139,11 +128,7 @@ class Interceptor(Tracker, TorchFunctionMode):
 
     def is_listening(self) -> bool:
         """True if operators called now would be noticed."""
-        # Asked at every autograd.Function: a generator would cost two frames.
-        for index in range(_internals.mode_depth()):  # noqa: SIM110
-            if _internals.mode_at(index) is self:
-                return True
-        return False
+        return self in _internals.modes()
 
     def mute(self) -> None:
         """Run vanilla until :meth:`unmute`."""
@@ -271,9 +256,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         if cell is NO_OPERATOR:
             return func(*args, **kwargs)
         if type(cell) is tuple:
-            if not _takes_recorded(args):
-                return self._run_outside(func, name_of(func), args, kwargs)
-            cell = cell[0]
+            return self._run_outside(func, name_of(func), args, kwargs)
         count = cell[0] + 1
         cell[0] = count
         try:
@@ -326,6 +309,10 @@ class Interceptor(Tracker, TorchFunctionMode):
 
     def _run_outside(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Run an operator outside of modules, where those of each phase count on their own."""
+        many = self.root.names.get(name)
+        if many is not None and many[0] >= MANY:
+            # Of one among very many the phase is not asked.
+            return self.run_leaf(many, func, name, args, kwargs)
         if self.has_recorded and self.has_run and is_plainly_recorded(name, args):
             cell = self.root.cell_for(func, name)
             # C asks where it finds no list.
@@ -359,8 +346,6 @@ class Interceptor(Tracker, TorchFunctionMode):
             name = "requires_grad_"
         values = (*args, *kwargs.values()) if kwargs else args
         outer = _internals.modes()
-        if not outer and _PLAIN.issuperset(map(type, values)):
-            return phase_outside(name, values, self)
         try:
             if outer:
                 _internals.hide_modes()
@@ -432,18 +417,19 @@ class Interceptor(Tracker, TorchFunctionMode):
         if _internals.is_traced():
             # A tracer would record the routines with the model.
             return func(*args, **kwargs)
-        if count == _MANY and self.frame is self.root:
-            warnings.warn(
-                f"{_MANY} {name} operators outside of modules without an end of an iteration: "
-                "each has an id and actions of its own; call amanda.new_iteration() in the loop",
-                CoverageWarning,
-                stacklevel=3,
-            )
-        generation, executor = self.generation, self.executor
-        op_id = f"{self.frame.path}/{name}:{count - 1}"
+        frame, generation, executor = self.frame, self.generation, self.executor
+        op_id = f"{frame.path}/{name}:{count - 1}"
+        if count > MANY and (frame is self.root or frame.phase in SHARING):
+            op_id = shared_id(frame.path, name, count - 1, torch.__name__)
+            cell, count = frame.names.setdefault(op_id, [0]), 1
+            known = cell[1] if len(cell) > 1 else _UNKNOWN
+            if known is None:
+                return _internals.call_in_place(func, args, kwargs)
+            if known is not _UNKNOWN:
+                return executor.run_known(known, func, args, kwargs, key)
         plan = self._dispatcher.plan(op_id, self.active)
         is_trial = self.fused.is_trial
-        known: KnownOp | None = None
+        known = None
         if plan is not None and (is_trial or not plan):
             result = _internals.call_in_place(func, args, kwargs)
         else:
@@ -464,15 +450,6 @@ class Interceptor(Tracker, TorchFunctionMode):
             cell.extend([_UNKNOWN] * (count + 1 - len(cell)))
             cell[count] = known
         return result
-
-
-def _takes_recorded(args: Sequence[Any]) -> bool:
-    """True if an operator outside of modules is surely a forward one, as those of a loss are."""
-    if _is_grad_enabled() and not _mode_depth():
-        for value in args:
-            if type(value) is _Tensor and value.requires_grad:
-                return True
-    return False
 
 
 class Local(threading.local):

@@ -155,7 +155,8 @@ def _phase_without_loss(name: str, tensors: Sequence[Any], tracker: Tracker) -> 
     if tracker.is_building:
         return "setup"
     if makes(name, tensors):
-        return "other" if tracker.has_run or tracker.has_trained else "setup"
+        is_first = name in _INITIALISING and not (tracker.has_run or tracker.has_trained)
+        return "setup" if is_first else "other"
     return "forward" if _computes(tensors, tracker) else "other"
 
 
@@ -179,11 +180,7 @@ def makes(name: str, values: Sequence[Any]) -> bool:
     """True if an operator makes a tensor, or gives one its first values."""
     if name in _FILLING or name in _INITIALISING:
         return True
-    # Asked of each operator that is new: a generator would cost frames.
-    for value in values:  # noqa: SIM110
-        if isinstance(value, torch.Tensor):
-            return False
-    return True
+    return not any(isinstance(value, torch.Tensor) for value in values)
 
 
 def _is_recorded(tensors: Sequence[Any]) -> bool:

@@ -184,6 +184,12 @@ class TorchCall(OpCall):
         """The arguments with `values` in place of the inputs."""
         return _placed(self.args, self.kwargs, self.places, self.inputs, values)
 
+    def shown_inputs(self) -> Sequence[Any]:
+        return [*map(_internals.local_part, self.inputs)]
+
+    def shown_outputs(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        return [*map(_internals.local_part, outputs)]
+
     def value(self, index: int) -> Any:
         tensor = self.inputs[index]
         return tensor if is_constant(tensor, self.modules) else None
@@ -343,13 +349,6 @@ def tensors_of(result: Any) -> list[Any]:
     """The tensors of an operator's result, flat."""
     if isinstance(result, torch.Tensor):
         return [result]
-    if isinstance(result, tuple):
-        # Results of several tensors, as most that are not one tensor.
-        for item in result:
-            if not isinstance(item, torch.Tensor):
-                break
-        else:
-            return list(result)
     found: list[tuple[Any, Path]] = []
     _expand(result, (), found)
     return [tensor for tensor, _ in found]
