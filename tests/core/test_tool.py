@@ -14,21 +14,6 @@ from amanda.state import STATE
 from amanda.testing import loopback as lb
 
 
-def count(calls: list[str]) -> amanda.Tool:
-    """A tool that notes the ops that it analyses."""
-    tool = amanda.Tool()
-    tool.add_inst_for_op(lambda context: calls.append(context.get_op_id()))
-    return tool
-
-
-def test_a_tool_instance() -> None:
-    """A Tool that is not a subclass works with functions registered on it."""
-    calls: list[str] = []
-    with amanda.apply(count(calls)):
-        lb.add(lb.tensor(1.0), 2.0)
-    assert calls == ["/add:0"]
-
-
 def test_a_subclass_without_super_init() -> None:
     """A subclass that does not call super().__init__() works."""
 
