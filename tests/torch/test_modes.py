@@ -22,7 +22,6 @@ from torch.utils.checkpoint import (
 )
 
 import amanda
-from amanda_torch.plugin import TorchEagerDriver
 from tests.torch.support import (
     TRANSPARENT,
     Counter,
@@ -33,7 +32,6 @@ from tests.torch.support import (
     applied,
     before,
     fingerprint,
-    interceptors,
 )
 
 
@@ -492,12 +490,9 @@ def test_nested_tensors_with_gradients_keep_their_values(act: Any) -> None:
     assert scope.statistics.not_seen[reason] == (0 if act is _look_at_gradients else 2)
 
 
-@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
-def test_switches_of_autograd_are_no_operators(
-    monkeypatch: pytest.MonkeyPatch, interceptor: str
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_switches_of_autograd_are_no_operators() -> None:
     """They compute nothing, and have ids under no interceptor."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
     tool = Counter()
     with applied(tool):
         for switch in (
@@ -511,13 +506,10 @@ def test_switches_of_autograd_are_no_operators(
     assert not tool.ids
 
 
-@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
+@pytest.mark.usefixtures("interceptor")
 @pytest.mark.parametrize("point", ["module", "op"])
-def test_a_default_device_that_a_tool_sets_stays_set(
-    monkeypatch: pytest.MonkeyPatch, interceptor: str, point: str
-) -> None:
+def test_a_default_device_that_a_tool_sets_stays_set(point: str) -> None:
     """A mode that a tool's code switches on is on when the code has ended, and can be removed."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
     called, tool = list[Any](), amanda.Tool()
 
     def set_once(context: Any) -> None:

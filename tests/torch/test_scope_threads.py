@@ -21,7 +21,7 @@ from amanda_torch.autograd.leaves import Accumulation, LeafClaimer
 from amanda_torch.eager import module_calls
 from amanda_torch.plugin import TorchEagerDriver
 from tests.running import in_threads, run_python
-from tests.torch.support import Counter, ForwardCounter, On, after, applied, interceptors
+from tests.torch.support import Counter, ForwardCounter, On, after, applied
 
 X = torch.ones(2)
 
@@ -320,13 +320,10 @@ def test_a_user_s_modes_survive_an_interrupt_in_a_routine() -> None:
         assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
-def test_threads_that_share_a_leaf_find_its_hooks(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_threads_that_share_a_leaf_find_its_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where two threads use a leaf at once, its accumulation is counted in the passes of both, also
     where the other thread is about to hook it."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     weight, vanilla = torch.ones(3, requires_grad=True), LeafClaimer.hook_leaf
     begun, used = threading.Event(), threading.Event()
 
