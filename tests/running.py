@@ -22,6 +22,13 @@ def applied(tool: T, run: Callable[..., object], *inputs: Any) -> T:
     return tool
 
 
+def line_of(file: str, text: str) -> int:
+    """The number of the line of a file that ends with a text."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    [number] = [i for i, line in enumerate(lines, 1) if line.endswith(text)]
+    return number
+
+
 def in_threads(*functions: Callable[[], Any]) -> None:
     """Call each function in a thread of its own, all at once, and wait for them."""
     threads = [threading.Thread(target=function) for function in functions]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from amanda.results import Chart, RunReport, Table, ToolReport
 from amanda_tools._output.report import render
 from amanda_tools._output.report.run import document_of
 from tests.browser.conftest import Page, Report
+
+Show = Callable[..., Page]
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;</style>"
 
@@ -64,6 +67,31 @@ def torch_page(report: Report) -> Path:
 def page(torch_page: Path, opened: Callable[[Path], Page]) -> Page:
     """The opened page of the PyTorch model."""
     return opened(torch_page)
+
+
+@pytest.fixture
+def show(opened: Callable[[Path], Page], tmp_path: Path) -> Show:
+    """Opens the page of one tool, of its charts, its tables and what else its result has."""
+
+    def opening(charts: Sequence[Chart] = (), tables: Sequence[Table] = (), **result: Any) -> Page:
+        tool = ToolReport(name="any", result=result, charts=charts, tables=tables)
+        path = tmp_path / "page.html"
+        path.write_text(render(document_of(RunReport(title="t", facts={}, tools=[tool]))))
+        return opened(path)
+
+    return opening
+
+
+@contextmanager
+def phone(page: Page) -> Iterator[None]:
+    """Shows the page again, 390 pixels wide."""
+    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        page.browser.refresh()
+        yield
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def numbers(texts: list[str]) -> list[float]:
@@ -320,11 +348,9 @@ def many_operators() -> dict[str, Any]:
     }
 
 
-def test_five_thousand_operators_open_at_once(
-    opened: Callable[[Path], Page], tmp_path: Path
-) -> None:
+def test_five_thousand_operators_open_at_once(show: Show) -> None:
     """All have a place, the search goes to the last one, and what is in sight is drawn alone."""
-    page = small_page(opened, tmp_path, "any", **many_operators())
+    page = show(**many_operators())
     Select(page.all("[data-depth]")[0]).select_by_visible_text("all")
     assert drawn(page, "graph.boxes.size") > 5000
     assert drawn(page, "graph.edges.length") == 4999
@@ -338,11 +364,9 @@ def test_five_thousand_operators_open_at_once(
     assert page.complaints() == []
 
 
-def test_a_large_graph_is_drawn_where_the_reader_moves(
-    opened: Callable[[Path], Page], tmp_path: Path
-) -> None:
+def test_a_large_graph_is_drawn_where_the_reader_moves(show: Show) -> None:
     """With the keyboard or the buttons; all of it is seen at once, too, without what is tiny."""
-    page = small_page(opened, tmp_path, "any", **many_operators())
+    page = show(**many_operators())
     Select(page.all("[data-depth]")[0]).select_by_visible_text("all")
     canvas = page.all(".canvas")[0]
     first = set(drawn(page, "graph.cy.nodes().map(n => n.id())"))
@@ -362,9 +386,9 @@ def test_a_large_graph_is_drawn_where_the_reader_moves(
     assert drawn(page, "graph.cy.nodes().not('.open').length") > 0
 
 
-def test_equal_modules_are_laid_out_alike(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+def test_equal_modules_are_laid_out_alike(show: Show) -> None:
     """Each node has a place, the same within its module."""
-    page = small_page(opened, tmp_path, "any", **many_operators())
+    page = show(**many_operators())
     Select(page.all("[data-depth]")[0]).select_by_visible_text("all")
     places = drawn(
         page,
@@ -379,7 +403,7 @@ def test_equal_modules_are_laid_out_alike(opened: Callable[[Path], Page], tmp_pa
     assert len({str(place) for place in places}) == 1
 
 
-def test_the_graph_begins_with_the_model(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+def test_the_graph_begins_with_the_model(show: Show) -> None:
     """What stands beside a long model, such as its loss, does not push it out of sight."""
     ids = [f"net/layer{chr(97 + i)}/op{i}:0" for i in range(20)]
     # With many figures the graph is narrow.
@@ -387,7 +411,7 @@ def test_the_graph_begins_with_the_model(opened: Callable[[Path], Page], tmp_pat
     ops = [{"id": i, "type": "f", "module": i.rpartition("/")[0], **figures} for i in ids]
     ops += [{"id": f"loss/f{i}:0", "type": "f", "module": "loss", **figures} for i in range(6)]
     edges = [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
-    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
+    page = show(ops=ops, edges=edges)
     left, right, width = drawn(
         page,
         "(b => [b.x1, b.x2, graph.canvas.clientWidth])(graph.cy.nodes()"
@@ -397,16 +421,14 @@ def test_the_graph_begins_with_the_model(opened: Callable[[Path], Page], tmp_pat
     assert drawn(page, "graph.cy.nodes().renderedBoundingBox().w") > width
 
 
-def test_a_long_name_leaves_room_for_its_count(
-    opened: Callable[[Path], Page], tmp_path: Path
-) -> None:
+def test_a_long_name_leaves_room_for_its_count(show: Show) -> None:
     """Of blocks that repeat the count stands whole in the tree, deep in the model too."""
     within = "Net.encoder.layers.encoder_layer_of_the_transformer_"
     ids = [f"{within}{i}.{part}/f:0" for i in range(12) for part in "ab"]
     figures = {"flops": 5e6, "params": 7, "activation_bytes": 9, "seconds": 1e-3}
     ops = [{"id": i, "type": "f", "module": i[4:-4], **figures} for i in ids]
     edges = [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
-    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
+    page = show(ops=ops, edges=edges)
     [count] = page.all(".tree .count")
     assert count.text == "12×"
     assert page.browser.execute_script(
@@ -417,7 +439,7 @@ def test_a_long_name_leaves_room_for_its_count(
     )
 
 
-def test_headings_and_shapes_stand_whole(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+def test_headings_and_shapes_stand_whole(show: Show) -> None:
     """In the tree beside the graph, with many figures: a shape has four numbers."""
     shape = [{"shape": [16, 256, 112, 112], "dtype": "float32", "device": "cpu"}]
     figures = {"flops": 5e6, "params": 7, "activation_bytes": 9, "saved_bytes": 8, "seconds": 1e-3}
@@ -425,7 +447,7 @@ def test_headings_and_shapes_stand_whole(opened: Callable[[Path], Page], tmp_pat
     ids = [f"Net.layer{i}/f:0" for i in range(9)]
     ops = [{"id": i, "type": "f", "module": i[4:10], "outputs": shape, **figures} for i in ids]
     edges = [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
-    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
+    page = show(ops=ops, edges=edges)
     cut = (
         "return [...document.querySelectorAll('.tree th, .tree th button, .tree td.shape')]"
         ".filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"
@@ -502,26 +524,15 @@ def test_a_step_is_drawn_over_time(page: Page) -> None:
     assert {name for bars in series.values() for *_, name in bars} <= set(labels)
 
 
-def small_page(opened: Callable[[Path], Page], folder: Path, tool: str, **result: Any) -> Page:
-    """The opened page of one result."""
-    path = folder / "page.html"
-    tools = [ToolReport(name=tool, result=result)]
-    path.write_text(render(document_of(RunReport(title="t", facts={}, tools=tools))))
-    return opened(path)
-
-
-def test_a_phone_shows_names_and_figures(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+def test_a_phone_shows_names_and_figures(show: Show) -> None:
     """390 pixels wide, the first figure of each table and of the tree is seen beside the name."""
     ids = [f"Net.blocks.{i}.attention.projection/linear:0" for i in range(12)]
     ops = [{"id": i, "type": "linear", "module": i[4:-9], "flops": 5_000_000} for i in ids]
     outputs = [{"shape": [4, 197, 768], "dtype": "float32"}]
     ops = [{**op, "calls": 3 + i, "outputs": outputs} for i, op in enumerate(ops)]
     edges = [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
-    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
-    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    try:
-        page.browser.refresh()
+    page = show(ops=ops, edges=edges)
+    with phone(page):
         right = "return [...arguments[0].querySelectorAll('tr.row')].map(row => [...row.cells]"
         right += ".find(cell => cell.classList.contains('n')).getBoundingClientRect().right)"
         grid = page.grid("any", "operators")
@@ -530,11 +541,9 @@ def test_a_phone_shows_names_and_figures(opened: Callable[[Path], Page], tmp_pat
         seen = [line.split("…")[1] for line in page.lines(grid)]
         assert len(set(seen)) == 12
         assert page.browser.execute_script("return document.body.scrollWidth") == 390
-    finally:
-        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def open_blocks(opened: Callable[[Path], Page], tmp_path: Path, ids: Sequence[str]) -> Page:
+def open_blocks(show: Show, ids: Sequence[str]) -> Page:
     """A page with a chain of operators and an edge from the first to the fourth, opened to depth 2.
 
     Args:
@@ -543,18 +552,16 @@ def open_blocks(opened: Callable[[Path], Page], tmp_path: Path, ids: Sequence[st
     ops = [{"id": i, "type": i[i.index("/") + 1 : -2], "module": i[4 : i.index("/")]} for i in ids]
     pairs = [*itertools.pairwise(ids), (ids[0], ids[3])]
     edges = [{"producer": a, "consumer": b} for a, b in pairs]
-    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
+    page = show(ops=ops, edges=edges)
     Select(page.all("[data-depth]")[0]).select_by_visible_text("depth 2")
     return page
 
 
-def test_edges_lead_around_nodes_of_open_modules(
-    opened: Callable[[Path], Page], tmp_path: Path
-) -> None:
+def test_edges_lead_around_nodes_of_open_modules(show: Show) -> None:
     """A residual connection from outside of a block does not cross the block's nodes."""
     ids = ["Net.stem/conv2d:0", "Net.block.norm/layer_norm:0", "Net.block.mlp/linear:0"]
     ids += ["Net.block/add:0", "Net.head/linear:0"]
-    page = open_blocks(opened, tmp_path, ids)
+    page = open_blocks(show, ids)
     script = (
         "(() => { const named = text => graph.cy.nodes()"
         ".filter(node => node.data('label').split('\\n')[0] === text);"
@@ -572,14 +579,12 @@ def test_edges_lead_around_nodes_of_open_modules(
     assert all(abs(other - x) > half for other in beside)
 
 
-def test_edges_do_not_cross_the_titles_of_open_modules(
-    opened: Callable[[Path], Page], tmp_path: Path
-) -> None:
+def test_edges_do_not_cross_the_titles_of_open_modules(show: Show) -> None:
     """A title stands beside the edges that enter its module, whole if it is not very long."""
     ids = ["Net.stem/conv2d:0", "Net.cross_attention.norm/layer_norm:0"]
     ids += ["Net.cross_attention.projection/linear:0", "Net.cross_attention/add:0"]
     ids += ["Net.head/linear:0"]
-    page = open_blocks(opened, tmp_path, ids)
+    page = open_blocks(show, ids)
     script = (
         "(() => { const open = graph.cy.nodes('.open')"
         ".filter(n => n.data('label') === 'cross_attention')[0];"
@@ -619,9 +624,7 @@ def test_rows_of_the_tree_keep_the_focus(page: Page) -> None:
     assert page.browser.execute_script(seen) == before
 
 
-def test_labels_of_a_chart_are_shortened_alike(
-    opened: Callable[[Path], Page], tmp_path: Path
-) -> None:
+def test_labels_of_a_chart_are_shortened_alike(show: Show) -> None:
     """What most begin with is left out of all that have it, or of none."""
     long = [f"model.layers.{i}.self_attention_of_the_layer" for i in range(3)]
     short = [f"model.layers.{i}.mlp" for i in range(3)]
@@ -629,7 +632,7 @@ def test_labels_of_a_chart_are_shortened_alike(
         Chart(title=title, kind="bar", labels=labels, values={"x": range(1, len(labels) + 1)})
         for title, labels in (("long", [*long, *short, "head"]), ("short", [*short, "head"]))
     ]
-    page = page_of(opened, tmp_path, ToolReport(name="any", charts=charts))
+    page = show(charts=charts)
     labels = [
         page.browser.execute_script("return arguments[0].chart.chart.data.labels", figure)
         for figure in page.all("figure.chart")
@@ -639,59 +642,38 @@ def test_labels_of_a_chart_are_shortened_alike(
     assert labels[0][-1] == "head"
 
 
-def phone(page: Page) -> None:
-    """Show the page again, 390 pixels wide."""
-    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    page.browser.refresh()
-
-
-def page_of(opened: Callable[[Path], Page], folder: Path, tool: ToolReport) -> Page:
-    """The opened page of one tool."""
-    path = folder / "page.html"
-    path.write_text(render(document_of(RunReport(title="t", facts={}, tools=[tool]))))
-    return opened(path)
-
-
-def test_bars_have_room_below_a_long_legend(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+def test_bars_have_room_below_a_long_legend(show: Show) -> None:
     """Its lines are counted, on a phone too."""
     values = {f"aten::a_kernel_with_a_long_name_{i}": [i + 1.0] * 12 for i in range(9)}
     chart = Chart(title="c", kind="bar", labels=[f"op{i}" for i in range(12)], values=values)
-    page = page_of(opened, tmp_path, ToolReport(name="any", charts=[chart]))
+    page = show(charts=[chart])
     room = (
         "const { chartArea, legend } = document.querySelector('figure.chart').chart.chart;"
         "return [(chartArea.bottom - chartArea.top) / 12, legend.height]"
     )
     bar, legend = page.browser.execute_script(room)
     assert bar >= 18
-    try:
-        phone(page)
+    with phone(page):
         narrow, tall = page.browser.execute_script(room)
-    finally:
-        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert narrow >= 18
     assert tall > legend
 
 
-def test_values_of_one_size_have_an_even_axis(
-    opened: Callable[[Path], Page], tmp_path: Path
-) -> None:
+def test_values_of_one_size_have_an_even_axis(show: Show) -> None:
     """Powers of ten are for values that differ by them."""
     near, far = [0.0198, 0.0199, 0.0203, 0.0], [1e-6, 0.0199, 0.0203, 0.0]
     charts = [
         Chart(title=title, kind="points", labels=range(4), values={"x": values}, log=True)
         for title, values in (("near", near), ("far", far))
     ]
-    page = page_of(opened, tmp_path, ToolReport(name="any", charts=charts))
+    page = show(charts=charts)
     kinds = "return [...document.querySelectorAll('figure.chart')].map(f => f.chart.chart.scales.y)"
     assert page.browser.execute_script(f"{kinds}.map(y => y.type)") == ["linear", "logarithmic"]
     drawn_at = "return document.querySelector('figure.chart').chart.chart.data.datasets[0].data"
     assert [point["y"] for point in page.browser.execute_script(drawn_at)] == near
 
 
-def test_shapes_stand_whole_before_columns_of_less_use(
-    opened: Callable[[Path], Page], tmp_path: Path
-) -> None:
+def test_shapes_stand_whole_before_columns_of_less_use(show: Show) -> None:
     """What the id says as well, names of inputs and sources give way before a shape is cut."""
     ids = [f"Net.blocks.{i}.attention/scaled_dot_product_attention:{i % 2}" for i in range(12)]
     ops = []
@@ -701,7 +683,7 @@ def test_shapes_stand_whole_before_columns_of_less_use(
         sources = {"source": f"/usr/lib/net/attention.py:{i}", "phase": f"phase number {i}"}
         tensors = {"inputs": specs, "outputs": specs, "input_names": ["query"] * (1 + i)}
         ops.append({**names, **sources, **tensors, "attributes": {"scale": 0.125 + i}})
-    page = small_page(opened, tmp_path, "any", ops=ops)
+    page = show(ops=ops)
     grid = page.grid("any", "operators")
     seen = [head.text for head in page.all("th", grid) if head.is_displayed()]
     assert seen[:2] == ["id", "type"]
@@ -712,9 +694,7 @@ def test_shapes_stand_whole_before_columns_of_less_use(
     assert all(re.fullmatch(r"4×197×7\d\d f32", cell) for cell in cells)
 
 
-def test_tensors_of_one_operator_are_told_apart(
-    opened: Callable[[Path], Page], tmp_path: Path
-) -> None:
+def test_tensors_of_one_operator_are_told_apart(show: Show) -> None:
     """Rows that have one id show which tensor they are about, however many columns there are."""
     ops = [
         {"id": f"Net.b.{i}/op:0", "type": f"op_{i}", "kind": kind, "tensor": tensor}
@@ -722,23 +702,20 @@ def test_tensors_of_one_operator_are_told_apart(
         for i in range(6)
         for kind, tensor in (("weights", "weight"), ("activations", "output0"))
     ]
-    page = small_page(opened, tmp_path, "any", ops=ops)
+    page = show(ops=ops)
     heads = page.all("th", page.grid("any", "operators"))
     seen = [head.text for head in heads if head.is_displayed()]
     assert seen[:4] == ["id", "type", "kind", "tensor"]
     assert len(seen) < len(heads)
 
 
-def test_tensors_are_told_apart_on_a_phone(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+def test_tensors_are_told_apart_on_a_phone(show: Show) -> None:
     """A tensor is an operator's id and a word: it, too, loses what most begin with."""
     tensors = [(f"LlamaForCausalLM.model.layers.{i}.attn/mm:0 output0", i) for i in range(12)]
     table = Table("tensors", ("tensor", "zeros"), tensors)
-    page = page_of(opened, tmp_path, ToolReport(name="any", tables=[table]))
-    try:
-        phone(page)
+    page = show(tables=[table])
+    with phone(page):
         lines = page.lines(page.grid("any", "tensors"))
-    finally:
-        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     names = [line.split("output0")[0] for line in lines]
     assert all(name.startswith("…") for name in names)
     assert len(set(names)) == 12
@@ -753,8 +730,7 @@ def test_amounts_are_short_whatever_their_size(page: Page) -> None:
 
 def test_the_title_of_the_graph_is_clear_of_the_buttons_on_a_phone(page: Page) -> None:
     """The graph begins below them."""
-    try:
-        phone(page)
+    with phone(page):
         top = drawn(
             page,
             "Math.min(...[...graph.boxes.values()].map(b => b.y)) * graph.cy.zoom()"
@@ -765,8 +741,6 @@ def test_the_title_of_the_graph_is_clear_of_the_buttons_on_a_phone(page: Page) -
             "return document.querySelector('.zoom').getBoundingClientRect().bottom - box.top"
         )
         assert top >= bottom > 0
-    finally:
-        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_tables_are_filtered_by_module_and_type(page: Page) -> None:
@@ -781,15 +755,13 @@ def test_tables_are_filtered_by_module_and_type(page: Page) -> None:
     assert page.all("output", grid)[0].text.startswith("1 of ")
 
 
-def test_a_value_without_a_logarithm_is_drawn_a_power_of_ten_below(
-    opened: Callable[[Path], Page], tmp_path: Path
-) -> None:
+def test_a_value_without_a_logarithm_is_drawn_a_power_of_ten_below(show: Show) -> None:
     """Powers of ten are equally far apart; hovering tells the value and the name of a point."""
     chart = Chart(
         title="c", kind="points", labels=range(4), values={"x": [1e-6, 1e-3, 1, 0]}, names="abcd",
         log=True,
     )  # fmt: skip
-    page = page_of(opened, tmp_path, ToolReport(name="any", charts=[chart]))
+    page = show(charts=[chart])
     found = page.browser.execute_script(
         "const { chart } = document.querySelector('figure.chart').chart;"
         "const { title, label } = chart.options.plugins.tooltip.callbacks;"
@@ -802,10 +774,10 @@ def test_a_value_without_a_logarithm_is_drawn_a_power_of_ten_below(
     assert found[1:] == ["d", "0"]
 
 
-def test_a_histogram_stands_on_its_axis(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+def test_a_histogram_stands_on_its_axis(show: Show) -> None:
     """Each bin is a bar from zero."""
     chart = Chart(title="c", kind="hist", labels=["a", "b"], values={"n": [2, 4]})
-    page = page_of(opened, tmp_path, ToolReport(name="any", charts=[chart]))
+    page = show(charts=[chart])
     low, high = page.browser.execute_script(
         "const { chart } = document.querySelector('figure.chart').chart;"
         "return chart.getDatasetMeta(0).data.map(({ y, base }) => [y, base])"
@@ -814,10 +786,10 @@ def test_a_histogram_stands_on_its_axis(opened: Callable[[Path], Page], tmp_path
     assert high[1] - high[0] == pytest.approx(2 * (low[1] - low[0]), abs=1)
 
 
-def test_bars_that_have_no_room_are_counted(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+def test_bars_that_have_no_room_are_counted(show: Show) -> None:
     """Their figures are in the tables."""
     chart = Chart(title="c", kind="bar", labels=range(30), values={"x": [1.0] * 30})
-    page = page_of(opened, tmp_path, ToolReport(name="any", charts=[chart]))
+    page = show(charts=[chart])
     assert page.all("figure.chart .more")[0].text == "6 more in the tables"
     labels = "return document.querySelector('figure.chart').chart.chart.data.labels.length"
     assert page.browser.execute_script(labels) == 24

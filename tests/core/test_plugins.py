@@ -87,21 +87,6 @@ def attached(**arguments: Any) -> list[str]:
 # -- the four outcomes --------------------------------------------------------
 
 
-@pytest.mark.usefixtures("framework")
-def test_a_usable_driver_is_attached(install: Install) -> None:
-    """A driver whose framework is imported is attached by apply."""
-    install(FakeEntryPoint("one", plugin(drivers=[FakeDriver])))
-    assert attached() == ["fake"]
-
-
-@pytest.mark.usefixtures("framework")
-def test_driver_not_installed(install: Install) -> None:
-    """An imported framework without a driver is an error with the pip command."""
-    install()
-    with pytest.raises(NoDriverError, match=rf"{FRAMEWORK} is imported.*pip install amanda-fake"):
-        attached()
-
-
 def test_nothing_installed(install: Install) -> None:
     """With no driver at all apply says what to install."""
     install()
@@ -113,15 +98,6 @@ def test_framework_absent(install: Install) -> None:
     """A driver whose framework is not imported is silently left aside."""
     install(FakeEntryPoint("one", plugin(drivers=[FakeDriver])))
     assert attached() == []
-
-
-@pytest.mark.usefixtures("framework")
-def test_unusable_driver(install: Install) -> None:
-    """A driver that says why it cannot be used is not used, and the error gives its reason."""
-    unusable = driver("sad", reason_unusable=classmethod(lambda cls: "the moon is full"))
-    install(FakeEntryPoint("one", plugin(drivers=[unusable])))
-    with pytest.raises(NoDriverError, match="sad: the moon is full"):
-        attached()
 
 
 @pytest.mark.usefixtures("framework")
@@ -338,19 +314,6 @@ def test_our_tools_keep_their_names(install: Install) -> None:
     )
     assert plugins.tools()["flops"].target == "m:Ours"
     assert plugins.tools()["aaa/flops"].target == "m:Other"
-
-
-def test_load_a_tool(install: Install) -> None:
-    """amanda.tools.load gives the class of a tool."""
-    install(FakeEntryPoint("one", plugin(tools={"map": "amanda.tools.mapping:MappingTool"})))
-    assert amanda.tools.load("map") is amanda.tools.mapping.MappingTool
-
-
-def test_load_an_unknown_tool(install: Install) -> None:
-    """A tool name that nobody provides is an error with the close matches."""
-    install(FakeEntryPoint("one", plugin(tools={"flops": "m:A"})))
-    with pytest.raises(UnknownNameError, match=r"no tool named 'flop'; did you mean flops\?"):
-        amanda.tools.load("flop")
 
 
 def test_mapping_rules_of_all_plugins(install: Install) -> None:

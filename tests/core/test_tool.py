@@ -14,21 +14,6 @@ from amanda.state import STATE
 from amanda.testing import loopback as lb
 
 
-def count(calls: list[str]) -> amanda.Tool:
-    """A tool that notes the ops that it analyses."""
-    tool = amanda.Tool()
-    tool.add_inst_for_op(lambda context: calls.append(context.get_op_id()))
-    return tool
-
-
-def test_a_tool_instance() -> None:
-    """A Tool that is not a subclass works with functions registered on it."""
-    calls: list[str] = []
-    with amanda.apply(count(calls)):
-        lb.add(lb.tensor(1.0), 2.0)
-    assert calls == ["/add:0"]
-
-
 def test_a_subclass_without_super_init() -> None:
     """A subclass that does not call super().__init__() works."""
 
@@ -124,26 +109,15 @@ def test_a_record_of_no_names_of_attributes(fields: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "argument"),
     [
-        (lambda: amanda.inline.Check(3, print), "is_finite"),  # type: ignore[arg-type]
-        (lambda: amanda.inline.Check(bool, None), "found"),  # type: ignore[arg-type]
-        (lambda: amanda.inline.ShapeSum("flops"), "weigh"),  # type: ignore[arg-type]
-    ],
-)
-def test_an_inline_routine_of_what_cannot_be_called(make: Any, argument: str) -> None:
-    """It is a TypeError where it is made, and not at an operator."""
-    with pytest.raises(TypeError, match=rf"\(\) needs a function as {argument}, got "):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("make", "argument"),
-    [
+        (lambda: amanda.inline.Check(3, print), "a function as is_finite"),  # type: ignore[arg-type]
+        (lambda: amanda.inline.Check(bool, None), "a function as found"),  # type: ignore[arg-type]
+        (lambda: amanda.inline.ShapeSum("flops"), "a function as weigh"),  # type: ignore[arg-type]
         (lambda: amanda.inline.ShapeSum(len, 0), "a Counter or None as total"),  # type: ignore[arg-type]
         (lambda: amanda.inline.ShapeSum(len, of=len), "a ShapeSum or None as of"),  # type: ignore[arg-type]
         (lambda: amanda.inline.Timer([]), "a Log or None as log"),  # type: ignore[arg-type]
     ],
 )
-def test_an_inline_routine_that_adds_to_something_else(make: Any, argument: str) -> None:
+def test_an_inline_routine_of_something_else(make: Any, argument: str) -> None:
     """It is a TypeError where it is made, and not at an operator."""
     with pytest.raises(TypeError, match=rf"\(\) needs {argument}, got "):
         make()
@@ -166,22 +140,14 @@ def test_apply_of_no_tool(thing: Any) -> None:
         amanda.apply(thing)
 
 
-def test_apply_of_a_class() -> None:
-    """apply of a class instead of an instance is a TypeError that shows the instance."""
+def test_a_class_in_place_of_a_tool() -> None:
+    """apply and depends_on of a class are a TypeError that names it, or shows the instance."""
 
     class Mine(amanda.Tool):
         pass
 
     with pytest.raises(TypeError, match=r"got the class Mine; pass an instance: Mine\(\)"):
         amanda.apply(Mine)  # type: ignore[arg-type]
-
-
-def test_depends_on_a_class() -> None:
-    """depends_on of a class is a TypeError likewise."""
-
-    class Mine(amanda.Tool):
-        pass
-
     with pytest.raises(TypeError, match=r"Mine\.depends_on\(\) got the class Mine"):
         Mine().depends_on(Mine)  # type: ignore[arg-type]
 

@@ -17,8 +17,6 @@ from tests.running import run_python
 
 tf1 = tf.compat.v1
 
-"""How long a process may take that ends in ten, if it does not wait for ever."""
-
 _BEGINNING = """
 import threading
 import amanda

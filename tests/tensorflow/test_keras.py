@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,10 +55,7 @@ def convolutional(**compiled: Any) -> Any:
 def trained(model: Any, *tools: amanda.Tool) -> list[Any]:
     """The weights after ``fit``, and what ``evaluate`` and ``predict`` give then."""
     x, y = data()
-    if not tools:
-        history = model.fit(x, y, **FIT).history
-        return [*model.get_weights(), history, model.evaluate(x, y, verbose=0)]
-    with amanda.apply(*tools):
+    with amanda.apply(*tools) if tools else contextlib.nullcontext():
         history = model.fit(x, y, **FIT).history
         return [*model.get_weights(), history, model.evaluate(x, y, verbose=0)]
 
@@ -228,10 +226,7 @@ def test_a_dataset() -> None:
     def run(*tools: amanda.Tool) -> list[Any]:
         dataset = tf.data.Dataset.from_tensor_slices((x, y)).map(lambda a, b: (a * 2.0, b))
         model = convolutional()
-        if tools:
-            with amanda.apply(*tools):
-                model.fit(dataset.batch(BATCH), epochs=EPOCHS, verbose=0, shuffle=False)
-        else:
+        with amanda.apply(*tools) if tools else contextlib.nullcontext():
             model.fit(dataset.batch(BATCH), epochs=EPOCHS, verbose=0, shuffle=False)
         return list(model.get_weights())
 

@@ -192,19 +192,6 @@ def test_reanalysing_an_operator_of_several_graphs() -> None:
     assert tool.ops.count("net/d/BiasAdd:0") == 2
 
 
-def test_graphs_of_a_session_have_the_ids_of_layers() -> None:
-    """A layer in the graph of a session has the ids that it has elsewhere."""
-    tf1 = tf.compat.v1
-    with tf.Graph().as_default() as graph:
-        x = tf1.placeholder(tf.float32, (None, 2))
-        y = keras.Sequential([keras.layers.Dense(2, name="d")], name="net")(x)
-        initialize = tf1.global_variables_initializer()
-    with tf1.Session(graph=graph) as session:
-        session.run(initialize)
-        tool = applied(Ids(), lambda: session.run(y, {x: [[1.0, 2.0]]}))
-    assert "net/d/MatMul:0" in tool.ops
-
-
 def test_bodies_are_counted_in_one_order() -> None:
     """Bodies and branches get ids in the order of their names: that of attributes is random."""
     value = tf.compat.v1.AttrValue(func=tf.compat.v1.NameAttrList(name="f"))

@@ -128,7 +128,8 @@ def test_frameworks_call_each_other() -> None:
 
 @pytest.mark.parametrize("first", ["torch", "tensorflow"])
 def test_either_order_of_imports(first: str) -> None:
-    """Both drivers attach whichever framework is imported first, also inside of a scope."""
+    """Both drivers attach whichever framework is imported first, also inside of a scope, and the
+    counts of both come under the same types."""
     second = {"torch": "tensorflow", "tensorflow": "torch"}[first]
     code = f"""
 import amanda
@@ -151,16 +152,6 @@ print(tool.result()["summary"]["by_type"]["forward"]["relu"])
     assert "pytorch" in namespaces
     assert "tensorflow" in namespaces
     assert counts == "{'ops': 2, 'executions': 2}"
-
-
-def test_counts_of_both() -> None:
-    """The counts of both frameworks come under the same types."""
-    tool = CountTool()
-    with amanda.apply(tool):
-        torch.softmax(torch.relu(torch.ones(2)), 0)
-        tf.nn.softmax(tf.nn.relu(tf.ones(2)))
-    by_type = tool.result()["summary"]["by_type"]["forward"]
-    assert by_type["relu"] == by_type["softmax"] == {"ops": 2, "executions": 2}
 
 
 TENSORFLOW_ONLY = {
@@ -272,11 +263,6 @@ def train() -> None:
     torch.relu(module(torch.tensor(VALUES))).sum().backward()
 
 
-def in_a_thread(function: Callable[[], Any]) -> None:
-    """Call a function in a thread of its own."""
-    in_threads(function)
-
-
 @pytest.mark.parametrize("differentiable", [False, True], ids=["isolated", "differentiable"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_tool_code_is_vanilla_in_the_other_framework(
@@ -289,7 +275,7 @@ def test_tool_code_is_vanilla_in_the_other_framework(
         for _ in range(3):
             train()
             amanda.new_iteration()
-        in_a_thread(train)
+        in_threads(train)
         met = len(tool.seen)
         program()
     assert tool.called > 100

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -11,6 +10,7 @@ import tensorflow as tf
 import amanda
 from amanda_tools.count import CountTool
 from amanda_tools.trace import TraceTool
+from tests.running import line_of
 from tests.tensorflow import support
 from tests.tensorflow.support import Training
 
@@ -49,9 +49,5 @@ def test_the_line_of_the_program_is_not_one_of_a_library_of_keras() -> None:
     tool = TraceTool()
     with amanda.apply(tool):
         keras.tree.map_structure(tf.tanh, {"one": [tf.ones(2)]})  # the line
-    place = Path(__file__)
-    line = next(
-        i for i, text in enumerate(place.read_text().splitlines(), 1) if text.endswith("# the line")
-    )
     (op,) = [op for op in tool.result()["ops"] if op["type"] == "tanh"]
-    assert op["source"].endswith(f"{place.name}:{line}")
+    assert op["source"].endswith(f"test_tools.py:{line_of(__file__, '# the line')}")

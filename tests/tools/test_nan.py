@@ -21,7 +21,7 @@ from amanda.testing import loopback as lb
 from amanda_tools.nan import NanTool, NonFiniteError, NonFiniteWarning
 from amanda_tools.nan.events import statistics
 from tests import models
-from tests.running import run_python
+from tests.running import line_of, run_python
 
 
 class Planted(nn.Module):
@@ -35,13 +35,6 @@ class Planted(nn.Module):
         h = self.fc(x).relu() + 1
         h = h * 1e30 * 1e30  # planted here
         return self.after(h)
-
-
-def line_of(text: str) -> int:
-    """The number of the line of this file that ends with a text."""
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    [number] = [i for i, line in enumerate(lines, 1) if line.endswith(text)]
-    return number
 
 
 def searched(run: Callable[[], Any], **options: Any) -> NanTool:
@@ -69,7 +62,7 @@ def test_the_planted_product_is_named_with_its_line() -> None:
     model = nn.Sequential(Planted(), nn.Linear(4, 1))
     found = first(lambda: model(torch.rand(2, 4)))
     source = found.pop("source")
-    assert source.endswith(f"test_nan.py:{line_of('# planted here')}")
+    assert source.endswith(f"test_nan.py:{line_of(__file__, '# planted here')}")
     assert found == {
         "id": "Sequential.0/mul:1",
         "type": "mul",
@@ -393,7 +386,7 @@ def test_a_gradient_that_is_infinite_although_the_value_is_fine() -> None:
     found = first(run)
     assert found["direction"] == "backward"
     assert (found["type"], found["name"]) == ("sqrt_backward", "SqrtBackward0")
-    assert found["source"].endswith(f"test_nan.py:{line_of('# rooted here')}")
+    assert found["source"].endswith(f"test_nan.py:{line_of(__file__, '# rooted here')}")
     assert first(run, backward=False) is None
 
 
@@ -453,7 +446,7 @@ def test_abort_stops_at_the_operator() -> None:
     with pytest.raises(NonFiniteError, match=r"mul produced an infinity.*Sequential.0/mul:1") as e:
         searched(lambda: model(torch.rand(2, 4)), action="abort")
     lines = [entry.lineno + 1 for entry in e.traceback if entry.path.name == "test_nan.py"]
-    assert line_of("# planted here") in lines
+    assert line_of(__file__, "# planted here") in lines
 
 
 def test_warn_points_at_the_line() -> None:

@@ -13,17 +13,10 @@ import tensorflow as tf
 from amanda_tools.nan import NanTool, NonFiniteError, NonFiniteWarning
 from amanda_tools.profile import ProfileTool
 from amanda_tools.trace import TraceTool
-from tests.running import applied
+from tests.running import applied, line_of
 
 tf1 = tf.compat.v1
 Run = Callable[[], Any]
-
-
-def line_of(text: str) -> int:
-    """The number of the line of this file that ends with a text."""
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    [number] = [i for i, line in enumerate(lines, 1) if line.endswith(text)]
-    return number
 
 
 class Root(tf.keras.layers.Layer):  # type: ignore[misc]
@@ -80,7 +73,7 @@ GRAPHS = {
 def test_an_operator_of_a_graph_has_the_line_that_made_it(name: str) -> None:
     """Not the line that runs the graph; ``nan``, ``trace`` and ``profile`` agree."""
     build, text = GRAPHS[name]
-    expected = f"test_sources.py:{line_of(text)}"
+    expected = f"test_sources.py:{line_of(__file__, text)}"
     first = applied(NanTool(action="record"), build()).summary()["first"]
     assert (first["type"], first["kind"], first["direction"]) == ("sqrt", "nan", "forward")
     assert first["source"].endswith(expected)
@@ -100,7 +93,7 @@ def test_a_backward_operator_has_the_line_of_its_forward_operator() -> None:
             tool = applied(NanTool(action="record"), lambda: running.run(slope, {x: np.zeros(3)}))
     first = tool.summary()["first"]
     assert (first["direction"], first["type"]) == ("backward", "sqrt_backward")
-    assert first["source"].endswith(f"test_sources.py:{line_of('# is differentiated')}")
+    assert first["source"].endswith(f"test_sources.py:{line_of(__file__, '# is differentiated')}")
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -111,8 +104,8 @@ def test_it_warns_at_that_line_or_aborts(name: str) -> None:
         applied(NanTool(), build())
     [place] = [(w.filename, w.lineno) for w in caught if w.category is NonFiniteWarning]
     assert place[0].endswith("test_sources.py")
-    assert place[1] == line_of(text)
-    with pytest.raises(NonFiniteError, match=rf"test_sources.py:{line_of(text)}"):
+    assert place[1] == line_of(__file__, text)
+    with pytest.raises(NonFiniteError, match=rf"test_sources.py:{line_of(__file__, text)}"):
         applied(NanTool(action="abort"), build())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from amanda_tools.dump import DumpTool
 from amanda_tools.flops import FlopsTool
 from amanda_tools.nan import NanTool
 from amanda_tools.stats import StatsTool
-from tests.running import applied
+from tests.running import applied, line_of
 
 MODES = {"eager": lambda run: run, "function": lambda run: tf.function(run)}
 
@@ -44,10 +43,8 @@ def test_nan_names_the_operator_and_the_line() -> None:
         x = x * 1e30  # overflows
 
     first = applied(NanTool(action="record"), run).summary()["first"]
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    [line] = [i for i, text in enumerate(lines, 1) if text.endswith("# overflows")]
     assert (first["type"], first["kind"], first["direction"]) == ("mul", "inf", "forward")
-    assert first["source"].endswith(f"test_tensorflow.py:{line}")
+    assert first["source"].endswith(f"test_tensorflow.py:{line_of(__file__, '# overflows')}")
 
 
 def test_nan_in_a_graph(mode: Any) -> None:

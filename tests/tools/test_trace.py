@@ -13,15 +13,9 @@ import pytest
 import amanda
 from amanda.testing import loopback as lb
 from amanda_tools.trace import TraceTool, dot_lines
+from tests.running import line_of
 
 HERE = "tests/tools/test_trace.py"
-
-
-def line_of(text: str) -> int:
-    """The number of the line of this file that ends with a text."""
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    [number] = [i for i, line in enumerate(lines, 1) if line.endswith(text)]
-    return number
 
 
 def step(net: Any) -> None:
@@ -51,7 +45,7 @@ def test_the_result_holds_the_graph() -> None:
         "direction": "forward",
         "module": "0",
         "namespace": "loopback/1.0/eager",
-        "source": f"{HERE}:{line_of('# the step')}",
+        "source": f"{HERE}:{line_of(__file__, '# the step')}",
         "phase": "forward",
         "inputs": [tensor(0, 1, 1), tensor(1, 1, 1), tensor(2, 1)],
         "input_names": ["input", "weight", "bias"],
@@ -118,7 +112,7 @@ def test_files_are_written_for_perfetto_and_graphviz(tmp_path: Path) -> None:
         "args": {
             "id": "Sequential.0/linear:0",
             "module": "0",
-            "source": f"{HERE}:{line_of('# the step')}",
+            "source": f"{HERE}:{line_of(__file__, '# the step')}",
         },
     }
     assert paths[1].read_text().splitlines()[0] == "digraph amanda {"

@@ -11,13 +11,22 @@ import torch
 
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE
 from amanda_torch.eager.gate import reason_unusable
+from amanda_torch.plugin import TorchEagerDriver
 from tests.torch.support import dynamos, framework_state, ours
 
 torch.set_num_threads(1)
 # Its import, which PyTorch puts off, changes some of PyTorch's own functions.
 importlib.import_module("torch._dynamo")
 # What it says holds for the process; a test may let its self-test fail.
-reason_unusable()
+REASON = reason_unusable()
+USES_GATE = pytest.mark.skipif(bool(REASON), reason=f"the gate is not used here: {REASON}")
+
+
+@pytest.fixture(params=["mode", pytest.param("gate", marks=USES_GATE)])
+def interceptor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test with the mode and, where it is used, with the gate."""
+    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, request.param)
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)

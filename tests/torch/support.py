@@ -9,25 +9,16 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import pytest
 import torch
 
 import amanda
 from amanda_torch import _internals
-from amanda_torch.eager.gate import reason_unusable
 from amanda_torch.plugin import TorchEagerDriver
 
 
 def applied(*tools: amanda.Tool) -> amanda.apply:
     """``amanda.apply`` with this driver, installed or not."""
     return amanda.apply(*tools, drivers=[TorchEagerDriver])
-
-
-def interceptors(*names: str) -> list[Any]:
-    """Interceptors to parametrize a test with; skipped with the gate where that is not used."""
-    reason = reason_unusable()
-    marks = pytest.mark.skipif(bool(reason), reason=f"the gate is not used here: {reason}")
-    return [pytest.param(name, marks=marks if name == "gate" else ()) for name in names]
 
 
 # -- tools ----------------------------------------------------------------

@@ -16,8 +16,7 @@ from amanda.inline import MemoryChange, MemoryUse
 from amanda.tool import vanilla
 from amanda.tools.mapping import MappingTool
 from amanda_torch import mapping_rules
-from amanda_torch.plugin import TorchEagerDriver
-from tests.torch.support import On, applied, fingerprint, interceptors
+from tests.torch.support import On, applied, fingerprint
 
 Analysis = Callable[[amanda.OpContext], Any]
 
@@ -296,12 +295,9 @@ class _Unhashable:
         calls.append(None)
 
 
-@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
-def test_a_bound_routine_need_not_be_hashable(
-    interceptor: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_a_bound_routine_need_not_be_hashable() -> None:
     """What a tool binds as a method runs, whether or not it can be a key of a dict."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
     calls, twin, model, tool = list[None](), list[None](), nn.Linear(2, 2), amanda.Tool()
 
     def forward(context: amanda.OpContext) -> None:
@@ -330,12 +326,9 @@ class _Reads(MemoryUse):
         return super().read()
 
 
-@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
-def test_a_memory_of_a_subclass_is_read_by_its_method(
-    interceptor: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_a_memory_of_a_subclass_is_read_by_its_method() -> None:
     """What a subclass of ``MemoryUse`` overrides is called, twice at each execution."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
     use, model = _Reads(), nn.Linear(2, 2)
     change, tool = MemoryChange(use), amanda.Tool()
 

@@ -18,12 +18,11 @@ if not os.environ.get("AMANDA_ARCHITECTURES"):
     pytest.skip("nox -s architectures runs it", allow_module_level=True)
 
 import amanda
-from amanda_torch.plugin import TorchEagerDriver
 
 # Before timm and transformers.
 from tests import models, torchvision_ops  # noqa: F401
 from tests.benchmarks.architectures import ARCHITECTURES
-from tests.torch.support import Counter, Identity, Watcher, applied, fingerprint, interceptors
+from tests.torch.support import Counter, Identity, Watcher, applied, fingerprint
 
 ASKED = os.environ["AMANDA_ARCHITECTURES"]
 CHOSEN = sorted(ARCHITECTURES) if ASKED == "all" else ASKED.split(",")
@@ -61,13 +60,10 @@ def _steps(model: nn.Module, inputs: dict[str, Any], training: bool) -> Sequence
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
+@pytest.mark.usefixtures("interceptor")
 @pytest.mark.parametrize("name", CHOSEN)
-def test_tools_that_change_nothing_leave_every_bit(
-    name: str, interceptor: str, training: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tools_that_change_nothing_leave_every_bit(name: str, training: bool) -> None:
     """Every step is bit-identical: watched, with routines that return None or what they got."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
     torch.manual_seed(0)
     model, inputs = ARCHITECTURES[name]()
     wanted = _steps(model, inputs, training)

@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import amanda
-from amanda_torch.plugin import TorchEagerDriver
-from tests.torch.support import Identity, On, after, applied, before, interceptors
+from tests.torch.support import Identity, On, after, applied, before
 
 R = torch.rand
 
@@ -407,17 +406,14 @@ def _long_chain() -> Any:
     return first
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
+@pytest.mark.usefixtures("interceptor")
 @pytest.mark.parametrize(
     "make", [_list_of_itself, _mapping_of_itself, _complete_graph, _long_chain]
 )
 @pytest.mark.parametrize("tool", ["count", "summary", "trace", "path", None])
-def test_structures_may_hold_themselves(
-    name: str, make: Callable[[], Any], tool: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_structures_may_hold_themselves(make: Callable[[], Any], tool: str | None) -> None:
     """A module or an ``autograd.Function`` may take and give structures that lead back to
     themselves, and such as are deeper than Python calls functions."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     x, structure, model = R(2, requires_grad=True), make(), _Linked()
     with applied(Identity() if tool is None else amanda.tools.load(tool)()):
         for _ in range(5):

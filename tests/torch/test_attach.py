@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,7 +75,7 @@ def test_the_module_call_is_the_users_own_again() -> None:
 def test_the_plugin_imports_no_torch() -> None:
     """Loading the plugin imports no PyTorch."""
     code = "import sys, amanda_torch.plugin; sys.exit('torch' in sys.modules)"
-    done = _run(code)
+    done = run_python("-c", code)
     assert done.returncode == 0
 
 
@@ -98,14 +95,8 @@ from torch._dynamo import eval_frame
 homes = {name: str(getattr(v, "__module__", "")) for name, v in vars(eval_frame).items()}
 assert not [name for name, home in homes.items() if home.startswith("amanda")], homes
 """
-    done = _run(code)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
-
-
-def _run(code: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own, which finds the same packages."""
-    path = os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)
-    return run_python("-c", code, env={"PYTHONPATH": path})
 
 
 @pytest.mark.parametrize("version", ["1.13.1", "2.12.0"])
@@ -191,7 +182,7 @@ def test_a_private_symbol_that_is_missing_is_named() -> None:
         "import amanda\n"
         "with amanda.apply(amanda.Tool()): pass\n"
     )
-    done = _run(code)
+    done = run_python("-c", code)
     names = "fx._symbolic_trace.Tracer.trace", "_C.TensorBase"
     said = {f"PyTorch has no torch.{name}" for name in names}
     assert set(done.stdout.splitlines()) == said, done.stderr

@@ -14,7 +14,6 @@ from torch import nn
 from torch.autograd import backward, grad
 
 import amanda
-from amanda_torch.plugin import TorchEagerDriver
 from tests.torch.reference import nodes_before
 from tests.torch.support import (
     Counter,
@@ -24,7 +23,6 @@ from tests.torch.support import (
     applied,
     before,
     fingerprint,
-    interceptors,
 )
 
 
@@ -555,13 +553,10 @@ def test_gradients_of_substitutes_go_back_to_the_device() -> None:
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["one accumulation", "one in each iteration"])
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
-def test_each_of_two_scopes_acts_on_a_leaf_in_the_passes_that_come_through_it(
-    name: str, keeps: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_each_of_two_scopes_acts_on_a_leaf_in_the_passes_that_come_through_it(keeps: bool) -> None:
     """Where two scopes have hooked one accumulation, each acts once in each pass that comes to it
     through an operator of that scope, also after iterations in which everything is known."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     weight, outer, inner = torch.ones(3, requires_grad=True), Counter(), Counter()
     with applied(outer):
         kept = (weight * 2).sum() if keeps else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -68,10 +69,7 @@ def _trained(cls: type[Net], reentrant: bool | None, *tools: amanda.Tool) -> lis
     torch.manual_seed(0)
     model, x = cls(reentrant), torch.rand(3, 4, requires_grad=True)
     torch.manual_seed(1)
-    if tools:
-        with applied(*tools):
-            model(x).sum().backward()
-    else:
+    with applied(*tools) if tools else contextlib.nullcontext():
         model(x).sum().backward()
     return fingerprint([x.grad, *(p.grad for p in model.parameters())])
 

@@ -196,28 +196,19 @@ def test_flex_attention_runs_under_a_scope(is_compiled: bool) -> None:
 # -- tracers --------------------------------------------------------------
 
 
+@pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-def test_make_fx_records_the_function_alone(mode: str) -> None:
-    """A graph made by ``make_fx`` is the same as without a scope."""
+def test_make_fx_records_the_function_alone(small: Small, mode: str, gradients: bool) -> None:
+    """A graph made by ``make_fx`` is the same as without a scope, that of a backward pass too."""
 
-    def run(x: torch.Tensor) -> torch.Tensor:
+    def run(x: torch.Tensor) -> Any:
+        if gradients:
+            return torch.autograd.grad(small(x).sum(), small.layer.weight)
         return torch.nn.functional.linear(x, x).relu() + 1
 
-    vanilla = make_fx(run, tracing_mode=mode)(X)
+    vanilla = make_fx(run, tracing_mode=mode, _allow_non_fake_inputs=gradients)(X)
     with applied(_doubling(), Counter()):
-        traced = make_fx(run, tracing_mode=mode)(X)
-    assert traced.code == vanilla.code
-
-
-def test_make_fx_with_gradients_records_the_model_alone(small: Small) -> None:
-    """A graph of a backward pass is the same as without a scope."""
-
-    def gradient(x: torch.Tensor) -> Any:
-        return torch.autograd.grad(small(x).sum(), small.layer.weight)
-
-    vanilla = make_fx(gradient)(X)
-    with applied(_doubling(), Counter()):
-        traced = make_fx(gradient)(X)
+        traced = make_fx(run, tracing_mode=mode, _allow_non_fake_inputs=gradients)(X)
     assert traced.code == vanilla.code
 
 

@@ -17,19 +17,15 @@ from amanda.testing import DriverContract
 from amanda.testing.framework import Values
 from amanda_torch.plugin import TorchEagerDriver
 from tests.torch import test_contract, test_opinfo
-from tests.torch.support import TRANSPARENT, Counter, applied, fingerprint, interceptors
+from tests.torch.support import TRANSPARENT, Counter, applied, fingerprint
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+    pytest.mark.usefixtures("interceptor"),
+]
 
 WATCHING = ("count", "flops", "summary", "trace", "profile")
 """Tools that look at no values."""
-
-
-@pytest.fixture(params=interceptors("mode", "gate"), autouse=True)
-def interceptor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each test runs with the mode and with the gate."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, request.param)
-    return str(request.param)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from torch.autograd import forward_ad
 import amanda
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
-from amanda_torch.plugin import TorchEagerDriver
 from tests.torch.support import (
     TRANSPARENT,
     ForwardCounter,
@@ -23,7 +22,6 @@ from tests.torch.support import (
     applied,
     before,
     fingerprint,
-    interceptors,
 )
 
 # The first forward-mode transform of a process scripts some of PyTorch's decompositions.
@@ -283,12 +281,9 @@ def test_control_flow_under_a_transform() -> None:
             assert fingerprint(torch.vmap(absolute)(X)) == expected
 
 
-@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
-def test_a_value_with_a_tangent_replaces_an_output_in_forward_mode(
-    monkeypatch: pytest.MonkeyPatch, interceptor: str
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_a_value_with_a_tangent_replaces_an_output_in_forward_mode() -> None:
     """The tangent passes straight through, whatever tangent the routine's value has."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
     layer = nn.Linear(2, 1, bias=False)
     nn.init.constant_(layer.weight, 5.0)
     with applied(On(linear=after(lambda x: x * 3.0))):

@@ -14,7 +14,6 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import amanda
 from amanda.errors import RoutineResultError
@@ -243,16 +242,6 @@ class Small(nn.Module):
         return self.second(x).sum() + self.bilinear(x, x).sum()
 
 
-class Log(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def _post_accumulate(model: nn.Module, log: list[Any]) -> None:
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: log.append(name))
@@ -340,23 +329,6 @@ def test_gradient_routines_leave_the_graph_as_it_is() -> None:
     wanted = names(model(x).sum().grad_fn)
     with applied(WholeIdentity()):
         assert names(model(x).sum().grad_fn) == wanted
-
-
-@pytest.mark.parametrize("tool", [Watcher, Identity, WholeIdentity])
-def test_dispatch_modes_see_the_operators_of_the_program(tool: Any) -> None:
-    """A ``TorchDispatchMode`` of the program meets no operator of Amanda's, in either pass."""
-
-    def run() -> list[str]:
-        log, model = Log(), nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
-        q = torch.rand(1, 2, 3, requires_grad=True)
-        with log:
-            torch.einsum("bij,bkj->bik", q, q.exp()).sum().backward()
-            model(q).sum().backward()
-        return log.ops
-
-    wanted = run()
-    with applied(tool()):
-        assert sorted(run()) == sorted(wanted)
 
 
 def test_routines_get_the_gradients_of_linear_layers_inputs() -> None:

@@ -14,7 +14,6 @@ from torch import nn
 import amanda
 from amanda.errors import CapabilityError
 from amanda.tools.graph_tracing import GraphTracingTool
-from amanda_torch.plugin import TorchEagerDriver
 from tests import models
 from tests.counting import no_collection
 from tests.running import in_threads
@@ -24,7 +23,6 @@ from tests.torch.support import (
     LiveTensors,
     On,
     applied,
-    interceptors,
 )
 
 
@@ -249,14 +247,11 @@ WATCHING = "count trace flops nan path coverage profile stats sparsity summary k
 
 
 @pytest.mark.parametrize("tool", WATCHING)
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
-def test_tools_keep_nothing_of_the_program(
-    tool: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_tools_keep_nothing_of_the_program(tool: str) -> None:
     """Tensors, models, an ``autograd.Function`` that a function defines, what it leads to, and the
     functions and modules that it is given, die with the program's own references, while the tool
     lives."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
 
     def program() -> list[weakref.ref[Any]]:
         leads_to, inner = torch.ones(3), nn.Linear(3, 3)
@@ -418,12 +413,9 @@ def test_a_pass_that_raises_keeps_no_graph_of_views() -> None:
     assert alive() is None
 
 
-@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
-def test_tools_and_scopes_die_by_reference_counting(
-    monkeypatch: pytest.MonkeyPatch, interceptor: str
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_tools_and_scopes_die_by_reference_counting() -> None:
     """A tool is freed when the program drops it after its scope, without gc."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
 
     def program() -> weakref.ref[amanda.Tool]:
         tool = Counter()

@@ -13,9 +13,7 @@ from torch import nn
 import amanda
 from amanda_torch import _internals
 from tests.counting import no_collection
-from tests.torch.support import applied, interceptors
-
-EVERY = interceptors("mode", "gate")
+from tests.torch.support import applied
 
 
 class Tied(nn.Module):
@@ -94,7 +92,6 @@ def told(model: nn.Module, before: int, passes: int = 1) -> tuple[list[Any], lis
     return tool.log, gradients(model)
 
 
-@pytest.mark.parametrize("interceptor", EVERY)
 def test_forward_passes_before_change_nothing_that_analyses_are_told(
     monkeypatch: pytest.MonkeyPatch, interceptor: str
 ) -> None:
@@ -112,12 +109,9 @@ def test_forward_passes_before_change_nothing_that_analyses_are_told(
     assert log == expected[0]
 
 
-@pytest.mark.parametrize("interceptor", EVERY)
-def test_analyses_follow_the_first_pass_that_comes(
-    monkeypatch: pytest.MonkeyPatch, interceptor: str
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_analyses_follow_the_first_pass_that_comes() -> None:
     """A pass through one of many graphs, and through a part of it: the rest stays pending."""
-    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", interceptor)
     torch.manual_seed(0)
     model, tool = Tied(), Told()
     with applied(tool):
@@ -147,12 +141,9 @@ class Doubled(amanda.Tool):
             context.insert_before_backward_op(lambda gradient: gradient * 2)
 
 
-@pytest.mark.parametrize("interceptor", EVERY)
-def test_routines_act_in_the_first_pass_after_others_without_one(
-    monkeypatch: pytest.MonkeyPatch, interceptor: str
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_routines_act_in_the_first_pass_after_others_without_one() -> None:
     """Also on a parameter that two operators use; and once, whichever graphs are alive."""
-    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", interceptor)
     torch.manual_seed(0)
     model = Tied()
     model(NUMBERS).square().sum().backward()
@@ -169,13 +160,10 @@ def test_routines_act_in_the_first_pass_after_others_without_one(
                 assert all(map(torch.equal, gradients(model), expected))
 
 
-@pytest.mark.parametrize("interceptor", EVERY)
-def test_nothing_is_kept_of_passes_without_a_backward_pass(
-    monkeypatch: pytest.MonkeyPatch, interceptor: str
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_nothing_is_kept_of_passes_without_a_backward_pass() -> None:
     """Graphs, their tensors and at last the model go within the scope, as soon as they are let go
     of: without the garbage collector, but for what PyTorch's compiler makes."""
-    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", interceptor)
     model = Tied()
     with applied(Told()):
         for _ in range(6):

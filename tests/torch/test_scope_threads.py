@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from amanda_torch.autograd.leaves import Accumulation, LeafClaimer
 from amanda_torch.eager import module_calls
 from amanda_torch.plugin import TorchEagerDriver
 from tests.running import in_threads, run_python
-from tests.torch.support import Counter, ForwardCounter, On, after, applied, interceptors
+from tests.torch.support import Counter, ForwardCounter, On, after, applied
 
 X = torch.ones(2)
 
@@ -71,7 +70,7 @@ class WhileCompiled(torch.nn.Module):
 
     @property
     def _initialize_hook(self) -> Any:
-        in_a_thread(self._run)
+        in_threads(self._run)
         raise AttributeError
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,12 +80,8 @@ class WhileCompiled(torch.nn.Module):
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def traced(run: Callable[[], None]) -> float:
     """One, of which Dynamo makes a constant."""
-    in_a_thread(run)
-    return 1.0
-
-
-def in_a_thread(run: Callable[[], None]) -> None:
     in_threads(run)
+    return 1.0
 
 
 def test_a_thread_that_compiles_leaves_the_others_as_they_are() -> None:
@@ -103,7 +98,7 @@ def test_a_thread_that_compiles_leaves_the_others_as_they_are() -> None:
 
     with applied(counter, halving), warnings.catch_warnings():
         warnings.simplefilter("ignore", CoverageWarning)
-        in_a_thread(run)
+        in_threads(run)
         torch.compile(WhileCompiled(run), backend="eager")(X)
     (wanted, ids), *others = found
     assert "TransformerEncoderLayer.self_attn/linear:0" in ids
@@ -193,7 +188,7 @@ def test_modules_have_their_ids_while_another_thread_traces() -> None:
     counter = ForwardCounter()
     model = torch.nn.Sequential(torch.nn.ReLU())
     with applied(counter):
-        trace = functools.partial(in_a_thread, functools.partial(model, X))
+        trace = functools.partial(in_threads, functools.partial(model, X))
         make_fx(lambda x: (x, trace())[0])(X)
     assert counter.ids == ["Sequential.0/relu:0"]
 
@@ -227,8 +222,7 @@ with applied(ForwardCounter()):
 thread.join()
 assert [isinstance(graph, torch.fx.GraphModule) for graph in graphs] == [True], graphs
 """
-    path = os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)
-    done = run_python("-c", code, env={"PYTHONPATH": path})
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
 
 
@@ -320,13 +314,10 @@ def test_a_user_s_modes_survive_an_interrupt_in_a_routine() -> None:
         assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
-def test_threads_that_share_a_leaf_find_its_hooks(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_threads_that_share_a_leaf_find_its_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where two threads use a leaf at once, its accumulation is counted in the passes of both, also
     where the other thread is about to hook it."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     weight, vanilla = torch.ones(3, requires_grad=True), LeafClaimer.hook_leaf
     begun, used = threading.Event(), threading.Event()
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import amanda
-from tests.torch.support import On, after, applied, before, interceptors
+from tests.torch.support import On, after, applied, before
 
 
 class Labelled(torch.Tensor):
@@ -35,11 +35,6 @@ def labelled() -> Labelled:
 
 def clone(*tensors: Any) -> list[Any]:
     return [None if tensor is None else tensor.clone() for tensor in tensors]
-
-
-@pytest.fixture(params=interceptors("mode", "gate"))
-def interceptor(request: Any, monkeypatch: Any) -> Any:
-    monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", request.param)
 
 
 @pytest.mark.usefixtures("interceptor")

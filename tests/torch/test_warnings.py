@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import amanda
-from amanda_torch.plugin import TorchEagerDriver
-from tests.torch.support import TRANSPARENT, On, applied, interceptors
+from tests.torch.support import TRANSPARENT, On, applied
 
 X = torch.ones(2, 3, 4, requires_grad=True)
 
@@ -79,16 +78,14 @@ def _warned(function: Callable[[], Any]) -> list[Any]:
     return [(w.category, str(w.message), w.filename, w.lineno) for w in found]
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
 @pytest.mark.parametrize("make", [amanda.Tool, *TRANSPARENT, amanda.tools.load("trace")])
 def test_warnings_are_shown_at_the_line_of_the_program(
-    name: str, make: Callable[[], amanda.Tool], monkeypatch: pytest.MonkeyPatch
+    interceptor: str, make: Callable[[], amanda.Tool]
 ) -> None:
     """PyTorch's warnings have the texts and the places that they have without a scope; those in a
     backward pass up to the line that has called the function that warns."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     for case, function in _WARNING.items():
-        if (name, case) == ("mode", "a hook"):
+        if (interceptor, case) == ("mode", "a hook"):
             continue  # PyTorch warns of the caller of what it has reported to the mode.
         # TorchScript warns once more where it is first used.
         _warned(function)
@@ -169,16 +166,15 @@ def _copies(*tensors: Any) -> Any:
     return [None if tensor is None else tensor.clone() for tensor in tensors]
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
+@pytest.mark.usefixtures("interceptor")
 @pytest.mark.parametrize(
     "make", [amanda.Tool, amanda.tools.load("count"), amanda.tools.load("summary"), _Acts]
 )
 def test_functions_of_pytorch_warn_of_their_callers_as_without_tools(
-    name: str, make: Callable[[], amanda.Tool], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], amanda.Tool],
 ) -> None:
     """Warnings about a caller, however far up, name its file and line, as often as without a scope:
     within a module that is PyTorch's own line."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     modules = {case: module() for case, module in _WARNING_MODULES.items()}
     runs: dict[str, Callable[[], Any]] = {
         **_WARNING_FUNCTIONS,
@@ -214,17 +210,15 @@ def _compute_half_complex() -> None:
     torch.ones(2, 2, dtype=torch.complex32).mT.clone()
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
 @pytest.mark.parametrize(
     "run", [_compute_sparse, _compute_quantized, _compute_nested, _compute_half_complex]
 )
 @pytest.mark.parametrize("tool", ["count", "trace", "nan", "stats", "path", "summary", "profile"])
 def test_tools_that_watch_warn_of_no_kind_of_tensor(
-    tool: str, run: Callable[[], None], name: str, monkeypatch: pytest.MonkeyPatch
+    tool: str, run: Callable[[], None], interceptor: str
 ) -> None:
     """PyTorch warns of sparse, quantized, nested and half complex tensors as often as without a
     tool, which looks at them, also where operators are known; with the gate at the same lines."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     _warned(run)
     expected = _warned(run)
     found = []
@@ -234,15 +228,14 @@ def test_tools_that_watch_warn_of_no_kind_of_tensor(
             amanda.new_iteration()
     assert expected
     assert [len(warned) for warned in found] == [len(expected)] * 5
-    if name == "gate":
+    if interceptor == "gate":
         assert found == [expected] * 5
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
-def test_each_line_of_the_program_is_warned_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_each_line_of_the_program_is_warned_of() -> None:
     """Two lines get a warning each, where Python shows it once per line, and a filter by the
     program's module meets them."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
 
     def two_lines() -> None:
         torch.tensor(X)
@@ -266,13 +259,10 @@ def test_tracebacks_end_at_the_line_of_the_program() -> None:
     assert (last.filename, last.line) == (__file__, "torch.ones(2) @ torch.ones(3)")
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
-def test_replaced_operators_warn_of_a_result_that_is_resized(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_replaced_operators_warn_of_a_result_that_is_resized() -> None:
     """A tensor of ``out=`` that gets another shape is warned of as PyTorch does, also where a tool
     replaces the operator; an empty one is not."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     wanted = torch.ones(2, 3, dtype=torch.float64)
 
     def added(*shape: int) -> Callable[[], Any]:

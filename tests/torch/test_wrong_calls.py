@@ -16,8 +16,7 @@ from torch import nn
 import amanda
 from amanda.python.patching import PatchSet
 from amanda_torch.eager import gate
-from amanda_torch.plugin import TorchEagerDriver
-from tests.torch.support import Identity, applied, interceptors
+from tests.torch.support import Identity, applied
 
 _LEFT_OUT = {
     # A function of ours is in its place where Dynamo asks for a compiler: it gives another one.
@@ -95,13 +94,10 @@ def _outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any,
     return outcome, [(w.category, str(w.message), w.filename, w.lineno) for w in warned]
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
-def test_patched_functions_raise_the_errors_of_pytorch(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_patched_functions_raise_the_errors_of_pytorch() -> None:
     """A patched function that is called with wrong arguments raises what it raises of itself: the
     same type and message, in the same context, after the same warnings."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     differing = []
     for (where, attribute), owner in _patched().items():
         for args, kwargs in _wrong_arguments(where):
@@ -117,10 +113,9 @@ def test_patched_functions_raise_the_errors_of_pytorch(
     assert differing == []
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
-def test_operators_raise_the_errors_of_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_operators_raise_the_errors_of_pytorch() -> None:
     """A builtin of PyTorch that is called with wrong arguments raises what it raises of itself."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     tensor = torch.ones(2, requires_grad=True)
     forms: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
         ((), {}),
@@ -153,19 +148,14 @@ class _TakingFused(nn.MultiheadAttention):
         return x + sum(named.values())
 
 
-@pytest.mark.parametrize("name", interceptors("mode", "gate"))
+@pytest.mark.usefixtures("interceptor")
 @pytest.mark.parametrize("keyword", ["module", "interceptor", "vanilla", "args", "kwargs", "call"])
 @pytest.mark.parametrize("make", [_Taking, lambda: _TakingFused(4, 2).eval()])
 @pytest.mark.parametrize("tool", [amanda.Tool, Identity, amanda.tools.load("summary")])
 def test_modules_take_keywords_of_any_name(
-    name: str,
-    keyword: str,
-    make: Callable[[], nn.Module],
-    tool: Callable[[], amanda.Tool],
-    monkeypatch: pytest.MonkeyPatch,
+    keyword: str, make: Callable[[], nn.Module], tool: Callable[[], amanda.Tool]
 ) -> None:
     """A model takes keyword arguments of any name, those of ours included."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, name)
     x, model = torch.ones(2), make()
     with applied(tool()):
         for _ in range(4):
