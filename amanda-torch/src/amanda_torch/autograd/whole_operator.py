@@ -226,14 +226,14 @@ def _is_made(tensor: Any, start: int) -> bool:
     return node is not None and _internals.node_sequence(node) >= start
 
 
-class _Notes(threading.local):
+class _BegunNotes(threading.local):
     """The notes of :class:`ViewGradients` that the pass which runs in this thread has begun, and
     its number; None outside of :func:`notes_dropped`."""
 
     begun: list[tuple[dict[int, Any], int]] | None = None
 
 
-_NOTES = _Notes()
+_NOTES = _BegunNotes()
 
 
 @contextmanager

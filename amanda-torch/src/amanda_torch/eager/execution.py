@@ -144,39 +144,63 @@ class Executor:
 
         Where it needs one, :meth:`run_described` runs the operator.
         """
-        plan, around, values, is_joined = known.plan, known.around, None, False
-        if around > Around.BLIND:
-            layout = known.layout
-            if _internals.is_plain() and not (layout.is_in_place and _is_grad_enabled()):
-                values = layout.values(func, args, kwargs, key)
-            if values is None:
-                return self.run_described(known, func, args, kwargs, key)
-            is_joined = known.is_joined and not layout.writes
+        if known.around <= Around.BLIND:
+            return self._run_blind(known, func, args, kwargs, key)
+        plan, layout, values = known.plan, known.layout, None
+        if _internals.is_plain() and not (layout.is_in_place and _is_grad_enabled()):
+            values = layout.values(func, args, kwargs, key)
+        if values is None:
+            return self.run_described(known, func, args, kwargs, key)
         try:
-            if is_joined:
-                if known.steps_before:
-                    self._dispatcher.run_blind(known.steps_before, Around.BLIND)
-            elif plan.before:
-                if values is None:
-                    self._dispatcher.run_blind(plan.steps_before, around)
-                elif stopped := TOOL_CODE.enter(until_result, plan.before, values, isolated=True):
+            if known.is_joined and not layout.writes:
+                return self._run_joined(known, func, args, kwargs, key, values)
+            if plan.before:
+                stopped = TOOL_CODE.enter(until_result, plan.before, values, isolated=True)
+                if stopped:
                     return self.run_described(known, func, args, kwargs, key, stopped)
             result = self._run_claimed(known, func, args, kwargs, key)
             if plan.after:
-                if values is None:
-                    self._dispatcher.run_blind(plan.steps_after, around)
-                    return result
                 if type(result) is _Tensor:
                     outputs = [result]
                 else:
-                    outputs = outputs_of(result, values, known.layout.written)
-                if is_joined:
-                    TOOL_CODE.enter(call_joined, known.steps_after, values, outputs, isolated=True)
-                elif stopped := TOOL_CODE.enter(until_result, plan.after, outputs, isolated=True):
+                    outputs = outputs_of(result, values, layout.written)
+                stopped = TOOL_CODE.enter(until_result, plan.after, outputs, isolated=True)
+                if stopped:
                     return self.go_on_after(known, key, values, result, *stopped)
             return result
         except TypeError as error:
             raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
+
+    def _run_blind(
+        self, known: KnownOp, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any
+    ) -> Any:
+        """Run an operator with routines that are given no tensor, or with none."""
+        try:
+            if known.steps_before:
+                self._dispatcher.run_blind(known.steps_before, known.around)
+            result = self._run_claimed(known, func, args, kwargs, key)
+            if known.steps_after:
+                self._dispatcher.run_blind(known.steps_after, known.around)
+            return result
+        except TypeError as error:
+            raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
+
+    def _run_joined(
+        self,
+        known: KnownOp,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Any,
+        inputs: Sequence[Any],
+    ) -> Any:
+        """Run an operator with steps after it that are given its inputs, too."""
+        if known.steps_before:
+            self._dispatcher.run_blind(known.steps_before, Around.BLIND)
+        result = self._run_claimed(known, func, args, kwargs, key)
+        outputs = tensors_of(result)
+        TOOL_CODE.enter(call_joined, known.steps_after, inputs, outputs, isolated=True)
+        return result
 
     def _run_claimed(
         self,

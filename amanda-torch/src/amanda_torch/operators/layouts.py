@@ -94,27 +94,12 @@ class Layout:
         if any(map(_internals.overrides, flat)):
             # What the driver reads of such tensors must not reach their class.
             return None
-        starts: dict[int, int] = {}
-        # Positions count through the arguments, then None for absent tensors, then the
-        # items of the lists.
-        end = len(flat) + 1
-        for index in lists:
-            starts[index] = end
-            end += len(flat[index])
-        names = tuple(call.kwargs)
-        places = []
-        for place in call.places:
-            if isinstance(place, str):
-                places.append(len(flat))
-                continue
-            (where, position), path = place
-            index = position if where == "arg" else len(call.args) + names.index(position)
-            places.append(starts[index] + path[0] if path else index)
         in_place, written = is_in_place(name, call.kwargs), call.written
         writes = in_place or bool(written)
         if written and output_count(call.func, name) != 0:
             written = ()
-        return cls(key, names, flat, lists, places, in_place, writes, written)
+        places = _places_of(call, flat, lists)
+        return cls(key, tuple(call.kwargs), flat, lists, places, in_place, writes, written)
 
     def values(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Any = None
@@ -143,6 +128,26 @@ class Layout:
             flat += tuple(items)
         # A comprehension would be a frame more.
         return list(map(flat.__getitem__, self._places))
+
+
+def _places_of(call: TorchCall, flat: Sequence[Any], lists: Sequence[int]) -> list[int]:
+    """The position of each input, counted through the arguments, then None for absent tensors, then
+    the items of the lists."""
+    starts: dict[int, int] = {}
+    end = len(flat) + 1
+    for index in lists:
+        starts[index] = end
+        end += len(flat[index])
+    names = tuple(call.kwargs)
+    places = []
+    for place in call.places:
+        if isinstance(place, str):
+            places.append(len(flat))
+            continue
+        (where, position), path = place
+        index = position if where == "arg" else len(call.args) + names.index(position)
+        places.append(starts[index] + path[0] if path else index)
+    return places
 
 
 NO_LAYOUT = Layout(None, (), (), (), (), False)
