@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from amanda.errors import ToolTypeError
 from amanda.inline import Check, Counter, Log, Timer
 from amanda_torch import _internals
 from tests.running import in_threads
-from tests.torch.gate.programs import needs_gate
+from tests.torch.gate.programs import intercepted, needs_gate
 from tests.torch.gate.tools import Checks, Ids, Returning
 from tests.torch.support import applied
 
@@ -119,6 +120,36 @@ def test_checks_are_not_seen() -> None:
     assert names == ["/mul", "/add", "/exp", "/mul", "/mul", "/add"]
     # There Python looks at the tensors.
     assert not [name for name in mode.ran if "sum" in name]
+
+
+@pytest.mark.parametrize("name", ["mode", "gate"])
+def test_a_check_knows_what_an_operator_has_overwritten(name: str) -> None:
+    """Inputs are checked as they were before an operator that writes into them, without gradients,
+    too; an operator that returns its input as it is has produced nothing."""
+    found: dict[str, list[bool]] = {}
+    runs: dict[str, tuple[float, Callable[[torch.Tensor], Any], bool]] = {
+        "log_": (-1.0, torch.Tensor.log_, True),
+        "mul_": (math.nan, lambda x: x.mul_(2.0), False),
+        "exp": (math.nan, torch.Tensor.exp, True),
+        "contiguous": (math.nan, torch.Tensor.contiguous, False),
+    }
+
+    def analyse(context: amanda.OpContext) -> None:
+        seen = found.setdefault(context.get_op().__name__, [])
+        note = lambda inputs, outputs, was_finite: seen.append(was_finite)  # noqa: E731
+        check = Check(lambda x: bool(x.isfinite().all()), note, overwrites=None)
+        context.insert_before_op(check.before)
+        context.insert_after_op(check.after)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    given = [[torch.tensor([value]) for value, _, _ in runs.values()] for _ in range(4)]
+    with intercepted(name, tool), torch.no_grad():
+        for tensors in given:
+            for x, (_, run, _) in zip(tensors, runs.values(), strict=True):
+                run(x)
+            amanda.new_iteration()
+    assert found == {kind: [expected] * 4 for kind, (_, _, expected) in runs.items()}
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError])

@@ -98,9 +98,10 @@ PyTypeObject make_type(const char* name, size_t size, destructor dealloc, traver
 #define ACCEL_NAMES(NAME)                                                                                          \
   NAME(action) NAME(add) NAME(after) NAME(before) NAME(cache) NAME(claimed) NAME(count) NAME(due) NAME(enabled)    \
   NAME(ends) NAME(executions) NAME(extend) NAME(func) NAME(go_on_after) NAME(has_after) NAME(has_before)           \
-  NAME(held) NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(nanoseconds) NAME(natives) NAME(note_execution) NAME(number) \
-  NAME(numbers) NAME(op_id) NAME(paused) NAME(routine) NAME(routines) NAME(run_described) NAME(run_known)          \
-  NAME(scopes) NAME(select) NAME(statistics) NAME(steps_after) NAME(steps_before) NAME(tool_seconds)
+  NAME(held) NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(nanoseconds) NAME(natives)                       \
+  NAME(note_execution) NAME(number) NAME(numbers) NAME(op_id) NAME(paused) NAME(routine) NAME(routines)            \
+  NAME(run_described) NAME(run_known) NAME(scopes) NAME(select) NAME(statistics) NAME(steps_after)                 \
+  NAME(steps_before) NAME(tool_seconds)
 
 struct Names {
 #define NAME(name) PyObject* name;
@@ -181,16 +182,13 @@ struct Lowered {
 
 // Lower two tuples of steps, anything else to Way::PYTHON; nullptr with an error.
 Lowered* lower(PyObject* before, PyObject* after);
-inline void release(const Lowered* lowered) { delete lowered; }
 // Visit the objects that it holds, for the garbage collector.
 int visit_lowered(const Lowered& lowered, visitproc visit, void* arg);
 
-// What the measures of an execution have found as they began: the moment in nanoseconds.
-using Measures = int64_t;
-
 // Run the counts, clocks and memory before or after an operator; 0, or -1 with an error.
-int begin_measures(const Lowered& lowered, Measures& begun);
-int end_measures(const Lowered& lowered, const Measures& begun);
+//   begun: the moment in nanoseconds.
+int begin_measures(const Lowered& lowered, int64_t& begun);
+int end_measures(const Lowered& lowered, int64_t begun);
 
 // Tensors that functions of tools are given; of more, Python takes care.
 constexpr int MOST_VALUES = 64;

@@ -22,7 +22,6 @@
 #include <optional>
 #include <typeindex>
 #include <unordered_map>
-#include <vector>
 
 namespace accel {
 
@@ -59,7 +58,7 @@ void check(bool is_good) {
 void release_anywhere(const Lowered* lowered) {
   if (Py_IsInitialized()) {
     Gil gil;
-    release(const_cast<Lowered*>(lowered));
+    delete lowered;
   }
 }
 
@@ -230,7 +229,7 @@ struct Hooked {
   // Of the execution that runs: the steps that have begun, and in which pass; those of others at once are Python's.
   std::weak_ptr<const Lowered> begun;
   int task = -1;
-  Measures measures;
+  int64_t moment = 0;
 
   // Whether to do anything in the current pass; the GIL is not held.
   bool acts() const { return leaf == nullptr || leaf->acts_in(current_task()); }
@@ -307,7 +306,7 @@ class Before : public NodeHook<FunctionPreHook> {
       node_->task = current_task();
       node_->begun = steps;
     }
-    check(begin_measures(*steps, node_->measures) == 0);
+    check(begin_measures(*steps, node_->moment) == 0);
     return gradients;
   }
 };
@@ -349,7 +348,7 @@ class After : public NodeHook<FunctionPostHook> {
     if (steps == nullptr || steps->way != Way::MEASURED || (begun != steps && !steps->before.empty())) {
       return node_->call(names.after, produced, &consumed);
     }
-    check(end_measures(*steps, node_->measures) == 0);
+    check(end_measures(*steps, node_->moment) == 0);
     return produced;
   }
 };
@@ -380,7 +379,8 @@ class Reached : public FunctionPreHook {
 };
 
 // Hook a node, or the accumulation of a leaf, at one or both of its ends. Hooks know at which.
-void hook(Node& node, std::shared_ptr<Hooks> hooks, std::shared_ptr<Leaf> leaf, bool before = false, bool after = false) {
+void hook(Node& node, std::shared_ptr<Hooks> hooks, std::shared_ptr<Leaf> leaf, bool before = false,
+          bool after = false) {
   before = hooks ? hooks->has_before : before;
   after = hooks ? hooks->has_after : after;
   auto hooked = std::make_shared<Hooked>(std::move(hooks), std::move(leaf));

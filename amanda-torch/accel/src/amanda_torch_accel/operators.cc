@@ -41,12 +41,8 @@ bool may_act(const Invocation& call) {
     return call.site->form == Form::SUBSCRIPT;
   }
   uint64_t signature = signature_of(call);
-  for (uint64_t fitting : call.site->fitting) {
-    if (fitting == signature) {
-      return true;
-    }
-  }
-  return false;
+  const auto& fitting = call.site->fitting;
+  return std::find(std::begin(fitting), std::end(fitting), signature) != std::end(fitting);
 }
 
 // Whether a call was none of an operator: its arguments fit no form of it. A kernel may raise TypeError, too.
@@ -209,7 +205,7 @@ bool is_result(const Execution& one, PyObject* result) {
 }
 
 // Run the original, end measures that have begun, and claim what it has recorded; nullptr with an error.
-Ref run_operator(const Execution& one, const Measures* begun) {
+Ref run_operator(const Execution& one, const int64_t* begun) {
   bool is_claimed = one.known->claims == Py_True && is_recording();
   int64_t start = is_claimed ? next_sequence() : 0;
   Ref result(run_original(one.call));
@@ -223,7 +219,7 @@ Ref run_operator(const Execution& one, const Measures* begun) {
 }
 
 Ref run_measured(const Execution& one) {
-  Measures begun;
+  int64_t begun;
   return begin_measures(one.lowered, begun) < 0 ? Ref() : run_operator(one, &begun);
 }
 

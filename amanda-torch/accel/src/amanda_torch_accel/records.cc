@@ -96,17 +96,13 @@ PyObject*& field_of(PyObject* self, const PyMemberDef* field) {
   return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(self) + field->offset);
 }
 
-Lowered** lowered_of(PyObject* self, PyTypeObject* type) {
-  return type == &Known_Type ? &reinterpret_cast<Known*>(self)->lowered : nullptr;
-}
-
 int record_traverse(PyObject* self, visitproc visit, void* arg) {
   PyTypeObject* type = record_of(self);
   for (const PyMemberDef* field = type->tp_members; field->name != nullptr; field++) {
     Py_VISIT(field_of(self, field));
   }
-  Lowered** lowered = lowered_of(self, type);
-  return lowered != nullptr && *lowered != nullptr ? visit_lowered(**lowered, visit, arg) : 0;
+  const Lowered* lowered = type == &Known_Type ? reinterpret_cast<Known*>(self)->lowered : nullptr;
+  return lowered != nullptr ? visit_lowered(*lowered, visit, arg) : 0;
 }
 
 int record_clear(PyObject* self) {
@@ -114,8 +110,8 @@ int record_clear(PyObject* self) {
   for (const PyMemberDef* field = type->tp_members; field->name != nullptr; field++) {
     Py_CLEAR(field_of(self, field));
   }
-  if (Lowered** lowered = lowered_of(self, type)) {
-    release(std::exchange(*lowered, nullptr));
+  if (type == &Known_Type) {
+    delete std::exchange(reinterpret_cast<Known*>(self)->lowered, nullptr);
   }
   return 0;
 }

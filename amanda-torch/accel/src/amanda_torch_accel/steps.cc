@@ -163,14 +163,14 @@ bool is_clock(const Step& step) { return step.kind == CLOCK; }
 
 }  // namespace
 
-int begin_measures(const Lowered& lowered, Measures& begun) {
+int begin_measures(const Lowered& lowered, int64_t& begun) {
   int failed = run_measures(lowered.before, 0, 0);
   // What is done for other steps is no part of the time.
   begun = std::any_of(lowered.before.begin(), lowered.before.end(), is_clock) ? read_clock() : 0;
   return failed;
 }
 
-int end_measures(const Lowered& lowered, const Measures& begun) {
+int end_measures(const Lowered& lowered, int64_t begun) {
   int64_t end = std::any_of(lowered.after.begin(), lowered.after.end(), is_clock) ? read_clock() : 0;
   return run_measures(lowered.after, begun, end);
 }

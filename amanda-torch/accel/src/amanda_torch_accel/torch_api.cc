@@ -41,11 +41,7 @@ using Modes = at::impl::PythonTorchFunctionTLS;
 Py_ssize_t mode_count() { return static_cast<Py_ssize_t>(Modes::stack_len()); }
 
 Ref mode_at(Py_ssize_t index) {
-  if (index < 0 || index >= mode_count()) {
-    PyErr_SetString(PyExc_IndexError, "there are fewer modes");
-    return Ref();
-  }
-  return Ref::to(Modes::get_stack_at(index)->ptr(getPyInterpreter()));
+  return guarded([index] { return Ref::to(Modes::get_stack_at(index)->ptr(getPyInterpreter())); }, Ref());
 }
 
 Ref pop_mode() {

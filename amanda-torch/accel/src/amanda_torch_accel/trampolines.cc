@@ -30,6 +30,7 @@
 #include "invocation.h"
 #include "torch_api.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <unordered_map>
@@ -133,9 +134,7 @@ bool is_ours(PyObject* mode) { return is_a(mode, reinterpret_cast<PyTypeObject*>
 // How many modes are really there; C++ may have taken off some that lay below the virtual one.
 Py_ssize_t count_around() {
   Py_ssize_t count = mode_count();
-  if (thread.depth > count) {
-    thread.depth = count;
-  }
+  thread.depth = std::min(thread.depth, count);
   return count;
 }
 

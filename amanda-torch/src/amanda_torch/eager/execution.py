@@ -107,11 +107,13 @@ class KnownOp(records.KnownFields):
         self.plan = plan
         self.claims = plan.claims
         self.around = plan.around
-        steps: tuple[Any, Any] = plan.steps_before, plan.steps_after
-        pairs = joined(*steps) if plan.around is Around.TENSORS else None
-        self.is_joined = pairs is not None
-        is_around = plan.around is not Around.ALL
-        self.steps_before, self.steps_after = (pairs or steps) if is_around else (None, None)
+        self.steps_before = self.steps_after = None
+        self.is_joined = False
+        if plan.around is not Around.ALL:
+            steps = plan.steps_before, plan.steps_after
+            pairs = joined(*steps) if plan.around is Around.TENSORS else None
+            self.is_joined = pairs is not None
+            self.steps_before, self.steps_after = pairs or steps
 
 
 class Executor:

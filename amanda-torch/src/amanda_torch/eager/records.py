@@ -81,6 +81,8 @@ if TYPE_CHECKING or extension.refusal():
 
         gradients: Any
         form: Any
+        steps_before: Any
+        steps_after: Any
 
 else:
     TrackerFields = extension.load().TrackerFields
