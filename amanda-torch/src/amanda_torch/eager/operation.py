@@ -39,7 +39,7 @@ from amanda_torch.autograd.whole_operator import (
     hook_input_edges,
     hook_outputs,
 )
-from amanda_torch.operators.calls import TorchCall, item_at, outputs_of, tensors_of, with_tensors
+from amanda_torch.operators.calls import TorchCall, outputs_of, tensors_of, with_tensors
 from amanda_torch.operators.memory import copied_for, distinct_part, has_memory, overlap
 from amanda_torch.operators.names import base_name, is_builtin, is_in_place
 from amanda_torch.operators.parameters import output_count
@@ -461,10 +461,10 @@ class Operation:
         self._check_writable(action, outputs, targets)
         for output, target in zip(outputs, targets, strict=False):
             _write(output, target)
-        call = self._call
-        return (
-            targets[0] if wanted != 0 else item_at((call.places[0][0], ()), call.args, call.kwargs)
-        )
+        if wanted != 0:
+            return targets[0]
+        args, kwargs = self._call.args, self._call.kwargs
+        return args[0] if args else kwargs["self"]
 
     def _check_writable(
         self,
