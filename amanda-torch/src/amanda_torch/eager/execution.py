@@ -146,26 +146,23 @@ class Executor:
 
         Where it needs one, :meth:`run_described` runs the operator.
         """
-        if known.around <= Around.BLIND:
-            return self._run_blind(known, func, args, kwargs, key)
         plan, layout, values = known.plan, known.layout, None
-        if _internals.is_plain() and not (layout.is_in_place and _is_grad_enabled()):
-            values = layout.values(func, args, kwargs, key)
-        if values is None:
-            return self.run_described(known, func, args, kwargs, key)
+        is_blind = known.around <= Around.BLIND
+        if not is_blind:
+            if _internals.is_plain() and not (layout.is_in_place and _is_grad_enabled()):
+                values = layout.values(func, args, kwargs, key)
+            if values is None:
+                return self.run_described(known, func, args, kwargs, key)
         try:
-            if known.is_joined and not layout.writes:
-                return self._run_joined(known, func, args, kwargs, key, values)
+            if is_blind or (known.is_joined and not layout.writes):
+                return self._run_watched(known, func, args, kwargs, key, values)
             if plan.before:
                 stopped = TOOL_CODE.enter(until_result, plan.before, values, isolated=True)
                 if stopped:
                     return self.run_described(known, func, args, kwargs, key, stopped)
             result = self._run_claimed(known, func, args, kwargs, key)
             if plan.after:
-                if type(result) is _Tensor:
-                    outputs = [result]
-                else:
-                    outputs = outputs_of(result, values, layout.written)
+                outputs = outputs_of(result, values, layout.written)
                 stopped = TOOL_CODE.enter(until_result, plan.after, outputs, isolated=True)
                 if stopped:
                     return self.go_on_after(known, key, values, result, *stopped)
@@ -173,35 +170,28 @@ class Executor:
         except TypeError as error:
             raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
 
-    def _run_blind(
-        self, known: KnownOp, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any
-    ) -> Any:
-        """Run an operator with routines that are given no tensor, or with none."""
-        try:
-            if known.steps_before:
-                self._dispatcher.run_blind(known.steps_before, known.around)
-            result = self._run_claimed(known, func, args, kwargs, key)
-            if known.steps_after:
-                self._dispatcher.run_blind(known.steps_after, known.around)
-            return result
-        except TypeError as error:
-            raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
-
-    def _run_joined(
+    def _run_watched(
         self,
         known: KnownOp,
         func: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         key: Any,
-        inputs: Sequence[Any],
+        inputs: Sequence[Any] | None,
     ) -> Any:
-        """Run an operator with steps after it that are given its inputs, too."""
+        """Run an operator between steps of which none changes a value.
+
+        Args:
+            inputs: are given to the steps after it; None if these are given no tensor.
+        """
         if known.steps_before:
-            self._dispatcher.run_blind(known.steps_before, Around.BLIND)
+            self._dispatcher.run_blind(known.steps_before, min(known.around, Around.BLIND))
         result = self._run_claimed(known, func, args, kwargs, key)
-        outputs = tensors_of(result)
-        TOOL_CODE.enter(call_joined, known.steps_after, inputs, outputs, isolated=True)
+        if inputs is not None:
+            outputs = tensors_of(result)
+            TOOL_CODE.enter(call_joined, known.steps_after, inputs, outputs, isolated=True)
+        elif known.steps_after:
+            self._dispatcher.run_blind(known.steps_after, known.around)
         return result
 
     def _run_claimed(

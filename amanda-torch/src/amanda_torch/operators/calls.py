@@ -361,6 +361,8 @@ def outputs_of(result: Any, inputs: Sequence[Any], written: Sequence[int]) -> li
     Args:
         written: the positions of these among the inputs.
     """
+    if isinstance(result, torch.Tensor):
+        return [result]
     if result is None and written:
         return [inputs[index] for index in written if inputs[index] is not None]
     return tensors_of(result)
