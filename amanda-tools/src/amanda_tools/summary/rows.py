@@ -77,7 +77,7 @@ def tree_rows(
     for row, last in [(row, None) for row in listed] if repeated or times else _folded(listed):
         name = _name(row) if row["depth"] else row["model"]
         if last is not None:
-            name += f" to {_name(last)}"
+            name += f" to {_name(last)}, each"
         cell = (
             "  " * row["depth"] + name,
             row["type"],
