@@ -289,8 +289,8 @@ def test_the_head_tells_what_ran_and_the_main_figures() -> None:
     document = document_of(RunReport(title="t", facts=facts, tools=[tool]))
     assert document.heading == "Net"
     assert document.lead == {
-        "command": "amanda run", "steps": "3", "first operator takes": "2×3 f32", "device": "cuda:0",
-        "not seen": "a function",
+        "command": "amanda run", "steps": "3", "first operator takes": "2×3 f32",
+        "device": "cuda:0", "not seen": "a function",
     }  # fmt: skip
     assert document.figures == {"FLOPs per step": "2 kFLOP"}
     assert document.facts == {"program ended": "normally", "x": "y"}
