@@ -121,11 +121,15 @@ class OpFlops:
                 cost = self.forward.flops(forward)
                 call = attrs.evolve(self.call(inputs, outputs), forward=before, forward_flops=cost)
                 return formula.flops(call)
-            if not any(type(shape) is ItemShapes for shape in inputs):
-                return formula.flops(self.call(inputs, outputs))
-            parts = [formula.flops(self.call(p, outputs)) for p in split_by_item(inputs)]
+            if any(type(shape) is ItemShapes for shape in inputs):
+                return self._of_items(formula, inputs, outputs)
+            return formula.flops(self.call(inputs, outputs))
         except LookupError:
             return None
+
+    def _of_items(self, formula: FlopFormula, inputs: Sequence[Any], outputs: Any) -> int | None:
+        """Return the sum over the items of nested tensors; None if one is not known."""
+        parts = [formula.flops(self.call(part, outputs)) for part in split_by_item(inputs)]
         return None if None in parts else sum(part or 0 for part in parts)
 
     def call(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> CallShapes:
