@@ -299,20 +299,24 @@ def test_bytes_follow_from_types_and_views_have_none() -> None:
 
 
 def test_parameters_that_are_no_weights_count_too() -> None:
-    """A learned offset counts, a buffer does not, and a shared parameter counts once."""
+    """A learned offset counts, a buffer does not, and a shared parameter counts once, in the sum
+    and at the operators of all modules together."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first = nn.Linear(3, 3)
+            self.first, self.tied = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+            self.tied.weight = self.first.weight
             self.offset = nn.Parameter(torch.zeros(7, 3))
             self.register_buffer("scale", torch.ones(3))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.first(self.first(x)) * self.scale + self.offset
+            return self.tied(self.first(self.first(x))) * self.scale + self.offset
 
-    found = applied(FlopsTool(), lambda: Net()(torch.rand(7, 3))).summary()
-    assert found["params"] == 3 * 3 + 3 + 7 * 3
+    net = Net()
+    found = applied(FlopsTool(), lambda: net(torch.rand(7, 3)))
+    assert found.summary()["params"] == 3 * 3 + 3 + 7 * 3
+    assert sum(row["params"] for row in found.op_rows()) == 3 * 3 + 3 + 7 * 3
 
 
 # -- tables, files ------------------------------------------------------------

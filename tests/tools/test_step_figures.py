@@ -185,3 +185,34 @@ def test_the_utilization_is_the_share_of_a_given_peak() -> None:
     assert any("MFU" in row[0] for row in next(iter(tool.tables())).rows)
     first = applied(FlopsTool(), lambda: models.train(models.bert, 1))
     assert first.result()["summary"]["mfu"] is None
+
+
+@pytest.mark.parametrize("evaluations", ["before", "between", "none"])
+def test_shapes_and_batches_are_those_of_training(evaluations: str) -> None:
+    """Shapes, bytes that are saved and the batch are those of a training step, also where a loop
+    evaluates before it trains, or between its steps, with other samples."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tools = FlopsTool(), ProfileTool(timeline=False)
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            model(torch.rand(64, 8))
+
+    with amanda.apply(*tools):
+        if evaluations == "before":
+            evaluate()
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.rand(5, 8)).pow(2).mean().backward()
+            optimizer.step()
+            if evaluations == "between":
+                evaluate()
+    flops, profile = (tool.result() for tool in tools)
+    assert flops["summary"]["batch"] == 5
+    assert flops["summary"]["activation_bytes"] == 4 * (5 * (16 + 16 + 4 + 4) + 1)
+    assert flops["summary"]["input"]["shape"] == [5, 8]
+    [last] = [row for row in flops["ops"] if row["id"] == "Sequential.2/linear:0"]
+    assert last["outputs"][0]["shape"] == [5, 4]
+    [gelu] = [row for row in profile["ops"] if row["type"] == "gelu"]
+    assert (gelu["saved_bytes"], gelu["outputs"][0]["shape"]) == (4 * 5 * 16, [5, 16])

@@ -125,10 +125,9 @@ class DumpTool(WatchingTool[DumpOptions]):
         reader = reader_of(tensor)
         dtype = reader.dtype(tensor)
         is_writable = dtype in WRITABLE and reader.is_readable(tensor)
+        self.not_looked_at.note(tensor, unless=is_writable)
         if self.problem or len(self.entries) >= self.options.limit or not is_writable:
             self.dropped += 1
-            if not is_writable:
-                self.not_looked_at.note(tensor)
             return
         remaining = self.options.bytes - self._bytes
         # Tensors that are too large are not copied.

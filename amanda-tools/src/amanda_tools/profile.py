@@ -115,6 +115,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
     name = "profile"
     figures = ("calls", "seconds")
+    shows_training = True
     Options = ProfileOptions
     only_watches = True
 

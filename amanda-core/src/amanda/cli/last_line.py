@@ -1,6 +1,6 @@
 """What a run has seen and what it has cost, in the words of the last line of ``amanda run``.
 
-``last_line(scope.statistics, seconds)`` is ``amanda: 35 ops seen (35 forward, 0 backward), ...``.
+``last_line(scope.statistics, seconds)`` is ``amanda: 35 ops seen (35 forward) in 3 steps, ...``.
 """
 
 from __future__ import annotations
@@ -9,27 +9,37 @@ import collections
 import sys
 from collections.abc import Mapping, Sequence
 
+from amanda.python._internals import child_processes
 from amanda.registry import drivers, plugins
 from amanda.scope.scope import Statistics
 
 
 def last_line(statistics: Statistics, seconds: float) -> str:
     """The last line of a run: operators seen, compiled code, reasons for unseen ones, the cost."""
-    compiled = explain_ways(statistics.compiled)
+    compiled, unseen = explain_ways(statistics.compiled), explain_unseen(statistics)
     return (
         f"amanda: {describe_ops(statistics)}; "
         f"{f'compiled code ran {compiled}; ' if compiled else ''}"
-        f"not seen: {explain_unseen(statistics)}; "
+        f"{_ALL_SEEN if unseen == _NOTHING else f'not seen: {unseen}'}; "
         f"{describe_time(statistics, seconds)}"
     )
 
 
+_NOTHING = "nothing, as far as is known"
+_ALL_SEEN = "all operators were seen, as far as is known"
+
+
 def describe_ops(statistics: Statistics) -> str:
-    """The numbers of operators that were seen and instrumented."""
-    count = statistics.ops_seen + statistics.backward_ops_seen
+    """The numbers of operators that were seen and instrumented, and of steps.
+
+    Drivers see backward operators only where a tool has routines there.
+    """
+    forward, backward, steps = statistics.ops_seen, statistics.backward_ops_seen, statistics.steps
+    ways = f"{forward} forward, {backward} backward" if backward else f"{forward} forward"
+    within = f" in {steps} step{'s' if steps > 1 else ''}" if steps else ""
     return (
-        f"{count} ops seen ({statistics.ops_seen} forward, "
-        f"{statistics.backward_ops_seen} backward), {statistics.ops_instrumented} instrumented"
+        f"{forward + backward} ops seen ({ways}){within}, "
+        f"{statistics.ops_instrumented} instrumented"
     )
 
 
@@ -43,10 +53,12 @@ def explain_unseen(statistics: Statistics) -> str:
     """The reasons for which operators were not seen, with their numbers where they are known."""
     missing = {**statistics.not_seen, **uncovered_frameworks()}
     missing |= dict.fromkeys(plugins.explain_unseen(drivers.covered_frameworks()), 0)
+    if count := child_processes():
+        missing["what child processes run, each of which needs an amanda run of its own"] = count
     if not missing and not any(e.cls.framework in sys.modules for e in drivers.drivers()):
         missing = {"no framework was imported": 0}
     reasons = (f"{reason} ({count})" if count else reason for reason, count in missing.items())
-    return ", ".join(reasons) or "nothing known"
+    return ", ".join(reasons) or _NOTHING
 
 
 def describe_missing_driver(asked: Sequence[str]) -> str:

@@ -67,6 +67,8 @@ class OpRecord:
         """Drop the actions of `tool`; its analyses run again at the next execution."""
         for kind, actions in self.state.actions.items():
             self.state.actions[kind] = tuple([a for a in actions if a.tool is not tool])
+        if self.state.tensors is not None:
+            self.state.tensors.is_old = True
         for point in self.analysed:
             self.redo.setdefault(point, set()).add(tool)
 

@@ -95,6 +95,8 @@ class OpState:
 
     def see(self, tensors: OpTensors) -> None:
         """Note the tensors that are there now and were not noted yet."""
+        if tensors.is_old:
+            tensors.inputs, tensors.outputs, tensors.is_old = None, None, False
         if self.backward_op_id is not None:
             given, produced = self.gradients
             if self.backward is not None:

@@ -82,15 +82,18 @@ Specs = tuple[TensorSpec | None, ...]
 class OpTensors:
     """The shapes, types and devices of an operator's tensors in its first execution.
 
-    Filled as the operator runs; of a backward operator the tensors are gradients.
+    Filled as the operator runs; of a backward operator the tensors are gradients. Where a tool has
+    its analyses run again, they are those of the execution in which they do.
 
     Attributes:
         inputs: that of each input, None for an absent one; None before they were seen.
         outputs: likewise.
+        is_old: an analysis is to run again, at the next execution.
     """
 
     inputs: Specs | None = None
     outputs: Specs | None = None
+    is_old: bool = False
 
 
 def specs_of(tensors: Iterable[Any]) -> Specs:

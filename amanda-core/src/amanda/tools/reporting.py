@@ -73,6 +73,8 @@ class ReportingTool(Tool, Generic[OptionsT]):
         name: the short name, as registered by the plugin.
         schema: version of the keys of :meth:`op_rows` and :meth:`summary`.
         figures: the keys of a row that are numbers to be summed, by phase for instance.
+        shows_training: True to run the analyses again where training begins after evaluations: for
+            tools that show facts of an operator's first execution.
         Options: the class of the options.
         steps: the iterations of the program that have ended.
         options: the options of this instance.
@@ -85,6 +87,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
     name: ClassVar[str]
     schema: ClassVar[int] = 1
     figures: ClassVar[Sequence[str]] = ()
+    shows_training: ClassVar[bool] = False
     Options: ClassVar[type]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -124,6 +127,9 @@ class ReportingTool(Tool, Generic[OptionsT]):
         # Nothing has run since the end of a step that this one follows.
         if not point.follows:
             self._read_figures()
+        if self.shows_training and not point.iteration and self.steps and point.runs_at_once:
+            # Training begins after evaluations, whose shapes and batches are other ones.
+            self.reanalyse()
         self._step_figures.begin(
             point.iteration, self._noted_figures, self._noted_counts, point.begin
         )

@@ -23,9 +23,9 @@ class NotLookedAt:
     def __init__(self) -> None:
         self._counts: collections.Counter[str] = collections.Counter()
 
-    def note(self, tensor: Any) -> None:
-        """Count a tensor, unless its kind is ""."""
-        if kind := reader_of(tensor).kind(tensor):
+    def note(self, tensor: Any, *, unless: bool = False) -> None:
+        """Count a tensor, unless it is looked at or its kind is ""."""
+        if not unless and (kind := reader_of(tensor).kind(tensor)):
             self._counts[kind] += 1
 
     def by_kind(self) -> dict[str, int]:

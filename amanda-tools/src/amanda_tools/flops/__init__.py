@@ -101,6 +101,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     name = "flops"
     figures = ("executions", "macs", "flops")
+    shows_training = True
     Options = FlopsOptions
     only_watches = True
 
@@ -116,6 +117,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._totals = {
             part: Counter() for part in (*_DIRECTIONS, "within", "elementwise", "other")
         }
+        self._input: dict[str, Any] | None = None
+        self._input_of_step: dict[str, Any] | None = None
         self._begins: list[int] = []
         self._recomputed = 0
         self._counted: list[OpFlops] = []
@@ -284,6 +287,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def running_figures(self) -> dict[str, float]:
         """Operations of the model so far, forward and backward, and the samples that it was given,
         and tokens, as far as these are known."""
+        self._input = self._batches.take()
         # Other threads may add operators, and counters of an operator.
         counted = tuple(self._counted)
         executions = [known.sum.executions for known in counted]
@@ -306,6 +310,11 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             **({"elementwise": model["elementwise"]} if self.options.elementwise else {}),
             **self._batches.figures(),
         }
+
+    def momentary_figures(self) -> dict[str, float]:
+        """None; notes the input of the step that ends."""
+        self._input_of_step = self._input
+        return {}
 
     def op_counts(self) -> dict[str, list[int]]:
         """Executions and FLOPs of the operators that do not count zero by convention, as
@@ -357,7 +366,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         over all executions, and in ``per_step`` those of the last step; ``counted``: formula, zero
         or unknown, or ``torch.utils.flop_counter`` for a formula of PyTorch's counter. Forward
         operators have ``params``, ``weight_bytes`` and ``activation_bytes``; a parameter counts at
-        one operator of its module, which computes with it if any does.
+        one operator, the first that computes with it if any does, also one that modules share.
         """
         steps, owned = self._per_step(), self._owned()
         rows = [self._row(op, owned) for op in self._ops.values()]
@@ -368,14 +377,14 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """The parameters that count at each forward operator."""
         used = (parameter for parameters in self._used.values() for parameter in parameters)
         selected = self._parameters.select(used)
-        owners: dict[tuple[str, UsedParameter], str] = {}
+        owners: dict[UsedParameter, str] = {}
         # In Keras a reshape reads the weight before the product does.
         ops = sorted((_described(self._ops[op_id]) for op_id in self._used), key=_only_reads)
         for op in ops:
             for parameter in selected.intersection(self._used[op.id]):
-                owners.setdefault((op.module, parameter), op.id)
+                owners.setdefault(parameter, op.id)
         owned: dict[str, list[UsedParameter]] = {}
-        for (_, parameter), op_id in owners.items():
+        for parameter, op_id in owners.items():
             owned.setdefault(op_id, []).append(parameter)
         return owned
 
@@ -406,7 +415,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         unknown = [row for row in rows if row["counted"] == "unknown"]
         flops = sum(row["flops"] for row in forward)
         return {
-            "batch": self._batches.largest,
+            **self._given(),
             **{f"per_{part}": self._share_of(f"{part}s") for part in ("sample", "token")},
             **self.utilization(),
             "flops": flops,
@@ -428,6 +437,12 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if not self.options.elementwise:
             return None
         return sum(int(row.get("elementwise", 0)) for row in rows)
+
+    def _given(self) -> dict[str, Any]:
+        """Return ``batch`` and ``input`` of the last step; without one the largest batch."""
+        if self._batches.largest is None or self._input_of_step is None:
+            return {"batch": self._batches.largest, "input": None}
+        return {"batch": self._input_of_step["shape"][0], "input": self._input_of_step}
 
     def _not_seen(self) -> dict[str, int]:
         """Return the executions that were not seen by reason; 0 for an unknown number."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amanda.interface.points import PointContext
+from amanda.interface.specs import specs_of
 from amanda_tools._values.shapes import shape_of
 
 
@@ -25,12 +26,18 @@ class Batches:
         self._samples: int | None = 0
         self._tokens: int | None = 0
         self._largest = 0
+        self._since: dict[str, Any] | None = None
         self._order: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     @property
     def largest(self) -> int | None:
         """The most samples of one pass; None where they are not known."""
         return self._largest if self._samples else None
+
+    def take(self) -> dict[str, Any] | None:
+        """Return the description of the largest input since the last call; None without any."""
+        since, self._since = self._since, None
+        return since
 
     def note(self, point: PointContext) -> None:
         """Count a forward pass, where its inputs are known."""
@@ -43,6 +50,9 @@ class Batches:
         sizes = shape_of(tensor)
         self._samples += sizes[0]
         self._largest = max(self._largest, sizes[0])
+        if self._since is None or sizes[0] > self._since["shape"][0]:
+            [spec] = specs_of([tensor])
+            self._since = {**spec.row(), "shape": list(sizes)} if spec is not None else None
         # Tokens are numbers of rows of an embedding.
         dtype = str(getattr(tensor, "dtype", ""))
         is_tokens = (

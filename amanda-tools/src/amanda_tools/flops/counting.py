@@ -112,23 +112,24 @@ class OpFlops:
         inputs, outputs = shapes[0], shapes[1] if formula.reads_outputs else ()
         batched = [shape for shape in (*inputs, *outputs) if type(shape) is BatchedShape]
         if batched:
-            if any(shape.sizes is None for shape in batched):
-                return None
             plain = tuple(map(_of_one, inputs)), tuple(map(_of_one, outputs))
-            flops = self._computed(formula, plain, forward)
-            sizes = dict(size for shape in batched for size in shape.sizes or ())
-            return None if flops is None else flops * math.prod(sizes.values())
+            size, flops = _size_of(batched), self._computed(formula, plain, forward)
+            return None if flops is None or size is None else flops * size
         try:
             if self.forward is not None and forward is not None:
                 before = self.forward.call(*forward)
                 cost = self.forward.flops(forward)
                 call = attrs.evolve(self.call(inputs, outputs), forward=before, forward_flops=cost)
                 return formula.flops(call)
-            if not any(type(shape) is ItemShapes for shape in inputs):
-                return formula.flops(self.call(inputs, outputs))
-            parts = [formula.flops(self.call(p, outputs)) for p in split_by_item(inputs)]
+            if any(type(shape) is ItemShapes for shape in inputs):
+                return self._of_items(formula, inputs, outputs)
+            return formula.flops(self.call(inputs, outputs))
         except LookupError:
             return None
+
+    def _of_items(self, formula: FlopFormula, inputs: Sequence[Any], outputs: Any) -> int | None:
+        """Return the sum over the items of nested tensors; None if one is not known."""
+        parts = [formula.flops(self.call(part, outputs)) for part in split_by_item(inputs)]
         return None if None in parts else sum(part or 0 for part in parts)
 
     def call(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> CallShapes:
@@ -255,6 +256,13 @@ def known_shapes(
 
 _HANDLES = ("resource", "variant")
 """Element types of tensors that routines do not get."""
+
+
+def _size_of(batched: Sequence[BatchedShape]) -> int | None:
+    """Return the number of samples of all batches; None if it is not known."""
+    if any(shape.sizes is None for shape in batched):
+        return None
+    return math.prod(dict(size for shape in batched for size in shape.sizes or ()).values())
 
 
 def _plain(shapes: Sequence[Any]) -> tuple[Shape | None, ...]:

@@ -242,6 +242,11 @@ class NanTool(PrintingTool[NanOptions]):
             self._not_looked_at.note(tensor)
         return is_clean is not False
 
+    def note_reach(self, op: OpDescription) -> None:
+        """Note that a gradient or a parameter is not finite, if the operator has written one."""
+        if op.direction == "backward" or op.phase == "optimizer":
+            self._has_reached = True
+
     def suspect(
         self, watch: OpWatch, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool
     ) -> None:
@@ -261,8 +266,6 @@ class NanTool(PrintingTool[NanOptions]):
         others = [None if i in written else t for i, t in enumerate(inputs)]
         kind = self._new_kind(others, outputs) if was_clean else ""
         # A backward operator may read a saved NaN that came with the program's data.
-        if watch.op.direction == "backward" or watch.op.phase == "optimizer":
-            self._has_reached = True
         if kind and not (watch.op.forward and self._received):
             self._found(watch, kind, inputs, outputs, written)
             return
@@ -488,6 +491,7 @@ class OpWatch:
 
     def found(self, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool) -> None:
         """Examine an execution with an output that is not finite (:class:`amanda.inline.Check`)."""
+        self._tool.note_reach(self.op)
         if not self._tool.is_full:
             self._tool.suspect(self, inputs, outputs, was_clean)
 

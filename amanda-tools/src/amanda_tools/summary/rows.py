@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from amanda_tools._output.units import format_quantity
@@ -20,12 +20,15 @@ def model_rows(model: ModelRecord, last: ForwardPass, times: bool) -> list[dict[
     figures, separator = last.figures, model.source.separator
     rows, facts = [], model.facts()
     unseen = {fact.path for fact in facts if not fact.is_seen}
+
+    def inside(path: str, paths: Iterable[str]) -> list[str]:
+        prefix = f"{path}{separator}" if path else ""
+        return [other for other in paths if other == path or other.startswith(prefix)]
+
     for fact in facts:
-        prefix = f"{fact.path}{separator}" if fact.path else ""
-        parts = [f for path, f in figures.items() if path == fact.path or path.startswith(prefix)]
+        parts = [figures[path] for path in inside(fact.path, figures)]
         row = module_row(model.name, fact, figures.get(fact.path) or Figures(), parts)
-        if any(path == fact.path or path.startswith(prefix) for path in unseen):
-            row["bound"] = "lower"
+        row["bound"] = "lower" if inside(fact.path, unseen) else None
         # Without a call its operators, if any, are those of the module that runs its code.
         if not fact.is_seen or not (fact.output or any(part.calls for part in parts)):
             row.update(dict.fromkeys(("macs", "flops", "activation_bytes")))
@@ -77,7 +80,7 @@ def tree_rows(
     for row, last in [(row, None) for row in listed] if repeated or times else _folded(listed):
         name = _name(row) if row["depth"] else row["model"]
         if last is not None:
-            name += f" to {_name(last)}"
+            name += f" to {_name(last)}, each"
         cell = (
             "  " * row["depth"] + name,
             row["type"],

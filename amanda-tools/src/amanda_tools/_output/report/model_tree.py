@@ -265,8 +265,8 @@ def _aside(aside: dict[str, dict[str, TreeNode]], op: ModelOp) -> TreeNode:
 
 
 def _note_modules(root: TreeNode, tools: Sequence[ToolReport]) -> None:
-    """Set types and shapes of modules: those of ``summary``, else the shape of the last operator's
-    output."""
+    """Set types and shapes of modules, which ``summary`` knows; the last operator of a module may
+    give something else than the module."""
     known: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         for row in map(mapping_of, list_of(mapping_of(tool.result).get("modules"))):
@@ -286,7 +286,6 @@ def _note(node: TreeNode, known: Mapping[str, Mapping[str, Any]]) -> None:
     row = known.get(path) or known.get(path.partition(".")[2]) or {}
     node.type = str(row.get("type") or _types(node))
     node.shape = _output_text(row.get("outputs") or row.get("output"))
-    node.shape = node.shape or next((c.shape for c in reversed(node.children) if c.shape), "")
 
 
 def _output_text(output: Any) -> str:

@@ -92,7 +92,9 @@ class Model {
 
   // The figure of a node; null if none of its operators has it.
   value(i, f, direction = this.direction, from = this.sums) {
-    const ways = direction === "both" ? ["forward", "backward"] : [direction];
+    // Shares of activations and of gradients are figures of their own.
+    const both = this.figures[f].over ? ["forward"] : ["forward", "backward"];
+    const ways = direction === "both" ? both : [direction];
     const found = ways.map((way) => from[way][i]?.[f]).filter((value) => value !== undefined && value !== null);
     if (!found.length) return null;
     if (!this.figures[f].over) return found.reduce((a, b) => a + b, 0);
@@ -142,7 +144,7 @@ class Model {
 
   label(i) {
     const node = this.nodes[i];
-    return this.repeats(i) > 1 ? `${node[NAME]}  ·  ${this.repeats(i)}×` : node[NAME];
+    return this.repeats(i) > 1 ? `${node[NAME]}  ·  sum of ${this.repeats(i)}` : node[NAME];
   }
 
   // Open modules level by level as long as few nodes are to be seen; those of operators stay closed.

@@ -142,7 +142,7 @@ class Tree {
     }
     const text = isBack ? `∇ ${node[BACKWARD][b][1]}` : node[NAME];
     const parts = element("div", {}, mark, element("span", { class: "text" }, text));
-    if (model.repeats(i) > 1) parts.append(element("b", { class: "count" }, `${model.repeats(i)}×`));
+    if (model.repeats(i) > 1) parts.append(element("b", { class: "count" }, `sum of ${model.repeats(i)}`));
     name.append(parts);
     name.title = isBack ? node[BACKWARD][b][0] : node[DETAILS]?.id ?? model.path(i);
     line.append(name);
