@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 
 from amanda.results import ToolReport
+from amanda_tools._operators.op_table import row_of
 from amanda_tools._output.report.model_ops import (
     FIGURES,
     Figure,
@@ -223,7 +224,8 @@ def _inputs(ops: Sequence[ModelOp], names: Sequence[str]) -> str:
 
 
 def _has_parameters(node: TreeNode) -> bool:
-    own = node.op is not None and node.op.values.get("params", 0) > 0
+    op = node.op
+    own = op is not None and (op.values.get("params", 0) > 0 or op.type == "read_variable")
     return own or any(map(_has_parameters, node.children))
 
 
@@ -265,8 +267,8 @@ def _aside(aside: dict[str, dict[str, TreeNode]], op: ModelOp) -> TreeNode:
 
 
 def _note_modules(root: TreeNode, tools: Sequence[ToolReport]) -> None:
-    """Set types and shapes of modules: those of ``summary``, else the shape of the last operator's
-    output."""
+    """Set types and shapes of modules: those of ``summary``, else the shape of the last output that
+    is no parameter's value."""
     known: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         for row in map(mapping_of, list_of(mapping_of(tool.result).get("modules"))):
@@ -286,7 +288,8 @@ def _note(node: TreeNode, known: Mapping[str, Mapping[str, Any]]) -> None:
     row = known.get(path) or known.get(path.partition(".")[2]) or {}
     node.type = str(row.get("type") or _types(node))
     node.shape = _output_text(row.get("outputs") or row.get("output"))
-    node.shape = node.shape or next((c.shape for c in reversed(node.children) if c.shape), "")
+    computed = (c for c in reversed(node.children) if "no_activation" not in row_of(c.type).traits)
+    node.shape = node.shape or next((c.shape for c in computed if c.shape), "")
 
 
 def _output_text(output: Any) -> str:
