@@ -47,7 +47,6 @@ from amanda_tools._output.ranked_charts import (
     rank_modules,
 )
 from amanda_tools._output.units import format_quantity
-from amanda_tools._values.shapes import total_bytes
 from amanda_tools.flops.batches import Batches
 from amanda_tools.flops.counting import OpFlops, known_shapes
 from amanda_tools.flops.nested import is_nested, item_shapes_of
