@@ -113,6 +113,10 @@ class DumpTool(WatchingTool[DumpOptions]):
         self._stem = self.name
         self._id = secrets.token_hex(8)
 
+    def has_activations(self, op: OpDescription) -> bool:
+        """True: recordings are compared by all values that a program computes."""
+        return True
+
     # -- taking -----------------------------------------------------------
 
     def observe(self, routine: WatchingRoutine, tensors: Sequence[Any]) -> None:
