@@ -110,6 +110,13 @@ class TensorFlowFramework(Framework):
     def cast(self, tensor: Any) -> Any:
         return tf.cast(tensor, tf.float32)
 
+    def further_ops(self) -> Mapping[str, Any]:
+        return {
+            "Softmax": tf.nn.softmax,
+            "Tanh": tf.function(tf.tanh),
+            "Exp": tf.function(tf.exp, jit_compile=True),
+        }
+
     def seed(self) -> None:
         self.random.reset_from_seed(7)
 
