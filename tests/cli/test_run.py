@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -136,6 +137,7 @@ def in_cluster(kind: str, index: int) -> dict[str, str]:
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, 1, 2),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, 1, 2),
         ({"PMIX_RANK": "1"}, 1, None),
+        ({"PMIX_RANK": "0", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, 0, 1),
         ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, 3, 4),
         ({"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, 3, 4),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, 0, 1),
@@ -148,7 +150,7 @@ def test_the_processes_of_a_launcher_write_files_of_their_own(
     variables: dict[str, str], number: int, count: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one ``-o`` no two write one file, whichever launcher has started them."""
-    for name in {name for pair in _LAUNCHERS for name in pair if name} | {"TF_CONFIG"}:
+    for name in [*itertools.chain(*_LAUNCHERS), "TF_CONFIG", "PMIX_RANK"]:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

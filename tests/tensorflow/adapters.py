@@ -156,6 +156,10 @@ class EagerTensorFlow(TensorFlowFramework):
         "mul": "Mul Mul Shape Shape BroadcastGradientArgs Sum Sum Reshape Reshape".split(),
     }
 
+    def further_ops(self) -> Mapping[str, Any]:
+        # Functions are those of another driver, which a program has beside this one.
+        return {"Softmax": tf.nn.softmax}
+
     def training_step(self) -> Callable[[], Any]:
         return descending(lambda step: step)
 

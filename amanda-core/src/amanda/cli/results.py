@@ -44,11 +44,10 @@ _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
-    ("PMIX_RANK", ""),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 """Variables by which launchers number processes, and tell how many there are: ``torchrun``, Open
-MPI, MPICH and Intel MPI, other users of PMIx, ``srun``."""
+MPI, MPICH and Intel MPI, ``srun``."""
 
 
 @attrs.frozen
@@ -65,31 +64,27 @@ class Rank:
 
     @classmethod
     def of_environment(cls) -> Rank:
-        """Read what launchers set (:data:`_LAUNCHERS`), or else ``TF_CONFIG``."""
-        for name, size in _LAUNCHERS:
-            number, count = os.environ.get(name, ""), os.environ.get(size, "") if size else None
-            if not number or count == "":
-                continue
-            found = cls._read(number, count)
-            if found is None:
-                warnings.warn(
-                    f"{name}={number} and {size}={count} do not name a process of a distributed "
-                    "run: the results are written as those of a single process",
-                    AmandaWarning,
-                    stacklevel=2,
-                )
-            elif found.count != 1:
-                return found
-        return cls._of_cluster(os.environ.get("TF_CONFIG", ""))
+        """Read what launchers set: :data:`_LAUNCHERS`, ``TF_CONFIG``, or ``PMIX_RANK`` alone."""
+        given = [pair for pair in _LAUNCHERS if all(map(os.environ.get, pair))]
+        told = [cls._told_by(*pair) for pair in given]
+        told.append(cls._of_cluster(os.environ.get("TF_CONFIG", "")))
+        if not given and os.environ.get("PMIX_RANK", "").isdecimal():
+            told.append(cls(int(os.environ["PMIX_RANK"]), None))
+        return next((place for place in told if place.count != 1), cls())
 
     @classmethod
-    def _read(cls, number: str, count: str | None) -> Rank | None:
-        given = (number,) if count is None else (number, count)
-        if not all(text.isdecimal() and len(text) < 10 for text in given):
-            return None
-        if count is None:
-            return cls(int(number), None)
-        return cls(int(number), int(count)) if int(number) < int(count) else None
+    def _told_by(cls, name: str, size: str) -> Rank:
+        number, count = os.environ[name], os.environ[size]
+        is_given = number.isdecimal() and count.isdecimal() and max(len(number), len(count)) < 10
+        if is_given and int(number) < int(count):
+            return cls(int(number), int(count))
+        warnings.warn(
+            f"{name}={number} and {size}={count} do not name a process of a distributed run: the "
+            "results are written as those of a single process",
+            AmandaWarning,
+            stacklevel=3,
+        )
+        return cls()
 
     @classmethod
     def _of_cluster(cls, config: str) -> Rank:
