@@ -90,9 +90,9 @@ class AnalysisTests(ContractTests):
 
     def test_operators_of_other_types_are_seen_or_counted(self) -> None:
         """What a driver does not see, such as compiled code, is in ``statistics.not_seen``."""
+        seen: list[str] = []
+        tool = self.probe(before=lambda c: seen.append(self.fw.type_of(c.get_op())))
         for kind, build in self.fw.further_ops().items():
-            seen = set[str]()
-            tool = self.probe(before=lambda c, seen=seen: seen.add(self.fw.type_of(c.get_op())))
             with self.apply(tool) as scope:
                 self.fw.program(build, X).run()
             assert kind in seen or scope.statistics.not_seen, kind

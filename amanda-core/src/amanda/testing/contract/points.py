@@ -212,7 +212,7 @@ class PointTests(ContractTests):
         program, tool, seen = self.fw.program(self.fw.model(W), X), Tool(), list[Any]()
         tool.add_inst_for_module(lambda c: seen.append((c.module, self.lists(c.inputs))))
         tool.add_inst_for_module(
-            lambda c: seen.append((c.module, self.lists(c.outputs))), exit=True
+            lambda c: seen.append((c.module, self.lists(c.outputs or ()))), exit=True
         )
         outputs = self.run(program, tool)
         (_, given), (_, first), *_, (_, returned) = seen
