@@ -43,6 +43,7 @@ def run_python(
     cwd: str | Path | None = None,
     env: Mapping[str, str] | None = None,
     check: bool = False,
+    seconds: float = 300,
 ) -> subprocess.CompletedProcess[str]:
     """Run Python in a process of its own.
 
@@ -51,6 +52,7 @@ def run_python(
         cwd: its folder; that of this process if None.
         env: variables beside those of this process.
         check: raise an error where it ends with another status than 0.
+        seconds: it is ended after them, with an error.
     """
     return subprocess.run(
         [sys.executable, *words],
@@ -58,6 +60,6 @@ def run_python(
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=seconds,
         check=check,
     )

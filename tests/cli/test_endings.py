@@ -43,7 +43,10 @@ ENDINGS = {
     ),
     "exit functions that are dropped": ("import atexit\natexit._clear()\nexit(3)", 3),
     "exit functions that have run": ("import atexit\natexit._run_exitfuncs()", 0),
-    "hangup": ("import os, signal\nos.kill(os.getpid(), signal.SIGHUP)", -signal.SIGHUP),
+    **{
+        name: (f"import os, signal\nos.kill(os.getpid(), signal.{name})", -getattr(signal, name))
+        for name in ("SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+    },
     "interrupt": ("raise KeyboardInterrupt", -signal.SIGINT),
     "interrupting signal": ("import os\nos.kill(os.getpid(), 2)", -signal.SIGINT),
     "terminating signal": ("import os\nos.kill(os.getpid(), 15)", -signal.SIGTERM),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from amanda.cli.results import _LAUNCHERS, Rank
 from tests.cli.conftest import Command, driver_package, install, other_package
 
 Script = Callable[..., Path]
@@ -120,6 +122,42 @@ def test_operators_of_threads_and_exit_functions_count(
     )
     amanda("run", "-t", "largest", "-o", "out", str(path))
     assert read(tmp_path / "out/largest.json")["summary"]["largest"] == 16
+
+
+CLUSTER = {"chief": ["a"], "worker": ["b", "c"]}
+
+
+def in_cluster(kind: str, index: int) -> dict[str, str]:
+    config = {"cluster": CLUSTER, "task": {"type": kind, "index": index}}
+    return {"TF_CONFIG": json.dumps(config)}
+
+
+@pytest.mark.parametrize(
+    ("variables", "number", "count"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, 1, 2),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, 1, 2),
+        ({"PMIX_RANK": "1"}, 1, None),
+        ({"PMIX_RANK": "0", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, 0, 1),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, 3, 4),
+        ({"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, 3, 4),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, 0, 1),
+        (in_cluster("worker", 1), 2, 3),
+        (in_cluster("evaluator", 0), 3, None),
+        ({"TF_CONFIG": "{}"}, 0, 1),
+    ],
+)
+def test_the_processes_of_a_launcher_write_files_of_their_own(
+    variables: dict[str, str], number: int, count: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one ``-o`` no two write one file, whichever launcher has started them."""
+    for name in [*itertools.chain(*_LAUNCHERS), "TF_CONFIG", "PMIX_RANK"]:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = Rank.of_environment()
+    assert (found.number, found.count) == (number, count)
+    assert found.suffix == ("" if count == 1 else f"-rank{number}")
 
 
 def test_a_run_without_tools_tells_what_it_saw(amanda: Command, program: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from amanda.driver import BoundCall, Dispatcher, OperatorRun, OpIds
+from amanda.driver import BoundCall, Dispatcher, Namespace, OperatorRun, OpIds
 from amanda.inline import Check, Counter, ShapeSum
 from amanda.inline.steps import Inline
 from amanda.interface.points import Point
@@ -21,6 +21,7 @@ from amanda.state import LIVE_SCOPES, STATE
 from amanda.testing.contract.inline import InlineTests
 from amanda.testing.loopback import LoopbackDriver, Tensor, no_grad, ops, tape
 from tests.core.faults import fault
+from tests.core.loopback_framework import LoopbackFramework
 
 # -- ids ----------------------------------------------------------------------
 
@@ -95,6 +96,79 @@ class DropsAbsentInputs(LoopbackDriver):
             arguments.inputs[:] = [t for t, _ in kept]
             arguments.names[:] = [n for _, n in kept]
             super().__init__(driver, op, name, arguments, function)
+
+
+@fault("test_a_constant_is_no_parameter")
+class TakesAllForParameters(LoopbackDriver):
+    """It gives the value of any tensor that no operator has computed."""
+
+    def current_value(self, tensor: Any) -> Any:
+        return tensor.alias() if tensor.node is None else None
+
+
+@fault("test_each_operator_has_its_own_attributes")
+class KeepsTheFirstAttributes(LoopbackDriver):
+    """The attributes of the first operator of a type are those of all."""
+
+    known: ClassVar[dict[str, Any]] = {}
+
+    class operator_class(OperatorRun):
+        def __init__(self, driver: Any, op: Any, name: str, *args: Any) -> None:
+            super().__init__(driver, op, name, *args)
+            own = self._call.attributes
+            self._call.attributes = KeepsTheFirstAttributes.known.setdefault(name, own)
+
+
+@fault("test_operators_of_other_types_are_seen_or_counted")
+class SeesSevenTypes(LoopbackDriver):
+    """It leaves operators of other types than the kit's alone, and does not count them."""
+
+    def _executing(self, vanilla: Any) -> Any:
+        seeing = super()._executing(vanilla)
+
+        def execute(op: Any, *args: Any) -> Any:
+            return (seeing if op.__name__ in LoopbackFramework.types else vanilla)(op, *args)
+
+        return execute
+
+
+@fault("test_an_operator_runs_once")
+class RunsTwice(LoopbackDriver):
+    """It runs each operator once more, to look at its outputs."""
+
+    class operator_class(OperatorRun):
+        def run(self) -> Any:
+            self._call.run(self.inputs)
+            return super().run()
+
+
+@fault("test_namespace")
+class NamesAnotherFramework(LoopbackDriver):
+    """Its operators are those of another framework."""
+
+    namespace = Namespace("pytorch/2.13/eager")  # type: ignore[assignment]
+
+
+@fault("test_a_step_of_the_optimizer_ends_an_iteration")
+class TakesStepsForAPhase(LoopbackDriver):
+    """The operators of an optimizer have a phase, and its step ends no iteration."""
+
+    @contextmanager
+    def optimizer_step(self) -> Iterator[None]:
+        with self.in_phase("optimizer"):
+            yield
+
+
+@fault("test_modules_are_entered_and_left_with_their_tensors")
+class LeavesWithoutOutputs(LoopbackDriver):
+    """Modules are left without outputs."""
+
+    def _calling_module(self, vanilla: Any) -> Any:
+        def call(module: Any, *args: Any) -> Any:
+            with self.module_call(module, module.named_modules, args):
+                return vanilla(module, *args)
+
+        return call
 
 
 @fault("test_value_of_a_parameter")

@@ -80,6 +80,20 @@ class LoopbackOperators(Framework):
 
         return "twice", twice
 
+    def counted_op(self) -> tuple[Build, Callable[[], int]]:
+        executions: list[None] = []
+
+        @lb.op
+        def counted(input: lb.Tensor) -> lb.Tensor:
+            """An operator that counts its executions."""
+            executions.append(None)
+            return lb.add(input, input)
+
+        return counted, lambda: len(executions)
+
+    def further_ops(self) -> Mapping[str, Build]:
+        return {"transpose": lb.transpose, "sum": lb.sum}
+
     def seed(self) -> None:
         lb.manual_seed(7)
 
@@ -121,12 +135,18 @@ class FunctionalLoopback(LoopbackOperators, FunctionalFramework):
     """The toy framework as one that differentiates functions, where no gradient is accumulated."""
 
     accumulation = ""
+    depth = 0
 
     def vjp(
         self, function: Callable[..., list[Any]], tensors: Sequence[Any]
     ) -> tuple[list[Any], Callable[[], list[Any]]]:
         # A tensor of a call around this one already wants a gradient, and is its own tracer.
         tracers = [t if t.requires_grad else lb.tensor(t.tolist(), True) for t in tensors]
-        outputs = function(*tracers)
-        within = any(tensor.requires_grad for tensor in tensors)
+        # Within the function of another call, whose variables this one may read.
+        within = self.depth > 0
+        self.depth += 1
+        try:
+            outputs = function(*tracers)
+        finally:
+            self.depth -= 1
         return outputs, lambda: lb.grad(outputs, tracers, retain_graph=True, create_graph=within)

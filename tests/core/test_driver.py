@@ -51,6 +51,28 @@ def test_detach_is_idempotent() -> None:
     driver.detach()
 
 
+def test_what_connects_gradients_is_no_operator_of_the_program() -> None:
+    """``with_vjp()`` is called within ``vanilla()``: what it computes with is not seen."""
+
+    class Computing(LoopbackDriver):
+        def with_vjp(self, outputs: Any, inputs: Any, vjp: Any) -> Any:
+            made = super().with_vjp(outputs, inputs, vjp)
+            lb.relu(lb.tensor([1.0]))
+            return made
+
+    seen: list[str] = []
+    tool = amanda.Tool()
+
+    def analyse(context: amanda.OpContext) -> None:
+        seen.append(context.get_op().__name__)
+        context.insert_after_op(lambda y: lb.mul(y, 2.0))
+
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool, drivers=[Computing]):
+        lb.mul(lb.tensor([1.0], requires_grad=True), 3.0)
+    assert seen == ["mul"]
+
+
 def test_vanilla() -> None:
     """Within a driver's vanilla() the current thread's framework calls are not instrumented."""
     from amanda.testing import loopback

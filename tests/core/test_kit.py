@@ -90,6 +90,37 @@ def test_the_check_itself_cannot_be_overridden() -> None:
         type("Weak", (DriverContract,), {"test_contract_is_not_weakened": lambda self: None})
 
 
+MODES = """
+from amanda.testing import DriverContract
+from tests.core.loopback_framework import LoopbackFramework
+from amanda.testing.loopback import LoopbackDriver
+
+class Adapter(LoopbackFramework):
+    modes = []
+
+    def global_state(self):
+        return len(self.modes)
+
+class Leaving(LoopbackDriver):
+    def exit_thread(self):
+        super().exit_thread()
+        Adapter.modes.append(None)
+
+class TestLeaving(DriverContract):
+    driver_cls = Leaving
+    framework_cls = Adapter
+"""
+
+
+def test_a_mode_that_is_left_behind_fails_each_test(pytester: pytest.Pytester) -> None:
+    """A driver that does not restore the thread's modes fails in the test that has found it."""
+    path = pytester.makepyfile(test_modes=MODES)
+    record = pytester.inline_run(path, "-k", "test_forward_only or test_a_scope_without_ops")
+    failed = [str(report.longrepr) for report in record.getfailures()]
+    assert len(failed) == 2
+    assert all("modes of the framework, which are" in text for text in failed)
+
+
 UNABLE = """
 from amanda.testing import DriverContract
 from tests.core.loopback_framework import LoopbackFramework

@@ -122,3 +122,18 @@ def test_other_mistakes_are_refused() -> None:
         Op("add", 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a replacement is a function or None"):
         SubgraphRewritingTool(["relu"], 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        ["mul_backward"],
+        ["MulBackward0", "relu"],
+        Op("add", Op("ReluGrad", "x")),
+        ["accumulate_grad"],
+    ],
+)
+def test_a_pattern_of_backward_operators_is_refused(pattern: Any) -> None:
+    """It would match nothing, silently."""
+    with pytest.raises(ValueError, match=r"a pattern is of forward operators, and \w+ is"):
+        SubgraphRewritingTool(pattern)

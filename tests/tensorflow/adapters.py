@@ -110,6 +110,13 @@ class TensorFlowFramework(Framework):
     def cast(self, tensor: Any) -> Any:
         return tf.cast(tensor, tf.float32)
 
+    def further_ops(self) -> Mapping[str, Any]:
+        return {
+            "Softmax": tf.nn.softmax,
+            "Tanh": tf.function(tf.tanh),
+            "Exp": tf.function(tf.exp, jit_compile=True),
+        }
+
     def seed(self) -> None:
         self.random.reset_from_seed(7)
 
@@ -148,6 +155,10 @@ class EagerTensorFlow(TensorFlowFramework):
         # In double precision the shapes are compared first, which a graph does once for all.
         "mul": "Mul Mul Shape Shape BroadcastGradientArgs Sum Sum Reshape Reshape".split(),
     }
+
+    def further_ops(self) -> Mapping[str, Any]:
+        # Functions are those of another driver, which a program has beside this one.
+        return {"Softmax": tf.nn.softmax}
 
     def training_step(self) -> Callable[[], Any]:
         return descending(lambda step: step)

@@ -133,6 +133,19 @@ def test_inference_has_one_set_of_ids() -> None:
     assert set(called) < set(trained)
 
 
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_the_loss_has_ids_without_the_functions_around_it(run_eagerly: bool) -> None:
+    """They begin with the scope of the loss, in ``fit`` as in eager execution."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse", run_eagerly=run_eagerly)
+    tool = Ids()
+    with amanda.apply(tool):
+        model.fit(X[:, 0, 0], Y, verbose=0)
+    found = [op_id for op_id in tool.ops if "mse/" in op_id]
+    assert found
+    assert {op_id.partition("/mse/")[0] for op_id in found} == {"compile_loss"}
+
+
 def test_graphs_of_one_scope_are_analysed_each() -> None:
     """An operator that two functions contain has one id, and is analysed for each of them."""
     model = functional()

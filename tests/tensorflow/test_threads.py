@@ -109,3 +109,49 @@ def test_threads_count_while_others_begin_and_end_scopes() -> None:
         }
 
     often_in_threads(work)
+
+
+_VALUE_IN_AN_ANALYSIS = """
+import threading, time
+import tensorflow as tf
+import amanda
+tf1 = tf.compat.v1
+running = threading.Event()
+
+class Look(amanda.Tool):
+    def __init__(self):
+        super().__init__()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context):
+        if context.get_op().type == "Tanh":
+            context.insert_before_op(lambda x: None)
+        if context.get_op().type == "Mul":
+            time.sleep(1.0)
+            print("read", context.get_value(1).numpy())
+
+def begin(x):
+    running.set()
+    time.sleep(0.5)
+    return x
+
+with amanda.apply(Look()), tf.Graph().as_default():
+    one = tf1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
+    with tf1.Session(config=one) as session:
+        v = tf1.get_variable("v", initializer=2.0, use_resource=True)
+        x = tf1.placeholder(tf.float32, [])
+        slow = tf.tanh(tf.numpy_function(begin, [x], tf.float32))
+        product = x * v
+        session.run(v.initializer)
+        thread = threading.Thread(target=session.run, args=(slow, {x: 1.0}), daemon=True)
+        thread.start()
+        running.wait()
+        print("ran", session.run(product, {x: 3.0}))
+        thread.join()
+"""
+
+
+def test_an_analysis_reads_a_variable_while_the_pool_waits_for_it() -> None:
+    """The value of a variable needs no thread of the session's pool: all may wait for the tool."""
+    done = run_python("-c", _VALUE_IN_AN_ANALYSIS, seconds=60)
+    assert done.stdout.split("\n")[:2] == ["read 2.0", "ran 6.0"], done.stderr

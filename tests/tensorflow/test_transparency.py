@@ -134,6 +134,23 @@ def test_the_order_of_additions_is_not_mistaken(
         support.assert_same_bits(gradient(), expected)
 
 
+def test_the_optimizer_rewrites_what_a_routine_looks_at() -> None:
+    """A Python routine that returns nothing is beside the data path: ``log(1 + x)`` is still
+    computed by ``log1p``, as in the vanilla graph."""
+    x = tf.fill([64], 1e-9)
+
+    @tf.function
+    def logarithm(x: Any) -> Any:
+        return tf.math.log(x + tf.ones([64]))
+
+    expected = logarithm(x)
+    assert float(expected[0]) == float(x[0])
+    tool = Counter()
+    with amanda.apply(tool):
+        support.assert_same_bits(logarithm(x), expected)
+    assert tool.forward["AddV2"] == tool.forward["Log"] == 1
+
+
 @pytest.mark.parametrize("placement", support.PLACEMENTS)
 def test_identity_with_optimizer(placement: type[Training]) -> None:
     """With it on, they cost the fusion and nothing but rounding."""

@@ -15,8 +15,9 @@ from torch import nn
 
 import amanda
 from amanda.testing import loopback as lb
+from amanda_tools._values.tensor_files import read_tensor
 from amanda_tools.dump import DumpTool
-from tests.running import applied
+from tests.running import applied, run_python
 
 
 def read(tool: DumpTool, folder: Path) -> dict[tuple[str, str, int], torch.Tensor]:
@@ -163,3 +164,25 @@ def test_names_that_select_nothing_are_listed(name: str) -> None:
     with amanda.apply(tool):
         model(torch.rand(2, 4))
     assert not any("never met" in each.title or "match no" in each.title for each in tool.tables())
+
+
+_KILLED = """
+import os, signal
+import torch
+import amanda
+
+tool = amanda.tools.load("dump")(shard=1)
+with amanda.apply(tool):
+    torch.ones(3).relu()
+    torch.full((2,), 5.0).neg()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_finished_files_survive_a_process_that_is_killed(tmp_path: Path) -> None:
+    """They are in the temporary folder, with an index that names all of them."""
+    run_python("-c", _KILLED, env={"TMPDIR": str(tmp_path)})
+    (folder,) = tmp_path.glob("amanda-dump-*")
+    tensors = json.loads((folder / "dump.index.json").read_text())["tensors"]
+    found = {t["type"]: read_tensor(folder / t["file"], t["key"]).tolist() for t in tensors}
+    assert (found["relu"], found["neg"]) == ([1.0, 1.0, 1.0], [-5.0, -5.0])

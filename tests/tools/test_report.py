@@ -138,6 +138,24 @@ def model(*results: dict[str, Any]) -> ModelView:
     return found
 
 
+def test_values_of_variables_are_no_shapes_of_modules() -> None:
+    """A layer's output is what it computes, a model's input no handle, and a loss, which reads no
+    variable, no model: the kernel of a Keras layer may be read last."""
+    image = {"shape": [2, 9, 9, 1], "dtype": "float32"}
+    kernel = {"shape": [3, 3, 1, 8], "dtype": "float32"}
+    read = {"inputs": [{"shape": [], "dtype": "resource"}], "outputs": [kernel]}
+    ops = [
+        op("net/conv/ReadVariableOp:0", "net/conv", "read_variable", **read),
+        op("net/conv/Conv2D:0", "net/conv", "conv2d", inputs=[image], outputs=[image]),
+        op("net/conv/ReadVariableOp:1", "net/conv", "read_variable", **read),
+        op("compile_loss/mse/Mean", "compile_loss/mse", "mean", inputs=[image], outputs=[image]),
+    ]
+    view = model({"ops": ops})
+    shapes = {node.name: node.shape for node in view.nodes if node.kind == "module"}
+    assert (view.names, view.inputs) == (["net"], "2×9×9×1 f32")
+    assert shapes["conv"] == "2×9×9×1 f32"
+
+
 def names(view: ModelView, kind: str = "") -> list[str]:
     """The path of each node of a kind."""
     found: list[str] = []

@@ -146,6 +146,23 @@ def test_activations_are_those_of_a_count_by_hand(run: Callable[[], None], loss:
     assert flops.summary()["activation_bytes"] == activations() + 4 * loss
 
 
+def test_bytes_are_those_of_the_last_training_step() -> None:
+    """They come from the run, as the size of the last batch does, and are not of an evaluation."""
+    layers = [keras.layers.Dense(64, activation="relu", name="a"), keras.layers.Dense(10, name="b")]
+    model = keras.Sequential([keras.Input((32,)), *layers], name="net")
+    model.compile("sgd", "mse")
+    flops, profile = FlopsTool(), amanda.tools.load("profile")()
+    with amanda.apply(flops, profile):
+        model.predict(np.ones((5, 32)), verbose=0)
+        model.fit(np.ones((40, 32)), np.ones((40, 10)), batch_size=16, verbose=0)
+        model.predict(np.ones((3, 32)), verbose=0)
+    expected = {"net/a": 8 * 64 * 4 * 3, "net/b": 8 * 10 * 4 * 2}
+    for tool, figure in ((flops, "activation_bytes"), (profile, "output_bytes")):
+        found = tool.summary()["by_module"]
+        assert {name: found[name][figure] for name in expected} == expected
+    assert flops.summary()["activations_of_unknown_size"] == 0
+
+
 @pytest.mark.parametrize(
     "run", [lambda: call(compiled=False), lambda: fit(1)], ids=["eager", "fit"]
 )

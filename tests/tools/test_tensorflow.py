@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import amanda
 from amanda_tools.dump import DumpTool
 from amanda_tools.flops import FlopsTool
 from amanda_tools.nan import NanTool
@@ -84,3 +86,17 @@ def test_kinds_of_numbers(mode: Callable[[Any], Any]) -> None:
     assert nan.summary()["first"]["type"] == "div"
     stats = applied(StatsTool(), lambda: mode(lambda: tf.math.abs(zero + 1))())
     assert stats.result()["summary"]["not_looked_at"]["complex64"] >= 1
+
+
+def test_activations_are_what_the_model_computes() -> None:
+    """Neither values of weights are activations, nor what the optimizer and metrics compute."""
+    layers = [keras.layers.Dense(4, activation="relu", name="one"), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.Input((3,)), *layers], name="net")
+    model.compile("sgd", "mse", metrics=["mae"])
+    stats = amanda.tools.load("stats")(tensors="activations")
+    with amanda.apply(stats):
+        model.fit(np.ones((8, 3)), np.ones((8, 2)), verbose=0)
+    rows = stats.op_rows()
+    assert {row["phase"] for row in rows} == {"forward"}
+    assert "read_variable" not in {row["type"] for row in rows}
+    assert {"net/one/MatMul:0", "net/one/Relu:0"} <= {row["id"] for row in rows}

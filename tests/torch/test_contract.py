@@ -59,6 +59,7 @@ class TorchFramework(EagerFramework):
         "linear": ["AddmmBackward0", "TBackward0"],
     }
     accumulation = "AccumulateGrad"
+    namespace = "pytorch"
     watched = (
         nn.Module,
         torch.overrides,
@@ -154,6 +155,14 @@ class TorchFramework(EagerFramework):
                 return gradient + gradient
 
         return "Twice", Twice.apply
+
+    def further_ops(self) -> Mapping[str, Build]:
+        return {
+            "softmax": lambda x: x.softmax(0),
+            "matmul": lambda x: x @ x,
+            "sin": torch.compile(torch.sin, backend="eager"),
+            "cos": torch.jit.trace(torch.cos, torch.ones(2)),
+        }
 
     def seed(self) -> None:
         torch.manual_seed(7)

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import amanda
-from amanda_torch.eager.reachable_code import mentions, returns_something
+from amanda.python.bytecode import returns_something
+from amanda_torch.eager.reachable_code import mentions
 from tests.torch.support import TRANSPARENT, ForwardCounter, On, after, applied, before
 
 # Of PyTorch, where an encoder gets a mask.

@@ -20,7 +20,7 @@ from amanda.interface.proofs import Proof
 from amanda.registry import proofs as made
 from amanda_torch import _internals, plugin
 from amanda_torch.compiled.driver import GraphDriver
-from amanda_torch.driver import NEWEST_TESTED, OLDEST_TESTED
+from amanda_torch.driver import TESTED
 from amanda_torch.eager import checkpoints, functions, proofs, tracers
 from amanda_torch.eager.driver import InterceptingDriver
 from tests.running import in_threads
@@ -139,22 +139,23 @@ def _raising(cls: Any) -> Any:
 def test_a_tested_version_needs_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a version and build that the tests run with, attaching makes no proofs."""
     monkeypatch.setattr(InterceptingDriver, "proofs", classmethod(_raising))
-    for release in (OLDEST_TESTED, NEWEST_TESTED):
+    for release in TESTED:
         for build in ("", "+cpu", "+cu132"):
-            version = ".".join(map(str, release)) + build
-            monkeypatch.setattr(torch, "__version__", version)
+            monkeypatch.setattr(torch, "__version__", release + build)
             assert InterceptingDriver.untested_version() == ""
             with applied(Counter()):
                 pass
 
 
 @pytest.mark.parametrize(
-    "version", ["2.12.1+cpu", "99.0.0", "2.15.0a0+git1234567", "2.14.0.dev20260101", "2.14.0+rocm7"]
+    "version",
+    ["2.12.1+cpu", "2.13.7", "99.0.0", "2.15.0a0+git1234567", "2.14.0.dev20260101", "2.14.0+rocm7"],
 )
 def test_another_version_or_build_is_untested(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    """Proofs are made where the version is not in the range, and where the build is another one."""
+    """Proofs are made where the release is not one that the tests run with, also between two of
+    these, and where the build is another one."""
     monkeypatch.setattr(torch, "__version__", version)
     assert InterceptingDriver.untested_version() == f"PyTorch {version}"
 

@@ -19,9 +19,8 @@ from amanda_tensorflow import mapping_rules
 MINIMUM = (2, 16)
 """The oldest TensorFlow that the drivers run on: the first with Keras 3."""
 
-OLDEST_TESTED = (2, 16, 0)
-NEWEST_TESTED = (2, 21, 0)
-"""The releases of TensorFlow between which the tests pass (README.md)."""
+TESTED = ("2.16.2", "2.21.0")
+"""The releases of TensorFlow that the tests run with (README.md)."""
 
 DISTRIBUTIONS = (
     "tensorflow",
@@ -117,12 +116,9 @@ class TensorFlowDriver(Driver, abc.ABC):
 
     @classmethod
     def untested_version(cls) -> str:
-        """This TensorFlow, unless it is a release in the range that is tested."""
+        """This TensorFlow, unless it is one of the releases that are tested."""
         version = sys.modules["tensorflow"].__version__
-        found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", version)
-        if found and OLDEST_TESTED <= tuple(map(int, found.groups())) <= NEWEST_TESTED:
-            return ""
-        return f"TensorFlow {version}"
+        return "" if version in TESTED else f"TensorFlow {version}"
 
 
 class TensorFlowEagerDriver(TensorFlowDriver):

@@ -74,14 +74,14 @@ class Entry:
     def plain(self, stem: str) -> dict[str, Any]:
         """Return the entry of the index, for files named after `stem`."""
         found = attrs.asdict(self, recurse=False)
-        file = f"{stem}-{self.file:05}.safetensors"
-        return {**found.pop("row"), **found, "file": file}
+        return {**found.pop("row"), **found, "file": _shard(Path(), stem, self.file).name}
 
 
 class DumpTool(WatchingTool[DumpOptions]):
     """Writes activations, weights and gradients to safetensors while the program runs.
 
-    Full files go to a temporary folder at once, so that at most one is in memory.
+    Full files go to a temporary folder at once, so that at most one is in memory. If the process
+    is killed they stay there, in ``$TMPDIR/amanda-dump-*``, with an index.
 
     Example: ``amanda run -t dump:every=10,limit=1000 -o out -- train.py``
 
@@ -112,6 +112,10 @@ class DumpTool(WatchingTool[DumpOptions]):
         self._files = 0
         self._stem = self.name
         self._id = secrets.token_hex(8)
+
+    def has_activations(self, op: OpDescription) -> bool:
+        """True: recordings are compared by all values that a program computes."""
+        return True
 
     # -- taking -----------------------------------------------------------
 
@@ -167,12 +171,22 @@ class DumpTool(WatchingTool[DumpOptions]):
                 self._folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
                 weakref.finalize(self, _remove, self._folder, os.getpid())
             about = {RECORDING: self._id}
-            write_tensors(self._folder / str(self._files), self._waiting, about)
+            write_tensors(_shard(self._folder, self.name, self._files), self._waiting, about)
             self._files += 1
+            # With an index: nothing else is left of a process that is killed.
+            self._write_index(self._folder, self.name)
         except OSError as error:
             self._lose_waiting(f"temporary files cannot be written: {error}")
         self._waiting = {}
         self.waiting_bytes = 0
+
+    def _write_index(self, folder: Path, stem: str) -> Path:
+        """Write the index of the files in a folder; return its path."""
+        index = folder / f"{stem}.index.json"
+        entries = [entry.plain(stem) for entry in self.entries]
+        # Another run into the same folder, at once or later, may replace some of the files.
+        write_json(index, {RECORDING: self._id, "tensors": entries})
+        return index
 
     def _lose_waiting(self, problem: str) -> None:
         """Count the tensors of a file that cannot be written; the program continues."""
@@ -228,7 +242,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         """Return the values of a recorded tensor; types that NumPy lacks as float32."""
         self._write_shard()
         assert self._folder is not None
-        return read_tensor(self._folder / str(entry.file), entry.key)
+        return read_tensor(_shard(self._folder, self.name, entry.file), entry.key)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>-00000.safetensors``, ... and ``<stem>.index.json``."""
@@ -237,21 +251,22 @@ class DumpTool(WatchingTool[DumpOptions]):
         try:
             for number in range(self._files):
                 assert self._folder is not None
-                path = folder / f"{stem}-{number:05}.safetensors"
+                path = _shard(folder, stem, number)
                 # Copied, not moved: results may be written again.
                 with new_beside(path) as partial:
-                    shutil.copyfile(self._folder / str(number), partial)
+                    shutil.copyfile(_shard(self._folder, self.name, number), partial)
                 written.append(path)
-            index = folder / f"{stem}.index.json"
-            entries = [entry.plain(stem) for entry in self.entries]
-            # Another run into the same folder, at once or later, may replace some of the files.
-            write_json(index, {RECORDING: self._id, "tensors": entries})
+            return [*written, self._write_index(folder, stem)]
         except OSError:
             # Without an index they are of no use.
             for path in written:
                 path.unlink(missing_ok=True)
             raise
-        return [*written, index]
+
+
+def _shard(folder: Path, stem: str, number: int) -> Path:
+    """Return the path of a file of tensors."""
+    return folder / f"{stem}-{number:05}.safetensors"
 
 
 def _remove(folder: Path, process: int) -> None:

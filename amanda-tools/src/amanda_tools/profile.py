@@ -12,6 +12,7 @@ import attrs
 from amanda import OpContext
 from amanda.driver import Driver
 from amanda.inline import MemoryChange, MemoryUse
+from amanda.interface.points import PointContext
 from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
@@ -30,12 +31,12 @@ from amanda_tools._operators.op_table import has_activation
 from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._operators.saved_tensors import saved_tensors
 from amanda_tools._operators.source_lines import source_of
+from amanda_tools._operators.written_bytes import WrittenBytes
 from amanda_tools._output.ranked_charts import lines_over_steps, rank_modules
 from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.memory import device_bytes, synchronize
 from amanda_tools._timelines.timeline import Stretch, Timeline, Total
-from amanda_tools._values.shapes import total_bytes
 
 __all__ = ["ProfileOptions", "ProfileTool"]
 
@@ -126,7 +127,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self.timeline = Timeline(limit, synchronize=wait)
         self._ops: dict[str, OpDescription] = {}
         self._sources: dict[str, str] = {}
-        self._output_bytes: dict[str, int | None] = {}
+        self._written = WrittenBytes()
         self._saved: dict[str, dict[int, int]] = {}
         self._deltas: dict[str, MemoryChange] = {}
         self._memory = MemoryUse()
@@ -134,8 +135,12 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         self.add_inst_for_op(self._analyse, backward=True)
+        self.add_inst_for_iteration(self._keep_written, end=True)
         watch = self.timeline.watch_outputs
         self.add_inst_for_op(watch, backward=True, require_outputs=True)
+
+    def _keep_written(self, _: PointContext) -> None:
+        self._written.end_step()
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
         """Start recording garbage collections, which count in no operator's time."""
@@ -175,8 +180,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         op_id = context.get_op_id()
         self.timeline.watch_outputs(context)
         self._saved[op_id] = saved_tensors(context)
-        outputs = context.get_outputs() if has_activation(self._ops[op_id].type) else ()
-        self._output_bytes[op_id] = total_bytes(outputs)
+        if has_activation(self._ops[op_id].type):
+            self._written.note(op_id, context)
 
     # -- result -----------------------------------------------------------
 
@@ -221,7 +226,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         ``memory_delta``: bytes by which its executions together changed the memory of
         tensors on the CUDA device, or without one that of the process; null with ``memory=false``
         and in TensorFlow's graphs.
-        Forward operators have ``output_bytes`` and ``saved_bytes`` of the first execution.
+        Forward operators have ``output_bytes``, in graphs those of the last step, and
+        ``saved_bytes`` of the first execution.
         """
         totals, steps = self.timeline.totals(), self._per_step()
         rows = []
@@ -240,7 +246,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
                 "source": self._sources.get(op.forward or op_id, ""),
             }
             if not op.forward:
-                row["output_bytes"] = self._output_bytes.get(op_id)
+                row["output_bytes"] = self._written.of(op_id)
                 row["saved_bytes"] = sum(self._saved.get(op_id, {}).values())
             rows.append(row)
         return with_steps(rows, steps, "calls")

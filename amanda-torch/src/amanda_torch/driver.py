@@ -20,11 +20,10 @@ from amanda.state import STATE, unwind
 from amanda_torch import _internals
 from amanda_torch.plugin import TorchDriver
 
-OLDEST_TESTED = (2, 13, 0)
-NEWEST_TESTED = (2, 15, 0)
-"""The releases of PyTorch between which the whole suite of tests passes (README.md)."""
+TESTED = ("2.13.0", "2.14.1", "2.15.0")
+"""The releases of PyTorch that the tests run with (README.md)."""
 
-_RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\+(?:cpu|cu\d+))?")
+_RELEASE = re.compile(r"(\d+\.\d+\.\d+)(?:\+(?:cpu|cu\d+))?")
 """A release as PyTorch builds it for the CPU and for CUDA."""
 
 
@@ -67,11 +66,9 @@ class LoadedDriver(TorchDriver):
 
     @classmethod
     def untested_version(cls) -> str:
-        """This PyTorch, unless it is a release for the CPU or CUDA in the range that is tested."""
+        """This PyTorch, unless it is one of the releases that are tested, for the CPU or CUDA."""
         found = _RELEASE.fullmatch(torch.__version__)
-        if found and OLDEST_TESTED <= tuple(map(int, found.groups())) <= NEWEST_TESTED:
-            return ""
-        return f"PyTorch {torch.__version__}"
+        return "" if found and found[1] in TESTED else f"PyTorch {torch.__version__}"
 
     @classmethod
     def self_test(cls) -> Sequence[str]:

@@ -148,7 +148,8 @@ def test_what_is_not_an_operator() -> None:
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
 def test_callbacks_on_operators(inside: bool) -> None:
-    """TensorFlow's callbacks on operators and a scope do not disturb each other."""
+    """TensorFlow's callbacks on operators and a scope do not disturb each other; they are told the
+    type as a text, as without a scope."""
     from tensorflow.python.eager import execute
 
     calls: list[int] = []
@@ -169,7 +170,7 @@ def test_callbacks_on_operators(inside: bool) -> None:
         op_callbacks.remove_op_callback(callback)
         tf.nn.relu(X)
     assert len(calls) == 3
-    assert called.count(b"Relu") == (1 if inside else 2)
+    assert called.count("Relu") == (1 if inside else 2)
     assert execute.execute is found
 
 

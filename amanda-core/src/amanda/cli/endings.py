@@ -17,9 +17,12 @@ from typing import Any
 
 from amanda.cli.messages import complain
 
-ENDING = tuple(number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)))
-"""Signals that end a program which does not handle them, so that its results can be given before.
-SIGHUP comes where the terminal is closed; Windows has none."""
+_ENDING = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+
+ENDING = tuple(number for name in _ENDING if (number := getattr(signal, name, None)))
+"""Signals that end a program which does not handle them, so that its results can be given before:
+those that schedulers send before they kill it, and SIGHUP, where the terminal is closed. Windows
+has SIGTERM only."""
 
 
 def watch(leaving: Callable[[str], None]) -> None:

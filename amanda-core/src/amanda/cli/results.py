@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import warnings
@@ -39,34 +40,72 @@ class NamedTool:
     tool: Tool
 
 
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+"""Variables by which launchers number processes, and tell how many there are: ``torchrun``, Open
+MPI, MPICH and Intel MPI, ``srun``."""
+
+
 @attrs.frozen
 class Rank:
-    """The place of this process in a distributed run."""
+    """The place of this process in a distributed run.
+
+    Attributes:
+        number: from 0 on.
+        count: how many processes there are; None if that is not known.
+    """
 
     number: int = 0
-    count: int = 1
+    count: int | None = 1
 
     @classmethod
     def of_environment(cls) -> Rank:
-        """Read ``RANK`` and ``WORLD_SIZE``, which ``torchrun`` and other launchers set."""
-        number, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-        if not (number and count):
-            return cls()
+        """Read what launchers set: :data:`_LAUNCHERS`, ``TF_CONFIG``, or ``PMIX_RANK`` alone."""
+        given = [pair for pair in _LAUNCHERS if all(map(os.environ.get, pair))]
+        told = [cls._told_by(*pair) for pair in given]
+        told.append(cls._of_cluster(os.environ.get("TF_CONFIG", "")))
+        if not given and os.environ.get("PMIX_RANK", "").isdecimal():
+            told.append(cls(int(os.environ["PMIX_RANK"]), None))
+        return next((place for place in told if place.count != 1), cls())
+
+    @classmethod
+    def _told_by(cls, name: str, size: str) -> Rank:
+        number, count = os.environ[name], os.environ[size]
         is_given = number.isdecimal() and count.isdecimal() and max(len(number), len(count)) < 10
         if is_given and int(number) < int(count):
             return cls(int(number), int(count))
         warnings.warn(
-            f"RANK={number} and WORLD_SIZE={count} do not name a process of a distributed run: the "
+            f"{name}={number} and {size}={count} do not name a process of a distributed run: the "
             "results are written as those of a single process",
             AmandaWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
         return cls()
+
+    @classmethod
+    def _of_cluster(cls, config: str) -> Rank:
+        """The place among all tasks of a cluster of TensorFlow; an evaluator is beside them."""
+        try:
+            found = json.loads(config or "{}")
+            sizes = {kind: len(found["cluster"][kind]) for kind in sorted(found["cluster"])}
+            kind, index = str(found["task"]["type"]), int(found["task"]["index"])
+        except (KeyError, TypeError, ValueError):
+            return cls()
+        before = sum(size for other, size in sizes.items() if other < kind or kind not in sizes)
+        count = sum(sizes.values())
+        return cls(before + index, count if before + index < count else None)
 
     @property
     def suffix(self) -> str:
         """The end of the names of this rank's files; "" if there is only one process."""
-        return f"-rank{self.number}" if self.count > 1 else ""
+        return "" if self.count == 1 else f"-rank{self.number}"
+
+    def __str__(self) -> str:
+        return f"{self.number} of {self.count or 'an unknown number'}"
 
 
 @attrs.define
@@ -179,8 +218,8 @@ class Report:
             "not seen": last_line.explain_unseen(statistics),
             "time": last_line.describe_time(statistics, seconds),
         }
-        if self.rank.count > 1:
-            facts["rank"] = f"{self.rank.number} of {self.rank.count}"
+        if self.rank.count != 1:
+            facts["rank"] = str(self.rank)
         tools = [part.report(path.parent) for part in self._collected]
         names = ", ".join(part.name for part in tools)
         title = f"amanda run: {names}" if names else "amanda run"

@@ -263,7 +263,7 @@ class OperatorRun:
 
         sources = [tensors[position] for position in wanted]
         passing = list(tensors)
-        made = self._driver.with_vjp(sources, sources, vjp)
+        made = self._driver.connected(sources, sources, vjp)
         for position, tensor in zip(wanted, made, strict=True):
             passing[position] = tensor
         return passing
@@ -301,7 +301,7 @@ class OperatorRun:
             passed = vjp(gradients)
             return [passed[position] for position in wanted]
 
-        return self._driver.with_vjp(outputs, [sources[i] for i in wanted], selected)
+        return self._driver.connected(outputs, [sources[i] for i in wanted], selected)
 
 
 class EagerDriver(Driver):
@@ -355,7 +355,7 @@ class EagerDriver(Driver):
     ) -> Tensors:
         """Tensors with the values of `outputs` whose gradients go through `vjp` to `inputs`.
 
-        Needed with ``Capability.BACKWARD``.
+        Needed with ``Capability.BACKWARD``. Called within :meth:`vanilla`.
 
         Args:
             outputs: one or more tensors.
@@ -367,7 +367,14 @@ class EagerDriver(Driver):
 
     def straight_through(self, value: Any, old: Any) -> Any:
         """`value` with a gradient that passes unchanged to `old`, which it stands in for."""
-        return self.with_vjp([value], [old], list)[0] if self.wants_gradient(old) else value
+        return self.connected([value], [old], list)[0] if self.wants_gradient(old) else value
+
+    def connected(
+        self, outputs: Tensors, inputs: Tensors, vjp: Callable[[Gradients], Gradients]
+    ) -> Tensors:
+        """The result of :meth:`with_vjp`, whose own operators are not instrumented."""
+        with self.vanilla():
+            return self.with_vjp(outputs, inputs, vjp)
 
     differentiate: ClassVar[Differentiate | None] = None
     """``differentiate(self, function, inputs)``, for functional differentiation.

@@ -87,11 +87,14 @@ class Framework(abc.ABC):
         forks: True if the framework works in a forked child of a process that has used it.
         keeps: bytes of the process that the framework itself keeps, without Amanda, of what it
             makes for one scope of the contract's soak.
+        kept_objects: likewise, objects that the garbage collector knows; none of Amanda's.
         has_parameters: True if the framework tells a parameter or variable from other tensors.
         separator: between the names of modules in ids.
         numbers_calls: True if the ids of a further call of a module have its number (``first#1``);
             otherwise the count of the operators in it goes on.
         watched: modules and classes that a driver may patch.
+        namespace: the first part of the driver's namespace; "" for the last part of the driver's
+            ``framework``.
     """
 
     types: ClassVar[Mapping[str, str]]
@@ -103,10 +106,12 @@ class Framework(abc.ABC):
     forgetful: ClassVar[str] = "add"
     forks: ClassVar[bool] = True
     keeps: ClassVar[int] = 0
+    kept_objects: ClassVar[float] = 0
     has_parameters: ClassVar[bool] = True
     separator: ClassVar[str] = "."
     numbers_calls: ClassVar[bool] = True
     watched: ClassVar[Sequence[object]] = ()
+    namespace: ClassVar[str] = ""
 
     # -- tensors ----------------------------------------------------------
 
@@ -228,6 +233,16 @@ class Framework(abc.ABC):
         Only needed with ``Capability.USER_OPS``.
         """
         raise NotImplementedError
+
+    def counted_op(self) -> tuple[Build, Callable[[], int]] | None:
+        """An operator of one tensor, and a function that gives how often the framework has executed
+        it; None if it does not count."""
+        return None
+
+    def further_ops(self) -> Mapping[str, Build]:
+        """Functions of one tensor that run operators of other types, compiled ones among them: by
+        the type that has to be seen, or else counted as not seen."""
+        return {}
 
     def seed(self) -> None:
         """Make the random numbers that follow reproducible."""

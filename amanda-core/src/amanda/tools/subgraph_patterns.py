@@ -54,6 +54,11 @@ class Op:
         inputs = "".join(f", {entry!r}" for entry in self.inputs)
         return f"Op({'|'.join(self.types)!r}{inputs})"
 
+    def all_types(self) -> list[str]:
+        """The types of this operator and of those that it reads."""
+        below = [entry for entry in self.inputs if isinstance(entry, Op)]
+        return [*self.types, *(kind for entry in below for kind in entry.all_types())]
+
     def accepts(self, op: TracedOp, graph: Graph) -> bool:
         """True if an operator matches, whatever its inputs are."""
         is_type = "*" in self.types or op.type in self.types or op.name in self.types

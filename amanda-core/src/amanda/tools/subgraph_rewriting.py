@@ -15,6 +15,7 @@ A pattern is a tree of :class:`Op` whose root is the last operator; strings name
 from __future__ import annotations
 
 import collections
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,9 @@ __all__ = ["Match", "Op", "SubgraphRewritingTool"]
 _STACKS = frozenset({"TensorListPushBack", "StackPushV2"})
 """Operators that save values in a loop for its gradient. They do not count as readers, because the
 gradient is derived again from the replacement."""
+
+_BACKWARD = re.compile(r"_backward$|Backward\d*$|Backprop|Grad(V\d+)?$|^accumulate_grad$")
+"""Canonical types of backward operators, and their names in PyTorch and TensorFlow."""
 
 
 @attrs.define(eq=False)
@@ -121,6 +125,7 @@ class SubgraphRewritingTool(Tool):
 
     Raises:
         TypeError: the pattern or the replacement is something else.
+        ValueError: the pattern names a backward operator: it would never match.
     """
 
     def __init__(
@@ -130,6 +135,11 @@ class SubgraphRewritingTool(Tool):
         if replacement is not None and not callable(replacement):
             raise TypeError(f"a replacement is a function or None, got {replacement!r}")
         self.pattern = chain(pattern)
+        if backward := [kind for kind in self.pattern.all_types() if _BACKWARD.search(kind)]:
+            raise ValueError(
+                f"a pattern is of forward operators, and {', '.join(backward)} is a backward one: "
+                "replace a gradient by context.replace_backward_op()"
+            )
         self._replacement = replacement or _first
         self._wants_match = replacement is not None and _has_argument(replacement, "match")
         self.matches: list[Match] = []

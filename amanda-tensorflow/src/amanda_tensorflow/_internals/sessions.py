@@ -130,19 +130,25 @@ def in_this_thread(options: Any) -> Iterator[Any]:
 
 
 def run_in_this_thread(
-    of: Any, fetches: Sequence[Any], feeds: Sequence[tuple[Any, Any]]
+    of: Any,
+    fetches: Sequence[Any],
+    targets: Sequence[Any] = (),
+    feeds: Sequence[tuple[Any, Any]] = (),
+    extends: bool = False,
 ) -> list[Any]:
-    """Run operators that a session has run, or is running, from within one of its runs.
+    """Run a session's graph vanilla, without a thread of the session's pool.
 
-    The thread may be the last one of the session's pool, which would wait for itself.
+    All of them may be waiting: for a lock that this thread holds, or for this thread itself.
 
     Args:
         of: the session.
         fetches: the tensors whose values are returned.
+        targets: the operators that are executed besides.
         feeds: pairs of a tensor and its value.
+        extends: first give the runtime the operators that the graph has got since the last run.
     """
     with in_this_thread(None) as options:
-        return run_vanilla(of, fetches, (), feeds, options, extends=False)
+        return run_vanilla(of, fetches, targets, feeds, options, extends=extends)
 
 
 @contextmanager

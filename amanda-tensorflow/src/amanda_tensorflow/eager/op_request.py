@@ -58,7 +58,8 @@ class OpRequest:
         """Run the operator; no tape records it. Returns its outputs."""
         try:
             result: list[Any] = self.vanilla.execute(
-                self.kind.encode(),
+                # As callbacks are told of it on the path that the vanilla operator takes.
+                self.kind if self.has_fallen else self.kind.encode(),
                 self.count,
                 list(inputs),
                 self.attributes,

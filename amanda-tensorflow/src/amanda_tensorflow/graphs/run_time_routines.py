@@ -20,6 +20,7 @@ from amanda.engine.backward import replaced_gradients
 from amanda.engine.dispatch import Dispatcher
 from amanda.errors import CapabilityError, RoutineResultError
 from amanda.interface.action import Action, ActionKind
+from amanda.python.bytecode import returns_something
 from amanda.state import STATE
 from amanda.tool import Tool
 from amanda_tensorflow import _internals
@@ -243,10 +244,14 @@ class RunTimeRoutine(PythonNode):
             if tensor is not None
             and not (building.takes_reference and _internals.is_reference(tensor.dtype))
         ]
+        # Grappler rewrites operators only where no node stands between them.
+        may_change = returns_something(action.func)
         self._routed = [
             i
             for i, tensor in enumerate(selected)
-            if is_routable(tensor) and not (action.select is None and _is_shape_constant(tensor))
+            if may_change
+            and is_routable(tensor)
+            and not (action.select is None and _is_shape_constant(tensor))
         ]
         self._count = len(selected)
         at = {position: k for k, position in enumerate(self._positions)}

@@ -45,6 +45,9 @@ class GraphSegment:
 
 _NOTHING: Mapping[int, Any] = {}
 
+_LOSS = "compile_loss/"
+"""The name scope in which a compiled Keras model computes its loss, in all of its functions."""
+
 
 @attrs.define(eq=False)
 class ForwardState:
@@ -264,7 +267,10 @@ class OpSite:
     def op_id(self, op: Any) -> str:
         """The id of a forward operator of this graph."""
         self._read_layers()
-        return self.layer_ids.op_id(op.name) or self.key(op)
+        found = self.layer_ids.op_id(op.name)
+        if found is None and op.name.startswith(_LOSS):
+            return named_with_type(op.name, op.type)
+        return found or self.key(op)
 
     def path(self, op: Any) -> LayerPath:
         """The layers of Keras that have made an operator."""

@@ -102,5 +102,6 @@ class Draw(PythonNode):
 
     def compute(self, values: Sequence[Any]) -> list[Any]:
         feeds = [(t, v.numpy()) for t, v in zip(self._of.inputs, values, strict=True)]
-        drawn = _internals.run_in_this_thread(self._session(), list(self._of.outputs), feeds)
+        outputs = list(self._of.outputs)
+        drawn = _internals.run_in_this_thread(self._session(), outputs, feeds=feeds)
         return [tf.constant(value) for value in drawn]

@@ -131,8 +131,9 @@ class Variables:
         self, fetches: Sequence[Any], targets: Sequence[Any] = (), feeds: Sequence[Any] = ()
     ) -> list[Any]:
         with tf.profiler.experimental.Trace(_MARK):
-            return _internals.run_vanilla(
-                self._session, fetches, targets, feeds, extends=self._extends
+            # Locks are held here for which the session's threads may be waiting.
+            return _internals.run_in_this_thread(
+                self._session, fetches, targets, feeds, self._extends
             )
 
 

@@ -158,11 +158,16 @@ class WatchingTool(PrintingTool[OptionsT]):
             return False
         return op.is_selected(self.options.ops)
 
+    def has_activations(self, op: OpDescription) -> bool:
+        """True if the outputs of an operator are activations: the model computes them, and they are
+        no values of parameters."""
+        return op.phase == "forward" and "no_activation" not in row_of(op.type).traits
+
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
         if not self.is_selected(op):
             return
-        if "activations" in self.options.tensors:
+        if "activations" in self.options.tensors and self.has_activations(op):
             layout = context["data_layout"] or ""
             axis = layout.index("C") if "C" in layout else None
             routine = WatchingRoutine(self, op, "activations", "output", axis, len(layout))

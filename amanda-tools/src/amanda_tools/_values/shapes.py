@@ -11,6 +11,9 @@ from amanda_tools._internals import batch_sizes, local_part, may_be_batched
 
 Shape = tuple[int, ...]
 
+HANDLES = ("resource", "variant")
+"""Element types of tensors that stand for a variable, an iterator or a list."""
+
 
 def shape_of(tensor: Any) -> Shape:
     """Return the shape of a tensor; all of its sizes have to be known.

@@ -39,6 +39,7 @@ from amanda_tools._operators.op_table import (
 from amanda_tools._operators.parameters import Parameters, UsedParameter
 from amanda_tools._operators.peaks import peak_of_device
 from amanda_tools._operators.signature import CallShapes, OpSignature
+from amanda_tools._operators.written_bytes import WrittenBytes
 from amanda_tools._output.ranked_charts import (
     forward_types,
     lines_over_steps,
@@ -46,7 +47,6 @@ from amanda_tools._output.ranked_charts import (
     rank_modules,
 )
 from amanda_tools._output.units import format_quantity
-from amanda_tools._values.shapes import total_bytes
 from amanda_tools.flops.batches import Batches
 from amanda_tools.flops.counting import OpFlops, known_shapes
 from amanda_tools.flops.nested import is_nested, item_shapes_of
@@ -110,7 +110,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._ops: dict[str, Op] = {}
         # Of forward operators; not in one object for each, which the garbage collector would visit.
         self._used: dict[str, Sequence[UsedParameter]] = {}
-        self._written: dict[str, int | None] = {}
+        self._written = WrittenBytes()
         self._batches = Batches()
         self._statistics: dict[int, Any] = {}
         # What an optimizer multiplies is no work of the model.
@@ -129,6 +129,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self.add_inst_for_pass(self._note_pass, end=True)
         self.add_inst_for_pass(self._begin_backward, backward=True)
         self.add_inst_for_pass(self._end_backward, backward=True, end=True)
+        self.add_inst_for_iteration(self._keep_written, end=True)
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         if self.options.backward:
@@ -152,6 +153,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """Keep the statistics of the scope, for what is not seen in it."""
         live = [scope for scope in LIVE_SCOPES if any(tool is self for tool in scope.tools)]
         self._statistics.update({id(scope.statistics): scope.statistics for scope in live})
+
+    def _keep_written(self, _: PointContext) -> None:
+        self._written.end_step()
 
     # -- analyses ---------------------------------------------------------
 
@@ -206,8 +210,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         # Most names end otherwise, and the function is not called.
         updates = op.name.endswith("_") and updates_a_value(context, op.name)
         if has_activation(op.type) and not updates:
-            outputs = context.get_tensor_specs().outputs if in_graph else context.get_outputs()
-            self._written[op.id] = total_bytes(outputs)
+            self._written.note(op.id, context)
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
@@ -402,14 +405,15 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             parameters = owned.get(described.id, ())
             row["params"] = sum(parameter.size for parameter in parameters)
             row["weight_bytes"] = sum(parameter.bytes for parameter in parameters)
-            # Views write nothing; None where sizes are unknown before the program runs.
-            row["activation_bytes"] = self._written.get(described.id, 0)
+            # Views write nothing; None where the sizes are not known.
+            row["activation_bytes"] = self._written.of(described.id)
         return row
 
     def summary(self) -> dict[str, Any]:
         """Sums over all operators, by type and by module; types that count zero, and unknown
         ones; executions that were ``not_seen``, by reason, beside which sums are lower bounds.
-        ``activation_bytes`` is what the operators of one forward pass write."""
+        ``activation_bytes`` is what the operators of one forward pass write, of the last step if
+        there is one: a lower bound if there are ``activations_of_unknown_size``."""
         rows = self.op_rows()
         forward = [row for row in rows if row["direction"] == "forward"]
         unknown = [row for row in rows if row["counted"] == "unknown"]
@@ -455,8 +459,13 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """Return the parameters of the model's operators, and the bytes of these and of their
         outputs. An optimizer of Keras keeps its state in parameters of PyTorch, too."""
         params, weight_bytes = self._params(row["id"] for row in rows)
-        written = sum(row["activation_bytes"] or 0 for row in rows)
-        return {"params": params, "weight_bytes": weight_bytes, "activation_bytes": written}
+        written = [row["activation_bytes"] for row in rows if self._written.is_in_pass(row["id"])]
+        return {
+            "params": params,
+            "weight_bytes": weight_bytes,
+            "activation_bytes": sum(size or 0 for size in written),
+            "activations_of_unknown_size": written.count(None),
+        }
 
     def _share_of(self, figure: str) -> dict[str, float] | None:
         """Return the operations of the last step for each of its samples or tokens, if known."""
@@ -521,7 +530,11 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         totals = [
             ("parameters", format_quantity(found["params"], "")),
             ("weights", format_quantity(found["weight_bytes"], "B")),
-            ("activations of a forward pass", format_quantity(found["activation_bytes"], "B")),
+            (
+                "activations of a forward pass",
+                ("at least " if found["activations_of_unknown_size"] else "")
+                + format_quantity(found["activation_bytes"], "B"),
+            ),
         ]
         if self.options.elementwise:
             extra = sum(row.get("elementwise", 0) for row in in_step(rows))

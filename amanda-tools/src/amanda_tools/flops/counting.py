@@ -16,7 +16,7 @@ from amanda_tools._internals import local_part, may_be_batched
 from amanda_tools._operators.op_table import FlopFormula
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, OpSignature, Shape
-from amanda_tools._values.shapes import batch_of
+from amanda_tools._values.shapes import HANDLES, batch_of
 from amanda_tools.flops.nested import ItemShapes, item_shapes_of, split_by_item
 
 Shapes = tuple[tuple[Any, ...], tuple[Any, ...]]
@@ -247,15 +247,11 @@ def known_shapes(
     shapes, is_open = [], False
     for spec in specs:
         shape = None if spec is None else spec.shape
-        if spec is not None and (shape is None or None in shape or spec.dtype in _HANDLES):
+        if spec is not None and (shape is None or None in shape or spec.dtype in HANDLES):
             shape, is_open = None, True
         shapes.append(shape)
     found = tuple(shapes)
     return None if is_open and not (suffices and suffices(found)) else found
-
-
-_HANDLES = ("resource", "variant")
-"""Element types of tensors that routines do not get."""
 
 
 def _size_of(batched: Sequence[BatchedShape]) -> int | None:

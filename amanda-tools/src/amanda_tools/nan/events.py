@@ -104,8 +104,9 @@ class NonFiniteEvent:
         where = f" ({self.op.module})" if self.op.module else ""
         source = f", {self.source}" if self.source else ""
         what = "NaN" if self.kind == "nan" else "an infinity"
+        when = _PLACES.get(self.op.phase, f"in the {self.op.direction} pass")
         return printable(
-            f"{self.op.type} produced {what} from finite inputs in the {self.op.direction} pass"
+            f"{self.op.type} produced {what} from finite inputs {when}"
             f"{_FATES.get(self.fate, '')}: op {self.op.id}{where}{source}"
         )
 
@@ -114,6 +115,13 @@ _FATES = {
     "masked": ", which reached no output of the model and no gradient",
     "skipped": ", and the gradient scaler skipped the step",
 }
+
+_PLACES = {
+    "setup": "while the model was built",
+    "optimizer": "in the optimizer",
+    "other": "outside of the model",
+}
+"""Where an operator of a phase beside the model's passes runs."""
 
 
 def _placed(

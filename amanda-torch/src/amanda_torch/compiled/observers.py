@@ -23,8 +23,8 @@ import attrs
 from amanda.engine.dispatch import Dispatcher
 from amanda.inline.steps import StepKind, lowered
 from amanda.interface.action import Action, ActionKind
+from amanda.python.bytecode import returns_something
 from amanda_torch import _internals
-from amanda_torch.eager.reachable_code import returns_something
 
 _NUMBERS = itertools.count()
 _OBSERVERS: weakref.WeakValueDictionary[int, ObservingCall] = weakref.WeakValueDictionary()

@@ -20,8 +20,9 @@ from torch import nn
 
 from amanda.engine.records import OpRecord
 from amanda.interface.action import ActionKind
+from amanda.python.bytecode import returns_something
 from amanda_torch import _internals
-from amanda_torch.eager.reachable_code import mentions, returns_something, undeclared
+from amanda_torch.eager.reachable_code import mentions, undeclared
 from amanda_torch.routines import RoutineDispatcher
 
 FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)

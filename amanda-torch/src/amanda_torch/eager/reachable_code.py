@@ -1,8 +1,7 @@
-"""Which code can be reached from a tool, and whether a routine returns anything: by bytecode."""
+"""Which code can be reached from a tool, by bytecode."""
 
 from __future__ import annotations
 
-import dis
 import functools
 import types
 from collections.abc import Iterator, Set
@@ -103,27 +102,3 @@ def _below_function(function: types.FunctionType) -> Iterator[Any]:
 def _is_python(cls: type) -> bool:
     """True if a class may belong to a tool: none of a framework's or of Python's own."""
     return cls.__module__.partition(".")[0] not in ("torch", "builtins", "numpy", "collections")
-
-
-def returns_something(func: Any) -> bool:
-    """True if a function may return something else than None."""
-    while not isinstance(func, types.FunctionType):
-        if isinstance(func, functools.partial):
-            func = func.func
-        elif isinstance(func, types.MethodType):
-            func = func.__func__
-        else:
-            return True
-    previous = None
-    for instruction in dis.get_instructions(func):
-        if instruction.opname == "RETURN_VALUE" and (
-            instruction.is_jump_target
-            or previous is None
-            or previous.opname != "LOAD_CONST"
-            or previous.argval is not None
-        ):
-            return True
-        if instruction.opname == "RETURN_CONST" and instruction.argval is not None:
-            return True
-        previous = instruction
-    return False

@@ -67,6 +67,36 @@ class AnalysisTests(ContractTests):
         seen = self.answers(self.weighted(), "mul", before=self.values)
         assert seen == [[None, W]]
 
+    def test_a_constant_is_no_parameter(self) -> None:
+        """get_value gives None for a tensor that is no parameter, also if nothing computes it."""
+        self.needs_concrete_tensors()
+        constant = self.fw.tensor(W)
+        program = self.fw.program(lambda x: self.fw.mul(self.fw.relu(x), constant), X)
+        assert self.answers(program, "mul", before=self.values) == [[None, None]]
+
+    def test_each_operator_has_its_own_attributes(self) -> None:
+        """Two operators of one type that are called with other arguments have other attributes."""
+        if not self.fw.attributes:
+            pytest.skip("the framework's split has no other arguments")
+
+        def build(x: Any) -> Any:
+            rows = self.fw.cat([x, x])
+            return [*self.fw.split(rows, 4), *self.fw.split(rows, 2)]
+
+        first, second = self.answers(
+            self.fw.program(build, X), "split", before=lambda c: c.get_attrs()
+        )
+        assert first != second
+
+    def test_operators_of_other_types_are_seen_or_counted(self) -> None:
+        """What a driver does not see, such as compiled code, is in ``statistics.not_seen``."""
+        seen: list[str] = []
+        tool = self.probe(before=lambda c: seen.append(self.fw.type_of(c.get_op())))
+        for kind, build in self.fw.further_ops().items():
+            with self.apply(tool) as scope:
+                self.fw.program(build, X).run()
+            assert kind in seen or scope.statistics.not_seen, kind
+
     def test_value_out_of_range(self) -> None:
         """get_value of an input that does not exist is an error that names the op."""
         with pytest.raises(SelectionError, match=r"(?i)7.*mul.*2 inputs"):

@@ -74,9 +74,13 @@ class ContractTests:
         if missing:
             pytest.skip(f"{self.driver_cls.name} lacks Capability.{', Capability.'.join(missing)}")
         self.fw = self.framework_cls()
+        modes = self.fw.global_state()
         yield
         # They are ended, so that the tests after this one do not fail for them.
-        if left := leftovers.end():
+        left = leftovers.end()
+        if (found := self.fw.global_state()) != modes:
+            left.append(f"modes of the framework, which are {found!r} and were {modes!r}")
+        if left:
             pytest.fail(f"the test left behind: {'; '.join(left)}", pytrace=False)
 
     # -- used by the tests ------------------------------------------------

@@ -236,8 +236,10 @@ class ContextTests(ContractTests):
         assert context["key"] == "value"
 
     def test_namespace(self) -> None:
-        """A context has the namespace: framework, version and mode."""
-        assert len(self.namespace().tags) >= 2
+        """A context has the namespace: the driver's framework, version and mode."""
+        tags = self.namespace().tags
+        assert len(tags) >= 2
+        assert tags[0] == (self.fw.namespace or self.driver_cls.framework.rpartition(".")[2])
 
     def test_runs_at_once(self) -> None:
         """A context says whether operators run when they are called: they do without

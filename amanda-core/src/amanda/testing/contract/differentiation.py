@@ -10,7 +10,7 @@ from amanda.errors import RoutineResultError
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ONES, ContractTests, W, X, inserting, product, times
-from amanda.testing.framework import Probe, Trained, requires
+from amanda.testing.framework import FunctionalFramework, Probe, Trained, requires
 from amanda.tool import Tool, ad_disabled, ad_enabled
 
 
@@ -62,6 +62,27 @@ class DifferentiationTests(ContractTests):
         ]
         assert result.outputs == [expected]
         assert result.gradients[0] == [[b + 1 for b in row] for row in W]
+
+    @requires(Capability.SECOND_ORDER)
+    def test_straight_through_at_each_level_of_differentiation(self) -> None:
+        """In a differentiated function that reads a variable of the differentiated function around
+        it, substituted tensors pass the gradients of both."""
+        fw = self.fw
+        if not isinstance(fw, FunctionalFramework):
+            pytest.skip("the framework differentiates no functions")
+
+        def outer(x: Any) -> list[Any]:
+            products, backward = fw.vjp(lambda y: [fw.mul(x, y)], [fw.tensor(W)])
+            return [*products, *backward()]
+
+        def double(*tensors: Any) -> list[Any]:
+            return [fw.scale(tensor, 2.0) for tensor in tensors]
+
+        tool = self.probe("mul", before=inserting(before_op=double))
+        program = fw.program(outer, X)
+        plus_one = [[2.0 * w + 1.0 for w in row] for row in W]
+        expected = Trained([times(product(X, W), 4.0), times(X, 2.0)], [plus_one])
+        assert self.train(program, tool) == expected
 
     @requires(Capability.SECOND_ORDER)
     def test_straight_through_of_second_order(self) -> None:

@@ -190,6 +190,37 @@ class PointTests(ContractTests):
         passes = [context.iteration for context in tool.of(Point.BACKWARD_BEGIN)]
         assert (len(passes), {*passes}, len(tool.of(Point.ITERATION_END))) == (2, {0}, 1)
 
+    @requires(Capability.BACKWARD)
+    def test_a_step_of_the_optimizer_ends_an_iteration(self) -> None:
+        """Backward passes belong to one iteration until the framework's optimizer has stepped."""
+        self.needs_separate_backward()
+        step = self.fw.training_step()
+        if step is None:
+            pytest.skip("the framework has no optimizer that runs operators")
+        program, tool = self.multiplication(), Passed()
+        with self.apply(tool):
+            for _ in range(3):
+                program.train()
+                step()
+        passes = [context.iteration for context in tool.of(Point.BACKWARD_BEGIN)]
+        # Before the first step it may not be known that there is an optimizer.
+        assert passes[2:] == [1, 1, 2, 2]
+
+    @requires(Capability.MODULES)
+    def test_modules_are_entered_and_left_with_their_tensors(self) -> None:
+        """The entry of a module has its inputs, its exit its outputs."""
+        program, tool, seen = self.fw.program(self.fw.model(W), X), Tool(), list[Any]()
+        tool.add_inst_for_module(lambda c: seen.append((c.module, self.lists(c.inputs))))
+        tool.add_inst_for_module(
+            lambda c: seen.append((c.module, self.lists(c.outputs or ()))), exit=True
+        )
+        outputs = self.run(program, tool)
+        (_, given), (_, first), *_, (_, returned) = seen
+        assert (given, first, returned) == ([X], [X], outputs)
+        exits = dict(seen)
+        assert exits["second"] == outputs
+        assert len(exits["first"]) == 1
+
     def test_the_program_ends_an_iteration(self) -> None:
         """``amanda.new_iteration()`` ends an iteration whose end cannot be detected."""
         tool = Passed()

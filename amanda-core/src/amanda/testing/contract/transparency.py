@@ -16,7 +16,7 @@ from amanda.interface.driver import Capability
 from amanda.python.patching import PatchSet
 from amanda.testing import watched
 from amanda.testing.contract.base import B, ContractTests, W, X, inserting, nothing
-from amanda.testing.framework import Probe, Program, Trained, requires
+from amanda.testing.framework import Framework, Probe, Program, Trained, requires
 from amanda.tool import Tool, new_iteration
 from amanda.tools.graph_tracing import GraphTracingTool
 
@@ -76,12 +76,29 @@ class TransparencyTests(ContractTests):
 
     def test_random_numbers(self) -> None:
         """Random operators draw the same numbers, and leave the generator in the same state."""
+        if type(self.fw).dropout is Framework.dropout:
+            pytest.skip("the adapter has no operator that draws random numbers")
         program = self.fw.program(self.fw.dropout, [[1.0] * 16] * 4)
         self.fw.seed()
         expected = program.run(), self.fw.rng_state()
         self.fw.seed()
         outputs = self.run(program, self.identity(nothing), self.watcher())
         assert (outputs, self.fw.rng_state()) == expected
+
+    def test_an_operator_runs_once(self) -> None:
+        """An operator is executed as often as without tools, also where it is analysed."""
+        found = self.fw.counted_op()
+        if found is None:
+            pytest.skip("the framework does not count executions")
+        build, executions = found
+        program = self.fw.program(build, X)
+        program.run()
+        once = executions()
+        with self.apply(self.watcher(), self.identity(nothing)):
+            program.run()
+            program.run()
+        assert once >= 1
+        assert executions() == 3 * once
 
     def test_a_scope_without_ops(self) -> None:
         """A scope in which nothing runs changes nothing."""

@@ -23,6 +23,7 @@ import attrs
 from amanda.python.text import printable
 from amanda.results import ToolReport
 from amanda_tools._output.units import format_short
+from amanda_tools._values.shapes import HANDLES
 
 _OF_TENSORS = frozenset({"zeros", "elements"})
 """Keys of the rows of single tensors that make figures of operators."""
@@ -256,9 +257,13 @@ def _number(value: Any) -> float | None:
 def shapes_text(tensors: Any) -> str:
     """Format the shapes of tensors, given as mappings with ``shape`` and ``dtype``, else "".
 
-    ``2×64×56×56 f32, 10 i64``
+    Handles of variables and iterators are left out: ``2×64×56×56 f32, 10 i64``
     """
-    texts = [tensor_text(tensor) for tensor in list_of(tensors) if isinstance(tensor, Mapping)]
+    texts = [
+        tensor_text(tensor)
+        for tensor in list_of(tensors)
+        if isinstance(tensor, Mapping) and tensor.get("dtype") not in HANDLES
+    ]
     return ", ".join(text for text in texts if text)
 
 

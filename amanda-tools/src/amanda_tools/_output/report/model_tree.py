@@ -223,7 +223,8 @@ def _inputs(ops: Sequence[ModelOp], names: Sequence[str]) -> str:
 
 
 def _has_parameters(node: TreeNode) -> bool:
-    own = node.op is not None and node.op.values.get("params", 0) > 0
+    op = node.op
+    own = op is not None and (op.values.get("params", 0) > 0 or op.type == "read_variable")
     return own or any(map(_has_parameters, node.children))
 
 
