@@ -485,7 +485,7 @@ class NewOp:
 
     site: OpSite
     source: Any
-    inputs: list[Any]
+    inputs: Sequence[Any]
     state: Any = None
     known: IdentifiedOp | None = None
 
