@@ -76,20 +76,12 @@ def test_warnings_of_plugins_say_where_they_are_from(
     )
 
 
-def test_a_plugin_changes_nothing_that_the_program_finds(amanda: Command, tmp_path: Path) -> None:
-    """The current folder and Python's random numbers are as without it, and the folder is told."""
-    (tmp_path / "program.py").write_text(
-        f"{OPERATORS}import os, random\nprint(os.getcwd(), random.random())\n"
-    )
-    change = "import os, random\nrandom.seed(3)\nos.chdir('/')\n"
-    site = odd(tmp_path, "", plugin=change + PLUGIN)
-    run = amanda("run", "-t", "odd,count", "-o", "out", "program.py", PYTHONPATH=site)
-    said = "plugin other (amanda-other 1.0) has changed the current folder: it is put back"
-    assert (run.returncode, run.stderr) == (0, f"amanda: warning: {said}\n")
-    folder, number = run.stdout.splitlines()[1].split()
-    assert folder == str(tmp_path)
-    assert float(number) != random.Random(3).random()
-    assert (tmp_path / "out" / "count.json").exists()
+def test_a_plugin_changes_no_random_numbers(amanda: Command, tmp_path: Path) -> None:
+    """Those of Python are as without it."""
+    (tmp_path / "program.py").write_text(f"{OPERATORS}import random\nprint(random.random())\n")
+    site = odd(tmp_path, "", plugin=f"import random\nrandom.seed(3)\n{PLUGIN}")
+    run = amanda("run", "-t", "odd", "program.py", PYTHONPATH=site)
+    assert float(run.stdout.splitlines()[1]) != random.Random(3).random()
 
 
 # -- drivers ----------------------------------------------------------------------
@@ -147,47 +139,19 @@ def test_a_framework_with_a_driver_of_others_is_seen(amanda: Command, tmp_path: 
 # -- entry points -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("entry_point", "named"),
-    [("other = other_tools:Odd", "the class Odd"), ("other = other_tools", "the module other_too")],
-)
+@pytest.mark.parametrize("entry_point", ["other = other_tools:Odd", "other = other_tools"])
 def test_an_entry_point_without_any_hook_is_named(
-    entry_point: str, named: str, amanda: Command, program: str, tmp_path: Path
+    entry_point: str, amanda: Command, program: str, tmp_path: Path
 ) -> None:
-    """Whoever names the tool itself there learns what has to be named."""
+    """As where the entry point names the tool itself."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "other_tools.py").write_text(TOOL)
     install(site, "amanda-other", entry_point)
     run = amanda("run", "-t", "odd", program, PYTHONPATH=str(site))
     assert run.returncode == 2
-    said = f"amanda: warning: plugin other (amanda-other 1.0): the entry point names {named}"
-    assert run.stderr.startswith(said)
-    assert "functions marked with @amanda.hookimpl, such as amanda_register_tools()" in run.stderr
-
-
-def test_doctor_finds_entry_points_that_nobody_reads(amanda: Command, tmp_path: Path) -> None:
-    """A group whose name resembles ours is a problem; any other one is not."""
-    site = Path(odd(tmp_path, ""))
-    points = "[amanda.tools]\nodd = other_plugin\n[amanda_video]\nplayer = other_plugin\n"
-    (site / "amanda_other-1.0.dist-info" / "entry_points.txt").write_text(points)
-    disabled = "amanda-torch,amanda-tensorflow"
-    doctor = amanda("doctor", PYTHONPATH=str(site), AMANDA_DISABLE_PLUGINS=disabled)
-    assert doctor.returncode == 1
-    assert doctor.stdout.endswith(
-        "1 problem\n  amanda-other 1.0 has entry points in the group 'amanda.tools', which is not "
-        "read; the group is 'amanda'\n"
-    )
-
-
-def test_doctor_finds_plugins_that_import_a_framework(amanda: Command, tmp_path: Path) -> None:
-    """It would be imported for every command and program."""
-    site = odd(tmp_path, "", plugin=f"import minigrad\n{PLUGIN}")
-    disabled = "amanda-torch,amanda-tensorflow"
-    doctor = amanda("doctor", PYTHONPATH=site, AMANDA_DISABLE_PLUGINS=disabled)
-    assert doctor.returncode == 1
-    said = "plugin other (amanda-other 1.0) imports minigrad when it is loaded, for every command"
-    assert said in doctor.stdout
+    assert run.stderr.startswith("amanda: warning: plugin other (amanda-other 1.0): the entry ")
+    assert "which has no hook" in run.stderr
 
 
 def test_an_interrupt_names_the_plugin_that_is_loaded(

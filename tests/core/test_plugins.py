@@ -145,44 +145,6 @@ def test_unknown_hook_names_are_ours_to_find(install: Install) -> None:
         assert plugins.tools() == {}
 
 
-def function(name: str, **marker: Any) -> ModuleType:
-    """A plugin with a tool and a function of a name, marked as a hook if `marker` is given."""
-    module = plugin(tools={"a": "m:A"})
-
-    def mistaken() -> dict[str, str]:
-        return {"b": "m:B"}
-
-    mistaken.__name__ = name
-    setattr(module, name, amanda.hookimpl(**marker)(mistaken) if marker else mistaken)
-    return module
-
-
-@pytest.mark.parametrize("marker", [{"tryfirst": True}, {"specname": "amanda_register_tool"}])
-def test_a_marked_function_with_nearly_the_name_of_a_hook(
-    install: Install, marker: dict[str, Any]
-) -> None:
-    """The plugin is left out, with the hook that was meant."""
-    install(FakeEntryPoint("one", function("amanda_register_tool", **marker)))
-    said = r"'one'.*there is no hook amanda_register_tool; did you mean amanda_register_tools"
-    with pytest.warns(PluginWarning, match=said):
-        assert plugins.tools() == {}
-
-
-def test_an_optional_hook_with_nearly_the_name_of_a_hook(install: Install) -> None:
-    """pluggy would ignore it without a word."""
-    install(FakeEntryPoint("one", function("amanda_register_tool", optionalhook=True)))
-    said = r"plugin one .*marked with @amanda\.hookimpl, but there is no hook amanda_register_tool;"
-    with pytest.warns(PluginWarning, match=said):
-        assert list(plugins.tools()) == ["a"]
-
-
-def test_an_entry_point_that_names_none(install: Install) -> None:
-    """It is not a plugin, and is named."""
-    install(FakeEntryPoint("one", None))
-    with pytest.warns(PluginWarning, match="'one' .*the entry point names None"):
-        assert plugins.tools() == {}
-
-
 # -- choice -------------------------------------------------------------------
 
 

@@ -9,8 +9,6 @@ import contextlib
 import difflib
 import re
 import shlex
-import shutil
-import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +37,9 @@ def explain_target(target: GivenProgram, tools: Sequence[str]) -> str:
         return f"options of a tool follow its name: -t {_with_option(tools[-1], name)}"
     if meant := _meant_file(target):
         return f"did you mean {meant}?"
-    return _explain_command(name, rest)
+    if name in _LAUNCHERS:
+        return f"{name} starts amanda: {name} ... -m amanda run ... -- {rest}"
+    return ""
 
 
 def _meant_file(target: GivenProgram) -> str:
@@ -66,27 +66,6 @@ def explain_no_tool(target: GivenProgram) -> str:
             if all(spec.name in available() for spec in grammar.parse([value])):
                 before = f"amanda run {option} {value} -- {target.target}"
                 return f"no tool was given: options come before the program: {before}"
-    return ""
-
-
-def _explain_command(name: str, rest: str) -> str:
-    """Explain how to run a command of the shell; "" if it is none, or no Python program."""
-    if name in _LAUNCHERS:
-        return f"{name} starts amanda: {name} ... -m amanda run ... -- {rest}"
-    # This interpreter's scripts come first: PATH may name another's, or a shim of a shell.
-    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
-    if not found:
-        return ""
-    if "python" in first_line(Path(found)):
-        return f"did you mean {found}?"
-    return f"{name} is a command, not a Python program: name the script that it starts"
-
-
-def first_line(path: Path) -> str:
-    """The first line of a file if it names an interpreter, as ``#!/bin/sh``; else ""."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        line = file.readline(200)
-        return line.decode(errors="replace").strip() if line.startswith(b"#!") else ""
     return ""
 
 

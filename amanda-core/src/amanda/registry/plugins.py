@@ -12,7 +12,6 @@ variable is a warning.
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import re
 import warnings
@@ -39,9 +38,6 @@ module may end with ``sys.exit()``."""
 EXHAUSTED = (RecursionError, MemoryError)
 """Exceptions that are caused by the program's stack or memory, not by the plugin or driver in which
 they occur: they are raised, so that the program may try again."""
-
-HOOKS = tuple(name for name in vars(hookspecs) if name.startswith(f"{hookspecs.PROJECT}_"))
-"""The names of the hooks."""
 
 _DISABLED = "disabled by AMANDA_DISABLE_PLUGINS"
 _TOOL_NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -167,40 +163,19 @@ class Registry:
             warnings.warn(message, PluginWarning, stacklevel=4)
 
     def _register(self, record: PluginRecord) -> None:
-        mistakes = len(self.mistakes)
-        self._check_hooks(record)
         if self.manager.is_registered(record.plugin):
             first = str(self.manager.get_name(record.plugin)).partition(":")[2]
             raise ValueError(f"it names the same object as the entry point {first!r}")
         self.manager.register(record.plugin, name=f"{record.distribution}:{record.name}")
-        if not self.manager.get_hookcallers(record.plugin) and len(self.mistakes) == mistakes:
-            self._warn([f"plugin {record.title}: {_no_plugin(record.plugin)}"])
+        if not self.manager.get_hookcallers(record.plugin):
+            named = described(record.plugin)
+            self._warn([f"plugin {record.title}: the entry point names {named}, which has no hook"])
         self.manager.check_pending()
         # Checked here, so that a malformed answer is not an error in the middle of a run.
         record.drivers = _check_drivers(self.call(record, "amanda_register_drivers"))
         record.tools = _check_tools(self.call(record, "amanda_register_tools"))
         record.rules = _check_rules(self.call(record, "amanda_register_mapping_rules"))
         record.suggestions = _check_suggestions(self.call(record, "amanda_suggest_drivers"))
-
-    def _check_hooks(self, record: PluginRecord) -> None:
-        """Check that the functions of a plugin that look like hooks are hooks.
-
-        Raises:
-            TypeError: a function is marked as a hook that does not exist, or the plugin is None.
-        """
-        if record.plugin is None:
-            raise TypeError("the entry point names None, which is not a plugin")
-        for name in dir(record.plugin):
-            options = self.manager.parse_hookimpl_opts(record.plugin, name)
-            if options is None:
-                continue
-            hook = options.get("specname") or name
-            if hook in HOOKS:
-                continue
-            said = f"{name}() is marked with @amanda.hookimpl, but {_no_hook(hook)}"
-            if not options.get("optionalhook"):
-                raise TypeError(said)
-            self._warn([f"plugin {record.title}: {said}"])
 
     def _failed(self, record: PluginRecord, error: BaseException) -> None:
         name = f"{record.distribution}:{record.name}"
@@ -234,22 +209,6 @@ class Registry:
         return (record for record in self.records if record.plugin is not None)
 
 
-def _no_plugin(plugin: Any) -> str:
-    """The message for an entry point that names something without any hook."""
-    kind = "module" if inspect.ismodule(plugin) else "class" if inspect.isclass(plugin) else ""
-    what = f"the {kind} {plugin.__name__}" if kind else described(plugin)
-    return (
-        f"the entry point names {what}, which has no hook, so that nothing of it is used; name a "
-        f"module with functions marked with @amanda.hookimpl, such as {HOOKS[1]}()"
-    )
-
-
-def _no_hook(name: str) -> str:
-    return (
-        f"there is no hook {name}{close_matches(name, HOOKS) or ' (see amanda.registry.hookspecs)'}"
-    )
-
-
 def _check_drivers(answer: Any) -> tuple[type[Driver], ...]:
     """Check the answer to ``amanda_register_drivers``.
 
@@ -277,14 +236,13 @@ def _check_tools(answer: Any) -> dict[str, str]:
         TypeError: it is not a dictionary of names and ``module:Class``.
     """
     hook = "amanda_register_tools()"
-    if not isinstance(answer, (Mapping, type(None))):
-        raise TypeError(f"{hook} gave {described(answer)}, not a dict of tools")
-    for name, target in (answer or {}).items():
+    tools = _as_dict(answer, hook, "tools")
+    for name, target in tools.items():
         if not (isinstance(name, str) and _TOOL_NAME.fullmatch(name)):
             raise TypeError(f"{hook} gave {name!r}, which is not a valid tool name")
         if not (isinstance(target, str) and _TARGET.fullmatch(target)):
             raise TypeError(f"{hook} gave {target!r} for {name!r}, which is not 'module:Class'")
-    return dict(answer or {})
+    return tools
 
 
 def _check_rules(answer: Any) -> dict[str, tuple[Any, ...]]:
@@ -294,9 +252,8 @@ def _check_rules(answer: Any) -> dict[str, tuple[Any, ...]]:
         TypeError: it is not a dictionary of namespace prefixes and lists of rules.
     """
     hook = "amanda_register_mapping_rules()"
-    if not isinstance(answer, (Mapping, type(None))):
-        raise TypeError(f"{hook} gave {described(answer)}, not a dict of rules")
-    for prefix, group in (answer or {}).items():
+    rules = _as_dict(answer, hook, "rules")
+    for prefix, group in rules.items():
         if not isinstance(prefix, str) or not isinstance(group, (list, tuple)):
             raise TypeError(f"{hook} gave {described(group)} for {prefix!r}, not a list of rules")
         for rule in group:
@@ -305,7 +262,7 @@ def _check_rules(answer: Any) -> dict[str, tuple[Any, ...]]:
                     f"{hook} gave {described(rule)} for {prefix!r}, which is neither a function "
                     "of a context nor a pair (before, after)"
                 )
-    return {prefix: tuple(group) for prefix, group in (answer or {}).items()}
+    return {prefix: tuple(group) for prefix, group in rules.items()}
 
 
 def _is_rule(rule: Any) -> bool:
@@ -322,11 +279,16 @@ def _check_suggestions(answer: Any) -> dict[str, str]:
         TypeError: it is not a dictionary of modules and distributions.
     """
     hook = "amanda_suggest_drivers()"
-    if not isinstance(answer, (Mapping, type(None))):
-        raise TypeError(f"{hook} gave {described(answer)}, not a dict of distributions")
-    for framework, distribution in (answer or {}).items():
+    suggestions = _as_dict(answer, hook, "distributions")
+    for framework, distribution in suggestions.items():
         if not (isinstance(framework, str) and isinstance(distribution, str)):
             raise TypeError(f"{hook} gave {framework!r}: {distribution!r}, which are not two names")
+    return suggestions
+
+
+def _as_dict(answer: Any, hook: str, kind: str) -> dict[Any, Any]:
+    if not isinstance(answer, (Mapping, type(None))):
+        raise TypeError(f"{hook} gave {described(answer)}, not a dict of {kind}")
     return dict(answer or {})
 
 

@@ -21,12 +21,10 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.copies import Copy, Report
-from amanda_tensorflow.graphs.deferral import Deferral
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.error_texts import reworded
 from amanda_tensorflow.graphs.evaluation import evaluate
 from amanda_tensorflow.graphs.executions import Executions
-from amanda_tensorflow.graphs.gradients import acts_on_gradients
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.iterations import GraphIterations, sets_variables_only
 from amanda_tensorflow.graphs.model_inputs import ModelInputs
@@ -120,7 +118,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         # By the name of the function: errors of the runtime show it.
         building = Building(_internals.FuncGraph(source.name), scopes, needs_gradient=True)
         iterations = self._iterations(source, building)
-        self._prepare(building, source, iterations)
+        building.modules = self._modules(source, scopes)
         instrument = Instrument(self.dispatcher, building, self.ids, read_variable)
         site = self._site(source, *tensors)
         if building.inner_passes is not None:
@@ -139,7 +137,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             payload = self._payload(function, building)
         copy = Copy.of(scopes, building, payload, generation)
         if made:
-            copy.executions = Executions.of_call(building, site, count)
+            copy.executions = Executions.of_function(building)
         is_told_inside = made and iterations is not None and iterations.is_inside
         name = "" if is_told_inside else function_name(source)
         copy.report = _report(self.dispatcher.points, copy, building, iterations, name, model)
@@ -155,19 +153,17 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         instrumented = _internals.instrumented(function, building.graph, attributes)
         return instrumented, list(building.graph.external_captures)
 
-    def _prepare(self, building: Building, source: Any, iterations: GraphIterations | None) -> None:
-        """Decide whether a copy reports modules, and whether its operators are added immediately.
+    def _modules(self, source: Any, scopes: Sequence[LiveScope]) -> RunningModules | None:
+        """What reports the modules that a function calls; None if they are not reported.
 
         Args:
-            source: the graph of the vanilla function.
-            iterations: those in its runs; None if they are not reported.
+            source: its graph.
         """
-        points, scopes = self.dispatcher.points, building.scopes
+        points = self.dispatcher.points
         is_wanted = points.wants_modules(scopes)
         if is_wanted and calls_modules(source) and not sets_variables_only(source):
-            building.modules = RunningModules(points)
-        is_deferred = not acts_on_gradients(scopes) and (not iterations or iterations.is_plain)
-        building.deferral = Deferral(is_deferred and building.modules is None)
+            return RunningModules(points)
+        return None
 
     def _site(self, source: Any, given: Sequence[Any], captured: Sequence[Any]) -> OpSite:
         """The site of a function.

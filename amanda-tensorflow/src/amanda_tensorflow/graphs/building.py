@@ -13,7 +13,6 @@ from amanda.inline.steps import StepKind, lowered
 from amanda.interface.action import Action
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.deferral import Deferral
 from amanda_tensorflow.graphs.passes import InnerPasses, RunningModules
 from amanda_tensorflow.operators.types import ROUTING, UNROUTABLE, takes_reference
 
@@ -63,9 +62,6 @@ class Building:
         runs_once: whether each operator runs at most once in a run of the graph, so that counters
             need no nodes.
         counts: pairs of a counter and an operator of the copy whose executions it counts.
-        deferral: what adds the operators while nothing needs the copy.
-        vanilla_counts: while it is not needed, counters with their operators in the vanilla graph,
-            and where that is.
     """
 
     graph: Any
@@ -92,8 +88,6 @@ class Building:
     routines: list[Releasable] = attrs.field(factory=list)
     runs_once: bool = False
     counts: list[tuple[Counter, Any]] = attrs.field(factory=list)
-    deferral: Deferral = attrs.field(factory=Deferral)
-    vanilla_counts: list[tuple[Sequence[Counter], Any, Any]] = attrs.field(factory=list)
     _counting: list[Counter] | None = None
 
     def begin(self, kind: str) -> None:
@@ -109,36 +103,12 @@ class Building:
         self._counting.append(step.routine)
         return True
 
-    def need(self) -> None:
-        """Add the operators that were deferred: the copy is needed."""
-        if self.deferral.is_open:
-            graph = self.graph
-            # In the midst of an operator, whose scopes are not theirs.
-            with graph.as_default(), graph.name_scope(None), graph.control_dependencies(None):
-                self.deferral.end()
-
-    def end_later(self, site: Any, op: Any) -> Sequence[Counter]:
-        """Note that an operator is to be added later, with no other routines than counters.
-
-        Args:
-            site: where it is.
-            op: the vanilla operator.
-
-        Returns:
-            Its counters.
-        """
-        counters, self._counting = tuple(self._counting or ()), None
-        if counters:
-            self.vanilla_counts.append((counters, site, op))
-        return counters
-
     def forget(self) -> None:
-        """Let go of counters and of what was never added: the copy is made, or not needed."""
+        """Let go of counters, and of a copy in which nothing was inserted: it is not needed."""
         self.counts.clear()
-        self.vanilla_counts.clear()
         self.segments.clear()
-        if self.deferral.is_open:
-            self.deferral = Deferral(is_open=True)
+        if not self.is_changed:
+            self.graph = None
 
     def close(self) -> None:
         """Note that no routine of the operator follows."""

@@ -37,10 +37,8 @@ class GraphDispatcher(StaticGraphDispatcher):
     def run(self, action: Action, values: list[Any]) -> list[Any]:
         """Insert a routine; `values` with its results in the selected positions."""
         building = self._current.graph
-        if building is not None:
-            if building.count(action):
-                return values
-            building.need()
+        if building is not None and building.count(action):
+            return values
         return super().run(action, values)
 
     def insert(self, building: Building, action: Action, values: list[Any]) -> Sequence[Any]:
@@ -65,7 +63,6 @@ class GraphDispatcher(StaticGraphDispatcher):
         self, building: Building, action: Action, values: list[Any], call: OpCall | None
     ) -> Any:
         """Insert a replacement, traced or as a node that calls Python."""
-        building.need()
         building.is_changed = building.is_replaced = True
         if is_traceable(action):
             return Dispatcher.replace(self, action, values, call)

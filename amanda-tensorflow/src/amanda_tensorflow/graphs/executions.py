@@ -20,7 +20,6 @@ from amanda.inline import Counter
 from amanda.state import tool_locked
 from amanda_tensorflow.graphs.building import Building, identity_after
 from amanda_tensorflow.graphs.run_time_routines import PythonNode, insert_mark
-from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.operators.types import ROUTING
 
 
@@ -54,25 +53,6 @@ class Executions:
         """The executions in runs of a function; None if there is nothing to count."""
         graph = building.graph
         return cls.of(building, [*(tensor.op for tensor in graph.outputs), *graph.control_outputs])
-
-    @classmethod
-    def of_call(cls, building: Building, site: OpSite, count: int | None) -> Executions | None:
-        """The executions in runs of a function, which may have needed no copy; None likewise.
-
-        Args:
-            site: the vanilla function.
-            count: how many outputs it has; None for all of the graph's.
-        """
-        if not building.deferral.is_open:
-            return cls.of_function(building)
-        needed = _needed_in(site, site.graph.outputs[:count], site.graph.control_outputs)
-        counters = [
-            counter
-            for of, there, op in building.vanilla_counts
-            if (id(there), op.name) in needed
-            for counter in of
-        ]
-        return cls(counters) if counters else None
 
     def add(self) -> None:
         """Count one run."""
@@ -148,57 +128,6 @@ class Ends:
 
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
-
-
-def _needed_in(
-    site: OpSite, outputs: Iterable[Any], controls: Iterable[Any]
-) -> set[tuple[int, str]]:
-    """The operators that a vanilla function executes, as ``id`` of the site and name.
-
-    As in a copy, of a function that it calls only what the results need counts.
-
-    Args:
-        outputs: the tensors that it returns.
-        controls: the operators that it executes besides.
-    """
-    needed = set[tuple[int, str]]()
-    ops, tensors = [(site, op) for op in controls], [(site, tensor) for tensor in outputs]
-    seen = set[tuple[int, int]]()
-    while ops or tensors:
-        if tensors:
-            there, tensor = tensors.pop()
-            if (id(there), id(tensor)) not in seen:
-                seen.add((id(there), id(tensor)))
-                _follow(there, tensor, ops, tensors)
-            continue
-        there, op = ops.pop()
-        if (id(there), op.name) in needed:
-            continue
-        needed.add((id(there), op.name))
-        ops += [(there, before) for before in op.control_inputs]
-        inner = there.children.get(op.name)
-        if inner is None:
-            tensors += [(there, t) for t in op.inputs]
-        else:
-            tensors += [(inner, t) for t in inner.graph.outputs[: len(op.outputs)]]
-            ops += [(inner, end) for end in inner.side_effects]
-    return needed
-
-
-def _follow(site: OpSite, tensor: Any, ops: list[Any], tensors: list[Any]) -> None:
-    """Note what makes a tensor, of a result of a called function what makes it there.
-
-    Args:
-        ops, tensors: get sites with operators, and with further tensors.
-    """
-    op, inner = tensor.op, site.children.get(tensor.op.name)
-    if id(tensor) in site.sources:
-        tensors.append(site.sources[id(tensor)])
-    elif inner is None:
-        ops.append((site, op))
-    else:
-        tensors.append((inner, inner.graph.outputs[tensor.value_index]))
-        ops += [(site, before) for before in op.control_inputs]
 
 
 def counts_statically(operations: Iterable[Any]) -> bool:

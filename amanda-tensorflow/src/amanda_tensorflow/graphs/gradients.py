@@ -25,8 +25,7 @@ from amanda.engine.backward import replaced_gradients
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan
 from amanda.errors import CapabilityError
-from amanda.interface.action import Action, ActionKind
-from amanda.state import LiveScope
+from amanda.interface.action import Action
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import (
     ForwardOp,
@@ -104,7 +103,6 @@ class ForwardTensors(Sequence[Any]):
 
     def tensor(self, index: int) -> Any:
         """A tensor of the copy; None if it is in another graph."""
-        self._gradients.need()
         source, which = self._capturing
         if isinstance(source, OpSite):
             found = _captured(source, which, len(self))
@@ -306,10 +304,6 @@ class GraphGradients:
     def _viewed(self, op_id: str, key: str, depth: int, op: Any) -> ForwardView:
         names = input_names(op.type, len(op.inputs), LazyAttributes(op))
         return ForwardView(op_id, key, depth, names, likes=op.inputs)
-
-    def need(self) -> None:
-        """The tensors of the copy are looked at: it is needed."""
-        self._building.need()
 
     def value_of(self, site: OpSite, tensor: Any) -> Any:
         """The value of the variable or constant behind a vanilla tensor; None for others."""
@@ -675,17 +669,6 @@ def _differentiated_actions(plan: ActionPlan | None) -> list[Action]:
     if plan.replace is not None and plan.replace_backward is None:
         actions.insert(0, plan.replace)
     return actions
-
-
-def acts_on_gradients(scopes: Iterable[LiveScope]) -> bool:
-    """True if any action acts on the gradients of an operator as a whole, as far as is known."""
-    kinds = (
-        ActionKind.BEFORE_BACKWARD_OP,
-        ActionKind.AFTER_BACKWARD_OP,
-        ActionKind.REPLACE_BACKWARD_OP,
-    )
-    records = (record for scope in scopes for record in scope.cache)
-    return any(record.actions(kind) for record in records for kind in kinds)
 
 
 def is_changed(view: ForwardView) -> bool:

@@ -12,25 +12,23 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import tensorflow as tf
 
 from amanda.engine.backward import BackwardExecution, OpHandle
 from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError, CoverageWarning
-from amanda.inline import Counter
-from amanda.inline.steps import StepKind, are_all
 from amanda.interface.action import Action
 from amanda.interface.specs import Phase
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import GradientCall
 from amanda_tensorflow.gradient_map.recovery import is_plumbing
 from amanda_tensorflow.graphs.building import Building
-from amanda_tensorflow.graphs.deferral import DeferredTensors
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.frames import is_in_loop
 from amanda_tensorflow.graphs.gradient_order import restore_order
-from amanda_tensorflow.graphs.gradients import ForwardView, GraphGradients, is_changed
+from amanda_tensorflow.graphs.gradients import ForwardView, GraphGradients
 from amanda_tensorflow.graphs.iterations import GraphIterations
 from amanda_tensorflow.graphs.op_call import GraphBackwardCall, GraphOpCall
 from amanda_tensorflow.graphs.op_ids import GraphIds, IdentifiedOp
@@ -206,24 +204,25 @@ class Instrument:
 
     def op(self, site: OpSite, op: Any, inputs: Sequence[Any]) -> None:
         """Add an operator, with the routines around it."""
-        call, new = self.gradients.owner(site, op), NewOp(self, site, op, inputs)
+        call, added = self.gradients.owner(site, op), NewOp(site, op, inputs)
         self.building.begin(op.type)
         with self.building.graph.name_scope(f"{SCOPE}/{site.prefix}{op.name}/"):
             if op.name in site.log.ambiguous:
                 self._not_owned(AMBIGUOUS)
                 self.ambiguous.append(op.name)
-                self.building.deferral.do(new)
+                self._vanilla(added)
             elif call is not None:
-                self._backward(new, call)
+                self._backward(added, call)
             elif (site.is_backward and op.name not in site.log.owners) or is_plumbing(op):
-                self.building.deferral.do(new)
+                self._vanilla(added)
             else:
-                self._forward(new)
+                self._forward(added)
         self.building.close()
 
-    def later(self, site: OpSite, op: Any, inputs: Sequence[Any]) -> None:
-        """Add an operator that is none to tools, as soon as the copy is needed."""
-        self.building.deferral.do(NewOp(self, site, op, inputs))
+    def _vanilla(self, added: NewOp) -> None:
+        """Add an operator that tools do not see."""
+        new = self.create(added.site, added.source, added.inputs, ())
+        self.plain(added.site, added.source, new)
 
     def plain(self, site: OpSite, op: Any, new: Any) -> None:
         """Note an operator that was added without routines."""
@@ -249,8 +248,8 @@ class Instrument:
     # -- forward ----------------------------------------------------------
 
     def _forward(self, added: NewOp) -> None:
-        """Add a forward operator; later, if it has no other routines than counters."""
-        site, op, building = added.site, added.source, self.building
+        """Add a forward operator, with the routines around it."""
+        site, op = added.site, added.source
         op_id, key = site.op_id(op), site.key(op)
         self.keys.append(key)
         state = added.state = site.states[op.name] = ForwardState(op_id, key)
@@ -262,21 +261,9 @@ class Instrument:
             plan = execution.plan
         if site.log.is_recovered:
             refuse_unknown_gradients(site, op, plan)
-        if building.deferral.is_open and counts_only(plan):
-            self._count(plan.before)
-            if execution is not None:
-                plan = execution.finish(added)
-            if building.deferral.is_open and counts_only(plan):
-                self._count(plan.after)
-                state.plan = plan
-                self._end_later(added)
-                return
-            used, new = list(added.inputs), added.op
-            outputs = list(new.outputs)
-        else:
-            new, used, outputs = self._executed(added, plan)
-            if execution is not None:
-                plan = execution.finish(outputs)
+        new, used, outputs = self._executed(added, plan)
+        if execution is not None:
+            plan = execution.finish(outputs)
         state.plan = plan
         self._end(added, new, used, outputs)
 
@@ -299,16 +286,6 @@ class Instrument:
         if plan.replace is not None:
             added.known = None
         self._settled(added, new, final)
-
-    def _count(self, actions: Sequence[Action]) -> None:
-        """Note counters, which need no nodes."""
-        for action in actions:
-            self.building.count(action)
-
-    def _end_later(self, added: NewOp) -> None:
-        """Add an operator without routines as soon as the copy is needed."""
-        added.counters = self.building.end_later(added.site, added.source)
-        self.building.deferral.do(added)
 
     def _run(
         self, actions: Sequence[Action], tensors: list[Any]
@@ -374,8 +351,7 @@ class Instrument:
         Returns:
             The operator; what it computes with, and what it computes.
         """
-        self.building.need()
-        site, op, state, inputs = added.site, added.source, added.state, list(added.inputs)
+        site, op, state, inputs = added.site, added.source, added.state, added.inputs
         self.building.anchors = [c for o in op.control_inputs if (c := site.ops.get(o.name))]
         state.before, used = self._run(plan.before, inputs)
         self._wait_for_read(inputs, used)
@@ -446,15 +422,13 @@ class Instrument:
     def _backward(self, added: NewOp, call: GradientCall) -> None:
         """Add a backward operator, a part of this gradient call."""
         site, op, building = added.site, added.source, self.building
-        inputs: Any = added.inputs
+        inputs = added.inputs
         forward = self.gradients.view(site, call)
         if forward is None:
             if not self.gradients.is_own(site, call):
                 self._not_owned(UNOWNED)
-            building.deferral.do(added)
+            self._vanilla(added)
             return
-        if is_changed(forward):
-            building.need()
         key = f"{forward.op_id}{'/grad' * forward.depth}/{op.type}"
         backward_id = f"{key}:{self._counts[key]}"
         self._counts[key] += 1
@@ -463,21 +437,17 @@ class Instrument:
         added.known = IdentifiedOp(forward.op_id, forward.key, forward.depth, site, op)
         execution = self._execution(op, call, forward, backward_id)
         before, after = execution.needed()
-        used = execution.before(inputs) if before else inputs
-        final: Any = added
-        if not building.deferral.is_open:
-            added.inputs = used = list(used)
-            self._wait_for_read(inputs, used)
-            final = list(added.op.outputs)
+        used = list(execution.before(inputs)) if before else inputs
+        self._wait_for_read(inputs, used)
+        new = self.create(site, op, used, building.take_controls())
+        building.anchors = [new]
+        final = list(new.outputs)
         routines = len(building.routines)
         if after:
             building.template = building.likes = final
-            final = execution.after(final, used)
-        if building.deferral.is_open:
-            self._end_later(added)
-            return
-        final = self._awaited(added, used, added.op.outputs, list(final), routines)
-        self._settled(added, added.op, final)
+            final = list(execution.after(final, used))
+        final = self._awaited(added, used, new.outputs, final, routines)
+        self._settled(added, new, final)
 
     def _execution(
         self, op: Any, call: GradientCall, forward: ForwardView, backward_id: str
@@ -492,9 +462,7 @@ class Instrument:
         tensors = forward.inputs, forward.outputs
         handle = OpHandle(forward.op_id, scopes, *tensors, forward.key)
         view = NamedOperator(op.type, backward_id)
-        described = GraphBackwardCall(view, backward_id, names, *tensors, source=op)
-        if self.building.deferral.is_open:
-            described.likes = forward.likes
+        described = GraphBackwardCall(view, backward_id, names, *tensors, op, forward.likes)
         return BackwardExecution(self.dispatcher, handle, described)
 
     def _not_owned(self, why: str) -> None:
@@ -503,33 +471,9 @@ class Instrument:
             self.dispatcher.not_seen(why)
 
 
-class DeferredInputs(DeferredTensors):
-    """The inputs of an operator of the copy that is yet to be added.
-
-    Args:
-        instrument: adds it.
-        site: where the vanilla operator is.
-        op: that operator.
-    """
-
-    __slots__ = ("_instrument", "_op", "_site")
-
-    def __init__(self, instrument: Instrument, site: OpSite, op: Any) -> None:
-        super().__init__(instrument.building, len(op.inputs))
-        self._instrument = instrument
-        self._site = site
-        self._op = op
-
-    def make(self) -> Sequence[Any]:
-        """The tensors, once the deferral has ended."""
-        return self._instrument.inputs(self._site, self._op)
-
-
-class NewOp(DeferredTensors):
-    """An operator of the copy, which is added when one of its outputs is looked at, or later.
-
-    Args:
-        instrument: adds it.
+@attrs.define(eq=False)
+class NewOp:
+    """An operator that is added to the copy.
 
     Attributes:
         site: where the vanilla operator is.
@@ -537,64 +481,17 @@ class NewOp(DeferredTensors):
         inputs: its inputs in the copy.
         state: of an operator that tools see, its state.
         known: its ids; None for one that has none.
-        counters: those of one that is added later.
     """
 
-    __slots__ = ("_instrument", "_new", "counters", "inputs", "known", "site", "source", "state")
-
-    def __init__(
-        self, instrument: Instrument, site: OpSite, source: Any, inputs: Sequence[Any]
-    ) -> None:
-        super().__init__(instrument.building, len(source.outputs))
-        self._instrument = instrument
-        self._new: Any = None
-        self.site = site
-        self.source = source
-        self.inputs = inputs
-        self.state: Any = None
-        self.known: IdentifiedOp | None = None
-        self.counters: Sequence[Counter] = ()
-
-    @property
-    def op(self) -> Any:
-        """The operator of the copy; it is added now, if it has not been."""
-        if self._new is None:
-            instrument = self._instrument
-            building = instrument.building
-            building.need()
-            inputs, waits = list(self.inputs), building.take_controls()
-            self._new = instrument.create(self.site, self.source, inputs, waits)
-            building.anchors = [self._new]
-        return self._new
-
-    def make(self) -> Sequence[Any]:
-        """The tensors, once the deferral has ended."""
-        return self.op.outputs  # type: ignore[no-any-return]
-
-    def __call__(self) -> None:
-        """Add the operator without routines: the deferral has ended."""
-        instrument, building = self._instrument, self._instrument.building
-        used = list(self.inputs)
-        new = instrument.create(self.site, self.source, used, ())
-        if self.state is not None:
-            self.state.note_used(self.source, used, new.outputs)
-        instrument.plain(self.site, self.source, new)
-        if self.known is not None:
-            instrument.ids.note(building.graph, new, self.known)
-        building.counts += [(counter, new) for counter in self.counters]
+    site: OpSite
+    source: Any
+    inputs: Sequence[Any]
+    state: Any = None
+    known: IdentifiedOp | None = None
 
 
 def _nothing_is_replayed(*args: Any) -> Any:
     raise AssertionError("no replay has begun")
-
-
-def counts_only(plan: ActionPlan) -> bool:
-    """True if a plan has no actions but counters around the forward operator."""
-    if plan.replace is not None or plan.acts_on_gradients:
-        return False
-    steps = (*plan.steps_before, *plan.steps_after)
-    is_isolated = not any(step.action.differentiable for step in steps)
-    return is_isolated and are_all(StepKind.COUNT, steps)
 
 
 def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list[Any]:

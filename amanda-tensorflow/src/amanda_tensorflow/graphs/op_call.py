@@ -12,7 +12,6 @@ import tensorflow as tf
 from amanda.errors import CapabilityError
 from amanda.interface.calls import BackwardCall, OpCall, Variable
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.deferral import DeferredTensors
 from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.graphs.variable_values import (
     ReadVariable,
@@ -43,10 +42,10 @@ class GraphOpCall(OpCall):
     write: WriteVariable | None = attrs.field(kw_only=True)
 
     def shown_inputs(self) -> Sequence[Any]:
-        return placed(shown(self.inputs, self.source, "inputs"))
+        return placed(self.inputs)
 
     def shown_outputs(self, outputs: Sequence[Any]) -> Sequence[Any]:
-        return placed(shown(outputs, self.source, "outputs"))
+        return placed(outputs)
 
     def value(self, index: int) -> Any:
         return value_of(self.site, self.source.inputs[index], self.read)
@@ -95,14 +94,14 @@ class GraphBackwardCall(BackwardCall):
 
     Attributes:
         source: the vanilla operator.
-        likes: vanilla tensors like the forward inputs; None where a copy is made.
+        likes: the vanilla inputs of the forward operator.
     """
 
     source: Any = None
-    likes: Sequence[Any] | None = None
+    likes: Sequence[Any] = ()
 
     def shown_inputs(self) -> Sequence[Any] | None:
-        return self.likes and placed(self.likes)
+        return placed(self.likes)
 
     def shown(
         self, grad_outputs: Sequence[Any] | None, grad_inputs: Sequence[Any] | None
@@ -110,24 +109,9 @@ class GraphBackwardCall(BackwardCall):
         """The gradients as tensors of the vanilla graph, where these have the same specs."""
         if grad_outputs is None:
             return grad_outputs, grad_inputs
-        received = shown(grad_outputs, self.source, "inputs")
-        if grad_inputs is None and _is_as_in_graph(received, self.source.inputs):
-            return placed(received), placed(self.source.outputs)
-        produced = grad_inputs and placed(shown(grad_inputs, self.source, "outputs"))
-        return placed(received), produced
-
-
-def shown(tensors: Sequence[Any], source: Any, which: str) -> Sequence[Any]:
-    """Tensors of the shapes and types of those of a copy, which are not made for it.
-
-    Args:
-        tensors: those of the copy.
-        source: the vanilla operator; None without one.
-        which: ``inputs`` or ``outputs`` of it.
-    """
-    if source is None or not isinstance(tensors, DeferredTensors) or tensors.is_made:
-        return tensors
-    return tuple(getattr(source, which))
+        if grad_inputs is None and _is_as_in_graph(grad_outputs, self.source.inputs):
+            return placed(grad_outputs), placed(self.source.outputs)
+        return placed(grad_outputs), grad_inputs and placed(grad_inputs)
 
 
 @attrs.frozen

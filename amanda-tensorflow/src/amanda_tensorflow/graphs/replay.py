@@ -31,7 +31,7 @@ from amanda_tensorflow.graphs.building import Building, identity_after
 from amanda_tensorflow.graphs.executions import count_runs, counts_statically, moved
 from amanda_tensorflow.graphs.frames import ENTRIES, run_in_order
 from amanda_tensorflow.graphs.gradient_order import is_sum, note_loop, vanilla_order
-from amanda_tensorflow.graphs.instrument import DeferredInputs, Instrument, separate
+from amanda_tensorflow.graphs.instrument import Instrument, separate
 from amanda_tensorflow.graphs.marks import Marks
 from amanda_tensorflow.graphs.model_inputs import ModelInputs
 from amanda_tensorflow.graphs.module_marks import ModuleMarks
@@ -85,30 +85,25 @@ class Replay:
                 graph that the function does not return.
             is_branch: whether a loop or branch runs it.
         """
-        source, graph, deferral = site.graph, self._graph, self._instrument.building.deferral
-        for tensor in source.inputs:
-            # The copy has others, which are added before anything else.
-            site.ops[tensor.op.name] = None
-        deferral.do(lambda: self._placeholders(site))
+        source, graph, building = site.graph, self._graph, self._instrument.building
+        self._placeholders(site)
         self._begin_marks(site)
         self.body(site)
-        if deferral.is_open:
-            if self._model is not None:
-                self._model.look(site)
-            return
         with graph.as_default(), _internals.stop_recording():
             graph.outputs = [
                 self._returned(self.final(site, tensor), tensor)
                 for tensor in source.outputs[:outputs]
             ]
             if is_branch:
-                self._instrument.building.wait_at_outputs()
+                building.wait_at_outputs()
         ends = [new for op in source.control_outputs for new in site.controls(op)]
-        ends += self._instrument.building.late_nodes(graph.outputs)
+        ends += building.late_nodes(graph.outputs)
         ends += self._end_marks(site, ends)
         ends += self._module_marks(site, ends, is_branch)
-        if self._model is not None:
-            ends += self._model.read(self._instrument.building, site)
+        if self._model is not None and building.is_changed:
+            ends += self._model.read(building, site)
+        elif self._model is not None:
+            self._model.look(site)
         graph.control_outputs = list(dict.fromkeys(ends))
         graph.structured_outputs = source.structured_outputs
         graph.structured_input_signature = source.structured_input_signature
@@ -222,8 +217,6 @@ class Replay:
             _internals.stop_recording(),
             self._counting(site, order),
         ):
-            if not building.runs_once:
-                building.need()
             for op in order:
                 self._pass_boundary(site, boundaries.get(op.name))
                 if op.name in site.ops or op.name in site.skipped:
@@ -313,15 +306,12 @@ class Replay:
         if callees is None or runs_functions(op.type):
             self._instrument.dispatcher.not_seen(f"functions that {op.type} runs in a graph")
         building = self._instrument.building
-        if building.deferral.is_open and self._added_later(site, op, callees):
-            return
-        building.need()
         begin = self._graph.version
         inputs, is_complete = self._inputs(site, op, late)
         if callees and (op.type in CALLS or op.type in callees):
             ((callee,),) = callees.values()
             if not (callee.must_compile and self._compiled(site, op, callee, inputs)):
-                self._call(site, op, callee, lambda: inputs)
+                self._call(site, op, callee, inputs)
         elif callees:
             self._branches(site, op, inputs, callees)
         elif is_op(op.type) and is_complete:
@@ -351,25 +341,6 @@ class Replay:
             late.append((op, index, op.inputs[index]))
             inputs[index] = next(tensor for tensor in inputs if tensor is not None)
         return inputs, not missing
-
-    def _added_later(self, site: OpSite, op: Any, callees: Any) -> bool:
-        """Show an operator to the tools, and add it to the copy as soon as they need that.
-
-        Returns:
-            False if it has functions that become functions of the copy.
-        """
-        if callees:
-            ((callee, *others), *more) = callees.values()
-            if op.type not in CALLS or others or more or callee.must_compile:
-                return False
-            if callee.is_differentiated_as_one:
-                return False
-            self._call(site, op, callee, lambda: self._instrument.inputs(site, op))
-        else:
-            tensors = DeferredInputs(self._instrument, site, op)
-            add = self._instrument.op if is_op(op.type) else self._instrument.later
-            add(site, op, tensors)
-        return True
 
     def create(
         self,
@@ -481,69 +452,52 @@ class Replay:
         is_unknown = any(None in functions for functions in callees.values())
         return None if is_unknown else callees
 
-    def _call(
-        self, site: OpSite, op: Any, callee: Any, inputs: Callable[[], Sequence[Any]]
-    ) -> None:
+    def _call(self, site: OpSite, op: Any, callee: Any, inputs: Sequence[Any]) -> None:
         """Replay a called function in place of the call.
 
         Two nodes keep the call's control dependencies: operators without inputs wait for ``start``,
         and operators that wait for the call wait for ``done``.
 
         Args:
-            inputs: gives its inputs in the copy.
+            inputs: its inputs in the copy.
         """
-        deferral = self._instrument.building.deferral
         inner = self._instrument.called(site, op, callee.graph)
         site.children[op.name] = inner
         inner.side_effects = callee.side_effects
-        for tensor, outer in zip(callee.graph.inputs, op.inputs, strict=True):
-            inner.ops[tensor.op.name] = None
+        given = separate(inputs) if callee.is_differentiated_as_one else inputs
+        for tensor, outer, new in zip(callee.graph.inputs, op.inputs, given, strict=True):
             inner.sources[id(tensor)] = (site, outer)
-        begun = _BegunCall(inner)
-        deferral.do(lambda: self._begin_call(site, op, callee, inputs(), begun))
-        is_changed = self._instrument.building.changes_in(lambda: self.body(inner))
-        deferral.do(lambda: self._end_call(site, op, begun, is_changed))
-
-    def _begin_call(
-        self, site: OpSite, op: Any, callee: Any, inputs: Sequence[Any], begun: _BegunCall
-    ) -> None:
-        """Connect a called function to the inputs of the call."""
-        given = begun.given = inputs
-        if callee.is_differentiated_as_one:
-            given = begun.given = separate(inputs)
-            begun.is_separate = True
-        for tensor, new in zip(callee.graph.inputs, given, strict=True):
-            begun.site.tensors[id(tensor)] = new
-            begun.site.ops[tensor.op.name] = new.op
+            inner.tensors[id(tensor)] = new
+            inner.ops[tensor.op.name] = new.op
         waits = [new for before in op.control_inputs for new in site.controls(before)]
-        if waits:
-            begun.start = self._node(f"{site.prefix}{op.name}/amanda/start", waits)
-        begun.size = _internals.count_operations(self._graph)
+        start = self._node(f"{site.prefix}{op.name}/amanda/start", waits) if waits else None
+        size = _internals.count_operations(self._graph)
+        is_changed = self._instrument.building.changes_in(lambda: self.body(inner))
+        if start is not None:
+            self._delay(start, size)
+        outputs = self._end_call(site, op, inner)
+        if inner.is_stacked and is_changed:
+            pairs = zip(op.outputs, inner.graph.outputs, strict=False)
+            versions = {id(old): inner.versions(tensor) for old, tensor in pairs}
+            site.saved[op.name] = {old: found for old, found in versions.items() if found}
+        if is_changed and callee.is_differentiated_as_one:
+            self._derive_anew(site, op, given, outputs)
 
-    def _end_call(self, site: OpSite, op: Any, begun: _BegunCall, is_changed: bool) -> None:
-        """Connect the outputs of a called function to what reads those of the call."""
-        inner = begun.site
-        self._delay(begun)
+    def _delay(self, start: Any, since: int) -> None:
+        """Let operators without inputs that were added since then wait for a node."""
+        for new in _internals.operations_since(self._graph, since):
+            if not new.inputs and not new.control_inputs:
+                _internals.add_control_input(new, start)
+
+    def _end_call(self, site: OpSite, op: Any, inner: OpSite) -> list[Any]:
+        """Connect the outputs of a called function to what reads those of the call; return them."""
         outputs = [self.final(inner, tensor) for tensor in inner.graph.outputs[: len(op.outputs)]]
         ends = [new for o in inner.side_effects for new in inner.controls(o)]
         done = self._node(f"{site.prefix}{op.name}/amanda/done", [*ends, *(t.op for t in outputs)])
         site.ops[op.name] = done
         for old, tensor in zip(op.outputs, outputs, strict=True):
             site.put(old, tensor)
-        if inner.is_stacked and is_changed:
-            pairs = zip(op.outputs, inner.graph.outputs, strict=False)
-            versions = {id(old): inner.versions(tensor) for old, tensor in pairs}
-            site.saved[op.name] = {old: found for old, found in versions.items() if found}
-        if is_changed and begun.is_separate:
-            self._derive_anew(site, op, begun.given, outputs)
-
-    def _delay(self, begun: _BegunCall) -> None:
-        """Let operators of a called function without inputs wait for what its call waits for."""
-        if begun.start is None:
-            return
-        for new in _internals.operations_since(self._graph, begun.size):
-            if not new.inputs and not new.control_inputs:
-                _internals.add_control_input(new, begun.start)
+        return outputs
 
     def _derive_anew(
         self, site: OpSite, op: Any, given: Sequence[Any], outputs: Sequence[Any]
@@ -712,25 +666,6 @@ class Replay:
                 names = [branch.function.name for branch in made]
                 _internals.set_functions(op, attribute, names)
                 self._note_branches(op, {attribute: made})
-
-
-@attrs.define(eq=False)
-class _BegunCall:
-    """A called function that is replayed in place of the call.
-
-    Attributes:
-        site: its site.
-        given: the inputs of the call.
-        is_separate: whether nothing else reads these.
-        start: the node that operators without inputs wait for; None without one.
-        size: how many operators the copy had before.
-    """
-
-    site: OpSite
-    given: Sequence[Any] = ()
-    is_separate: bool = False
-    start: Any = None
-    size: int = 0
 
 
 @attrs.frozen(eq=False)

@@ -1,4 +1,4 @@
-"""A copy of a function is made when a tool needs it, and from then on as if made from the start."""
+"""Tools that look at the tensors of a function from some operator on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import tensorflow as tf
 
 import amanda
 from amanda.inline import Counter
-from amanda_tensorflow.graphs.replay import Replay
-from tests.tensorflow.support import Watcher
 
 X = tf.constant([[0.5, -1.0], [2.0, 0.25]])
 
@@ -97,20 +95,6 @@ def test_a_tool_that_looks_at_tensors_late(kind: str, look: str) -> None:
     assert results == [expected, expected]
     assert tool.found
     assert tool.counter.count == 2 * plain.counter.count
-
-
-def test_analyses_that_look_at_nothing_make_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no analysis looks at a tensor, and counters are all that is inserted, no operator
-    is copied."""
-
-    def create(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("an operator was copied")
-
-    monkeypatch.setattr(Replay, "create", create)
-    tools = [Watcher(), Late("", LOOKS["inputs"])]
-    with amanda.apply(*tools):
-        tf.function(program)(X)
-    assert tools[0].seen > 0
 
 
 def test_actions_on_gradients_of_another_function() -> None:
