@@ -351,7 +351,7 @@ class Instrument:
         Returns:
             The operator; what it computes with, and what it computes.
         """
-        site, op, state, inputs = added.site, added.source, added.state, added.inputs
+        site, op, state, inputs = added.site, added.source, added.state, list(added.inputs)
         self.building.anchors = [c for o in op.control_inputs if (c := site.ops.get(o.name))]
         state.before, used = self._run(plan.before, inputs)
         self._wait_for_read(inputs, used)
@@ -422,7 +422,7 @@ class Instrument:
     def _backward(self, added: NewOp, call: GradientCall) -> None:
         """Add a backward operator, a part of this gradient call."""
         site, op, building = added.site, added.source, self.building
-        inputs = added.inputs
+        inputs = list(added.inputs)
         forward = self.gradients.view(site, call)
         if forward is None:
             if not self.gradients.is_own(site, call):

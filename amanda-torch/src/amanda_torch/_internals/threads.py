@@ -129,7 +129,7 @@ def is_within_differentiation() -> bool:
     To be asked within a transform.
     """
     levels = _transforms() or ()
-    return sum([level.key() != _BATCHING for level in levels]) > 1
+    return len([level for level in levels if level.key() != _BATCHING]) > 1
 
 
 def needs_gradient(tensor: torch.Tensor) -> bool:

@@ -146,7 +146,8 @@ class Executor:
 
         Where it needs one, :meth:`run_described` runs the operator.
         """
-        plan, layout, values = known.plan, known.layout, None
+        plan, layout = known.plan, known.layout
+        values: Any = None
         is_blind = known.around <= Around.BLIND
         if not is_blind:
             if _internals.is_plain() and not (layout.is_in_place and _is_grad_enabled()):
