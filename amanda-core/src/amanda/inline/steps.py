@@ -115,14 +115,6 @@ def lowered_all(actions: Sequence[Any]) -> tuple[Step, ...]:
     return tuple(map(lowered, actions))
 
 
-def are_all(kind: StepKind, steps: Sequence[Step]) -> bool:
-    """True if all steps are of this kind; also if there are none."""
-    for step in steps:  # noqa: SIM110 - for each new operator: a generator would cost frames
-        if step.kind is not kind:
-            return False
-    return True
-
-
 def around(steps: Sequence[Step]) -> Around:
     """What the steps around an operator ask of a driver."""
     found = Around.NOTHING
