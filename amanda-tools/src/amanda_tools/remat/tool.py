@@ -111,6 +111,8 @@ class RematTool(PrintingTool[RematOptions]):
         """
         if runs and not self._is_late and self._plan is None:
             self._is_late = self._measuring().starts_with_gradients()
+            if self._is_late:
+                self.reanalyse()
         runs[:] = [True]
 
     def _measuring(self) -> TorchMeasurement:
