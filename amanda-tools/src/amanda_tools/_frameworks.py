@@ -60,14 +60,14 @@ def explain_backend(backend: str) -> str:
 
 
 def _running_backend() -> object:
-    """The backend of the Keras that is imported; "" without one."""
+    """Return the backend of the Keras that is imported; "" without one."""
     config = getattr(sys.modules.get("keras"), "config", None)
     backend = getattr(config, "backend", None)
     return backend() if callable(backend) else ""
 
 
 def _unseen(backend: object, frameworks: Collection[str]) -> str:
-    """`backend`, if it is the name of a framework without a driver; else ""."""
+    """Return `backend`, if it is the name of a framework without a driver; else ""."""
     if not isinstance(backend, str) or backend in DRIVERS or backend in frameworks:
         return ""
     return backend

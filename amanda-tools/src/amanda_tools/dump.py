@@ -198,7 +198,7 @@ class DumpTool(WatchingTool[DumpOptions]):
     # -- result -----------------------------------------------------------
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """The index: one row per tensor.
+        """Return the index, one row per tensor.
 
         ``key``, ``file``, ``kind``, ``tensor``, ``step``, ``shape`` and ``dtype``.
         """

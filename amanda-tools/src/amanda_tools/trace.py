@@ -105,7 +105,7 @@ class TraceTool(PrintingTool[TraceOptions]):
     # -- result -----------------------------------------------------------
 
     def result(self) -> dict[str, Any]:
-        """The common form, with the graph's ``tensors`` and ``edges``."""
+        """Return the common form, with the graph's ``tensors`` and ``edges``."""
         graph = self.graph
         return {
             **super().result(),

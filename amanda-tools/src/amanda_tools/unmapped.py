@@ -64,7 +64,7 @@ class UnmappedTool(PrintingTool[PhaseOptions]):
         return shown(self.op_rows(), self.options), seen
 
     def tables(self) -> Iterable[Table]:
-        """The types that are not described, the most frequent first."""
+        """Yield a table of the types that are not described, the most frequent first."""
         found, seen = self._listed()
         title = f"unmapped: {len(found)} of {len(seen)} forward operators"
         rows = [

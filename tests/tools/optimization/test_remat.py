@@ -238,3 +238,23 @@ def test_a_program_without_pytorch_is_refused(monkeypatch: pytest.MonkeyPatch) -
         amanda.apply(RematTool()),
     ):
         lb.relu(lb.tensor([1.0, -2.0]))
+
+
+def test_a_program_that_evaluates_before_it_trains() -> None:
+    """The first iteration with gradients is measured: neither the evaluation, whose operators are
+    the same, nor the initialization and the update of parameters."""
+    torch.manual_seed(0)
+    tool = RematTool(budget=0.5)
+    with amanda.apply(tool):
+        model, x = mlp(4), torch.randn(64, 32)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with torch.no_grad():
+            model(x).float().square().mean()
+        for _ in range(3):
+            step(model, x)
+            optimizer.step()
+        under = held(model, x)
+    assert under <= 0.5 * held(model, x)
+    found = tool.result()
+    assert found["summary"]["is_met"]
+    assert {row["phase"] for row in found["ops"]} == {"forward"}

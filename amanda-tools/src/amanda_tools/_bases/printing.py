@@ -31,7 +31,7 @@ class PrintingTool(ReportingTool[OptionsT]):
         return [path]
 
     def _repr_html_(self) -> str:
-        """The results for notebooks: the pieces of the page of ``amanda run --html``, in a frame.
+        """Return the results for notebooks: the page of ``amanda run --html``, in a frame.
 
         The frame has the page's own policy: it loads nothing and runs no script but the page's.
         """

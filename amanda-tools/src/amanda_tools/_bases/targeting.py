@@ -68,6 +68,6 @@ class TargetingTool(PrintingTool[OptionsT], abc.ABC):
         """
 
     def summary(self) -> dict[str, Any]:
-        """The options; operators left alone, with reasons; types and patterns never met."""
+        """Return the options, operators left alone with reasons, types and patterns never met."""
         given: Any = self.options
         return {"options": attrs.asdict(given), **self.targets.summary()}

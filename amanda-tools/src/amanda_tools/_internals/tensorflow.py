@@ -101,7 +101,7 @@ class ProfilerUses:
     def _first(
         self, vanilla: Callable[..., Any], session: Any, handle: Any, values: Any, metadata: Any
     ) -> Any:
-        """The first run of an older callable, whose options are not known.
+        """Run an older callable for the first time; its options are not known.
 
         Its metadata show whether it is traced.
         """
@@ -130,12 +130,12 @@ def _profiles(options: Any) -> bool:
 
 
 def _content(buffer: Any) -> bytes:
-    """The bytes of a buffer of the runtime."""
+    """Return the bytes of a buffer of the runtime."""
     return bytes(pywrap_tf_session.TF_GetBuffer(buffer))
 
 
 def _told_of(begin: Callable[[], None], end: Callable[[], None]) -> type:
-    """A class that replaces ``ProfilerSession`` in the program, and reports its uses."""
+    """Return a class that replaces ``ProfilerSession`` in the program, and reports its uses."""
 
     class Told:
         def __init__(self) -> None:

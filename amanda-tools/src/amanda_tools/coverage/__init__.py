@@ -144,7 +144,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         ]
 
     def summary(self) -> dict[str, Any]:
-        """The operators of its framework that each mechanism sees.
+        """Return the operators of its framework that each mechanism sees.
 
         ``mechanisms``: name to ``how`` ("measured", "derived"; Amanda: "measured") and, for
         ``forward`` and ``backward`` each, ``ops`` and ``executions`` seen, ``of_ops`` and

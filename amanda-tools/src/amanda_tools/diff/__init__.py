@@ -118,7 +118,7 @@ class DiffTool(DumpTool):
         }
 
     def tables(self) -> Iterable[Table]:
-        """The first divergence, all others, and operators without a counterpart."""
+        """Yield tables of the first divergence, all others, and operators without a counterpart."""
         if self._reference is None:
             yield from super().tables()
             return

@@ -227,7 +227,7 @@ class InjectTool(TargetingTool[InjectOptions]):
     # -- result -----------------------------------------------------------
 
     def result(self) -> dict[str, Any]:
-        """The common form, and the ``faults``."""
+        """Return the common form, and the ``faults``."""
         return {**super().result(), "faults": [attrs.asdict(fault) for fault in self.faults]}
 
     def op_rows(self) -> list[dict[str, Any]]:

@@ -224,7 +224,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
     # -- for people -------------------------------------------------------
 
     def tables(self) -> Iterable[Table]:
-        """The longest kernels; the operators, types or modules that run them."""
+        """Yield tables of the longest kernels, and of the operators, types or modules with them."""
         found, rows = self.summary(), self.op_rows()
         place = "device" if found["launches"] else "host"
         step = self._of_step()

@@ -102,7 +102,8 @@ class TorchMeasurement:
         if changed := self._changed(before):
             step.obstacle = "it changes a tensor in place"
             self._mark_changes(context, before, step, changed)
-        if not any(tensor.requires_grad for tensor in outputs):
+        # Not requires_grad, which parameters have when they are initialized or updated in place.
+        if not any(tensor.grad_fn is not None for tensor in outputs):
             return False
         self.ops.append(step)
         inputs = [tensor for tensor in context.get_inputs() if tensor is not None]

@@ -56,7 +56,6 @@ class RematTool(PrintingTool[RematOptions]):
         self._make: Any = None
         self._recomputer: Callable[[], Any] = lambda: None
         self._plan: Plan | None = None
-        self._draft: tuple[int, Plan] | None = None
         self._acting: set[str] = set()
         self._is_late = False
 
@@ -112,6 +111,8 @@ class RematTool(PrintingTool[RematOptions]):
         """
         if runs and not self._is_late and self._plan is None:
             self._is_late = self._measuring().starts_with_gradients()
+            if self._is_late:
+                self.reanalyse()
         runs[:] = [True]
 
     def _measuring(self) -> TorchMeasurement:
@@ -137,11 +138,11 @@ class RematTool(PrintingTool[RematOptions]):
             # Part of this iteration was measured without gradients: measure the next one.
             self.measure_again()
             return
+        self._plan = self._planned()
         if not self.options.apply:
             return
         from amanda_tools.remat.pytorch_recomputation import Recomputer
 
-        self._plan = self._planned()
         steps = self._ops
         chosen = [steps[i] for i in self._plan.recomputed]
         recomputed = frozenset(step.op.id for step in chosen)
@@ -175,15 +176,10 @@ class RematTool(PrintingTool[RematOptions]):
         if self._plan is not None:
             return self._plan
         steps = self._ops
-        known = len(steps) + sum(len(step.saved) for step in steps)
-        if self._draft is not None and self._draft[0] == known:
-            return self._draft[1]
         memory = MemoryModel(steps, self._sizes)
         allowed = [i for i, step in enumerate(steps) if not step.obstacle]
         budget = self.options.to_bytes(memory.size(memory.kept(())))
-        found = make_plan(memory, budget, allowed)
-        self._draft = known, found
-        return found
+        return make_plan(memory, budget, allowed)
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per operator that allocates or keeps memory.
@@ -235,7 +231,7 @@ class RematTool(PrintingTool[RematOptions]):
         }
 
     def charts(self) -> Iterable[Chart]:
-        """Memory kept by module, with and without the plan."""
+        """Yield a chart of the memory kept by module, with and without the plan."""
         modules: dict[str, dict[str, int]] = {}
         for row in shown(self.op_rows(), self.options):
             found = modules.setdefault(place(row["id"], row["module"]), {"kept": 0, "again": 0})
@@ -244,7 +240,7 @@ class RematTool(PrintingTool[RematOptions]):
         yield from rank_modules("needed for the backward pass, by module", modules, series, "B")
 
     def tables(self) -> Iterable[Table]:
-        """The figures; operators by the memory kept of them."""
+        """Yield tables of the figures, and of operators by the memory kept of them."""
         found = self.summary()
         is_met = "is met" if found["is_met"] else "cannot be met"
         state = "applied" if found["is_applied"] else "planned only"
