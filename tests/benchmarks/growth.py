@@ -1,16 +1,13 @@
 """How the cost of instrumentation grows with operators, tools and actions: linearly.
 
-    python -m tests.benchmarks.growth
-
-Each figure is processor time per operator in excess of vanilla, the fastest of several steps. Where
-growth is linear, a line's figures are equal but for what a scope costs once.
+A part of the page of ``speed``. Each figure is processor time per operator in excess of vanilla,
+the fastest of several steps. Where growth is linear, a line's figures are equal but for what a
+scope costs once.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import sys
 import time
 from collections.abc import Sequence
 
@@ -94,19 +91,3 @@ def growth(*, quick: bool = False) -> str:
         first, later = microseconds(operators, made, repeats)
         lines.append(f"| {operators:,} | {tools} | {actions} | {first:.2f} | {later:.2f} |")
     return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="few operators; concludes nothing")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    print(growth(quick=options.quick))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -205,18 +205,6 @@ def test_the_memory_of_a_device_or_of_the_process(monkeypatch: pytest.MonkeyPatc
     assert row["memory_delta"] is None
 
 
-def test_the_memory_of_the_process_is_what_it_has_touched() -> None:
-    """New pages are counted when they are written to; not when they are only asked for."""
-    # Of a mapping of its own: an allocator may have pages of earlier tensors left.
-    size = 64_000_000
-    with mmap.mmap(-1, size) as pages:
-        before = resident_bytes()
-        assert before > 0
-        for page in range(0, size, mmap.PAGESIZE):
-            pages[page] = 1
-        assert 0.9 * size < resident_bytes() - before < 1.2 * size
-
-
 def test_waiting_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """``sync`` waits before both looks at the clock."""
     waits: list[int] = []

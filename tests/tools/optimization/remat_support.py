@@ -66,14 +66,10 @@ class Transformer(nn.Module):
         return self.head(x)
 
 
-def transformer(dropout: float = 0.0) -> nn.Module:
-    return Transformer(dropout)
-
-
 CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "mlp": (mlp, lambda: torch.randn(64, 32)),
     "resnet": (resnet, lambda: torch.randn(4, 3, 12, 12)),
-    "transformer": (transformer, lambda: torch.randint(50, (4, 24))),
+    "transformer": (Transformer, lambda: torch.randint(50, (4, 24))),
 }
 
 

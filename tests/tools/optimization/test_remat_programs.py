@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,13 +18,13 @@ from amanda.errors import AmandaError, ReplacementConflictError
 from amanda_tools.remat import RematTool
 from tests.running import in_threads
 from tests.tools.optimization.remat_support import (
+    Transformer,
     held,
     mlp,
     normalized,
     rematerialized,
     same,
     step,
-    transformer,
 )
 
 
@@ -31,7 +32,7 @@ def test_random_numbers_stay_as_they_were() -> None:
     """Dropout draws the same numbers again, and the program's numbers are those of a run
     without the tool."""
     torch.manual_seed(0)
-    model, x = transformer(dropout=0.2), torch.randint(50, (4, 24))
+    model, x = Transformer(dropout=0.2), torch.randint(50, (4, 24))
     torch.manual_seed(1)
     vanilla = [step(model, x) for _ in range(3)]
     state = torch.get_rng_state()
@@ -44,61 +45,82 @@ def test_random_numbers_stay_as_they_were() -> None:
     assert "dropout" in {row["type"] for row in tool.op_rows() if row["recompute"]}
 
 
-def test_generators_of_the_program_are_left_alone() -> None:
-    """What draws from a generator of its own is not run a second time, not even once."""
-    torch.manual_seed(0)
-    model, x = mlp(4), torch.randn(32, 32)
-
-    def run() -> Any:
-        generator = torch.Generator().manual_seed(7)
-        hidden = model[:6](x)
-        noise = torch.bernoulli(torch.full_like(hidden, 0.5), generator=generator)
-        torch.bernoulli(hidden.sigmoid(), generator=generator)
-        model[6:](hidden * noise).sum().backward()
-        return generator.get_state()
-
-    vanilla = run()
-    tool = RematTool(budget=0.5)
-    with amanda.apply(tool):
-        assert all(torch.equal(run(), vanilla) for _ in range(2))
+MODEL, LAYER = mlp(4), nn.Linear(4, 4)
+ENCODER = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2)
 
 
-def test_changes_in_place_that_draw_from_a_generator_are_not_repeated() -> None:
+def drawing_from_generators() -> Any:
+    """What draws from a generator of the program's is not run a second time, not even once."""
+    generator = torch.Generator().manual_seed(7)
+    hidden = MODEL[:6](torch.randn(32, 32))
+    noise = torch.bernoulli(torch.full_like(hidden, 0.5), generator=generator)
+    torch.bernoulli(hidden.sigmoid(), generator=generator)
+    MODEL[6:](hidden * noise).sum().backward()
+    return [generator.get_state()]
+
+
+def drawing_in_place() -> Any:
     """An operator in place that draws from a generator of the program's runs once."""
-    torch.manual_seed(0)
-    x = torch.randn(32, 32, requires_grad=True)
-
-    def run() -> Any:
-        generator = torch.Generator().manual_seed(7)
-        y = x.sin() * 2
-        z = y.masked_fill(y > 0, 0.5)
-        z.uniform_(-1, 1, generator=generator)
-        (z * x).sum().backward()
-        return generator.get_state()
-
-    vanilla = run()
-    with amanda.apply(RematTool(budget="1KiB")):
-        assert all(torch.equal(run(), vanilla) for _ in range(3))
+    generator, x = torch.Generator().manual_seed(7), torch.randn(32, 32, requires_grad=True)
+    y = x.sin() * 2
+    z = y.masked_fill(y > 0, 0.5)
+    z.uniform_(-1, 1, generator=generator)
+    (z * x).sum().backward()
+    return [generator.get_state()]
 
 
-def test_transforms_that_take_no_hooks_run_as_ever() -> None:
+def transformed() -> Any:
     """Operators run where hooks on saved tensors are refused, as under ``torch.func``."""
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
-    model = nn.TransformerEncoder(layer, 2)
+    x = torch.randn(4, 4, requires_grad=True) * 1
+    for _ in range(2):
+        y = torch.tanh(x)
+        ENCODER(y, x)
+        gradient = torch.func.grad(lambda value, y=y: (value.sin() * y).sum())(y)
+    return [gradient.detach()]
+
+
+def checkpointed_beside_a_thread() -> Any:
+    """What a checkpoint runs again saves as many tensors as at first, also where an operator
+    outside of it had the same id and is recomputed."""
+    x = torch.randn(32, 32, requires_grad=True)
+    results = []
+    in_threads(lambda: results.append((x * 2).tanh()))
+    y = checkpoint(lambda v: torch.tanh(v * v), x.exp(), use_reentrant=False)
+    (y.square() + results[0]).sum().backward()
+    return [x.grad]
+
+
+def changing_views() -> Any:
+    """A view may have one element and any stride, as in sampling from a Wishart distribution."""
+    LAYER.zero_grad()
+    output = LAYER(torch.randn(2, 4)).sin()
+    output[:1, ::2][:, 0].add_(1)
+    output[:, 1].mul_(2)
+    output.square().sum().backward()
+    return [output.detach(), *(p.grad.clone() for p in LAYER.parameters())]
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        (drawing_from_generators, {"budget": 0.5}),
+        (drawing_in_place, {"budget": "1KiB"}),
+        (transformed, {}),
+        (checkpointed_beside_a_thread, {"budget": "1KiB"}),
+        (changing_views, {"budget": "1KiB"}),
+    ],
+)
+def test_programs_compute_as_without_it(program: Callable[[], Any], options: Any) -> None:
+    """In the iteration that is measured and in those that recompute."""
 
     def run() -> Any:
-        torch.manual_seed(1)
-        x = torch.randn(4, 4, requires_grad=True) * 1
-        for _ in range(2):
-            y = torch.tanh(x)
-            model(y, x)
-            gradient = torch.func.grad(lambda value, y=y: (value.sin() * y).sum())(y)
-        return gradient.detach()
+        torch.manual_seed(0)
+        return program()
 
     vanilla = run()
-    with amanda.apply(RematTool()):
-        assert all(torch.equal(run(), vanilla) for _ in range(3))
+    with amanda.apply(RematTool(**options)):
+        for _ in range(3):
+            assert all(torch.equal(a, b) for a, b in zip(run(), vanilla, strict=True))
 
 
 def test_forward_mode_is_left_alone() -> None:
@@ -130,26 +152,6 @@ def test_statistics_are_updated_once() -> None:
     assert [row["type"] for row in tool.op_rows() if row["recompute"]].count("batch_norm") >= 4
     for a, b in zip(models[0].buffers(), models[1].buffers(), strict=True):
         assert torch.equal(a, b)
-
-
-def test_checkpoints_are_left_alone_where_another_thread_has_their_ids() -> None:
-    """What a checkpoint runs again saves as many tensors as at first, also where an operator
-    outside of it had the same id and is recomputed."""
-
-    def run() -> torch.Tensor:
-        torch.manual_seed(0)
-        x = torch.randn(32, 32, requires_grad=True)
-        results = []
-        in_threads(lambda: results.append((x * 2).tanh()))
-        y = checkpoint(lambda v: torch.tanh(v * v), x.exp(), use_reentrant=False)
-        (y.square() + results[0]).sum().backward()
-        assert x.grad is not None
-        return x.grad
-
-    vanilla = run()
-    with amanda.apply(RematTool(budget="1KiB")):
-        for _ in range(3):
-            assert torch.equal(run(), vanilla)
 
 
 def test_operators_that_observe_what_they_quantize_are_not_repeated() -> None:
@@ -207,25 +209,6 @@ def test_changes_in_place_follow() -> None:
     assert changed
     seconds = [row for row in tool.op_rows() if row["recompute"] and "second" in row["id"]]
     assert seconds
-
-
-def test_changes_of_views_whose_elements_are_apart() -> None:
-    """A view may have one element and any stride, as in sampling from a Wishart distribution."""
-    torch.manual_seed(0)
-    model, x = nn.Linear(4, 4), torch.randn(2, 4)
-
-    def run() -> Any:
-        model.zero_grad()
-        output = model(x).sin()
-        output[:1, ::2][:, 0].add_(1)
-        output[:, 1].mul_(2)
-        output.square().sum().backward()
-        return [output.detach(), *(p.grad.clone() for p in model.parameters())]
-
-    vanilla = run()
-    with amanda.apply(RematTool(budget="1KiB")):
-        for _ in range(3):
-            assert all(torch.equal(a, b) for a, b in zip(run(), vanilla, strict=True))
 
 
 def test_a_tensor_that_was_saved_before_its_change_is_an_error_as_ever() -> None:
