@@ -139,8 +139,8 @@ def model(*results: dict[str, Any]) -> ModelView:
 
 
 def test_values_of_variables_are_no_shapes_of_modules() -> None:
-    """A layer's output is known from its exit, not from its operators, a model's input is no handle,
-    and a loss, which reads no variable, no model: the kernel of a Keras layer may be read last."""
+    """A layer's output is known from its exit, not from its operators; a model's input is no
+    handle, and a loss, which reads no variable, no model: a layer's kernel may be read last."""
     image = {"shape": [2, 9, 9, 1], "dtype": "float32"}
     kernel = {"shape": [3, 3, 1, 8], "dtype": "float32"}
     read = {"inputs": [{"shape": [], "dtype": "resource"}], "outputs": [kernel]}
