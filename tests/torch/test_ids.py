@@ -16,10 +16,9 @@ from torch import nn
 import amanda
 from amanda.engine.op_ids import MANY
 from amanda.errors import CoverageWarning
-from amanda_torch.plugin import TorchEagerDriver
 from tests import models
 from tests.counting import no_collection
-from tests.torch.support import Counter, ForwardCounter, applied, interceptors
+from tests.torch.support import Counter, ForwardCounter, applied
 
 X = torch.linspace(-1, 1, 3)
 
@@ -262,13 +261,10 @@ def test_data_outside_of_modules_have_one_id() -> None:
     assert made == ["/setup/rand:0", *["/other/rand:0"] * 3]
 
 
-@pytest.mark.parametrize("interceptor", interceptors("mode", "gate"))
-def test_very_many_operators_of_a_line_share_an_id(
-    monkeypatch: pytest.MonkeyPatch, interceptor: str
-) -> None:
+@pytest.mark.usefixtures("interceptor")
+def test_very_many_operators_of_a_line_share_an_id() -> None:
     """Without an end of an iteration, ids outside of modules are bounded, and a warning says so;
     routines run at each execution, and the next iteration begins with ids of their own."""
-    monkeypatch.setenv(TorchEagerDriver.interceptor_variable, interceptor)
     counter = ForwardCounter()
 
     def run() -> None:
