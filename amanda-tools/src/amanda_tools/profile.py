@@ -149,7 +149,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self._saved: dict[str, dict[int, int]] = {}
         self._deltas: dict[str, MemoryChange] = {}
         self._memory = MemoryUse()
-        self._steps: tuple[list[tuple[float, float]], list[dict[str, Total]]] = [], []
+        self._steps: tuple[list[tuple[float, float]], list[Mapping[str, Total]]] = [], []
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
