@@ -274,9 +274,11 @@ def _note_modules(root: TreeNode, tools: Sequence[ToolReport]) -> None:
     for tool in tools:
         for row in map(mapping_of, list_of(mapping_of(tool.result).get("modules"))):
             if isinstance(row.get("path"), str):
-                known[row["path"]] = row
+                # As in the tree, whose separator is one for all frameworks.
+                path = row["path"].replace("/", ".")
+                known[path] = row
                 # Of two models, both have a module of this path.
-                known[f"{row.get('model', '')}.{row['path']}".strip(".")] = row
+                known[f"{row.get('model', '')}.{path}".strip(".")] = row
     _note(root, known)
 
 
