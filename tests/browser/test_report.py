@@ -238,7 +238,7 @@ def test_modules_open_and_close_in_the_tree_and_the_graph(page: Page) -> None:
     assert drawn(page, "graph.cy.nodes().length") == before - 2
     page.browser.execute_script(
         "const graph = document.querySelector('section.model').model.graph;"
-        "graph.cy.nodes('.many').filter(n => n.data('label').includes('12×')).emit('tap')"
+        "graph.cy.nodes('.many').filter(n => n.data('label').includes('sum of 12')).emit('tap')"
     )
     assert drawn(page, "graph.cy.nodes().length") == before
     page.all("[data-once]")[0].click()
@@ -447,7 +447,8 @@ def test_headings_and_shapes_stand_whole(show: Show) -> None:
     ids = [f"Net.layer{i}/f:0" for i in range(9)]
     ops = [{"id": i, "type": "f", "module": i[4:10], "outputs": shape, **figures} for i in ids]
     edges = [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
-    page = show(ops=ops, edges=edges)
+    modules = [{"path": i[4:10], "model": "Net", "outputs": shape} for i in ids]
+    page = show(ops=ops, edges=edges, modules=modules)
     cut = (
         "return [...document.querySelectorAll('.tree th, .tree th button, .tree td.shape')]"
         ".filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"

@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import nn
 import amanda
 from amanda.tools.reporting import ReportingTool, StepFigures
 from amanda_tools._timelines.garbage_collections import Collections
+from amanda_tools._timelines.timeline import Total
 from amanda_tools.count import CountTool
 from amanda_tools.flops import FlopsTool
 from amanda_tools.kernels import KernelsTool
@@ -115,6 +117,31 @@ def test_a_timeline_that_is_full_does_not_hide_the_step() -> None:
         row = linear(applied(ProfileTool(**options), train))
         assert (row["per_step"]["calls"], row["calls"]) == (1, 5)
         assert 0 < row["per_step"]["seconds"] < row["seconds"]
+
+
+def test_the_time_of_a_step_is_the_median_of_the_last_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One delay changes the spread that is shown beside it, and no figure; the first step and those
+    with another number of calls do not count."""
+    tool = applied(ProfileTool(), lambda: train(6))
+    assert len(tool.times_of_steps) == 5
+    row = linear(tool)
+    steps = iter([(1, 7), (1, 5), (2, 12), (1, 6), (1, 9000)])
+
+    def between(begin: float, end: float) -> Any:
+        calls, nanoseconds = next(steps)
+        return SimpleNamespace(totals={row["id"]: Total(calls, nanoseconds)})
+
+    monkeypatch.setattr(tool.timeline, "between", between)
+    monkeypatch.setattr(tool, "_steps", ([], []))
+    assert linear(tool)["per_step"] == {
+        "calls": 1, "seconds": pytest.approx(6.5e-9), "seconds_min": pytest.approx(5e-9),
+        "seconds_max": pytest.approx(9e-6),
+    }  # fmt: skip
+    table = next(iter(tool.tables()))
+    [line] = [line for line in table.rows if line[0] == row["id"]]
+    assert line[table.columns.index("ms of steps")] == "0.000 to 0.009"
 
 
 def test_the_last_step_is_a_chart_over_time() -> None:

@@ -154,6 +154,9 @@ def test_values_of_variables_are_no_shapes_of_modules() -> None:
     shapes = {node.name: node.shape for node in view.nodes if node.kind == "module"}
     assert (view.names, view.inputs) == (["net"], "2×9×9×1 f32")
     assert shapes["conv"] == ""
+    modules = [{"path": "net/conv", "model": "net", "outputs": [image]}]
+    found = model({"ops": ops, "modules": modules})
+    assert "2×9×9×1 f32" in {node.shape for node in found.nodes if node.kind == "module"}
 
 
 def names(view: ModelView, kind: str = "") -> list[str]:

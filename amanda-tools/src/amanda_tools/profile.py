@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import attrs
@@ -72,7 +73,7 @@ class ProfileOptions(PhaseOptions):
     )
 
 
-_SUMMED = ("calls", "seconds", "output_bytes", "saved_bytes")
+_SUMMED = ("calls", "seconds", "output_bytes", "saved_bytes", "seconds_min", "seconds_max")
 """Figures of rows that groups of them sum up."""
 
 _MOST_SPANS = 4000
@@ -81,8 +82,25 @@ _MOST_SPANS = 4000
 _SERIES = ("forward", "backward", "optimizer", "other", "setup")
 """Parts of a step, in the order of the colours in other charts."""
 
+_NO_CALLS = Total()
+
 _GRAPHS = ("function", "graph")
 """Ends of the namespaces of TensorFlow's graphs."""
+
+
+def _spread(step: Mapping[str, Any], run: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the least and the most milliseconds of a step, and those of the run."""
+    low, high = step["seconds_min"], step["seconds_max"]
+    steps = f"{1000 * low:.3f} to {1000 * high:.3f}" if high else "-"
+    return steps, f"{1000 * run['seconds']:.3f}"
+
+
+def _typical(steps: Sequence[Total]) -> dict[str, Any]:
+    """Return the figures of an operator in a step, from the sums of the last steps."""
+    calls = steps[-1].calls
+    seconds = [of.seconds for of in steps if of.calls == calls]
+    ends = {"seconds_min": min(seconds), "seconds_max": max(seconds)}
+    return {"calls": calls, "seconds": median(seconds), **ends}
 
 
 def _series_of(op: OpDescription) -> str:
@@ -131,6 +149,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self._saved: dict[str, dict[int, int]] = {}
         self._deltas: dict[str, MemoryChange] = {}
         self._memory = MemoryUse()
+        self._steps: tuple[list[tuple[float, float]], list[Mapping[str, Total]]] = [], []
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
@@ -204,11 +223,18 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         return self.timeline.between(*times) if times else None
 
     def _per_step(self) -> dict[str, dict[str, Any]]:
-        """Return calls and seconds in the last step by operator id; {} if unknown."""
-        if (step := self._last_step()) is not None:
-            none = Total()
-            found = {op_id: step.totals.get(op_id, none) for op_id in self._ops}
-            return {i: {"calls": of.calls, "seconds": of.seconds} for i, of in found.items()}
+        """Return figures of a step by operator id; {} if unknown.
+
+        The calls of the last step, and the median time, with the least and the most, of the last
+        steps in which an operator has as many calls.
+        """
+        times = self.times_of_steps
+        if self._steps[0] != times:
+            steps = [self.timeline.between(*each) for each in times]
+            self._steps = times, [step.totals for step in steps if step is not None]
+        if totals := self._steps[1]:
+            parts = {op_id: [of.get(op_id, _NO_CALLS) for of in totals] for op_id in self._ops}
+            return {op_id: _typical(of_steps) for op_id, of_steps in parts.items()}
         if any(op.namespace.endswith(_GRAPHS) for op in self._ops.values()):
             # Their times are known after the run.
             return {}
@@ -222,7 +248,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         """One row per operator that ran to its end.
 
         ``calls``; ``seconds`` in all, ``mean``, ``shortest`` and ``longest``, in seconds; in
-        ``per_step`` the calls and seconds of the last step; ``source``.
+        ``per_step`` the calls of the last step, and ``seconds``, ``seconds_min`` and
+        ``seconds_max``, the median, the least and the most of the last steps; ``source``.
         ``memory_delta``: bytes by which its executions together changed the memory of
         tensors on the CUDA device, or without one that of the process; null with ``memory=false``
         and in TensorFlow's graphs.
@@ -295,11 +322,11 @@ class ProfileTool(PrintingTool[ProfileOptions]):
                 f"{1e6 * of['seconds'] / of['calls']:.1f}" if of["calls"] else "-",
                 format_quantity(of["output_bytes"], "B"),
                 format_quantity(of["saved_bytes"], "B"),
-                *([f"{1000 * runs[name]['seconds']:.3f}"] if has_steps(rows) else []),
+                *(_spread(of, runs[name]) if has_steps(rows) else []),
             )
             for name, of in order
         ]
-        last = ("ms in the run",) if has_steps(rows) else ()
+        last = ("ms of steps", "ms in the run") if has_steps(rows) else ()
         columns = (by, "calls", "ms", "share", "µs a call", "outputs", "saved", *last)
         yield Table(_title(rows), columns, lines)
         yield from other_phases("profile", every, self.options, ("calls", "seconds"))

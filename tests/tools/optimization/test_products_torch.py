@@ -139,3 +139,17 @@ def test_a_recurrent_layer_is_listed_as_skipped(make: type[nn.Module]) -> None:
         assert all(torch.equal(one, other) for one, other in pairs)
         reasons = {row["reason"] for row in tool.summary()["skipped"]}
         assert reasons == {"none of its inputs is known as its weight"}
+
+
+def test_a_parameter_without_a_rule_is_no_activation() -> None:
+    """An operator that reads a parameter which no rule names is skipped: the parameter would be
+    rounded as an activation, whatever ``weight_bits`` says."""
+    scale, x = nn.Parameter(torch.rand(4)), torch.rand(3, 4)
+    tool = QuantizeTool(method="dynamic", ops=["mul"], weight_bits=4)
+    with amanda.apply(tool):
+        found, rounded = x * scale, x * x
+    assert torch.equal(found, x * scale)
+    assert not torch.equal(rounded, x * x)
+    assert [row["reason"] for row in tool.summary()["skipped"]] == [
+        "none of its inputs is known as its weight"
+    ]

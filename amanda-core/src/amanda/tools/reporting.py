@@ -186,6 +186,13 @@ class ReportingTool(Tool, Generic[OptionsT]):
         and where it is unknown."""
         return self._step_figures.times
 
+    @property
+    def times_of_steps(self) -> list[tuple[float, float]]:
+        """When each of the last nine steps began and ended, as :attr:`step_times`; without the
+        first step of the program, which is slower, if there are others."""
+        known = self._step_figures.times_of
+        return [times for number, times in known.items() if number or len(known) == 1]
+
     def result(self) -> dict[str, Any]:
         """The result as plain data: the contents of ``DIR/<tool>.json``."""
         rows = self.op_rows()
@@ -262,6 +269,10 @@ _STEPS_IN_SERIES = 1000
 """Steps whose figures are kept."""
 
 
+_STEPS_TIMED = 9
+"""Steps whose begins and ends are kept."""
+
+
 _Sums = Sequence[float]
 _Counts = Mapping[str, _Sums]
 
@@ -276,12 +287,14 @@ class StepFigures:
         series: by the number of the step its figures, and its ``seconds`` where they are known; of
             the last 1000 steps.
         times: begin and end of the last step; None where they are unknown.
+        times_of: begin and end of the last steps by number, where they are known.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.series: collections.OrderedDict[int, dict[str, float]] = collections.OrderedDict()
         self.times: tuple[float, float] | None = None
+        self.times_of: collections.OrderedDict[int, tuple[float, float]] = collections.OrderedDict()
         self._begins: collections.OrderedDict[int, Mapping[str, float]] = collections.OrderedDict()
         self._count_begins: dict[int, tuple[_Counts, float | None]] = {}
         self._counts: tuple[_Counts, _Counts] | None = None
@@ -334,7 +347,12 @@ class StepFigures:
         begin_counts, began = self._count_begins.get(number, (None, None))
         self._counts = None if begin_counts is None else (begin_counts, counts)
         self.times = None if began is None or moment is None else (began, moment)
-        seconds = {} if self.times is None else {"seconds": self.times[1] - self.times[0]}
+        _drop_from(self.times_of, number)
+        seconds: dict[str, float] = {}
+        if self.times is not None:
+            seconds = {"seconds": self.times[1] - self.times[0]}
+            self.times_of[number] = self.times
+            _keep_last(self.times_of, _STEPS_TIMED)
         self.series[number] = {**last, **seconds}
         _keep_last(self.series, _STEPS_IN_SERIES)
 

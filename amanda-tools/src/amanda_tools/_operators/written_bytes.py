@@ -38,7 +38,8 @@ class WrittenBytes:
                 context.insert_after_op(self._routine(op_id))
                 return
         self._last[op_id] = size
-        if op_id not in self._of_step:
+        # Noted again where training begins after evaluations, each of which was a step.
+        if self._of_step.get(op_id, -1) != size:
             self._new.add(op_id)
 
     def _routine(self, op_id: str) -> Callable[..., None]:

@@ -187,7 +187,9 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
 
     def _weight(self, context: OpContext, op: OpDescription) -> Weight | None:
         """Return the weight; None for an operator that multiplies activations with each other."""
-        if context["weight_index"] is None and op.type not in DEFAULT_OPS:
+        reads = range(min(3, len(context.get_inputs()))) if op.type != "attention" else ()
+        has_parameter = any(context.get_value(index) is not None for index in reads)
+        if context["weight_index"] is None and op.type not in DEFAULT_OPS and not has_parameter:
             return None
         return weight_of(context)
 

@@ -214,8 +214,10 @@ def _inputs(ops: Sequence[ModelOp], names: Sequence[str]) -> str:
     """Return the shape of the first input of each model, with its name if there are several."""
     found: dict[str, str] = {}
     for op in ops:
-        if op.path and op.inputs:
-            found.setdefault(op.path[0], op.inputs.partition(", ")[0])
+        # The handle of a variable has no shape of its own.
+        first = op.inputs.partition(", ")[0]
+        if op.path and first and not first.endswith("resource"):
+            found.setdefault(op.path[0], first)
     shapes = {name: found[name] for name in names if name in found} or found
     if len(shapes) > 1:
         return ", ".join(f"{name} {shape}" for name, shape in shapes.items())
@@ -272,9 +274,11 @@ def _note_modules(root: TreeNode, tools: Sequence[ToolReport]) -> None:
     for tool in tools:
         for row in map(mapping_of, list_of(mapping_of(tool.result).get("modules"))):
             if isinstance(row.get("path"), str):
-                known[row["path"]] = row
+                # As in the tree, whose separator is one for all frameworks.
+                path = row["path"].replace("/", ".")
+                known[path] = row
                 # Of two models, both have a module of this path.
-                known[f"{row.get('model', '')}.{row['path']}".strip(".")] = row
+                known[f"{row.get('model', '')}.{path}".strip(".")] = row
     _note(root, known)
 
 
