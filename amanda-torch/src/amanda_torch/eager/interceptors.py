@@ -413,20 +413,42 @@ class Interceptor(Tracker, TorchFunctionMode):
     def _run_unknown(
         self, cell: Cell, count: int, func: Any, name: str, args: Any, kwargs: Any, key: Any = None
     ) -> Any:
+        """Run an operator of which this thread has learned nothing."""
+        frame = self.frame
+        if count > MANY and (frame is self.root or frame.phase in SHARING):
+            op_id = shared_id(frame.path, name, count - 1, torch.__name__)
+            return self._run_shared(op_id, func, name, args, kwargs, key)
+        op_id = f"{frame.path}/{name}:{count - 1}"
+        return self._run_new(cell, count, op_id, func, name, args, kwargs, key)
+
+    def _run_shared(
+        self, op_id: str, func: Any, name: str, args: Any, kwargs: Any, key: Any
+    ) -> Any:
+        """Run one of the operators that share an id."""
+        cell = self.frame.names.setdefault(op_id, [0])
+        known = cell[1] if len(cell) > 1 else _UNKNOWN
+        if known is _UNKNOWN:
+            return self._run_new(cell, 1, op_id, func, name, args, kwargs, key)
+        if known is None:
+            return _internals.call_in_place(func, args, kwargs)
+        return self.executor.run_known(known, func, args, kwargs, key)
+
+    def _run_new(
+        self,
+        cell: Cell,
+        count: int,
+        op_id: str,
+        func: Any,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        key: Any,
+    ) -> Any:
         """Run an operator that this thread has yet to ask the plan of, and keep what is learned."""
         if _internals.is_traced():
             # A tracer would record the routines with the model.
             return func(*args, **kwargs)
-        frame, generation, executor = self.frame, self.generation, self.executor
-        op_id = f"{frame.path}/{name}:{count - 1}"
-        if count > MANY and (frame is self.root or frame.phase in SHARING):
-            op_id = shared_id(frame.path, name, count - 1, torch.__name__)
-            cell, count = frame.names.setdefault(op_id, [0]), 1
-            known = cell[1] if len(cell) > 1 else _UNKNOWN
-            if known is None:
-                return _internals.call_in_place(func, args, kwargs)
-            if known is not _UNKNOWN:
-                return executor.run_known(known, func, args, kwargs, key)
+        generation, executor = self.generation, self.executor
         plan = self._dispatcher.plan(op_id, self.active)
         is_trial = self.fused.is_trial
         known = None
