@@ -21,7 +21,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.notes import note
 from amanda.engine.tool_code import ToolCode
 from amanda.errors import InPlaceWarning
-from amanda.inline.steps import Around, Step, StepKind, around, joined, lowered_all
+from amanda.inline.steps import Step, StepKind, around, joined, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda.state import STATE, LiveScope, unwind
