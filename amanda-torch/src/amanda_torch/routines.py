@@ -21,14 +21,12 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.notes import note
 from amanda.engine.tool_code import ToolCode
 from amanda.errors import InPlaceWarning
-from amanda.inline.steps import Around, Step, StepKind, around, joined, lowered_all
+from amanda.inline.steps import Step, StepKind, around, joined, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
-from amanda.state import STATE, TOOL_LOCK, LiveScope, unwind
+from amanda.state import STATE, LiveScope, unwind
 from amanda_torch import _internals
 
-_acquire = TOOL_LOCK.acquire
-_release = TOOL_LOCK.release
 _REPLACEMENTS = frozenset({ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP})
 _dispatch_depth = _internals.dispatch_depth
 _reading = _internals.READING
@@ -58,8 +56,6 @@ class BackwardRoutines:
         self.is_joined = pairs is not None
         self.steps_before, self.steps_after = pairs or steps
         self.around_before, self.around_after = map(around, steps)
-        if self.is_joined:
-            self.around_before = Around.BLIND
 
 
 def selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
@@ -175,7 +171,6 @@ class RoutineDispatcher(Dispatcher):
         values: list[Any],
         done: int,
         result: Any,
-        selected: Sequence[Any] | None = None,
     ) -> list[Any]:
         """Put in what a routine has returned, and run the routines that follow it.
 
@@ -183,17 +178,13 @@ class RoutineDispatcher(Dispatcher):
             values: the tensors that they select from.
             done: how many have run.
             result: of the last of them.
-            selected: what that was given; None where nobody has noted it.
 
         Returns:
             `values` itself when nothing is changed.
         """
         if result is not None:
             action = actions[done - 1]
-            if selected is None:
-                select = action.select
-                selected = values if select is None else [values[index] for index in select]
-            values = self.put(action, values, selected, result)
+            values = self.put(action, values, selected(action, values), result)
         return super().run_all(actions[done:], values)
 
     def run_joined(self, routines: BackwardRoutines, inputs: list[Any], outputs: list[Any]) -> None:
@@ -204,21 +195,8 @@ class RoutineDispatcher(Dispatcher):
             self.run_all(routines.before, inputs)
             self.run_all(routines.after, outputs)
 
-    def run_blind(self, steps: Sequence[Step], around: Around) -> None:
-        """Run the steps of a point none of which takes a tensor, such as counters and clocks.
-
-        Args:
-            around: what they ask for: at most :attr:`Around.BLIND`.
-        """
-        if around is not Around.BLIND:
-            # It calls no code of a framework: no mode has to be hidden.
-            _acquire()
-            try:
-                for step in steps:
-                    step.routine.count += 1
-            finally:
-                _release()
-            return
+    def run_blind(self, steps: Sequence[Step]) -> None:
+        """Run the steps of a point none of which takes a tensor, such as counters and clocks."""
         if _dispatch_depth() or _internals.in_forward_ad():
             _internals.without_modes(super().run_all, [step.action for step in steps], [])
             return
@@ -264,17 +242,14 @@ def call_joined(steps: Sequence[Step], inputs: Sequence[Any], outputs: Sequence[
             warn_of_change(action)
 
 
-def until_result(
-    actions: Sequence[Action], values: list[Any]
-) -> tuple[int, Any, Sequence[Any]] | None:
+def until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Any] | None:
     """Call routines until one returns something, or cannot be given what it selects.
 
     Returns:
-        How many have run, what the last of them has returned, and what it was given; None if all
-        have run and returned nothing.
+        How many have run, and what the last of them has returned; None if all have run and returned
+        nothing.
     """
     done = 0
-    selected: Sequence[Any] = ()
     versions: Sequence[int | None]
     # In this function: it is asked around each routine.
     try:
@@ -284,13 +259,13 @@ def until_result(
     for action in actions:
         select = action.select
         try:
-            selected = values if select is None else [values[index] for index in select]
+            given = values if select is None else [values[index] for index in select]
         except IndexError:
             # The dispatcher says what is wrong.
             break
         try:
             kwargs = action.kwargs
-            result = action.func(*selected, **kwargs) if kwargs else action.func(*selected)
+            result = action.func(*given, **kwargs) if kwargs else action.func(*given)
         except BaseException as error:
             note(error, action.routine, action.op_id)
             raise
@@ -301,8 +276,8 @@ def until_result(
             versions = now
             warn_of_change(action)
         if result is not None:
-            return done, result, selected
-    return None if done == len(actions) else (done, None, selected)
+            return done, result
+    return None if done == len(actions) else (done, None)
 
 
 # -- one routine ----------------------------------------------------------

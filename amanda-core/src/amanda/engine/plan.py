@@ -70,7 +70,7 @@ class ActionPlan:
     @property
     def is_blind(self) -> bool:
         """True if there are actions, none of which is given a tensor: counters and timers."""
-        return self.around in (Around.COUNTS, Around.BLIND)
+        return self.around is Around.BLIND
 
 
 EMPTY_PLAN = ActionPlan("")

@@ -45,13 +45,11 @@ class Around(enum.IntEnum):
 
     NOTHING = 0
     """There are none."""
-    COUNTS = 1
-    """Counters around the operator, which are given no tensor."""
-    BLIND = 2
+    BLIND = 1
     """Routines around the operator of which none is given a tensor or takes part in AD."""
-    TENSORS = 3
+    TENSORS = 2
     """Routines around the operator of which some are given tensors, and none takes part in AD."""
-    ALL = 4
+    ALL = 3
     """Any actions: routines that take part in AD, on gradients as a whole, or a replacement."""
 
 
@@ -121,12 +119,10 @@ def around(steps: Sequence[Step]) -> Around:
     # For each new operator: a generator would cost frames.
     for step in steps:
         action = step.action
-        if step.kind is StepKind.COUNT and action.select == ():
-            found = max(found, Around.COUNTS)
-        elif action.differentiable:
+        is_blind = action.select == ()
+        if action.differentiable and not (is_blind and step.kind is StepKind.COUNT):
             return Around.ALL
-        else:
-            found = max(found, Around.BLIND if action.select == () else Around.TENSORS)
+        found = max(found, Around.BLIND if is_blind else Around.TENSORS)
     return found
 
 

@@ -114,7 +114,7 @@ class NodeHooks:
             changed = _without_modes(self._execution.before, values)
         elif settled.is_joined or settled.around_before <= Around.BLIND:
             if settled.steps_before:
-                dispatcher.run_blind(settled.steps_before, settled.around_before)
+                dispatcher.run_blind(settled.steps_before)
             return None
         else:
             values = list(grad_outputs)
@@ -135,7 +135,7 @@ class NodeHooks:
             dispatcher.run_joined(settled, list(grad_outputs), list(grad_inputs))
             return None
         elif settled.around_after <= Around.BLIND:
-            dispatcher.run_blind(settled.steps_after, settled.around_after)
+            dispatcher.run_blind(settled.steps_after)
             return None
         else:
             values = list(grad_inputs)

@@ -186,13 +186,13 @@ class Executor:
             inputs: are given to the steps after it; None if these are given no tensor.
         """
         if known.steps_before:
-            self._dispatcher.run_blind(known.steps_before, min(known.around, Around.BLIND))
+            self._dispatcher.run_blind(known.steps_before)
         result = self._run_claimed(known, func, args, kwargs, key)
         if inputs is not None:
             outputs = tensors_of(result)
             TOOL_CODE.enter(call_joined, known.steps_after, inputs, outputs, isolated=True)
         elif known.steps_after:
-            self._dispatcher.run_blind(known.steps_after, known.around)
+            self._dispatcher.run_blind(known.steps_after)
         return result
 
     def _run_claimed(
@@ -231,7 +231,6 @@ class Executor:
         result: Any,
         done: int,
         returned: Any,
-        selected: Sequence[Any] | None = None,
     ) -> Any:
         """Go on after a routine after an operator has returned something.
 
@@ -240,13 +239,12 @@ class Executor:
             result: of the operator.
             done: how many routines have run.
             returned: by the last of them; None if the next one selects what is not there.
-            selected: what the last one was given; None where nobody has noted it.
         """
         plan = known.plan
         is_given = known.around is Around.TENSORS
         outputs = outputs_of(result, inputs, known.layout.written) if is_given else []
         try:
-            changed = self._dispatcher.go_on(plan.after, outputs, done, returned, selected)
+            changed = self._dispatcher.go_on(plan.after, outputs, done, returned)
         except TypeError as error:
             raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
         if changed is outputs:
@@ -299,7 +297,7 @@ class Executor:
             known: what is known of it; it has a plan afterwards.
             key: what declares the operator's parameters, if not `func`.
             stopped: where some of the routines before it have run: how many, what the last one has
-                returned, and what that one was given, if it was noted.
+                returned.
             later: None to run routines; otherwise analyses run alone, but for those of these
                 tools, which wait for the next execution.
         """
@@ -418,7 +416,7 @@ class Executor:
         if changed is outputs:
             return with_tensors(result, given, outputs)
         written = written_outputs(operation.in_place, operation.is_function, call.inputs, outputs)
-        return with_outputs(plan, written, operation.inputs, result, outputs, changed)
+        return with_outputs(plan, written, operation.values, result, outputs, changed)
 
     def _call(
         self,

@@ -99,6 +99,7 @@ class Operation:
         in_place: whether the operator writes into an input or an ``out=`` tensor.
         is_function: whether the operator is an ``autograd.Function``, run as it is.
         start: the sequence number read before the operator.
+        values: those that it has run on.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Operation:
         self._gathered = False
         self._alias: Any = None
         self._overlaps = False
-        self._values: list[Any] = []
+        self.values: list[Any] = []
         self._edges: list[Any] = []
         name = call.op.__name__
         self.in_place = is_in_place(name, call.kwargs)
@@ -134,7 +135,7 @@ class Operation:
 
     def run(self, values: list[Any]) -> Any:
         """Run the operator on `values`, and then the analyses that see its outputs."""
-        self._values = values
+        self.values = values
         if self.records_gradients and self.in_place:
             # Afterwards the tensor that it writes into has another edge.
             self._edges = [edge_of(value) for value in values]
@@ -196,7 +197,7 @@ class Operation:
 
     def _count_transformed(self) -> None:
         """Say that the actions on gradients do nothing under ``torch.func`` or with tangents."""
-        needs_gradient = any(v is not None and _internals.needs_gradient(v) for v in self._values)
+        needs_gradient = any(v is not None and _internals.needs_gradient(v) for v in self.values)
         if not (needs_gradient and torch.is_grad_enabled()):
             return
         if not _internals.in_functorch():
@@ -226,11 +227,6 @@ class Operation:
     def _whole(self) -> WholeOperator:
         """The routines on the operator's gradients as a whole."""
         return WholeOperator(self._dispatcher, self._handle)
-
-    @property
-    def inputs(self) -> Sequence[Any]:
-        """The values that it has run on."""
-        return self._values
 
     def _run_function(self, values: list[Any]) -> Any:
         """Run an ``autograd.Function``, and note its node."""
@@ -322,7 +318,7 @@ class Operation:
         (``x.to(x.dtype)``) becomes the value again."""
         result = self._vanilla(values)
         outputs = tensors_of(result)
-        origin = {id(new): old for new, old in zip(values, self._values, strict=True)}
+        origin = {id(new): old for new, old in zip(values, self.values, strict=True)}
         return with_tensors(result, outputs, [origin.get(id(o), o) for o in outputs])
 
     def hook_outputs(self, outputs: list[Any]) -> list[Any]:
@@ -355,9 +351,9 @@ class Operation:
         late = self._not_gathered()
         if not late:
             return
-        edges = self._edges or [edge_of(value) for value in self._values]
+        edges = self._edges or [edge_of(value) for value in self.values]
         outputs = tensors_of(result)
-        whole, values = self._whole, self._values
+        whole, values = self._whole, self.values
         if self._takes_no_identity and any(map(_internals.takes_few, self._call.inputs)):
             # They leave the operator sample by sample, past autograd: routines get None.
             self._dispatcher.not_seen("gradients of the samples of an ExpandedWeight")

@@ -10,7 +10,6 @@ arguments are the flat inputs depends on nothing but the form::
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -40,8 +39,6 @@ class Layout:
         "_func",
         "_keywords",
         "_lists",
-        "_only",
-        "_pick",
         "_places",
         "_types",
         "form",
@@ -66,10 +63,6 @@ class Layout:
         self._types = tuple(map(type, flat))
         self._lists = [(index, tuple(map(type, flat[index]))) for index in lists]
         self._places = places
-        # Most operators have one tensor, or two or more, no lists, and no absent tensor.
-        is_simple = bool(places) and not lists and max(places) < len(flat)
-        self._only = places[0] if is_simple and len(places) == 1 else None
-        self._pick = operator.itemgetter(*places) if is_simple and len(places) > 1 else None
         self.is_in_place = is_in_place
         self.writes = writes
         self.written = written
@@ -116,10 +109,6 @@ class Layout:
             args = (*args, *kwargs.values())
         if tuple(map(type, args)) != self._types or (key is not self._func and key != self._func):
             return None
-        if self._only is not None:
-            return [args[self._only]]
-        if self._pick is not None:
-            return list(self._pick(args))
         flat = (*args, None)
         for index, types in self._lists:
             items = args[index]
