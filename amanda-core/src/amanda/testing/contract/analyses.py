@@ -104,7 +104,10 @@ class AnalysisTests(ContractTests):
         tool = self.probe("mul", before=lambda c: seen.append(c.get_op_id()))
         program = self.multiplication()
         for scopes in 1, 2:
-            self.run(program, tool, times=3)
+            with self.apply(tool):
+                for _ in range(3):
+                    new_iteration()
+                    program.run()
             assert len(seen) == scopes
         assert len(set(seen)) == 1
 
