@@ -232,7 +232,7 @@ def graph_of(function: Any) -> Any:
 
 
 def output_count(function: Any) -> int:
-    """Count the tensors that a concrete function returns. Its graph may have more: a tape adds some."""
+    """Count the tensors that a concrete function returns; a tape adds others to its graph."""
     return int(function._delayed_rewrite_functions._num_inference_outputs)
 
 

@@ -311,7 +311,7 @@ def reading_of(variable: Any) -> tuple[Any, ...]:
 
 
 class _InputCounts(dict[str, int]):
-    """The number of arguments of the fast path that are inputs; the operator's attributes follow them."""
+    """The number of arguments of the fast path that are inputs; attributes follow them."""
 
     def __missing__(self, op_type: str) -> int:
         op_def = op_def_of(op_type)
