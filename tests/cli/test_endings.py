@@ -186,17 +186,3 @@ def test_a_folder_that_the_program_removes_is_made_again(
     assert (run.returncode, run.stderr) == (0, "")
     names = {file.name for file in (tmp_path / "runs" / "out").iterdir()}
     assert {"count.json", "dump.json", "report.html"} <= names
-
-
-def test_merging_writes_nothing_where_no_plugin_draws_the_page(
-    amanda: Command, tmp_path: Path
-) -> None:
-    """The ranks have pages, and the merged results would have none."""
-    for rank in "01":
-        result = '{"tool": "x", "schema": 1, "summary": {}, "namespaces": [], "ops": []}'
-        (tmp_path / f"x-rank{rank}.json").write_text(result)
-        (tmp_path / f"report-rank{rank}.html").write_text("")
-    run = amanda("merge", ".", AMANDA_DISABLE_PLUGINS="amanda-tools")
-    assert run.returncode == 2
-    assert "no plugin draws pages (amanda-tools: disabled by AMANDA_DISABLE_PLUGINS" in run.stderr
-    assert not (tmp_path / "x.json").exists()

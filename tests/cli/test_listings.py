@@ -202,17 +202,6 @@ def test_disabled_plugins_are_named_where_they_are_missed(amanda: Command) -> No
     assert "torch is installed, but no driver for it; amanda-torch: disabled by" in listed
 
 
-def test_mistakes_in_the_variables_are_warnings(amanda: Command) -> None:
-    """A plugin that is not there cannot be disabled."""
-    run = amanda("tools", AMANDA_DISABLE_PLUGINS="amanda-tool")
-    assert run.returncode == 0
-    said = "AMANDA_DISABLE_PLUGINS: no plugin named 'amanda-tool'; did you mean amanda-tools"
-    assert f"amanda: warning: {said}" in run.stderr
-    doctor = amanda("doctor", AMANDA_DISABLE_PLUGINS=f"{ALONE['AMANDA_DISABLE_PLUGINS']},other")
-    assert doctor.returncode == 1
-    assert "1 problem\n  AMANDA_DISABLE_PLUGINS: no plugin named 'other'" in doctor.stdout
-
-
 def test_the_doctor_says_that_no_driver_is_installed(amanda: Command) -> None:
     """Nothing is wrong with such an installation, and it can do nothing."""
     others = "amanda-minigrad,amanda-torch,amanda-tensorflow"

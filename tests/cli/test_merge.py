@@ -45,22 +45,6 @@ def test_results_become_one_with_the_rank_in_each_row(amanda: Command, tmp_path:
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_pages_of_ranks_become_one(amanda: Command, tmp_path: Path) -> None:
-    """It has the figures of each rank, and all rows; without such pages there is none."""
-    write(tmp_path, flops_rank0=result(10), flops_rank1=result(30))
-    assert "report.html" not in amanda("merge", str(tmp_path)).stdout
-    (tmp_path / "report-rank0.html").write_text("")
-    run = amanda("merge", str(tmp_path))
-    assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout == f"amanda: wrote flops.json, report.html in {tmp_path}\n"
-    page = (tmp_path / "report.html").read_text()
-    for part in ("amanda merge: flops", "rank 1", "pytorch/2.13/eager", "/mm:0"):
-        assert part in page
-    disabled = amanda("merge", str(tmp_path), AMANDA_DISABLE_PLUGINS="amanda-tools")
-    assert disabled.returncode == 2
-    assert "no plugin draws pages (amanda-tools: disabled" in disabled.stderr
-
-
 def test_timelines_become_processes_of_one(tmp_path: Path) -> None:
     """Each rank is a process with a name; its events stay as they are."""
     for rank in (0, 1):

@@ -70,14 +70,11 @@ def test_a_cell_runs_under_tools(run: Run, shell: InteractiveShell, capsys: Any)
 
 
 def test_the_tools_are_left_in_a_variable(run: Run, shell: InteractiveShell) -> None:
-    """By name, in ``_amanda`` or in that of ``--as``."""
+    """By name, in ``_amanda``."""
     run("%%amanda -t count:ops=add -t count\n" + ADD)
     first, second = shell.user_ns["_amanda"].items()
     assert [first[0], second[0]] == ["count", "count-2"]
     assert first[1].result()["summary"]["forward"] == 1
-    run("%%amanda -t count --as seen\n" + ADD)
-    assert list(shell.user_ns["seen"]) == ["count"]
-    assert shell.user_ns["_amanda"]["count"] is first[1]
 
 
 def test_the_options_are_those_of_the_command(
@@ -130,7 +127,6 @@ def test_an_interrupted_cell_gives_its_results(
         ("-t count --every 0", "--every needs a whole number of at least 1"),
         ("-t count --driver lopback", "no driver named 'lopback'; did you mean loopback"),
         ("-t count train.py", "unrecognized arguments: train.py"),
-        ("-t count --as 2", "'2' is not a valid variable name"),
         ("-t 'count", "No closing quotation"),
         ("-t count -o /proc/out", "cannot write to the output folder /proc/out"),
         ("--help", "the cell was not run"),

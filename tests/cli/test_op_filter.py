@@ -224,8 +224,7 @@ def test_on_the_command_line(amanda: Command, script: Script, tmp_path: Path) ->
     complaint = "amanda: warning: {} matches no operator that the tools have seen"
     assert mistaken.stderr.splitlines() == [
         complaint.format("--ops mull") + "; there are add, mul",
-        complaint.format("--modules (nobody|I).*")
-        + "; a pattern is not a regular expression: * is any text and ? any character",
+        complaint.format("--modules (nobody|I).*"),
     ]
 
 

@@ -296,7 +296,6 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
         (["-t", "largest", "digits=1"], "options of a tool follow its name: -t largest:digits=1"),
         (["-t", "largest", "count"], "count is a tool: amanda run -t largest,count -- "),
         (["--html=page.html"], "run: --html ignored explicit argument 'page.html'; see"),
-        (["--interceptor", "gat"], "no interceptor named 'gat'; "),
         (["--driver", "minigrad"], "no driver named 'minigrad'; did you mean minigrad-eager?"),
         (["--ops", ""], "--ops needs one or more names, got ''; see: "),
         (["--ops", ","], "--ops needs one or more names, got ','; see: "),

@@ -41,7 +41,7 @@ class CutsTheGradient(LoopbackDriver):
         return super().substitute(old, new, action).alias()
 
 
-@fault("test_backward_ops_of_gradients_have_an_owner")
+@fault("test_backward_ops_of_gradients")
 class LosesBackwardOpsOfGradients(LoopbackDriver):
     """Backward ops of gradients run, without an owner and without being counted."""
 
@@ -167,7 +167,7 @@ class IgnoresDisabled(LoopbackDriver):
         dispatcher.is_paused = lambda: False  # type: ignore[method-assign]
 
 
-@fault("test_backward_ops_are_no_forward_ops", "test_recorded_backward_ops_are_no_forward_ops")
+@fault("test_backward_ops_are_no_forward_ops", "test_backward_ops_of_gradients")
 class TakesBackwardForForward(LoopbackDriver):
     """A backward op is a forward op for it too."""
 

@@ -142,7 +142,7 @@ class RunsTwice(LoopbackDriver):
             return super().run()
 
 
-@fault("test_namespace")
+@fault("test_select_inputs_by_role")
 class NamesAnotherFramework(LoopbackDriver):
     """Its operators are those of another framework."""
 

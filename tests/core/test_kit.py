@@ -115,7 +115,7 @@ class TestLeaving(DriverContract):
 def test_a_mode_that_is_left_behind_fails_each_test(pytester: pytest.Pytester) -> None:
     """A driver that does not restore the thread's modes fails in the test that has found it."""
     path = pytester.makepyfile(test_modes=MODES)
-    record = pytester.inline_run(path, "-k", "test_forward_only or test_a_scope_without_ops")
+    record = pytester.inline_run(path, "-k", "test_forward_only or test_random_numbers")
     failed = [str(report.longrepr) for report in record.getfailures()]
     assert len(failed) == 2
     assert all("modes of the framework, which are" in text for text in failed)

@@ -109,6 +109,11 @@ class Block:
     def _of_current_thread(self) -> dict[str, Any]:
         return vars(STATE)
 
+    def exit(self) -> None:
+        """Close it; harmless when called twice."""
+        close_block(self)
+        invalidate()
+
     def applies(self) -> bool:
         """True if the code that runs now is inside of the block.
 

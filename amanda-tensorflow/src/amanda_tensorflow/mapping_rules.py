@@ -275,7 +275,7 @@ def _is_weight(context: OpContext, index: int) -> bool:
 
 
 def _rank(context: OpContext, index: int) -> int:
-    """How many dimensions a variable or constant has; 0 for other inputs."""
+    """Count the dimensions of a variable or constant; 0 for other inputs."""
     return len(getattr(context.get_value(index), "shape", ()))
 
 

@@ -8,7 +8,6 @@ import os
 import pytest
 import torch
 
-from amanda.cli.run import choose_interceptor
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals, extension
 from amanda_torch.eager import gate
@@ -81,15 +80,6 @@ def test_the_package_needs_no_extension() -> None:
     )
     run = run_python("-c", code, check=True)
     assert run.stdout.startswith("['/other/ones:0', '/exp:0'] amanda-torch-accel is not installed")
-
-
-def test_the_command_line_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``amanda run --interceptor`` sets the variable of the drivers that know the name."""
-    monkeypatch.setenv(VARIABLE, "auto")
-    choose_interceptor("mode")
-    assert os.environ[VARIABLE] == "mode"
-    choose_interceptor("")
-    assert os.environ[VARIABLE] == "mode"
 
 
 @needs_gate

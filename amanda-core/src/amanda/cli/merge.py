@@ -3,7 +3,7 @@
 Under ``torchrun`` each rank writes ``<tool>-rank<n>.json``; :func:`merge` makes ``<tool>.json`` of
 them. There a row carries its rank, and a figure of the summary has its value for each rank and, if
 it is a number, their sum, minimum and maximum. The timelines of the ranks become one timeline with
-a process for each rank. If the ranks have pages (``--html``), the merged results get a page, too.
+a process for each rank.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from amanda.cli import pages
 from amanda.cli.messages import CommandParser, complain
 from amanda.errors import FileError
 from amanda.files import read_json, write_json
 from amanda.python.text import printable
-from amanda.results import RunReport, Table, ToolReport
 
 _RANKED = re.compile(r"(?P<stem>.+)-rank(?P<rank>[0-9]{1,9})(?P<rest>(?:\.timeline)?\.json)")
 """The name of a rank's file."""
@@ -53,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     left_out: list[str] = []
     try:
         written = merge(given.folder, left_out if given.partial else None)
-    except (MergeError, pages.PageError, OSError) as error:
+    except (MergeError, OSError) as error:
         complain(f"error: {error}")
         return 2
     for problem in left_out:
@@ -74,13 +72,11 @@ def merge(folder: Path, left_out: list[str] | None = None) -> list[Path]:
             appended; None to refuse.
 
     Returns:
-        The files written, ``<tool>.json`` and ``<tool>.timeline.json``, and ``report.html`` if
-        the ranks have pages.
+        The files written, ``<tool>.json`` and ``<tool>.timeline.json``.
 
     Raises:
         MergeError: the folder has no files of ranks, one of them is missing or cannot be read, or
             the results of the ranks have different schemas.
-        PageError: no plugin draws the page.
         OSError: a file cannot be written.
     """
     problems: list[str] = []
@@ -97,23 +93,9 @@ def merge(folder: Path, left_out: list[str] | None = None) -> list[Path]:
         for name, contents in groups.items()
         if contents
     }
-    return _write(folder, merged)
-
-
-def _write(folder: Path, merged: Mapping[str, dict[str, Any]]) -> list[Path]:
-    """Write the merged files and, if the ranks have pages, a page; returns their paths."""
-    has_page = any(folder.glob("report-rank*.html"))
-    page = pages.page_path(folder, "")
-    if has_page:
-        pages.check_page()
     for name, content in merged.items():
         write_json(folder / name, content)
-    written = [folder / name for name in merged]
-    if has_page:
-        results = {n.removesuffix(".json"): c for n, c in merged.items() if _TIMELINE not in n}
-        pages.write_page(page, create_report(results))
-        written.append(page)
-    return written
+    return [folder / name for name in merged]
 
 
 def _find_ranks(folder: Path, problems: list[str]) -> dict[str, dict[int, Path]]:
@@ -173,38 +155,6 @@ def _rank_count(result: Any) -> Any:
     found = result.get("rank") if isinstance(result, Mapping) else None
     count = found.get("count") if isinstance(found, Mapping) else None
     return count if type(count) is int and 0 < count <= _MOST_RANKS else None
-
-
-def create_report(results: Mapping[str, Mapping[str, Any]]) -> RunReport:
-    """The contents of the page of merged results.
-
-    Args:
-        results: the merged result of each tool, by file name without its suffix.
-    """
-    ranks = dict.fromkeys(rank for result in results.values() for rank in result["ranks"])
-    return RunReport(
-        title=f"amanda merge: {', '.join(results)}",
-        facts={
-            "ranks": ", ".join(map(str, ranks)),
-            "namespaces": pages.namespaces(results.values()),
-            "versions": pages.versions(),
-        },
-        tools=[
-            ToolReport(name=name, result=result, tables=[_table_by_rank(name, result)])
-            for name, result in results.items()
-        ],
-    )
-
-
-def _table_by_rank(name: str, result: Mapping[str, Any]) -> Table:
-    """A table of the numbers of a merged summary: a row for each figure, a column for each rank."""
-    columns = ("figure", *(f"rank {rank}" for rank in result["ranks"]), "sum", "min", "max")
-    rows = [
-        (figure, *of["by_rank"].values(), *(of[key] for key in ("sum", "min", "max")))
-        for figure, of in result["summary"].items()
-        if "sum" in of
-    ]
-    return Table(f"{name} by rank", columns, rows)
 
 
 def merge_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:

@@ -26,9 +26,9 @@ from amanda.python.text import printable
 from amanda.scope.apply import apply
 
 VARIABLE = "_amanda"
-"""Name of the variable that holds the tools of the last cell; ``--as`` gives another name."""
+"""Name of the variable that holds the tools of the last cell."""
 
-_OPTIONS = "[-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--as NAME] [--ops A+B] ..."
+_OPTIONS = "[-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--ops A+B] ..."
 
 
 def load(shell: InteractiveShell) -> None:
@@ -73,7 +73,7 @@ class AmandaMagics:
 
         As the first line of a cell: %%amanda -t flops. It takes the options of amanda run
         (%amanda --help lists them). Summaries come after the output of the cell; the tools stay
-        in the variable _amanda, a dict by name, or in the variable named by --as.
+        in the variable _amanda, a dict by name.
         """
         if cell is not None:
             # Called by name (run_cell_magic): in cells as_line_magic() has replaced %%amanda.
@@ -86,7 +86,7 @@ class AmandaMagics:
             report = run.create_report(given)
             report.out, report.rank, report.complain = sys.stdout, Rank(), _complain
             report.facts["command"] = f"%%amanda {line}"
-            self._cell = ToolsOfCell(self._shell, report, given.variable)
+            self._cell = ToolsOfCell(self._shell, report)
             self._cell.begin(given.driver)
         except (program.ProgramError, run.UsageError, AmandaError) as error:
             raise UsageError(str(error)) from error
@@ -101,16 +101,14 @@ class ToolsOfCell:
     Args:
         shell: the shell that runs the cell.
         report: the tools, and where their results are written.
-        variable: name of the variable that holds the tools.
 
     Attributes:
         is_over: True if the cell has ended.
     """
 
-    def __init__(self, shell: InteractiveShell, report: Report, variable: str) -> None:
+    def __init__(self, shell: InteractiveShell, report: Report) -> None:
         self._shell = shell
         self._report = report
-        self._variable = variable
         self._scope = apply()
         self._depth = 0
         self._started = 0.0
@@ -129,7 +127,7 @@ class ToolsOfCell:
         self._scope = apply(*tools.values(), drivers=drivers, op_filter=op_filter)
         self._scope.__enter__()
         self._started = time.perf_counter()
-        shell.user_ns[self._variable] = tools
+        shell.user_ns[VARIABLE] = tools
         shell.events.register("pre_execute", self._enter_cell)
         shell.events.register("post_execute", self._leave_cell)
         self._handler = (shell.custom_exceptions, shell.CustomTB)
@@ -166,14 +164,6 @@ def _parse(line: str) -> argparse.Namespace:
     own.prog, own.usage = "%amanda", f"%%amanda {_OPTIONS}"
     own.epilog = run.GRAMMAR
     own.description, own.error = "Run a cell under tools.", _refuse  # type: ignore[method-assign]
-    own.add_argument(
-        "--as",
-        dest="variable",
-        metavar="NAME",
-        type=_identifier,
-        default=VARIABLE,
-        help=f"the variable that holds the tools, a dict by name (default: {VARIABLE})",
-    )
     try:
         given = own.parse_args(shlex.split(line))
     except ValueError as error:
@@ -181,12 +171,6 @@ def _parse(line: str) -> argparse.Namespace:
     except SystemExit:
         raise UsageError("the cell was not run") from None
     return given
-
-
-def _identifier(text: str) -> str:
-    if not text.isidentifier():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a valid variable name")
-    return text
 
 
 def _refuse(message: str) -> NoReturn:

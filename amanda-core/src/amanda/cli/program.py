@@ -9,19 +9,13 @@ import builtins
 import importlib.util
 import io
 import os
-import pkgutil
 import re
 import shutil
 import sys
 import textwrap
 import types
 from collections.abc import Sequence
-from importlib.machinery import (
-    BuiltinImporter,
-    ModuleSpec,
-    SourceFileLoader,
-    SourcelessFileLoader,
-)
+from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,7 +44,7 @@ class GivenProgram:
     """A program and its arguments.
 
     Attributes:
-        target: path of a script, folder or archive, name of a module, or the program itself.
+        target: path of a script, name of a module, or the program itself.
         arguments: its own arguments.
         kind: what `target` is; with ``"input"`` the program is read from standard input.
     """
@@ -65,15 +59,12 @@ class GivenProgram:
         Raises:
             ProgramError: it cannot, or it is not a program.
         """
-        if self.kind == "module" and (meant := self._meant_by_path()):
-            raise ProgramError(f"No module named {self.target}; did you mean {meant}?", 2)
         if self.kind == "input" and sys.stdin is None:
             raise ProgramError("standard input is closed, and no program can be read from it", 2)
         if self.kind != "file":
             return
         try:
-            if not Path(self.target).is_dir():
-                io.open_code(str(Path(self.target).absolute())).close()
+            io.open_code(str(Path(self.target).absolute())).close()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ProgramError(f"can't open file {self.target!r}: {reason}", 2) from None
@@ -83,18 +74,6 @@ class GivenProgram:
                 f"cells, or make a script of it: jupyter nbconvert --to script {self.target}",
                 2,
             )
-
-    def _meant_by_path(self) -> str:
-        """The right form of ``-m train.py`` and ``-m folder/train.py``; "" of a module's name."""
-        path = Path(self.target)
-        if len(path.parts) == 1 and path.suffix == ".py":
-            path = Path(*path.stem.split(".")).with_suffix(".py")
-        elif len(path.parts) == 1:
-            return ""
-        if not path.is_file():
-            return f"{self.target} without -m" if len(path.parts) > 1 else ""
-        name = ".".join(path.with_suffix("").parts)
-        return f"-m {name}" if path.suffix == ".py" and not path.is_absolute() else f"{path}"
 
     def run(self) -> None:
         """Run it as the module ``__main__``.
@@ -109,14 +88,12 @@ class GivenProgram:
             code, module = self._from_module()
         elif self.kind != "file":
             code, module = self._from_text()
-        elif importer := self._importer():
-            code, module = self._from_importer(importer)
         else:
             code, module = self._from_file()
         exec(code, vars(module))
 
     def _path(self) -> str:
-        """The path of a script, folder or archive, made absolute as Python does it: ``/a/./b.py``.
+        """The path of a script, made absolute as Python does it: ``/a/./b.py``.
 
         Not :meth:`Path.absolute`, which leaves out dots and double slashes: programs and tracebacks
         show ``__file__``.
@@ -128,9 +105,6 @@ class GivenProgram:
     def _from_file(self) -> tuple[Any, types.ModuleType]:
         path = self._path()
         self._begin(self.target, str(Path(path).resolve().parent))
-        if path.endswith(".pyc"):
-            bytecode = SourcelessFileLoader("__main__", path)
-            return bytecode.get_code("__main__"), _create_main_module(None, bytecode, path)
         module = _create_main_module(None, SourceFileLoader("__main__", path), path)
         with io.open_code(path) as file:
             # dont_inherit: the `from __future__` imports of this module are not the program's.
@@ -150,18 +124,6 @@ class GivenProgram:
         code = compile(source, file, "exec", dont_inherit=True)
         register_source(code, source, file)
         return code, module
-
-    def _importer(self) -> Any:
-        """The path entry finder of a folder or an archive; None for a plain file."""
-        importer = pkgutil.get_importer(self._path())
-        return importer if hasattr(importer, "find_spec") else None
-
-    def _from_importer(self, importer: Any) -> tuple[Any, types.ModuleType]:
-        self._begin(self.target, self._path(), is_searched=True)
-        spec = importer.find_spec("__main__")
-        if spec is None:
-            raise ProgramError(f"can't find '__main__' module in {self.target!r}", 1)
-        return _load(spec)
 
     def _from_module(self) -> tuple[Any, types.ModuleType]:
         # As in Python, sys.argv[0] is "-m" while the module is looked for, which may run code of
@@ -188,13 +150,11 @@ class GivenProgram:
             raise ProgramError(f"No module named {name}{why}", 1)
         return spec
 
-    def _begin(self, name: str, folder: str, is_searched: bool = False) -> None:
+    def _begin(self, name: str, folder: str) -> None:
         sys.argv[:] = [name, *self.arguments]
         if not getattr(sys.flags, "safe_path", False):
             # `python -m amanda` and the script `amanda` have put their own folder there.
             sys.path[0] = folder
-        elif is_searched:
-            sys.path.insert(0, folder)
 
 
 def split(arguments: Sequence[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:

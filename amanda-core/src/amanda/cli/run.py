@@ -38,7 +38,6 @@ from amanda.cli.messages import (
 )
 from amanda.cli.results import NamedTool, Rank, Report
 from amanda.errors import AmandaError, FileError, UnknownNameError
-from amanda.interface.driver import Driver
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, plugins
 from amanda.registry.plugins import BROKEN
@@ -147,11 +146,6 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
         {"metavar": "NAME", "type": _drivers, "action": "extend"},
         "use this driver (see: amanda drivers)",
     ),
-    (
-        "--interceptor",
-        {"metavar": "NAME", "default": ""},
-        "how a driver with several ways notices operators (see: amanda doctor)",
-    ),
 )
 """The options that come before the program: the names, the arguments for argparse, the help."""
 
@@ -241,7 +235,7 @@ def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
         if not hint:
             raise
         raise UsageError(f"{error}; {hint}") from None
-    choose_interceptor(given.interceptor)
+    check_settings()
     report = create_report(given)
     report.hint = (not given.tool and mistakes.explain_no_tool(target)) or report.hint
     run = Run(target, report)
@@ -249,27 +243,15 @@ def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
     return run
 
 
-def choose_interceptor(name: str) -> None:
-    """Have the drivers that know an interceptor of this name use it, here and in child processes.
+def check_settings() -> None:
+    """Check what the environment asks of the drivers.
 
     Raises:
-        UsageError: no driver knows it, or what the environment asks of one.
+        UsageError: a driver does not know it.
     """
-    classes = [cls for cls, _ in drivers.registered_drivers()]
-    if name:
-        _set_interceptor(name, classes)
-    for cls in classes:
+    for cls, _ in drivers.registered_drivers():
         if reason := drivers.explain_settings(cls):
             raise UsageError(reason)
-
-
-def _set_interceptor(name: str, classes: Sequence[type[Driver]]) -> None:
-    variables = {cls.interceptor_variable for cls in classes if name in cls.interceptors}
-    if not variables:
-        known = dict.fromkeys(one for cls in classes for one in cls.interceptors)
-        hint = f"the drivers have {', '.join(known)}" if known else "no driver has several"
-        raise UsageError(f"no interceptor named {name!r}; {hint}")
-    os.environ.update(dict.fromkeys(variables, name))
 
 
 def create_report(given: argparse.Namespace) -> Report:

@@ -188,8 +188,8 @@ class Dispatcher:
     def run_all(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
         """Run the routines of one point in order, each on the values that the one before left.
 
-        The code of tools is entered once for those up to one that returns something.
-        Returns and raises what :meth:`run` does.
+        Tools' code is entered once, and again after each routine that returns values: these are put
+        in place outside of it. Returns and raises what :meth:`run` does.
         """
         enter = self.tool_code.enter
         while actions:
@@ -320,7 +320,7 @@ class Dispatcher:
 
         Args:
             shown: its tensors.
-            function: what is called in its place.
+            function: is called instead of the routine; None to call that.
         """
         called, kwargs = action.func if function is None else function, action.kwargs
         takes_part = action.differentiable or action.kind in _REPLACEMENTS

@@ -26,7 +26,8 @@ class Iterations:
         begin, end: when the last one began and ended, in seconds of ``time.perf_counter``.
         forwards: depth of calls of outermost modules, in all threads.
         optimizing: True while an optimizer steps.
-        contiguous: True if the one that runs has begun where the last one has ended, or the scope.
+        contiguous: True if no time lies between the begin of the one that runs and the end of the
+            last one; of the first one, between its begin and that of the scope.
     """
 
     def __init__(self) -> None:

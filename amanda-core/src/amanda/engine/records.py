@@ -96,7 +96,7 @@ class OpRecord:
     def complete(self) -> bool:
         """True if all analyses of the forward operator have run.
 
-        They have not where the operator itself failed in its first execution.
+        It is False after a first execution in which the operator itself has failed.
         """
         return not self.redo and InstPoint.AFTER_FORWARD_OP in self.analysed
 

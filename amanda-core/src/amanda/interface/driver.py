@@ -91,8 +91,7 @@ class Driver(abc.ABC):
             declares it, so that listing drivers imports no framework.
         adapter: ``"module:Class"`` of the framework's adapter for the contract kit, of which
             the default self-test is made; "" if there is none.
-        interceptors: the names of its ways to notice operators, where it has several;
-            ``amanda run --interceptor`` chooses one.
+        interceptors: the names of its ways to notice operators, where it has several.
         interceptor_variable: the environment variable that names the one to use.
         follows_pauses: True if it instruments nothing in a thread that core has paused for a tool's
             code (``Dispatcher.is_paused()``, ``STATE.paused``), as its dispatcher has no scopes

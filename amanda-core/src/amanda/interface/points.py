@@ -47,8 +47,8 @@ class PointContext:
             outermost module, if they are known; None before, and where it has raised.
         begin, end: when the iteration began and ended, in seconds of ``time.perf_counter``; None
             for what is not known yet.
-        follows: True if the iteration begins where the last one has ended, or the scope: what has
-            run since then belongs to it.
+        follows: True if the iteration includes all that has run since the end of the last one; the
+            first iteration, since the begin of the scope.
     """
 
     point: Point

@@ -5,8 +5,7 @@ the others read from it. This module alone uses pluggy.
 
 A plugin that cannot be loaded, or registers something malformed, is a warning that names its
 distribution; with ``AMANDA_PLUGINS=strict`` it is an error. The distributions and entry points that
-``AMANDA_DISABLE_PLUGINS`` lists (separated by commas) are not loaded. An unknown name in that
-variable is a warning.
+``AMANDA_DISABLE_PLUGINS`` lists (separated by commas) are not loaded.
 """
 
 from __future__ import annotations
@@ -130,7 +129,6 @@ class Registry:
                 record.error = _DISABLED
                 continue
             self._load(record, point.load)
-        self._check_variables(disabled)
 
     def _load(self, record: PluginRecord, load: Callable[[], Any]) -> None:
         try:
@@ -147,14 +145,6 @@ class Registry:
                 f"AMANDA_DISABLE_PLUGINS={record.distribution} leaves it out"
             )
             raise
-
-    def _check_variables(self, disabled: set[str]) -> None:
-        known = {name for record in self.records for name in (record.name, record.distribution)}
-        mistakes = [
-            f"AMANDA_DISABLE_PLUGINS: {_not_found('plugin', name, known)} (see: amanda doctor)"
-            for name in sorted(disabled - known)
-        ]
-        self._warn(mistakes)
 
     def _warn(self, messages: Sequence[str]) -> None:
         """Warn of mistakes that end nothing, and keep them for ``amanda doctor``."""

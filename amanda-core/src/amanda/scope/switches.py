@@ -10,7 +10,7 @@ from typing import Any
 from amanda.engine.tool_code import vanilla_thread
 from amanda.registry import drivers
 from amanda.scope.blocks import WithBlock, caller_frame, suspendable_frame
-from amanda.state import ATTACHED, Block, close_block, invalidate, open_block
+from amanda.state import ATTACHED, Block, invalidate, open_block
 
 
 class _Switched(WithBlock):
@@ -25,27 +25,11 @@ class _Switched(WithBlock):
     def __str__(self) -> str:
         return self._name
 
-    def open(self, frame: FrameType | None, task: Any) -> _OpenSwitch:
-        return _OpenSwitch(Block(None, self._switch, self._value, frame, task))
+    def open(self, frame: FrameType | None, task: Any) -> Block:
+        return Block(None, self._switch, self._value, frame, task)
 
-    def start(self, opened: _OpenSwitch) -> None:
-        opened.start()
-
-
-class _OpenSwitch:
-    """One entry into the block of a switch."""
-
-    __slots__ = ("_block",)
-
-    def __init__(self, block: Block) -> None:
-        self._block = block
-
-    def start(self) -> None:
-        open_block(self._block)
-        invalidate()
-
-    def exit(self) -> None:
-        close_block(self._block)
+    def start(self, opened: Block) -> None:
+        open_block(opened)
         invalidate()
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,11 +24,6 @@ from amanda.tools.mapping import MappingTool
 
 _REPLACING = (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP)
 """Actions that are never left out of an execution: a model is not to change its operators."""
-
-_REGEX = re.compile(r"[\^$|()+]|\.\*\.|\\")
-"""Characters of regular expressions that no path of a module has."""
-
-_NO_REGEX = "; a pattern is not a regular expression: * is any text and ? any character"
 
 
 def _names(names: Any) -> tuple[str, ...]:
@@ -131,7 +125,6 @@ class OpFilter:
         given = {"--ops": (self.ops, self._met_ops), "--modules": (self.modules, self._met_modules)}
         return [
             f"{option} {name} matches no operator that the tools have seen{_met(name, met)}"
-            + (_NO_REGEX if option == "--modules" and _REGEX.search(name) else "")
             for option, (names, met) in given.items()
             for name in names
             if name not in self._matched

@@ -26,7 +26,7 @@ def keep_alive(graph: Any, function: Any) -> None:
 
 
 def count_operations(graph: Any) -> int:
-    """How many operators a graph has."""
+    """Count the operators of a graph."""
     return len(graph.operations)
 
 
@@ -232,7 +232,7 @@ def graph_of(function: Any) -> Any:
 
 
 def output_count(function: Any) -> int:
-    """How many tensors a concrete function returns. Its graph may have more: a tape adds some."""
+    """Count the tensors that a concrete function returns; a tape adds others to its graph."""
     return int(function._delayed_rewrite_functions._num_inference_outputs)
 
 

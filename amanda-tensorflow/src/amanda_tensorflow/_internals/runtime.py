@@ -142,7 +142,7 @@ def registered_routine(token: Any) -> Any:
 
 
 def registered_routines() -> int:
-    """How many functions are registered."""
+    """Count the functions that are registered."""
     return int(script_ops._py_funcs.size())
 
 
@@ -311,7 +311,7 @@ def reading_of(variable: Any) -> tuple[Any, ...]:
 
 
 class _InputCounts(dict[str, int]):
-    """How many arguments of the fast path are inputs; the operator's attributes follow them."""
+    """The number of arguments of the fast path that are inputs; attributes follow them."""
 
     def __missing__(self, op_type: str) -> int:
         op_def = op_def_of(op_type)

@@ -65,7 +65,7 @@ class Mark(OpHandle):
 
 
 class SharedMark:
-    """How executions of an operator without actions are marked; kept in its plan.
+    """The mark of executions of an operator without actions; kept in its plan.
 
     In the first iteration each execution has a mark of its own, through which backward analyses
     find its tensors. From the next backward pass on, all executions share one mark.

@@ -116,7 +116,7 @@ class VariableValues:
 
     @property
     def noted(self) -> int:
-        """How many tensors are noted, with some that have died."""
+        """Count the tensors that are noted, with some that have died."""
         return len(self._known)
 
     def _noted(self, tensor: Any) -> VariableSource | None:

@@ -18,13 +18,6 @@ from amanda.tool import cache_disabled, cache_enabled, disabled, new_iteration
 class AnalysisTests(ContractTests):
     """Where and how often analyses and routines run."""
 
-    def test_points_of_a_forward_op(self) -> None:
-        """An analysis runs before a forward op, or after it with require_outputs."""
-        seen = self.answers(
-            self.multiplication(), "mul", before=lambda c: "before", after=lambda c: "after"
-        )
-        assert seen == ["before", "after"]
-
     @requires(Capability.BACKWARD)
     def test_points_of_a_backward_op(self) -> None:
         """An analysis with backward=True runs before or after each backward op."""
@@ -42,8 +35,8 @@ class AnalysisTests(ContractTests):
         )
 
     def test_analyses_see_inputs_and_outputs(self) -> None:
-        """A before-analysis sees the inputs, and None for the outputs; an after-analysis sees
-        both."""
+        """An analysis before a forward op sees the inputs, and None for the outputs; one after it,
+        with require_outputs, sees both."""
 
         def look(context: OpContext) -> Any:
             outputs = context.get_outputs()
@@ -105,24 +98,17 @@ class AnalysisTests(ContractTests):
     # -- contract rule 2 ------------------------------------------------------
 
     def test_once_per_op(self) -> None:
-        """An analysis runs once per op id, however often the op is executed."""
-        seen: list[str] = []
-        tool = self.probe("mul", before=lambda c: seen.append(c.get_op_id()))
-        with self.apply(tool):
-            program = self.multiplication()
-            for _ in range(3):
-                new_iteration()
-                program.run()
-        assert len(seen) == 1
-
-    def test_once_per_scope(self) -> None:
-        """The next apply scope analyses again."""
+        """An analysis runs once per op id, however often the op is executed; the next scope
+        analyses again."""
         seen: list[str] = []
         tool = self.probe("mul", before=lambda c: seen.append(c.get_op_id()))
         program = self.multiplication()
-        for _ in range(2):
-            self.run(program, tool)
-        assert len(seen) == 2
+        for scopes in 1, 2:
+            with self.apply(tool):
+                for _ in range(3):
+                    new_iteration()
+                    program.run()
+            assert len(seen) == scopes
         assert len(set(seen)) == 1
 
     @requires(Capability.BACKWARD)

@@ -67,17 +67,12 @@ class ContextTests(ContractTests):
         names = self.answers(program, "linear", before=lambda c: c.get_input_names())
         assert names == [list(self.fw.names["linear"])]
 
-    @pytest.mark.parametrize(("index", "expected"), [([1], [W]), (0, [X]), ([1, 0], [W, X])])
-    def test_select_inputs_by_index(self, index: Any, expected: Any) -> None:
-        """inputs= selects positions, in the order given."""
-        seen = self.received(self.multiplication(), "mul", "insert_before_op", inputs=index)
-        assert seen == [expected]
-
-    def test_select_inputs_by_name(self) -> None:
-        """inputs= selects by declared name."""
+    def test_select_inputs(self) -> None:
+        """inputs= selects positions, in the order given, and declared names."""
         name = self.fw.names["mul"][1]
-        seen = self.received(self.multiplication(), "mul", "insert_before_op", inputs=[name])
-        assert seen == [[W]]
+        for inputs, expected in ([1], [W]), (0, [X]), ([1, 0], [W, X]), ([name], [W]):
+            seen = self.received(self.multiplication(), "mul", "insert_before_op", inputs=inputs)
+            assert seen == [expected]
 
     def test_select_outputs_by_index(self) -> None:
         """outputs= selects positions."""
@@ -85,22 +80,23 @@ class ContextTests(ContractTests):
         assert self.received(program, "split", "insert_after_op", outputs=[1]) == [[[X[1]]]]
 
     def test_select_inputs_by_role(self) -> None:
-        """inputs= selects by a role that a mapping rule has set."""
+        """inputs= selects by a role that a mapping rule has set for the namespace: the driver's
+        framework, version and mode."""
         seen: list[Any] = []
 
         def rule(context: OpContext) -> None:
             context["weight_index"] = 1
 
-        mapping = MappingTool(rules=[[self.namespace().tags[0], rule]])
+        program = self.multiplication()
+        tags = self.answers(program, "mul", before=lambda c: c.namespace)[0].tags
+        assert len(tags) >= 2
+        assert tags[0] == (self.fw.namespace or self.driver_cls.framework.rpartition(".")[2])
+        mapping = MappingTool(rules=[[tags[0], rule]])
         note = self.noting(seen)
         tool = self.probe("mul", before=lambda c: c.insert_before_op(note, inputs=["weight"]))
         tool.depends_on(mapping)
         self.run(self.multiplication(), tool)
         assert seen == [[W]]
-
-    def namespace(self) -> Any:
-        """The namespace in which the driver runs."""
-        return self.answers(self.multiplication(), "mul", before=lambda c: c.namespace)[0]
 
     @requires(Capability.BACKWARD)
     @pytest.mark.parametrize("spelling", ["grad_outputs", "grad_out"])
@@ -179,12 +175,6 @@ class ContextTests(ContractTests):
         self.run(self.multiplication(), writer, reader)
         assert seen == [1, 1]
 
-    def test_op_has_a_type(self) -> None:
-        """get_op() has the operator's type."""
-        seen = self.answers(self.positive_product(), before=lambda c: self.fw.type_of(c.get_op()))
-        wanted = [self.fw.types["mul"], self.fw.types["relu"]]
-        assert [kind for kind in seen if kind in wanted] == wanted
-
     def test_id_has_a_type(self) -> None:
         """An op id contains the type of its op."""
 
@@ -234,12 +224,6 @@ class ContextTests(ContractTests):
         assert self.fw.type_of(context.get_op()) == self.fw.types["mul"]
         assert "mul" in context.get_op_id().lower()
         assert context["key"] == "value"
-
-    def test_namespace(self) -> None:
-        """A context has the namespace: the driver's framework, version and mode."""
-        tags = self.namespace().tags
-        assert len(tags) >= 2
-        assert tags[0] == (self.fw.namespace or self.driver_cls.framework.rpartition(".")[2])
 
     def test_runs_at_once(self) -> None:
         """A context says whether operators run when they are called: they do without

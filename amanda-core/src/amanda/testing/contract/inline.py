@@ -60,37 +60,26 @@ class InlineTests(ContractTests):
         assert self.counted(self.multiplication(), tool, counter) == [1, 2, 3]
 
     def test_a_counter_of_several_operators(self) -> None:
-        """A counter that is inserted at several operators, or twice, counts all of them."""
+        """A counter that is inserted at several operators, or twice, counts all of them; also the
+        execution after which an analysis inserts it."""
         counter = Counter()
         tool = self.probe("mul", before=inserting([], before_op=counter, after_op=counter))
         assert self.counted(self.two_products(), tool, counter) == [4, 8, 12]
-
-    def test_a_counter_of_an_after_analysis(self) -> None:
-        """A counter that an analysis after the operator inserts counts that execution, too."""
-        counter = Counter()
         tool = self.probe("mul", after=lambda c: c.insert_after_op(counter, outputs=[]))
-        assert self.counted(self.multiplication(), tool, counter) == [1, 2, 3]
+        assert self.counted(self.multiplication(), tool, counter) == [13, 14, 15]
 
     def test_a_counter_outside_of_the_scope(self) -> None:
-        """A counter counts nothing under disabled(), nor after the scope."""
-        counter, program = Counter(), self.multiplication()
-        with self.apply(self.probe("mul", before=inserting(before_op=counter))):
-            program.run()
-            with disabled():
-                program.run()
-        program.run()
-        assert counter.count == 1
-
-    def test_a_counter_in_nested_scopes(self) -> None:
-        """A counter of two scopes counts once for each."""
+        """A counter counts nothing under disabled(), nor after the scope; once for each scope."""
         counter, program = Counter(), self.multiplication()
         tools = [self.probe("mul", before=inserting([], before_op=counter)) for _ in range(2)]
         with self.apply(tools[0]):
             program.run()
+            with disabled():
+                program.run()
             with self.apply(tools[1]):
                 program.run()
-            program.run()
-        assert counter.count == 4
+        program.run()
+        assert counter.count == 3
 
     def test_beside_a_routine(self) -> None:
         """Counters and timers work beside routines that change values, and the values stay
@@ -154,13 +143,6 @@ class InlineTests(ContractTests):
         assert self.train(program, self.probe(before_backward=analyse), times=2) == expected
         for counter, calls in (before, after):
             assert counter.count == len(calls) > 0
-
-    @requires(Capability.BACKWARD)
-    def test_counters_alone_in_training(self) -> None:
-        """Counters at backward operators count without any other routine."""
-        counter = Counter()
-        called = self.train_beside_routine(inserting([], after_backward_op=counter))
-        assert counter.count == called > 0
 
     @requires(Capability.BACKWARD)
     @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "beside a routine"])
@@ -236,12 +218,13 @@ class InlineTests(ContractTests):
         assert timer.executions == 6
 
     @requires(Capability.BACKWARD)
-    def test_a_timer_of_backward_operators(self) -> None:
-        """A timer around a backward operator measures each of its executions."""
-        timer = Timer()
+    def test_alone_in_training(self) -> None:
+        """A counter alone counts each execution of backward operators, a timer measures it."""
+        counter, timer = Counter(), Timer()
+        called = self.train_beside_routine(inserting([], after_backward_op=counter))
+        assert counter.count == called > 0
         timing = inserting([], before_backward_op=timer.start, after_backward_op=timer.stop)
-        called = self.train_beside_routine(timing)
-        assert timer.executions == called > 0
+        assert self.train_beside_routine(timing) == timer.executions == called
 
     def train_beside_routine(self, analyse: Callable[[OpContext], None]) -> int:
         """Train twice under an analysis of backward operators, and twice under a Python routine
