@@ -84,8 +84,10 @@ def restore_modes(hidden: Sequence[Any]) -> None:
 
 def leave_modes(undo: list[Undo]) -> None:
     """Take all function modes off the current thread; unwinding `undo` puts them back."""
-    undo.append((restore_modes, (modes(),)))
-    hide_modes()
+    # modes() and hide_modes(), without a function for each: at each routine of backward operators.
+    undo.append((restore_modes, (tuple(map(mode_at, range(mode_depth()))),)))
+    while mode_depth():
+        pop_mode()
 
 
 def without_modes(function: Callable[..., Any], *args: Any) -> Any:
