@@ -1,5 +1,7 @@
 """The grammar of ``-t``."""
 
+import re
+
 import pytest
 
 from amanda.cli.grammar import GrammarError, ToolSpec, parse, split_list, split_names
@@ -46,6 +48,29 @@ def test_commas_start_tools_or_continue_options(texts: list[str], specs: list[To
 def test_what_does_not_follow_the_grammar_is_an_error(text: str, said: str) -> None:
     """An argument that does not follow the grammar is refused with the reason."""
     with pytest.raises(GrammarError, match=said):
+        parse([text])
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("count(ops=conv2d)", "count:ops=conv2d"),
+        ("count ops=conv2d", "count:ops=conv2d"),
+        ("count:ops = conv2d", "count:ops=conv2d"),
+        ("count:ops=[conv2d,linear]", "count:ops=conv2d+linear"),
+        ("count;trace", "count,trace"),
+        ("count trace", "count,trace"),
+        ("count+trace", "count,trace"),
+        ("count,,trace,", "count,trace"),
+        ("count:", "count"),
+        (",count", "count"),
+        ("count::ops=add", "count:ops=add"),
+        ("count:phases:all", "count:phases=all"),
+    ],
+)
+def test_another_way_of_writing_is_answered_with_the_right_one(text: str, meant: str) -> None:
+    """Brackets, spaces and semicolons of other languages are recognised."""
+    with pytest.raises(GrammarError, match=rf"did you mean -t {re.escape(meant)}\?"):
         parse([text])
 
 

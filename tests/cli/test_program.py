@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import py_compile
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -170,7 +172,7 @@ def test_the_text_of_a_program_is_read_as_by_python(
     assert (without_summary(under.stderr), under.returncode) == (alone.stderr, alone.returncode)
 
 
-@pytest.mark.parametrize("how", ["script", "module", "package"])
+@pytest.mark.parametrize("how", ["script", "bytecode", "module", "package", "folder", "archive"])
 def test_a_program_finds_the_world_as_without_us(
     how: str, python: Command, amanda: Command, script: Script, tmp_path: Path
 ) -> None:
@@ -178,11 +180,17 @@ def test_a_program_finds_the_world_as_without_us(
     text = "\n".join(line[4:] for line in ENVIRONMENT.splitlines())
     words = {
         "script": ["sub/program.py"],
+        "bytecode": ["program.pyc"],
         "module": ["-m", "sub.program"],
         "package": ["-m", "sub"],
+        "folder": ["sub"],
+        "archive": ["sub.zip"],
     }[how]
-    script(text, "sub/program.py")
-    script(text, "sub/__main__.py")
+    source = script(text, "sub/program.py")
+    py_compile.compile(str(source), str(tmp_path / "program.pyc"))
+    main = script(text, "sub/__main__.py")
+    with zipfile.ZipFile(tmp_path / "sub.zip", "w") as archive:
+        archive.write(main, "__main__.py")
     alone = python(*words, "-o", "--help", "-m", "x")
     under = amanda("run", "--", *words, "-o", "--help", "-m", "x")
     assert "main" in alone.stderr
@@ -197,6 +205,11 @@ def test_a_program_finds_the_world_as_without_us(
         "sub/../program.py",
         "sub//program.py",
         "{here}//./program.py",
+        "./program.pyc",
+        "./sub",
+        "sub/",
+        "sub/.",
+        "./sub.zip",
     ],
 )
 def test_the_path_of_a_program_stays_as_it_was_given(
@@ -204,13 +217,19 @@ def test_the_path_of_a_program_stays_as_it_was_given(
 ) -> None:
     """Python leaves dots and double slashes in ``__file__``, tracebacks and ``sys.path``."""
     text = "import sys\nprint(__file__, sys.argv, sys.path[0])\nraise ValueError\n"
-    for name in ("program.py", "sub/program.py"):
-        script(text, name)
+    for name in ("program.py", "sub/program.py", "sub/__main__.py"):
+        source = script(text, name)
+    py_compile.compile(str(source), str(tmp_path / "program.pyc"))
+    with zipfile.ZipFile(tmp_path / "sub.zip", "w") as archive:
+        archive.write(source, "__main__.py")
     path = path.format(here=tmp_path)
     alone, under = python(path), amanda("run", path)
     assert path in alone.stdout
     assert without_summary(under.stdout) == alone.stdout
-    assert (under.stderr, under.returncode) == (alone.stderr, alone.returncode)
+    # Python runs folders and archives by its module runpy, which amanda run does without.
+    lines = alone.stderr.splitlines(keepends=True)
+    said = "".join(line for line in lines if "<frozen runpy>" not in line)
+    assert (under.stderr, under.returncode) == (said, alone.returncode)
 
 
 def test_a_module_needs_no_double_dash(amanda: Command, script: Script) -> None:
@@ -246,17 +265,51 @@ def test_a_module_that_cannot_be_run_is_an_error(words: list[str], amanda: Comma
     assert run.stderr.startswith("amanda: error: No module named ")
 
 
-def test_a_notebook_is_wrong_usage(amanda: Command, tmp_path: Path) -> None:
-    """One line says what to do, without a traceback or a table; Python's own errors stay."""
-    (tmp_path / "cells.ipynb").write_bytes(b'{"cells": [], "nbformat": 4}')
-    run = amanda("run", "-t", "count", "cells.ipynb")
+def test_the_path_of_a_module_is_answered_with_its_name(amanda: Command, script: Script) -> None:
+    """``-m`` before a file's name or path is wrong usage, and nothing of the file runs."""
+    path = script("print('ran')", "sub/program.py")
+    for word, meant in (
+        ("sub/program.py", "-m sub.program"),
+        ("sub.program.py", "-m sub.program"),
+        ("sub/nothing.py", "sub/nothing.py without -m"),
+        (str(path), str(path)),
+    ):
+        run = amanda("run", "-t", "count", "-m", word)
+        assert (run.returncode, run.stdout) == (2, "")
+        assert run.stderr == f"amanda: error: No module named {word}; did you mean {meant}?\n"
+    script("print('ran')", "sub/py.py")
+    assert amanda("run", "-m", "sub.py").stdout.startswith("ran")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("run.sh", b"#!/bin/bash\npython train.py --its | tee log\n", "begins with #!/bin/bash"),
+        ("picture.png", b"\x89PNG\r\n\x1a\n\0\0", "not a Python script: it is a binary file"),
+        ("cells.ipynb", b'{"cells": [], "nbformat": 4}', "is a notebook; write %load_ext amanda"),
+    ],
+)
+def test_a_file_that_is_no_script_is_wrong_usage(
+    name: str, content: bytes, said: str, amanda: Command, tmp_path: Path
+) -> None:
+    """One line says what the file is, without a traceback or a table; Python's own errors stay."""
+    (tmp_path / name).write_bytes(content)
+    run = amanda("run", "-t", "count", name)
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith("amanda: error: cells.ipynb is a notebook; write %load_ext amanda")
+    assert run.stderr.startswith(f"amanda: error: {name} is ")
+    assert said in run.stderr
     assert run.stderr.count("\n") == 1
     (tmp_path / "wrong.py").write_text("#!/usr/bin/env python\n1 +\n")
     run = amanda("run", "-t", "count", "wrong.py")
     assert run.returncode == 1
     assert "SyntaxError" in run.stderr
+
+
+def test_a_file_that_does_not_end_is_no_script(amanda: Command) -> None:
+    """Nobody waits until the memory is full."""
+    run = amanda("run", "/dev/zero")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "amanda: error: /dev/zero is not a Python script: it does not end\n"
 
 
 def test_unsafe_path_is_left_out_if_python_is_told_so(python: Command, script: Script) -> None:

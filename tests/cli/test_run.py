@@ -277,7 +277,24 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
         (["--every", "x"], "--every needs a whole number of at least 1, got 'x'; see: amanda run"),
         (["--every", "0"], "--every needs a whole number of at least 1, got '0'"),
         (["--skip=-1"], "--skip needs a whole number of at least 0, got '-1'"),
-        (["-t"], "no program is given: a script, or -m and a module"),
+        (["-t", "largest", "page", "--"], "come before --: leave page out"),
+        (["-t", "largest", "--html", "page", "--"], "--html takes no value"),
+        (["pip"], "did you mean /"),
+        (["-t", "largest(digits=1)"], "did you mean -t largest:digits=1?"),
+        (["-t"], "no program is given: a script, or -m and a module; "),
+        (["-o"], "program.py was taken as the value of -o: give that option one of its own"),
+        (["-o", "a", "-o", "b"], "-o is given twice (a and b); all results go to one folder"),
+        (
+            ["-t", "largest:ops=mul:digits=1"],
+            "are separated by commas: ops=mul,digits=1; see: amanda",
+        ),
+        (["cat"], "cat is a command, not a Python program: name the script that it starts"),
+        (["my"], "did you mean 'my program.py'?"),
+        (["config.yaml"], "config.yaml looks like a data file: give the program that reads"),
+        (["model.pt"], "model.pt looks like a data file: give the program that reads it"),
+        (["-t", "largest+count"], "did you mean -t largest,count?"),
+        (["-t", "largest,"], "did you mean -t largest?"),
+        (["--html", "page.html"], "--html takes no value; the page is report.html in the folder"),
         (["-t", "-o"], "run: -t needs a value; see: amanda run --help"),
         (["-o", ""], "run: -o needs the name of a folder, got an empty string"),
         (["--largest"], "largest is a tool: -t largest"),
@@ -295,7 +312,7 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
         (["--module=a"], "no option --module=a; did you mean --modules"),
         (["-t", "largest", "digits=1"], "options of a tool follow its name: -t largest:digits=1"),
         (["-t", "largest", "count"], "count is a tool: amanda run -t largest,count -- "),
-        (["--html=page.html"], "run: --html ignored explicit argument 'page.html'; see"),
+        (["--html=page.html"], "--html takes no value; the page is report.html in the folder of"),
         (["--driver", "minigrad"], "no driver named 'minigrad'; did you mean minigrad-eager?"),
         (["--ops", ""], "--ops needs one or more names, got ''; see: "),
         (["--ops", ","], "--ops needs one or more names, got ','; see: "),
@@ -310,7 +327,10 @@ def test_wrong_usage_is_said_before_the_program_starts(
 ) -> None:
     """An unknown name, a bad value or a folder that cannot be written ends with status 2."""
     script("1", "folder/train.py")
-    last = "program.py" if words[-1] == "-t" else program
+    script("1", "config.yaml")
+    script("1", "model.pt")
+    script("1", "my program.py")
+    last = "program.py" if "my" in words or words[-1] in ("-t", "-o") else program
     run = amanda("run", *words, last)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith("amanda: error: ")

@@ -29,6 +29,15 @@ amanda COMMAND --help describes a command; amanda --version prints the version."
 _COMMANDS = ("run", "merge", "tools", "drivers", "doctor")
 
 
+_OTHER_WORDS = {
+    **dict.fromkeys(("list", "ls", "show", "plugins"), "tools or drivers"),
+    **dict.fromkeys(("check", "diagnose", "info", "status"), "doctor"),
+    **dict.fromkeys(("exec", "start", "launch"), "run"),
+    **dict.fromkeys(("report", "html", "page"), "run --html"),
+}
+"""Names that other programs have for a command, and its name here."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -100,6 +109,8 @@ def _hint(command: str) -> str:
         return f"; it is a tool: amanda run -t {command} -- script.py"
     if os.path.exists(command):
         return f"; to run a program: amanda run {command}"
+    if command in _OTHER_WORDS:
+        return f"; did you mean {_OTHER_WORDS[command]}?"
     if command.startswith("python"):
         return "; to run a program: amanda run script.py"
     meant = close_matches(command, _COMMANDS) or ";"

@@ -42,7 +42,33 @@ def parse(texts: Iterable[str]) -> list[ToolSpec]:
     Raises:
         GrammarError: an argument does not follow the grammar.
     """
-    return [spec for text in texts for spec in _parse_one(text)]
+    specs: list[ToolSpec] = []
+    for text in texts:
+        try:
+            specs += _parse_one(text)
+        except GrammarError as error:
+            if corrected := _corrected(text):
+                raise GrammarError(f"{error}; did you mean -t {corrected}?") from None
+            raise
+    return specs
+
+
+def _corrected(text: str) -> str:
+    """An argument as it is probably meant: other brackets and separators; "" if none parses."""
+    made = re.sub(r"\s*([=:,;+])\s*", r"\1", text.strip()).replace(";", ",")
+    made = re.sub(r",(?=,)|^,+|[,:]+$", "", made).replace("::", ":")
+    made = re.sub(r":(\w+)[:=]", r":\1=", made)
+    made = re.sub(r"(=[^:,]*):(?=\w+=)", r"\1,", made)
+    if "=" not in made and ":" not in made:
+        made = made.replace("+", ",")
+    made = re.sub(r"^([\w./-]+)\((.*)\)$", r"\1:\2", made)
+    made = re.sub(r"=[\[({]([^\[\](){}=]*)[\])}]", lambda m: f"={m[1].replace(',', '+')}", made)
+    made = re.sub(r"^([\w./-]+)\s+(?=\w+=)", r"\1:", made)
+    made = re.sub(r"\s+", ",", made)
+    try:
+        return made if made != text and _parse_one(made) else ""
+    except GrammarError:
+        return ""
 
 
 def split_names(value: str) -> list[str]:

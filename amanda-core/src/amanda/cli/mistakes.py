@@ -9,6 +9,8 @@ import contextlib
 import difflib
 import re
 import shlex
+import shutil
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,9 +39,9 @@ def explain_target(target: GivenProgram, tools: Sequence[str]) -> str:
         return f"options of a tool follow its name: -t {_with_option(tools[-1], name)}"
     if meant := _meant_file(target):
         return f"did you mean {meant}?"
-    if name in _LAUNCHERS:
-        return f"{name} starts amanda: {name} ... -m amanda run ... -- {rest}"
-    return ""
+    if "--" in target.arguments:
+        return f"only options of amanda run come before --: leave {name} out"
+    return _explain_command(name, rest)
 
 
 def _meant_file(target: GivenProgram) -> str:
@@ -51,10 +53,26 @@ def _meant_file(target: GivenProgram) -> str:
         return f"{name}.py"
     if re.fullmatch(r"\w+(\.\w+)+", name) and Path(*name.split(".")).with_suffix(".py").is_file():
         return f"-m {name}"
+    for count in range(1, len(target.arguments) + 1):
+        # A path with spaces that the shell has split.
+        path = " ".join([name, *target.arguments[:count]])
+        if Path(path).is_file():
+            return shlex.quote(path)
     with contextlib.suppress(OSError):
         scripts = [str(path) for path in Path(name).parent.glob("*.py") if path.is_file()]
         return next(iter(difflib.get_close_matches(name, scripts, n=1, cutoff=0.8)), "")
     return ""
+
+
+def explain_no_program(options: Sequence[str]) -> str:
+    """Which program was taken for the value of an option, as in ``-o train.py``; "" if none.
+
+    Args:
+        options: the options of the command, as written; nothing follows them.
+    """
+    if len(options) < 2 or not Path(options[-1]).is_file():
+        return ""
+    return f"{options[-1]} was taken as the value of {options[-2]}: give that option one of its own"
 
 
 def explain_no_tool(target: GivenProgram) -> str:
@@ -66,6 +84,27 @@ def explain_no_tool(target: GivenProgram) -> str:
             if all(spec.name in available() for spec in grammar.parse([value])):
                 before = f"amanda run {option} {value} -- {target.target}"
                 return f"no tool was given: options come before the program: {before}"
+    return ""
+
+
+def _explain_command(name: str, rest: str) -> str:
+    """Explain how to run a command of the shell; "" if it is none, or no Python program."""
+    if name in _LAUNCHERS:
+        return f"{name} starts amanda: {name} ... -m amanda run ... -- {rest}"
+    # This interpreter's scripts come first: PATH may name another's, or a shim of a shell.
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    if not found:
+        return ""
+    if "python" in first_line(Path(found)):
+        return f"did you mean {found}?"
+    return f"{name} is a command, not a Python program: name the script that it starts"
+
+
+def first_line(path: Path) -> str:
+    """The first line of a file if it names an interpreter, as ``#!/bin/sh``; else ""."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        line = file.readline(200)
+        return line.decode(errors="replace").strip() if line.startswith(b"#!") else ""
     return ""
 
 

@@ -40,14 +40,16 @@ def page_path(folder: Path | None, suffix: str) -> Path:
     return (folder or Path()) / f"{name}{suffix}.html"
 
 
-def check_page() -> None:
-    """Check that a plugin draws pages.
+def check_page(path: Path) -> None:
+    """Check that a plugin draws pages and that no folder has the name of the page.
 
     Raises:
-        PageError: no plugin does; the message says what to do.
+        PageError: no plugin does, or a folder has; the message says what to do.
     """
     if plugins.report_renderer() is None:
         raise PageError(f"--html: {_no_renderer()}")
+    if path.is_dir():
+        raise PageError(f"--html: {path} is a folder; remove it")
 
 
 def _no_renderer() -> str:

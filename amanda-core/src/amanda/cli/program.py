@@ -9,13 +9,19 @@ import builtins
 import importlib.util
 import io
 import os
+import pkgutil
 import re
 import shutil
 import sys
 import textwrap
 import types
 from collections.abc import Sequence
-from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader
+from importlib.machinery import (
+    BuiltinImporter,
+    ModuleSpec,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +31,15 @@ from amanda.python._internals import register_source
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?t?)?(\.exe)?")
 """File names of Python itself."""
+
+_LARGEST = 100_000_000
+"""Bytes that no script has; a device such as /dev/zero does not end."""
+
+_DATA = frozenset(
+    {".csv", ".json", ".toml", ".yaml", ".yml"}
+    | {".h5", ".keras", ".npz", ".onnx", ".pb", ".pt", ".pth", ".safetensors"}
+)
+"""Suffixes of settings, data and models, some of which Python would run, or try to."""
 
 
 class ProgramError(Exception):
@@ -44,7 +59,7 @@ class GivenProgram:
     """A program and its arguments.
 
     Attributes:
-        target: path of a script, name of a module, or the program itself.
+        target: path of a script, folder or archive, name of a module, or the program itself.
         arguments: its own arguments.
         kind: what `target` is; with ``"input"`` the program is read from standard input.
     """
@@ -59,21 +74,40 @@ class GivenProgram:
         Raises:
             ProgramError: it cannot, or it is not a program.
         """
+        if self.kind == "module" and (meant := self._meant_by_path()):
+            raise ProgramError(f"No module named {self.target}; did you mean {meant}?", 2)
         if self.kind == "input" and sys.stdin is None:
             raise ProgramError("standard input is closed, and no program can be read from it", 2)
         if self.kind != "file":
             return
         try:
-            io.open_code(str(Path(self.target).absolute())).close()
+            if not Path(self.target).is_dir():
+                io.open_code(str(Path(self.target).absolute())).close()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ProgramError(f"can't open file {self.target!r}: {reason}", 2) from None
+        if Path(self.target).suffix in _DATA and not Path(self.target).is_dir():
+            raise ProgramError(
+                f"{self.target} looks like a data file: give the program that reads it", 2
+            )
         if self.target.endswith(".ipynb"):
             raise ProgramError(
                 f"{self.target} is a notebook; write %load_ext amanda and %%amanda -t ... into its "
                 f"cells, or make a script of it: jupyter nbconvert --to script {self.target}",
                 2,
             )
+
+    def _meant_by_path(self) -> str:
+        """The right form of ``-m train.py`` and ``-m folder/train.py``; "" of a module's name."""
+        path = Path(self.target)
+        if len(path.parts) == 1 and path.suffix == ".py":
+            path = Path(*path.stem.split(".")).with_suffix(".py")
+        elif len(path.parts) == 1:
+            return ""
+        if not path.is_file():
+            return f"{self.target} without -m" if len(path.parts) > 1 else ""
+        name = ".".join(path.with_suffix("").parts)
+        return f"-m {name}" if path.suffix == ".py" and not path.is_absolute() else f"{path}"
 
     def run(self) -> None:
         """Run it as the module ``__main__``.
@@ -88,12 +122,14 @@ class GivenProgram:
             code, module = self._from_module()
         elif self.kind != "file":
             code, module = self._from_text()
+        elif importer := self._importer():
+            code, module = self._from_importer(importer)
         else:
             code, module = self._from_file()
         exec(code, vars(module))
 
     def _path(self) -> str:
-        """The path of a script, made absolute as Python does it: ``/a/./b.py``.
+        """The path of a script, folder or archive, made absolute as Python does it: ``/a/./b.py``.
 
         Not :meth:`Path.absolute`, which leaves out dots and double slashes: programs and tracebacks
         show ``__file__``.
@@ -105,10 +141,21 @@ class GivenProgram:
     def _from_file(self) -> tuple[Any, types.ModuleType]:
         path = self._path()
         self._begin(self.target, str(Path(path).resolve().parent))
+        if path.endswith(".pyc"):
+            bytecode = SourcelessFileLoader("__main__", path)
+            return bytecode.get_code("__main__"), _create_main_module(None, bytecode, path)
         module = _create_main_module(None, SourceFileLoader("__main__", path), path)
         with io.open_code(path) as file:
+            source = file.read(_LARGEST + 1)
+        if len(source) > _LARGEST:
+            raise ProgramError(f"{self.target} is not a Python script: it does not end", 2)
+        try:
             # dont_inherit: the `from __future__` imports of this module are not the program's.
-            return compile(file.read(), path, "exec", dont_inherit=True), module
+            return compile(source, path, "exec", dont_inherit=True), module
+        except (SyntaxError, ValueError):
+            if reason := _no_python(source):
+                raise ProgramError(f"{self.target} is not a Python script: {reason}", 2) from None
+            raise
 
     def _from_text(self) -> tuple[Any, types.ModuleType]:
         is_input = self.kind == "input"
@@ -124,6 +171,18 @@ class GivenProgram:
         code = compile(source, file, "exec", dont_inherit=True)
         register_source(code, source, file)
         return code, module
+
+    def _importer(self) -> Any:
+        """The path entry finder of a folder or an archive; None for a plain file."""
+        importer = pkgutil.get_importer(self._path())
+        return importer if hasattr(importer, "find_spec") else None
+
+    def _from_importer(self, importer: Any) -> tuple[Any, types.ModuleType]:
+        self._begin(self.target, self._path(), is_searched=True)
+        spec = importer.find_spec("__main__")
+        if spec is None:
+            raise ProgramError(f"can't find '__main__' module in {self.target!r}", 1)
+        return _load(spec)
 
     def _from_module(self) -> tuple[Any, types.ModuleType]:
         # As in Python, sys.argv[0] is "-m" while the module is looked for, which may run code of
@@ -150,11 +209,13 @@ class GivenProgram:
             raise ProgramError(f"No module named {name}{why}", 1)
         return spec
 
-    def _begin(self, name: str, folder: str) -> None:
+    def _begin(self, name: str, folder: str, is_searched: bool = False) -> None:
         sys.argv[:] = [name, *self.arguments]
         if not getattr(sys.flags, "safe_path", False):
             # `python -m amanda` and the script `amanda` have put their own folder there.
             sys.path[0] = folder
+        elif is_searched:
+            sys.path.insert(0, folder)
 
 
 def split(arguments: Sequence[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -231,6 +292,16 @@ def _is_script(name: str) -> bool:
             return b"\0" not in file.read(1000)
     except OSError:
         return False
+
+
+def _no_python(source: bytes) -> str:
+    """Why a file that does not compile is none of Python; "" if it may be one with an error."""
+    first = source[:200].partition(b"\n")[0].decode(errors="replace")
+    if b"\0" in source[:1000]:
+        return "it is a binary file"
+    if first.startswith("#!") and "python" not in first:
+        return f"it begins with {first.strip()}; name the script that it starts"
+    return ""
 
 
 def _create_main_module(spec: ModuleSpec | None, loader: Any, file: str | None) -> types.ModuleType:

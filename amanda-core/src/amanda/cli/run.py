@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -113,7 +113,7 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
     ),
     (
         "-o --output",
-        {"metavar": "DIR", "type": _folder},
+        {"metavar": "DIR", "action": "append", "default": [], "type": _folder},
         "write the results as files into DIR (default: print summaries only)",
     ),
     (
@@ -169,6 +169,9 @@ def create_parser() -> CommandParser:
     return own
 
 
+_NO_VALUE = "--html takes no value; the page is report.html in the folder of -o"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status of the program, or 2 for wrong usage.
 
@@ -179,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         given = _parse(ours, words)
         with loading_plugins(), _random_kept():
-            run = _prepare(given, words)
+            run = _prepare(given, ours, words)
         run.report.out = out
         run.describe(arguments)
     except (program.ProgramError, UsageError, AmandaError) as error:
@@ -200,6 +203,8 @@ def _parse(ours: Sequence[str], words: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: one is unknown.
     """
+    if any(word.startswith("--html=") for word in ours):
+        raise UsageError(_NO_VALUE)
     given, unknown = create_parser().parse_known_args(ours)
     # -modules, which is -m odules.
     unknown += [word for word in words[:1] if f"-{word}".partition("=")[0] in WITH_VALUE]
@@ -220,17 +225,25 @@ def _random_kept() -> Iterator[None]:
         random.setstate(state)
 
 
-def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
+def _prepare(given: argparse.Namespace, ours: Sequence[str], words: Sequence[str]) -> Run:
     """Create a run and apply its tools; nothing of the program runs yet.
 
     Args:
         given: the options.
+        ours: the same, as written.
         words: the words after them.
     """
-    target = program.parse(words)
+    try:
+        target = program.parse(words)
+    except program.ProgramError as error:
+        if words or not (hint := mistakes.explain_no_program(ours)):
+            raise
+        raise UsageError(f"{error}; {hint}") from None
     try:
         target.check()
     except program.ProgramError as error:
+        if given.html and (target.target.endswith(".html") or target.arguments[:1] == ("--",)):
+            raise UsageError(_NO_VALUE) from None
         hint = mistakes.explain_target(target, given.tool)
         if not hint:
             raise
@@ -266,14 +279,18 @@ def create_report(given: argparse.Namespace) -> Report:
         names = [name for name in PAGE_TOOLS if name in available()]
     tools = create_tools(names)
     op_filter = create_op_filter(given)
+    if len(given.output) > 1:
+        named = " and ".join(map(str, given.output))
+        raise UsageError(f"-o is given twice ({named}); all results go to one folder")
     # Absolute: the program may change the current folder.
-    folder = given.output.absolute() if given.output else None
+    folder = given.output[0].absolute() if given.output else None
     rank = Rank.of_environment()
     if folder is not None:
-        check_folder(given.output)
+        check_folder(*given.output)
+        _check_files(folder, (f"{named.name}{rank.suffix}.json" for named in tools))
     page = pages.page_path(folder, rank.suffix).absolute() if given.html else None
     if page is not None:
-        pages.check_page()
+        pages.check_page(page)
         check_folder(page.parent)
     hint = "" if given.tool else TOOLS_OF_PAGE if tools else NO_TOOL
     return Report(tools, folder, rank, sys.stdout, page, op_filter, hint=hint)
@@ -379,6 +396,17 @@ def check_folder(folder: Path) -> None:
         if isinstance(error, FileExistsError):
             reason = "something of that name exists and is not a folder"
         raise UsageError(f"cannot write to the output folder {folder}: {reason}") from error
+
+
+def _check_files(folder: Path, names: Iterable[str]) -> None:
+    """Check that no folder has the name of a result: the run would lose it at its end.
+
+    Raises:
+        UsageError: one has.
+    """
+    for name in names:
+        if (folder / name).is_dir():
+            raise UsageError(f"{folder / name} is a folder, and a result goes there; remove it")
 
 
 class Run:

@@ -99,6 +99,12 @@ def convert(cls: type[Tool], spec: grammar.ToolSpec) -> dict[str, Any]:
         if option is None and not takes_any:
             raise OptionError(_unknown(spec.name, name, known))
         annotation = Any if option is None else option.annotation
+        if (second := re.search(r":(\w+)=", text)) and second[1] in known:
+            one = f"{name}={text[: second.start()]}"
+            raise OptionError(
+                f"the options of tool {spec.name} are separated by commas: "
+                f"{one},{text[second.start() + 1 :]}"
+            )
         try:
             arguments[name] = _convert(annotation, text)
         except ValueError as error:
