@@ -62,6 +62,11 @@ def test_another_pytorch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         amanda_torch_accel.load()
     assert "\n" not in extension.refusal()
     assert "built for PyTorch 1.0" in extension.refusal()
+    assert "compiler" not in extension.refusal()
+    # None in sys.modules: as without the file, which is written when the extension is built.
+    monkeypatch.setitem(sys.modules, "amanda_torch_accel.built_for", None)
+    with pytest.raises(ImportError, match="not built, as without a compiler: install"):
+        amanda_torch_accel.load()
 
 
 @pytest.mark.parametrize("mode", ["attempt", "skip", "require"])

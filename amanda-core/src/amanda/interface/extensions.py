@@ -1,8 +1,8 @@
 """An optional compiled extension, with which a driver notices operators faster.
 
 An extension is a distribution of its own, so that the driver's stays pure Python. Its package has a
-``VERSION`` and a function ``load()``; the driver describes what it needs of it, and does without
-where there is a reason against it::
+``VERSION`` and a function ``load()``, whose ``ImportError`` says what to do. The driver describes
+what it needs of it, and does without where there is a reason against it::
 
     EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=10, newest_python=(3, 14))
     reason = EXTENSION.refusal(LoadedDriver.untested_version())
@@ -98,12 +98,7 @@ class Extension:
         try:
             package.load()
         except ImportError as error:
-            variable = f"{self.package.upper()}_BUILD"
-            return (
-                f"the extension of {self.distribution} cannot be loaded ({error}); without a "
-                f"compiler, none is built: install it with {variable}=require to see the "
-                "compiler's errors"
-            )
+            return f"the extension of {self.distribution} cannot be loaded: {error}"
         return ""
 
 

@@ -20,7 +20,10 @@ def load() -> ModuleType:
     try:
         from amanda_torch_accel.built_for import TORCH
     except ImportError:
-        raise ImportError("it was not built") from None
+        raise ImportError(
+            "it was not built, as without a compiler: install it with "
+            "AMANDA_TORCH_ACCEL_BUILD=require to see the compiler's errors"
+        ) from None
     found = minor_version(torch.__version__)
     if found != TORCH:
         raise ImportError(f"it was built for PyTorch {TORCH}, and this is {found}: install it anew")
