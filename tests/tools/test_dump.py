@@ -112,6 +112,20 @@ def test_many_tensors_make_several_files(tmp_path: Path) -> None:
     assert [entry.step for entry in applied(DumpTool(every=4), run).entries] == [0, 4, 8]
 
 
+def test_tensors_whose_index_cannot_be_written_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted once: as not taken."""
+
+    def fail(*_: object) -> None:
+        raise OSError("No space left")
+
+    monkeypatch.setattr("amanda_tools.dump.write_json", fail)
+    tool = applied(DumpTool(shard=1), lambda: torch.ones(2).exp())
+    summary = tool.result()["summary"]
+    assert (tool.entries, summary["tensors"], summary["bytes"]) == ([], 0, 0)
+    assert summary["not_taken"] == 2
+    assert "No space left" in summary["problem"]
+
+
 def test_a_file_is_read_by_the_functions_of_the_library(tmp_path: Path) -> None:
     """``load_file`` of PyTorch and of numpy."""
     applied(DumpTool(), lambda: torch.ones(2).exp()).write_files(tmp_path, "dump")

@@ -172,9 +172,9 @@ class DumpTool(WatchingTool[DumpOptions]):
                 weakref.finalize(self, _remove, self._folder, os.getpid())
             about = {RECORDING: self._id}
             write_tensors(_shard(self._folder, self.name, self._files), self._waiting, about)
-            self._files += 1
             # With an index: nothing else is left of a process that is killed.
             self._write_index(self._folder, self.name)
+            self._files += 1
         except OSError as error:
             self._lose_waiting(f"temporary files cannot be written: {error}")
         self._waiting = {}

@@ -105,6 +105,15 @@ def test_a_budget_that_cannot_be_met() -> None:
     assert "cannot be met" in next(iter(tool.tables())).title
 
 
+def test_a_plan_without_operators_is_applied() -> None:
+    """All that the budget needs is to keep everything."""
+    torch.manual_seed(0)
+    model, x = mlp(4), torch.randn(64, 32)
+    with rematerialized(model, x, budget=1.0) as tool:
+        assert tool.summary()["recomputed"] == 0
+        assert "0 ops are run again (applied)" in next(iter(tool.tables())).title
+
+
 def test_planning_only() -> None:
     """apply=False measures and plans, and changes nothing."""
     torch.manual_seed(0)

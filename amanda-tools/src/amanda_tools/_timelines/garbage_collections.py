@@ -5,11 +5,14 @@
     collections = Collections()
     collections.begin()
     ...
-    pauses = collections.subtract_gc_pauses(records)
+    collections.subtract_gc_pauses(records)
+    pauses = collections.take_new()
 """
 
 from __future__ import annotations
 
+import array
+import bisect
 import functools
 import gc
 import threading
@@ -45,13 +48,15 @@ class Collections:
     """The garbage collections of Python, which may begin within any operator.
 
     Attributes:
-        calls: number of the collections that :meth:`subtract_gc_pauses` has seen.
+        calls: number of the collections that :meth:`take_new` has given.
         nanoseconds: their total duration.
     """
 
     def __init__(self) -> None:
         self.calls = self.nanoseconds = 0
-        self._waiting: list[tuple[int, int, int]] = []
+        # Start, end and thread of each one, in the order of time. All are kept, 24 bytes each: an
+        # operator is recorded when it ends, those of TensorFlow's graphs when the scope ends.
+        self._noted = array.array("q")
         self._started = 0
         # Weakly, for a tool that is given up within a scope.
         self._note = functools.partial(_note_collection, weakref.ref(self))
@@ -76,33 +81,45 @@ class Collections:
         if phase == "start":
             self._started = now
         elif self._started:
-            self._waiting.append((self._started, now, threading.get_native_id()))
+            self._noted.extend((self._started, now, threading.get_native_id()))
             self._started = 0
 
-    def subtract_gc_pauses(self, records: Numbers) -> Numbers:
-        """Subtract the collections recorded since the last call from operators around them.
+    def subtract_gc_pauses(self, records: Numbers) -> None:
+        """Subtract the collections within operators from their durations.
 
         Args:
             records: number, start, duration and thread of each operator, of shape (n, 4); changed
                 in place.
-
-        Returns:
-            A record for each collection, in the same form.
         """
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return np.zeros((0, 4), np.int64)
-        found = np.array(
-            [(COLLECTION, start, end - start, thread) for start, end, thread in waiting], np.int64
-        ).reshape(-1, 4)
-        for _, start, duration, thread in found.tolist():
-            is_around = records[:, 3] == thread
-            is_around &= records[:, 1] <= start
-            is_around &= records[:, 1] + records[:, 2] >= start + duration
-            records[is_around, 2] -= duration
-            self.nanoseconds += duration
-        self.calls += len(found)
-        return found
+        if not len(records):
+            return
+        count, earliest = len(self._noted) // 3, int(records[:, 1].min())
+        found = self._since(bisect.bisect_left(range(count), earliest, key=self._start))
+        for thread in np.unique(found[:, 2]):
+            starts, ends, _ = found[found[:, 2] == thread].T
+            sums = np.concatenate(([0], np.cumsum(ends - starts)))
+            mine = records[:, 3] == thread
+            begins, durations = records[mine, 1], records[mine, 2]
+            first = np.searchsorted(starts, begins)
+            last = np.searchsorted(ends, begins + durations, "right")
+            # A collection may run code of the program: operators within it, with first > last.
+            records[mine, 2] -= np.maximum(sums[last] - sums[first], 0)
+
+    def take_new(self) -> Numbers:
+        """Return a record for each collection since the last call, in the form of operators."""
+        starts, ends, threads = self._since(self.calls).T
+        numbers, durations = np.full_like(starts, COLLECTION), ends - starts
+        self.calls += len(starts)
+        self.nanoseconds += int(durations.sum())
+        return np.stack((numbers, starts, durations, threads), axis=1)
+
+    def _start(self, number: int) -> int:
+        return self._noted[3 * number]
+
+    def _since(self, number: int) -> Numbers:
+        """Start, end and thread of the collections from a number on."""
+        # A slice is a copy: an array with an exported buffer cannot grow.
+        return np.frombuffer(self._noted[3 * number :], np.int64).reshape(-1, 3)
 
 
 def _note_collection(reference: weakref.ref[Collections], phase: str, _: dict[str, int]) -> None:

@@ -224,7 +224,7 @@ class RematTool(PrintingTool[RematOptions]):
             "peak_bytes": found.peak_bytes,
             "minimum_bytes": found.minimum_bytes,
             "is_met": found.is_met,
-            "is_applied": self._make is not None,
+            "is_applied": self._plan is not None and self.options.apply,
             "recomputed": len(found.recomputed),
             "extra_cost": extra / total if total else 0.0,
             **self._targets.summary(),
