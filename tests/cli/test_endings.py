@@ -107,6 +107,34 @@ def test_a_program_goes_on_where_no_other_one_takes_its_place(
     assert "count: 2 forward executions" in run.stdout
 
 
+def test_a_signal_after_the_results_ends_the_process(python: Command, script: Script) -> None:
+    """It is handled until the results are written, and no longer."""
+    run = python(
+        "-c",
+        "import atexit, os\n"
+        "atexit.register(os.kill, os.getpid(), 15)\n"
+        "from amanda.cli import run\n"
+        f"run.main(['-t', 'count', {str(script(OPERATORS))!r}])",
+    )
+    assert run.returncode == -signal.SIGTERM
+    assert "amanda: 1 ops seen" in run.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Python does not know of handlers in C")
+def test_a_signal_that_c_code_handles_ends_nothing(python: Command, script: Script) -> None:
+    """As that of ``faulthandler``, which was registered before the command began."""
+    path = script("import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\n" + OPERATORS)
+    run = python(
+        "-c",
+        "import faulthandler, signal\n"
+        "faulthandler.register(signal.SIGUSR1)\n"
+        "from amanda.cli import run\n"
+        f"run.main(['-t', 'count', {str(path)!r}])",
+    )
+    assert (run.returncode, run.stderr.count("most recent call first")) == (0, 1)
+    assert "amanda: 1 ops seen" in run.stdout
+
+
 def test_a_thread_that_ends_the_process_waits_for_nothing(amanda: Command, script: Script) -> None:
     """It may do so because the others hang: one line says that results are lost."""
     text = "import os, threading\nthreading.Thread(target=os._exit, args=(4,)).start()\n"

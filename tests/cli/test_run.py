@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import re
@@ -14,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from amanda.cli.results import _LAUNCHERS, Rank
+from amanda import Tool
+from amanda.cli.results import _LAUNCHERS, NamedTool, Rank, Report
+from amanda.scope.scope import Statistics
 from tests.cli.conftest import Command, driver_package, install, other_package
 
 Script = Callable[..., Path]
@@ -125,10 +128,11 @@ def test_operators_of_threads_and_exit_functions_count(
 
 
 CLUSTER = {"chief": ["a"], "worker": ["b", "c"]}
+WITHOUT_A_CHIEF = {"evaluator": ["d"], "ps": ["a", "b"], "worker": ["c"]}
 
 
-def in_cluster(kind: str, index: int) -> dict[str, str]:
-    config = {"cluster": CLUSTER, "task": {"type": kind, "index": index}}
+def in_cluster(kind: str, index: int, cluster: Any = CLUSTER) -> dict[str, str]:
+    config = {"cluster": cluster, "task": {"type": kind, "index": index}}
     return {"TF_CONFIG": json.dumps(config)}
 
 
@@ -144,6 +148,10 @@ def in_cluster(kind: str, index: int) -> dict[str, str]:
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, 0, 1),
         (in_cluster("worker", 1), 2, 3),
         (in_cluster("evaluator", 0), 3, None),
+        # The first rank prints: it is one that computes.
+        (in_cluster("worker", 0, WITHOUT_A_CHIEF), 0, 4),
+        (in_cluster("ps", 1, WITHOUT_A_CHIEF), 2, 4),
+        (in_cluster("evaluator", 0, WITHOUT_A_CHIEF), 3, 4),
         ({"TF_CONFIG": "{}"}, 0, 1),
     ],
 )
@@ -169,15 +177,35 @@ def test_a_run_without_tools_tells_what_it_saw(amanda: Command, program: str) ->
 def test_child_processes_are_counted_as_not_seen(
     amanda: Command, script: Script, method: str
 ) -> None:
-    """What a child process runs is not seen, however it is started; the last line says so."""
-    path = script(
+    """What a child process runs is not seen, however it is started; the last line says so. Only
+    where the program itself computes nothing, it asks for a run of each."""
+    text = (
         "import multiprocessing, minigrad as mg\n"
         "if __name__ == '__main__':\n"
         f"    child = multiprocessing.get_context('{method}').Process(target=print)\n"
         "    child.start(), child.join()\n"
-        "    mg.add(mg.MiniTensor(2), mg.MiniTensor(2))\n"
     )
-    assert "not seen: what child processes run" in amanda("run", str(path)).stdout
+    loading = script(text + "    mg.add(mg.MiniTensor(2), mg.MiniTensor(2))\n")
+    said = "not seen: what child processes run, such as workers that load data (1);"
+    assert said in amanda("run", str(loading)).stdout
+    said = "what child processes run, each of which needs an amanda run of its own (1);"
+    assert said in amanda("run", str(script(text))).stdout
+
+
+def test_an_interrupted_summary_leaves_the_stream_as_it_was() -> None:
+    """Only the summaries write out characters that the encoding lacks."""
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    told: list[str | None] = []
+
+    class Interrupted(Tool):
+        def print_summary(self, out: Any) -> None:
+            told.append(out.errors)
+            raise KeyboardInterrupt
+
+    report = Report([NamedTool("interrupted", Interrupted())], None, Rank(), out)
+    with pytest.raises(KeyboardInterrupt):
+        report.deliver(Statistics(), 1.0)
+    assert (told, out.errors) == (["backslashreplace"], "strict")
 
 
 def test_a_program_without_a_framework_is_reported(amanda: Command, script: Script) -> None:

@@ -15,6 +15,7 @@ from amanda.errors import CoverageWarning
 from amanda.interface.points import PointContext
 from amanda.testing import loopback as lb
 from amanda.testing.loopback.tape import set_grad
+from tests.running import line_of
 
 NUMBERS = st.floats(-4, 4).map(lambda x: round(x, 2))
 MATRICES = st.lists(st.lists(NUMBERS, min_size=2, max_size=2), min_size=2, max_size=2)
@@ -151,11 +152,13 @@ def test_very_many_operators_of_a_line_share_an_id() -> None:
 
     def run() -> None:
         for _ in range(2 * MANY):
-            lb.mul(x, x)
+            lb.mul(x, x)  # the loop
         lb.mul(x, x)
 
-    with amanda.apply(tool), pytest.warns(CoverageWarning, match="share an id"):
+    with amanda.apply(tool), pytest.warns(CoverageWarning, match="share an id") as told:
         run()
+    place = __file__, line_of(__file__, "# the loop")
+    assert [(warning.filename, warning.lineno) for warning in told] == [place]
     assert ids[:2] == ["/mul:0", "/mul:1"]
     assert [op_id.rpartition(".")[0] for op_id in ids[MANY:]] == [f"/mul:{__name__}"] * 2
 

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from amanda.cli.messages import complain
@@ -23,6 +24,33 @@ ENDING = tuple(number for name in _ENDING if (number := getattr(signal, name, No
 """Signals that end a program which does not handle them, so that its results can be given before:
 those that schedulers send before they kill it, and SIGHUP, where the terminal is closed. Windows
 has SIGTERM only."""
+
+
+def handle_signals(handler: Callable[..., None]) -> None:
+    """Have `handler` called at the signals of :data:`ENDING` that nobody handles or ignores yet."""
+    caught = _caught_signals()
+    # ValueError: handlers are set in the main thread only; here somebody else calls main().
+    with contextlib.suppress(ValueError):
+        for number in ENDING:
+            if signal.getsignal(number) is signal.SIG_DFL and not caught >> (number - 1) & 1:
+                signal.signal(number, handler)
+
+
+def _caught_signals() -> int:
+    """The signals that have a handler, as bits; Python does not know those that C code has set, as
+    ``faulthandler.register`` does. 0 without Linux's ``/proc``."""
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        status = Path("/proc/self/status").read_text("ascii", "replace")
+        return int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16)
+    return 0
+
+
+def restore_signals(handler: Callable[..., None]) -> None:
+    """Undo :func:`handle_signals`, where the program has not set another handler since."""
+    with contextlib.suppress(ValueError):
+        for number in ENDING:
+            if signal.getsignal(number) == handler:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def watch(leaving: Callable[[str], None]) -> None:

@@ -25,6 +25,7 @@ def last_line(statistics: Statistics, seconds: float) -> str:
     )
 
 
+_ADVICE = "each of which needs an amanda run of its own"
 _NOTHING = "nothing, as far as is known"
 _ALL_SEEN = "all operators were seen, as far as is known"
 
@@ -54,7 +55,9 @@ def explain_unseen(statistics: Statistics) -> str:
     missing = {**statistics.not_seen, **uncovered_frameworks()}
     missing |= dict.fromkeys(plugins.explain_unseen(drivers.covered_frameworks()), 0)
     if count := child_processes():
-        missing["what child processes run, each of which needs an amanda run of its own"] = count
+        # They are not told apart: where this process computes, they may only load its data.
+        about = "such as workers that load data" if statistics.ops_seen else _ADVICE
+        missing[f"what child processes run, {about}"] = count
     if not missing and not any(e.cls.framework in sys.modules for e in drivers.drivers()):
         missing = {"no framework was imported": 0}
     reasons = (f"{reason} ({count})" if count else reason for reason, count in missing.items())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -91,11 +92,12 @@ class Rank:
         """The place among all tasks of a cluster of TensorFlow; an evaluator is beside them."""
         try:
             found = json.loads(config or "{}")
-            sizes = {kind: len(found["cluster"][kind]) for kind in sorted(found["cluster"])}
+            kinds = sorted(found["cluster"], key=_place_of_kind)
+            sizes = {kind: len(found["cluster"][kind]) for kind in kinds}
             kind, index = str(found["task"]["type"]), int(found["task"]["index"])
         except (KeyError, TypeError, ValueError):
             return cls()
-        before = sum(size for other, size in sizes.items() if other < kind or kind not in sizes)
+        before = sum(sizes[other] for other in itertools.takewhile(kind.__ne__, sizes))
         count = sum(sizes.values())
         return cls(before + index, count if before + index < count else None)
 
@@ -108,9 +110,15 @@ class Rank:
         return f"{self.number} of {self.count or 'an unknown number'}"
 
 
+def _place_of_kind(kind: str) -> tuple[bool, bool, bool, str]:
+    """The sort key of a kind of task: the first rank is one that runs operators, and prints."""
+    return kind == "evaluator", kind not in ("chief", "master"), kind != "worker", kind
+
+
 @attrs.define
 class Report:
-    """Writes and prints the results of a run; one that fails does not keep the others.
+    """Writes and prints the results of a run; a result that fails does not prevent the others from
+    being written.
 
     Attributes:
         tools: the tools of the run.
@@ -123,7 +131,8 @@ class Report:
         complain: prints a message about a result that is lost.
         hint: a line before the last one, about what else to ask for; "" for none.
         has_driver: True if a driver was there for the tools; else their summaries are not printed.
-        has_failed: True if the program has; where it did before its first operator, none are.
+        has_failed: True if the program failed; if it failed before its first operator, no summaries
+            are printed.
         error: why the run is one of wrong usage, for stderr; "" if it is not.
         written: the files that have been written.
     """
@@ -305,8 +314,10 @@ def _any_character(stream: TextIO) -> Iterator[None]:
         yield
         return
     reconfigure(errors="backslashreplace")
-    yield
-    reconfigure(errors=errors)
+    try:
+        yield
+    finally:
+        reconfigure(errors=errors)
 
 
 def _method(tool: Tool, name: str) -> Callable[..., Any] | None:

@@ -450,7 +450,7 @@ class Run:
         # Exit functions run in reverse order: registered before any of the program, this one runs
         # when the program's threads have ended and its exit functions have run.
         self._deliver_at_exit()
-        _on_terminate(self._terminate)
+        endings.handle_signals(self._terminate)
         endings.watch(self._leave)
 
     def _deliver_at_exit(self) -> None:
@@ -558,6 +558,7 @@ class Run:
         except KeyboardInterrupt:
             complain("interrupted while the results were written; those that are missing are lost")
             self._terminated = signal.SIGINT
+        endings.restore_signals(self._terminate)
         if self._terminated:
             endings.by_signal(self._terminated)
         if self._is_interrupted:
@@ -621,17 +622,6 @@ def _apply(scope: apply) -> None:
         raise
     except BROKEN as error:
         raise _broken("the tools cannot be applied", error) from error
-
-
-def _on_terminate(handler: Any) -> None:
-    try:
-        for number in endings.ENDING:
-            # A launcher that ignores or handles it (nohup) keeps its handler.
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, handler)
-    except ValueError:
-        # Handlers are set in the main thread only; here somebody else calls main().
-        return
 
 
 def _exit_status(error: SystemExit) -> int:

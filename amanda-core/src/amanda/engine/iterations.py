@@ -22,12 +22,12 @@ class Iterations:
     """The iterations under one scope.
 
     Attributes:
-        count: iterations that have ended; the number of the one that runs.
+        count: how many iterations have ended, which is also the number (from 0) of the current one.
         begin, end: when the last one began and ended, in seconds of ``time.perf_counter``.
         forwards: depth of calls of outermost modules, in all threads.
         optimizing: True while an optimizer steps.
-        contiguous: True if no time lies between the begin of the one that runs and the end of the
-            last one; of the first one, between its begin and that of the scope.
+        contiguous: True if the current one began at the end of the last iteration, or at the start
+            of the scope.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,8 @@ class Iterations:
         """An optimizer has stepped."""
         self._seen_this_step = True
         if not self._trains:
-            # The apparent iterations without an optimizer have accumulated gradients.
+            # What was counted as iterations so far were accumulation passes of this one: take the
+            # count back.
             self._trains = self._has_gradients = True
             if self._first_ambiguous is not None:
                 self.count, self._is_open = self._first_ambiguous, True

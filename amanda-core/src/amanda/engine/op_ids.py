@@ -5,8 +5,8 @@ operators of that name within the module call. Code outside of modules has no pr
 counted within an iteration. The second instance of a class is ``Net@1``, the second call of a
 module within the outermost one ``path#1``. Outside of modules the operators of each phase are
 counted on their own: ``/mul:0`` is the first one of the forward phase, ``/optimizer/mul:0`` one of
-an optimizer. From the thousandth of a name in an iteration on, operators there share the id of the
-line that calls them, ``/mul:train.12``.
+an optimizer. From the 1,001st of a name in an iteration on, operators outside of modules share the
+id of the line that calls them, ``/mul:train.12``, in the phases of :data:`SHARING` only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHARING: frozenset[str] = frozenset({"forward", "other"})
 
 
 def shared_id(prefix: str, op_name: str, count: int, framework: str) -> str:
-    """The id of an operator outside of modules, which all those share that the same line calls.
+    """The id shared by all operators of one name that one source line calls outside of modules.
 
     For loops without an end of an iteration, which would otherwise take time and memory for a new
     operator in each execution.
@@ -42,17 +42,21 @@ def shared_id(prefix: str, op_name: str, count: int, framework: str) -> str:
         prefix, op_name, count: of the id that it would have.
         framework: the package whose code is not taken for the calling line.
     """
-    if count == MANY:
-        text = (
-            f"{MANY} {op_name} operators outside of modules without an end of an iteration: those "
-        )
-        text += "of a line share an id from now on; call amanda.new_iteration() in the loop"
-        warnings.warn(text, CoverageWarning, stacklevel=2)
     frame, module = inspect.currentframe(), "amanda"
     while frame is not None and module.startswith(("amanda", framework)):
         frame = frame.f_back
         module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
-    return f"{prefix}/{op_name}:{module}.{0 if frame is None else frame.f_lineno}"
+    line = 0 if frame is None else frame.f_lineno
+    if count == MANY:
+        text = (
+            f"{MANY} {op_name} operators outside of modules without an end of an iteration: those "
+            "of a line share an id from now on; call amanda.new_iteration() in the loop"
+        )
+        file = "" if frame is None else frame.f_code.co_filename
+        registry = {} if frame is None else frame.f_globals.setdefault("__warningregistry__", {})
+        # Not by a stacklevel: the frames of a driver are not counted alike.
+        warnings.warn_explicit(text, CoverageWarning, file, line, module, registry)
+    return f"{prefix}/{op_name}:{module}.{line}"
 
 
 class _CountedCall:
@@ -141,7 +145,7 @@ class OpIds(threading.local):
             calls.pop()
 
     def _outermost(self, module: Any, named_modules: NamedModules) -> _CountedCall:
-        # A model that comes round again begins a new iteration; another one does not.
+        # A second call of the same outermost module begins a new iteration; another one does not.
         if module in self._met:
             self.restart()
         self._met.add(module)

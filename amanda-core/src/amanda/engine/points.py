@@ -7,8 +7,8 @@ A driver reports modules, passes and optimizer steps as they occur::
     ...                                                 # the outermost module runs
     points.forward_ends(scopes, "Net")
 
-Of modules a driver tells only where :meth:`Points.wants_modules` says so; passes, optimizer steps
-and iterations are few.
+A driver reports module calls only if :meth:`Points.wants_modules` is true. All other points are
+rare and are always reported.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Points:
     ) -> Iterator[Callable[[Any], Any]]:
         """Report a call of a module, and the forward pass of an outermost one.
 
-        Gives a function to be called with the result of the module, which it returns.
+        Yields a function: the caller passes the module's result to it, and gets that result back.
 
         Args:
             target: the module.

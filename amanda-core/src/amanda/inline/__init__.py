@@ -59,7 +59,7 @@ class Counter(Inline):
         self.count += 1
 
     def lowered(self, action: Any, method: Any) -> Step:
-        """COUNT, which takes no tensors, also of a tool whose routines take part in AD."""
+        """COUNT if no tensors are selected; a routine that takes part in AD is lowered, too."""
         if type(self) is Counter and method is None and not action.select:
             return Step(StepKind.COUNT, action, self)
         return Step(StepKind.CALL, action)
@@ -389,7 +389,7 @@ class ShapeSum(Inline):
         of: ShapeSum | None = None,
     ) -> None:
         _check_callable("ShapeSum()", weigh=weigh)
-        # No function for each: tools make a sum for each operator.
+        # No helper function: tools create one sum for each operator.
         if total is not None and not isinstance(total, Counter):
             raise TypeError(f"ShapeSum() needs a Counter or None as total, got {total!r}")
         if of is not None and not isinstance(of, ShapeSum):
@@ -416,8 +416,8 @@ class ShapeSum(Inline):
         """Add an execution after it, without the two routines if it has overwritten no input.
 
         Args:
-            inputs: all of it; absent ones are None.
-            outputs: all of it, or none.
+            inputs: all inputs of the operator; absent ones are None.
+            outputs: all outputs, or none.
         """
         found = self.shapes_of(inputs), self.shapes_of(outputs)
         self.add(self.weigh(found), found)
@@ -556,7 +556,7 @@ class MemoryChange(Inline):
         self.bytes += after - before
 
     def lowered(self, action: Any, method: Any) -> Step:
-        """MEMORY, for both routines, where what they read is of no subclass either."""
+        """MEMORY, for both routines, if neither this nor `use` is of a subclass."""
         is_own = method is MemoryChange.before or method is MemoryChange.after
         is_plain = type(self) is MemoryChange and type(self.use) is MemoryUse
         if is_own and is_plain and not (action.select or action.differentiable):
