@@ -173,6 +173,20 @@ def test_ids_of_an_unregistered_module() -> None:
     assert ids_of(lambda: Model()(lb.tensor([[1.0]]))) == ["Model.Linear/linear:0"]
 
 
+def test_a_forward_pass_ends_with_the_outputs_of_its_model() -> None:
+    """They are those of the outermost module; there are none where it has raised."""
+    outputs: list[Any] = []
+    tool = amanda.Tool()
+    tool.add_inst_for_pass(lambda point: outputs.append(point.outputs), end=True)
+    model = lb.Linear([[2.0]])
+    with amanda.apply(tool):
+        model(lb.tensor([[1.0]]))
+        with pytest.raises(AttributeError):
+            model(None)
+    [[output], nothing] = outputs
+    assert (output.tolist(), nothing) == ([[2.0]], None)
+
+
 def test_ids_of_backward_ops() -> None:
     """A backward op is numbered by its name within its forward op."""
     seen: list[Any] = []

@@ -328,6 +328,20 @@ def test_an_infinity_that_is_masked_is_no_finding() -> None:
     assert [(row[0], *row[3:]) for row in folded] == [("Buckets/log:0", 3, "masked")]
 
 
+class Dropping(nn.Module):
+    """Takes the logarithm of a zero, and drops it unless told to keep it."""
+
+    def __init__(
+        self, *, keeps: bool = False, after: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+    ) -> None:
+        super().__init__()
+        self.fc, self.keeps, self.after = nn.Linear(4, 4), keeps, after
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lost = torch.log(torch.zeros(1))
+        return self.after(self.fc(x) + (lost if self.keeps else 0))
+
+
 @pytest.mark.parametrize("skips", [True, False])
 def test_an_overflow_that_a_gradient_scaler_skips_is_no_finding(skips: bool) -> None:
     """The scaler provokes it and leaves the parameters alone; without a scaler it is a finding."""
@@ -351,6 +365,55 @@ def test_an_overflow_that_a_gradient_scaler_skips_is_no_finding(skips: bool) -> 
     tool = searched(run, action="warn")
     assert scaler.get_scale() < 2.0**126
     assert (tool.findings(), tool.summary()["first"]["fate"]) == ([], "skipped")
+
+
+@pytest.mark.parametrize("steps", [[(0, 1), (0, 1e38), (1, 1)], [(1, 1), (0, 1e38)]])
+def test_a_skipped_step_takes_nothing_from_other_iterations(steps: list[tuple[int, float]]) -> None:
+    """What reaches the outputs before or after a skipped step is a finding."""
+    model = Dropping()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+
+    def run() -> None:
+        for keeps, factor in steps:
+            optimizer.zero_grad()
+            model.keeps = bool(keeps)
+            scaler.scale(model(torch.ones(2, 4)).sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    with pytest.warns(NonFiniteWarning, match="log produced"):
+        tool = searched(run, action="warn")
+    assert scaler.get_scale() < 64
+    assert tool.events[0].fate == "reached"
+    assert min(tool.events[0].fates.values()) >= 0
+
+
+def test_each_forward_pass_of_an_iteration_decides_about_its_own() -> None:
+    """An infinity in the outputs of one model has reached them, whatever another model gives."""
+    first, second = Dropping(keeps=True), Dropping()
+
+    def run() -> None:
+        kept = first(torch.ones(2, 4)).detach().clamp(max=1)
+        loss = second(torch.ones(2, 4)).sum() + kept.sum()
+        (loss + torch.log(torch.zeros(1)).clamp(min=0)).sum().backward()
+
+    fates = {event.op.id: event.fate for event in searched(run).events}
+    assert fates == {"Dropping/log:0": "reached", "Dropping@1/log:0": "masked", "/log:0": "reached"}
+
+
+def test_what_has_become_of_it_is_not_known_without_outputs() -> None:
+    """A forward pass that raises shows no outputs: what it produced is not said to be masked."""
+    x = torch.ones(2, requires_grad=True)
+
+    def run() -> None:
+        with pytest.raises(ZeroDivisionError):
+            Dropping(after=lambda _: 1 / 0)(torch.ones(2, 4))
+        x.sum().backward()  # type: ignore[no-untyped-call]
+
+    tool = searched(run)
+    assert [event.fate for event in tool.events] == [""]
+    assert tool.findings() == tool.events
 
 
 # -- backward -----------------------------------------------------------------
@@ -415,8 +478,11 @@ class Clipped(nn.Module):
         return torch.log(h - h) if self.breaks else h
 
 
-def trained(**options: bool) -> NanTool:
-    return searched(lambda: Clipped(**options)(torch.ones(3)).sum().backward())
+def trained(*, action: str = "record", **options: bool) -> NanTool:
+    def run() -> None:
+        Clipped(**options)(torch.ones(3)).sum().backward()
+
+    return searched(run, action=action)
 
 
 def test_an_infinity_that_building_the_model_removes_is_no_finding() -> None:
@@ -447,6 +513,32 @@ def test_abort_stops_at_the_operator() -> None:
         searched(lambda: model(torch.rand(2, 4)), action="abort")
     lines = [entry.lineno + 1 for entry in e.traceback if entry.path.name == "test_nan.py"]
     assert line_of(__file__, "# planted here") in lines
+
+
+def test_abort_raises_at_each_operator_of_the_model() -> None:
+    """Not while the model is built, but again where the program has caught the first error."""
+    assert [event.op.type for event in trained(clips=True, action="abort").events] == ["erfinv"]
+    with pytest.raises(NonFiniteError, match="log produced"):
+        trained(clips=True, breaks=True, action="abort")
+
+    def run() -> None:
+        model = Dropping()
+        for _ in range(2):
+            with pytest.raises(NonFiniteError, match="log produced"):
+                model(torch.ones(2, 4))
+        with pytest.raises(NonFiniteError, match="sqrt produced"):
+            torch.sqrt(torch.rand(2) - 2)
+
+    searched(run, action="abort")
+
+
+def test_a_message_says_what_is_true() -> None:
+    """A NaN may come from infinities, an infinity comes from finite inputs."""
+    infinity = torch.full((2,), math.inf)
+    [event] = searched(lambda: infinity - infinity).events
+    assert "sub produced NaN from inputs without NaN" in event.message()
+    [event] = searched(lambda: torch.zeros(2).log()).events
+    assert "log produced an infinity from finite inputs" in event.message()
 
 
 def test_warn_points_at_the_line() -> None:
@@ -488,6 +580,18 @@ def test_the_history_and_the_limit() -> None:
     assert [event.op.type for event in tool.events] == ["log", "sqrt"]
     # The negation only passes on, and is not watched.
     assert tool.events[0].last == ["/mul:2", "/mul:3", "/sub:0"]
+
+
+def test_the_limit_goes_on_counting_recorded_ones() -> None:
+    """Once the limit is reached no further operator is recorded; known ones are counted on."""
+    model = nn.Sequential(Dropping(keeps=True, after=lambda h: torch.sqrt(-1 - torch.exp(-h))))
+
+    def run() -> None:
+        for _ in range(3):
+            model(torch.ones(2, 4))
+
+    [event] = searched(run, limit=1).events
+    assert (event.op.type, event.times, event.fates["reached"]) == ("log", 3, 3)
 
 
 def test_wrong_options_are_refused() -> None:

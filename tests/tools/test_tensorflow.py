@@ -64,6 +64,25 @@ def test_nan_in_a_graph(mode: Any) -> None:
     assert (first["direction"], first["type"]) == ("backward", "sqrt_backward")
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_nan_looks_at_the_outputs_of_a_model(keeps: bool) -> None:
+    """In eager mode an infinity is masked only if the outputs are finite, as the gradients are."""
+
+    class Dropping(tf.keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x + (tf.math.log(x - x) if keeps else tf.maximum(tf.math.log(x - x), 0.0))
+
+    def run() -> None:
+        x = tf.ones(3)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = Dropping()(tf.stop_gradient(x)) + x
+        tape.gradient(y, x)
+
+    first = applied(NanTool(action="record"), run).summary()["first"]
+    assert (first["type"], first["fate"]) == ("log", "reached" if keeps else "masked")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "float8_e4m3fn"])
 def test_dumps_keep_their_bits(dtype: str) -> None:
     """Also of types that numpy lacks, which are read as float32."""

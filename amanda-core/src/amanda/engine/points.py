@@ -87,7 +87,7 @@ class Points:
 
         def returned(result: Any) -> Any:
             nonlocal outputs
-            outputs = tensors_in(result) if is_wanted else None
+            outputs = tensors_in(result) if is_wanted or told else None
             return result
 
         self.forward_begins(told, place["id"], bool(trains), facts=facts)
@@ -100,7 +100,7 @@ class Points:
                 if is_wanted:
                     self.module(scopes, Point.MODULE_EXIT, outputs=outputs, **place, **facts())
         finally:
-            self.forward_ends(told, place["id"])
+            self.forward_ends(told, place["id"], {"outputs": outputs})
 
     def forward_begins(
         self,
@@ -144,8 +144,8 @@ class Points:
         """The outermost module has returned, or raised.
 
         Args:
-            facts: of a run of a graph, ``target`` and ``inputs`` of the point, as far as they are
-                known.
+            facts: ``outputs`` of the point, of a run of a graph ``target`` and ``inputs``, as far
+                as they are known.
         """
         for scope in told:
             iterations = scope.iterations

@@ -44,6 +44,7 @@ from amanda_tools.nan.events import (
     describe_tensors,
     find_new_kind,
 )
+from amanda_tools.nan.fates import Fates
 from amanda_tools.nan.replay import OpReplay
 
 __all__ = ["NanOptions", "NanTool", "NonFiniteError", "NonFiniteWarning"]
@@ -57,12 +58,13 @@ class NanOptions:
     """The options of ``nan``.
 
     Attributes:
-        action: what to do at the first finding: warn, abort the program, or only record it.
+        action: ``warn`` once, of the first finding; ``abort``: raise at each operator that produces
+            one, masked later or not, but for those that build the model; or only ``record`` them.
         inf: also look for infinities.
         backward: also look at the backward pass.
         ignore: op types that may produce them, as log where a zero is expected.
         history: number of preceding operators to name.
-        limit: number of producing operators to record; nothing is checked after them.
+        limit: number of producing operators to record, besides those masked or skipped.
         replay: keep the inputs of the first producing operator, and write them with the results.
     """
 
@@ -98,11 +100,7 @@ class NanTool(PrintingTool[NanOptions]):
         self._passed_on = False
         self._watches: dict[str, OpWatch] = {}
         self._not_looked_at = NotLookedAt()
-        # Events of this iteration and of the one before, and whether one reached a place where
-        # it counts; None before such a place was looked at.
-        self._now: list[NonFiniteEvent] = []
-        self._before: list[NonFiniteEvent] = []
-        self._has_reached: bool | None = None
+        self._fates = Fates()
         self._has_warned = False
         self._sources: dict[str, str] = {}
         self._met: set[str] = set()
@@ -120,41 +118,21 @@ class NanTool(PrintingTool[NanOptions]):
     # -- what becomes of it -------------------------------------------------
 
     def _end_forward(self, point: PointContext) -> None:
-        if point.outputs is None:
-            return
-        is_clean = all(self._is_clean(tensor) for tensor in point.outputs)
-        self._has_reached = bool(self._has_reached) or not is_clean
-        for event in self._now:
-            event.is_inside = is_clean
+        self._fates.end_forward({self._look_at(tensor) for tensor in point.outputs or ()} or {None})
 
     def _end_backward(self, _: PointContext) -> None:
         # A gradient that is not finite has been noted where an operator gave it.
-        self._has_reached = bool(self._has_reached)
+        self._fates.look(True)
 
     def _end_iteration(self, _: PointContext) -> None:
-        """Decide what has become of the events of an iteration."""
         # Of the one before: a gradient scaler says after an iteration that it has skipped it.
         self._warn_of_first([event for event in self.findings() if event.fate])
-        now, has_reached = self._now, self._has_reached
-        self._before, self._now, self._has_reached = now, [], None
-        if has_reached is None:
-            return
-        # Among several, those were harmless that were so before, or that no output has shown.
-        able = [e for e in now if e.fate in ("", "reached")]
-        causes = [e for e in able if not e.is_inside] or able or now
-        for event in now:
-            event.fates["reached" if has_reached and event in causes else "masked"] += 1
+        self._fates.end_iteration()
         self._keep_one_replay()
 
     def _see_scale(self, *tensors: Any) -> None:
         """Instrumentation routine: a gradient scaler updates its scale after a step or none."""
-        if reader_of(tensors[-1]).numpy(tensors[-1]).any():
-            for event in self._before:
-                event.fates["reached"] -= 1
-                event.fates["skipped"] += 1
-            for event in self._now:
-                event.fates["skipped"] += 1
-            self._before, self._now, self._has_reached = [], [], None
+        self._fates.end_step(bool(reader_of(tensors[-1]).numpy(tensors[-1]).any()))
 
     def exit_scope(self) -> None:
         """Warn of what is still open."""
@@ -166,7 +144,7 @@ class NanTool(PrintingTool[NanOptions]):
             _warn(events[0].message(), events[0].source)
 
     def _keep_one_replay(self) -> None:
-        first = next(iter(self.findings() or self.asides()), None)
+        first = next(iter(self.findings() or self.masked_or_skipped()), None)
         for event in self.events:
             if event is not first and event.fate:
                 event.replay = None
@@ -174,7 +152,7 @@ class NanTool(PrintingTool[NanOptions]):
     @property
     def replay(self) -> OpReplay | None:
         """The first producing operator with its inputs."""
-        return next((e.replay for e in self.findings() or self.asides()), None)
+        return next((e.replay for e in self.findings() or self.masked_or_skipped()), None)
 
     # -- analyses ---------------------------------------------------------
 
@@ -237,15 +215,19 @@ class NanTool(PrintingTool[NanOptions]):
     # -- routines ---------------------------------------------------------
 
     def _is_clean(self, tensor: Any) -> bool:
+        return self._look_at(tensor) is not False
+
+    def _look_at(self, tensor: Any) -> bool | None:
+        """Return whether a tensor is finite; None if its numbers cannot be read."""
         is_clean = reader_of(tensor).is_clean(tensor)
         if is_clean is None:
             self._not_looked_at.note(tensor)
-        return is_clean is not False
+        return is_clean
 
     def note_reach(self, op: OpDescription) -> None:
         """Note that a gradient or a parameter is not finite, if the operator has written one."""
         if op.direction == "backward" or op.phase == "optimizer":
-            self._has_reached = True
+            self._fates.look(False)
 
     def suspect(
         self, watch: OpWatch, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool
@@ -307,34 +289,29 @@ class NanTool(PrintingTool[NanOptions]):
         outputs: Sequence[Any],
         written: list[int],
     ) -> None:
-        """Record a producing operator; warn or abort at the first one."""
-        known = next((event for event in self.events if event.op.id == watch.op.id), None)
-        if known is not None:
+        """Record an execution of a producing operator; abort at one of the model."""
+        event = self._event_of(watch.op)
+        if event is None:
             # Only the first execution of an operator is described.
-            known.times += 1
-            self._note(known)
-            return
-        event = NonFiniteEvent(
-            op=watch.op,
-            kind=kind,
-            source=self._source(watch),
-            inputs=describe_tensors(inputs),
-            outputs=describe_tensors(outputs),
-            overwritten=written,
-            attributes=dict(watch.attributes),
-            last=list(self.recent)[:-1],
-        )
-        is_first = not any(e.fate == "reached" for e in self.findings())
-        self.events.append(event)
-        self._note(event)
-        if self.options.replay and is_first and event in self.findings():
-            event.replay = OpReplay.of(watch.op, watch.function, watch.names, inputs)
-        if len(self.events) == 1 and self.options.action == "abort":
-            raise NonFiniteError(event.message())
-
-    def _note(self, event: NonFiniteEvent) -> None:
-        if event not in self._now and event.op.phase != _SETUP:
-            self._now.append(event)
+            event = NonFiniteEvent(
+                op=watch.op,
+                kind=kind,
+                source=self._source(watch),
+                inputs=describe_tensors(inputs),
+                outputs=describe_tensors(outputs),
+                overwritten=written,
+                attributes=dict(watch.attributes),
+                last=list(self.recent)[:-1],
+            )
+            is_first = not any(e.fate == "reached" for e in self.findings())
+            self.events.append(event)
+            if self.options.replay and is_first and event in self.findings():
+                event.replay = OpReplay.of(watch.op, watch.function, watch.names, inputs)
+        event.times += 1
+        if watch.op.phase != _SETUP:
+            self._fates.note(event)
+            if self.options.action == "abort":
+                raise NonFiniteError(event.message())
 
     def _source(self, watch: OpWatch) -> str:
         op = watch.op
@@ -344,10 +321,13 @@ class NanTool(PrintingTool[NanOptions]):
         # make the operator.
         return watch.made_at or source_line() or self._sources.get(op.id, "")
 
-    @property
-    def is_full(self) -> bool:
-        """True if the limit of recorded operators is reached."""
-        return sum(event.fate in ("", "reached") for event in self.events) >= self.options.limit
+    def _event_of(self, op: OpDescription) -> NonFiniteEvent | None:
+        return next((event for event in self.events if event.op.id == op.id), None)
+
+    def examines(self, op: OpDescription) -> bool:
+        """True for recorded operators, and for all others until the limit is reached."""
+        count = sum(event.fate in ("", "reached") for event in self.events)
+        return count < self.options.limit or self._event_of(op) is not None
 
     def findings(self) -> list[NonFiniteEvent]:
         """The :attr:`events` that concern the model, and were neither masked nor skipped.
@@ -358,7 +338,7 @@ class NanTool(PrintingTool[NanOptions]):
         """
         return [event for event in self._concerning() if event.fate in ("", "reached")]
 
-    def asides(self) -> list[NonFiniteEvent]:
+    def masked_or_skipped(self) -> list[NonFiniteEvent]:
         """The :attr:`events` of the model that were masked or skipped."""
         return [event for event in self._concerning() if event.fate not in ("", "reached")]
 
@@ -390,7 +370,7 @@ class NanTool(PrintingTool[NanOptions]):
         cannot be read, by kind; ``ignore_never_met`` lists the types of ``ignore`` that no operator
         had, as misspelt ones.
         """
-        found = self.findings() or self.asides()
+        found = self.findings() or self.masked_or_skipped()
         first = found[0].row() if found else None
         keys = ("id", "type", "name", "module", "source", "direction", "kind", "fate")
         return {
@@ -408,21 +388,21 @@ class NanTool(PrintingTool[NanOptions]):
     def tables(self) -> Iterable[Table]:
         """The first producing operator with its tensors and history, and the others."""
         yield from self._about_received()
-        asides = self.asides()
-        events = self.findings() or asides[:1]
+        harmless = self.masked_or_skipped()
+        events = self.findings() or harmless[:1]
         if events:
             yield from self._about_findings(events)
         else:
             count = len(self._watches)
             of_model = " of the model" if self.events else ""
             yield Table(f"nan: no operator{of_model} of {count} watched produced any", (), ())
-        if folded := [event for event in asides if event not in events]:
+        if folded := [event for event in harmless if event not in events]:
             rows = [(e.op.id, e.kind, e.source, e.times, e.fate) for e in folded]
             title = "nan: masked before an output or a gradient, or skipped by a gradient scaler"
             yield Table(title, ("op", "kind", "source", "times", "fate"), rows)
-        if aside := [event for event in self.events if event not in (*events, *asides)]:
+        if only_in_setup := [event for event in self.events if event not in (*events, *harmless)]:
             title = "nan: made while the model was built, and removed before it was used"
-            made = [(event.op.id, event.kind, event.source) for event in aside]
+            made = [(event.op.id, event.kind, event.source) for event in only_in_setup]
             yield Table(title, ("op", "kind", "source"), made)
         yield from self._not_looked_at.tables(self.name)
         if missing := self._never_met():
@@ -492,7 +472,7 @@ class OpWatch:
     def found(self, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool) -> None:
         """Examine an execution with an output that is not finite (:class:`amanda.inline.Check`)."""
         self._tool.note_reach(self.op)
-        if not self._tool.is_full:
+        if self._tool.examines(self.op):
             self._tool.suspect(self, inputs, outputs, was_clean)
 
 

@@ -59,8 +59,8 @@ class NonFiniteEvent:
         last: ids of the operators watched before it, the latest last.
         times: number of executions that produced NaN or an infinity.
         fates: in how many iterations it ``reached`` the outputs of the model, a gradient or a
-            parameter, was ``masked`` before, or ``skipped`` with the step of a gradient scaler.
-        is_inside: True if the outputs of its last forward pass were finite.
+            parameter, was ``masked`` before, or ``skipped`` with the step of a gradient scaler;
+            ``""`` where that is not known.
         replay: the operator with its inputs; None if they are not kept.
     """
 
@@ -72,16 +72,15 @@ class NonFiniteEvent:
     overwritten: list[int]
     attributes: dict[str, Any]
     last: list[str]
-    times: int = 1
+    times: int = 0
     fates: collections.Counter[str] = attrs.field(factory=collections.Counter)
-    is_inside: bool = False
     replay: OpReplay | None = None
 
     @property
     def fate(self) -> str:
         """``reached``, ``masked`` or ``skipped``; "" where it is not known."""
-        found = +self.fates
-        return next((fate for fate in ("reached", "skipped", "masked") if fate in found), "")
+        fates = "reached", "skipped", "masked"
+        return next((fate for fate in fates if self.fates[fate]), "")
 
     def row(self) -> dict[str, Any]:
         """Return the row of the result."""
@@ -92,8 +91,8 @@ class NonFiniteEvent:
             "source": self.source,
             "times": self.times,
             "fate": self.fate,
-            "inputs": _placed(self.inputs, self.op.tensors.inputs),
-            "outputs": _placed(self.outputs, self.op.tensors.outputs),
+            "inputs": _with_devices(self.inputs, self.op.tensors.inputs),
+            "outputs": _with_devices(self.outputs, self.op.tensors.outputs),
             "overwritten": self.overwritten,
             "attributes": self.attributes,
             "last": self.last,
@@ -103,10 +102,12 @@ class NonFiniteEvent:
         """Return one line for people."""
         where = f" ({self.op.module})" if self.op.module else ""
         source = f", {self.source}" if self.source else ""
-        what = "NaN" if self.kind == "nan" else "an infinity"
+        # A NaN may come from infinities.
+        is_nan = self.kind == "nan"
+        what = "NaN from inputs without NaN" if is_nan else "an infinity from finite inputs"
         when = _PLACES.get(self.op.phase, f"in the {self.op.direction} pass")
         return printable(
-            f"{self.op.type} produced {what} from finite inputs {when}"
+            f"{self.op.type} produced {what} {when}"
             f"{_FATES.get(self.fate, '')}: op {self.op.id}{where}{source}"
         )
 
@@ -124,10 +125,10 @@ _PLACES = {
 """Where an operator of a phase beside the model's passes runs."""
 
 
-def _placed(
+def _with_devices(
     tensors: Sequence[dict[str, Any] | None], specs: Sequence[TensorSpec | None] | None
 ) -> list[dict[str, Any] | None]:
-    """Add to each tensor's statistics its place among the arguments."""
+    """Add to each tensor's statistics its device, "" if unknown."""
     devices = [None if spec is None else spec.device for spec in specs or ()]
     return [
         None if tensor is None else {**tensor, "device": device or ""}

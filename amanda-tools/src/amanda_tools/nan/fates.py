@@ -1,0 +1,70 @@
+"""What becomes of the events of ``nan``: reached, masked or skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from amanda_tools.nan.events import NonFiniteEvent
+
+
+class Fates:
+    """Counts for each event in how many iterations it had which fate."""
+
+    def __init__(self) -> None:
+        # The events of this iteration: True where the outputs of its forward pass were finite,
+        # False where not all were, or are not known; None outside of a pass that has ended.
+        self._now: dict[NonFiniteEvent, bool | None] = {}
+        # The events of the iteration before, with the fates that were counted.
+        self._before: dict[NonFiniteEvent, str] = {}
+        # Whether outputs, gradients and parameters of this iteration were finite; None: not known.
+        self._were_finite: set[bool | None] = set()
+
+    def note(self, event: NonFiniteEvent) -> None:
+        """Note an execution of the event's operator."""
+        if self._now.get(event) is not False:
+            self._now[event] = None
+
+    def look(self, is_finite: bool) -> None:
+        """Note whether a gradient or a parameter is finite."""
+        self._were_finite.add(is_finite)
+
+    def end_forward(self, were_finite: Set[bool | None]) -> None:
+        """End a forward pass.
+
+        Args:
+            were_finite: of each output of the model whether it was finite; None for unknown.
+        """
+        self._were_finite |= were_finite
+        for event, known in self._now.items():
+            if known is None and event.op.phase == "forward":
+                self._now[event] = were_finite == {True}
+
+    def end_iteration(self) -> None:
+        """Count the fates of the events of this iteration; ``""`` where they are not known."""
+        self._before = self._decide()
+        for event, fate in self._before.items():
+            event.fates[fate] += 1
+        self._now, self._were_finite = {}, set()
+
+    def _decide(self) -> dict[NonFiniteEvent, str]:
+        # Among several, those masked before are harmless, and those that left finite outputs.
+        able = [event for event in self._now if event.fate in ("", "reached")]
+        causes = [event for event in able if not self._now[event]] or able or list(self._now)
+        has_reached = False in self._were_finite
+        other = "masked" if self._were_finite and None not in self._were_finite else ""
+        return {e: "reached" if has_reached and e in causes else other for e in self._now}
+
+    def end_step(self, is_skipped: bool) -> None:
+        """A gradient scaler tells whether it has skipped the step of the last iteration.
+
+        Its optimizer may have ended the iteration, or not have been called.
+        """
+        before, self._before = self._before, {}
+        if not is_skipped:
+            return
+        self.end_iteration()
+        for event, fate in [*before.items(), *self._before.items()]:
+            if fate != "masked":
+                event.fates[fate] -= 1
+                event.fates["skipped"] += 1
+        self._before = {}
