@@ -118,7 +118,8 @@ class NanTool(PrintingTool[NanOptions]):
     # -- what becomes of it -------------------------------------------------
 
     def _end_forward(self, point: PointContext) -> None:
-        self._fates.end_forward({self._look_at(tensor) for tensor in point.outputs or ()} or {None})
+        were_finite = {self._look_at(tensor) for tensor in point.outputs or ()}
+        self._fates.end_forward(point.id, were_finite or {None})
 
     def _end_backward(self, _: PointContext) -> None:
         # A gradient that is not finite has been noted where an operator gave it.

@@ -28,15 +28,17 @@ class Fates:
         """Note whether a gradient or a parameter is finite."""
         self._were_finite.add(is_finite)
 
-    def end_forward(self, were_finite: Set[bool | None]) -> None:
+    def end_forward(self, model: str, were_finite: Set[bool | None]) -> None:
         """End a forward pass.
 
         Args:
+            model: what the ids of its operators begin with.
             were_finite: of each output of the model whether it was finite; None for unknown.
         """
         self._were_finite |= were_finite
         for event, known in self._now.items():
-            if known is None and event.op.phase == "forward":
+            is_within = event.op.phase == "forward" and event.op.id.startswith(model)
+            if known is None and is_within:
                 self._now[event] = were_finite == {True}
 
     def end_iteration(self) -> None:
