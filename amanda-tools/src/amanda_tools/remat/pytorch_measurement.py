@@ -96,14 +96,16 @@ class TorchMeasurement:
             return self._measure(context, reason)
 
     def _measure(self, context: OpContext, reason: str) -> bool:
-        before = self._before.pop(context.get_op_id())
+        before = self._before.pop(context.get_op_id(), None)
+        if before is None:
+            # Its analyses began anew while it ran: it is measured in the next iteration.
+            return False
         step = MeasuredOp(describe(context))
         outputs = [tensor for tensor in context.get_outputs() or () if tensor is not None]
         if changed := self._changed(before):
             step.obstacle = "it changes a tensor in place"
             self._mark_changes(context, before, step, changed)
-        # Not requires_grad, which parameters have when they are initialized or updated in place.
-        if not any(tensor.grad_fn is not None for tensor in outputs):
+        if not any(map(_is_recorded, outputs)):
             return False
         self.ops.append(step)
         inputs = [tensor for tensor in context.get_inputs() if tensor is not None]
@@ -316,6 +318,15 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
         # view() takes bytes of neighbours only; a single element is contiguous with any stride.
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
+
+
+def _is_recorded(tensor: torch.Tensor) -> bool:
+    """True if a tensor is differentiated: not for a parameter that is initialized or updated."""
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:
+        # A view, made without gradients, of a parameter that was changed in place.
+        return False
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
