@@ -191,17 +191,59 @@ def test_padding_is_no_work_for_a_native_encoder() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_form_that_a_formula_does_not_know_is_unknown() -> None:
-    """The gradient of a product of nested tensors is listed, and no silent zero."""
-    nested = torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)], requires_grad=True)
+@pytest.mark.parametrize("case", ["linear", "matmul", "attention"])
+def test_gradients_of_nested_tensors_count_item_by_item(case: str) -> None:
+    """Each of the two gradients of a product costs what the product does, in each item."""
+
+    def nested(*shapes: tuple[int, ...]) -> torch.Tensor:
+        items = [torch.rand(shape) for shape in shapes]
+        return torch.nested.nested_tensor(items, requires_grad=True)
+
+    if case == "linear":
+        inputs = nested((2, 4), (3, 4)), torch.rand(5, 4, requires_grad=True)
+        gradient, flops = nested((2, 5), (3, 5)), 2 * (2 + 3) * 4 * 5
+    elif case == "matmul":
+        inputs = nested((2, 2, 4), (2, 3, 4)), nested((2, 4, 5), (2, 4, 6))
+        gradient, flops = nested((2, 2, 5), (2, 3, 6)), 2 * 2 * 4 * (2 * 5 + 3 * 6)
+    else:
+        inputs = tuple(nested((2, 3, 4), (2, 5, 4)) for _ in range(3))
+        gradient, flops = nested((2, 3, 4), (2, 5, 4)), 2 * 2 * (3 * 3 + 5 * 5) * (4 + 4)
+    function = functional.scaled_dot_product_attention
+    function = {"linear": functional.linear, "matmul": torch.matmul}.get(case, function)
+    found = applied(FlopsTool(), lambda: function(*inputs).backward(gradient)).summary()
+    assert (found["flops"], found["flops_backward"]) == (flops, 2 * flops)
+    assert found["unknown_ops"] == {}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("case", ["a batch of gradients", "a ragged axis"])
+def test_gradients_whose_sizes_are_not_known_are_unknown(case: str) -> None:
+    """The gradient of a product of unknown size is listed, and no silent zero."""
 
     def run() -> None:
-        output = functional.linear(nested, torch.rand(5, 4))
-        output.backward(torch.nested.nested_tensor([torch.ones(2, 5), torch.ones(3, 5)]))
+        if case == "a ragged axis":
+            items = [torch.rand(2, 4), torch.rand(3, 4)]
+            x = torch.nested.nested_tensor(items, requires_grad=True, layout=torch.jagged)
+            functional.linear(x, torch.rand(5, 4)).values().sum().backward()
+        else:
+            x = torch.rand(2, 4, requires_grad=True)
+            directions = torch.rand(3, 2, 5)
+            y = functional.linear(x, torch.rand(5, 4))
+            torch.autograd.grad(y, x, directions, is_grads_batched=True)
 
     found = applied(FlopsTool(), run).summary()
     assert found["flops_backward"] == 0
-    assert found["unknown_ops"] == {"linear_backward": 1}
+    assert sum(found["unknown_ops"][kind] for kind in found["unknown_ops"] if "backward" in kind)
+
+
+def test_gradients_under_vmap_are_not_seen() -> None:
+    """PyTorch gives no access to the backward operators of gradients per sample: they are listed,
+    and no silent zero."""
+    layer = nn.Linear(4, 5)
+    per_sample = torch.vmap(torch.func.grad(lambda x: layer(x).sum()))
+    found = applied(FlopsTool(), lambda: per_sample(torch.rand(3, 4))).summary()
+    assert found["flops_backward"] == 0
+    assert sum(found["not_seen"].values()) > 0
 
 
 # -- executions ---------------------------------------------------------------

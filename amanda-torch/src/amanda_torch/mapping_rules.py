@@ -132,7 +132,7 @@ def _describe(context: OpContext) -> None:
         context.update(_keys_of("linear"), bias_index=0, weight_index=2, weight_layout="IO")
     elif op_type == "matmul" and (weight := _value(context, 1)) is not None:
         context["weight_index"] = 1
-        context["weight_layout"] = "B" * (len(weight.shape) - 2) + "IO"
+        context["weight_layout"] = "B" * (weight.dim() - 2) + "IO"
     elif op_type == "einsum":
         _describe_einsum(context)
 

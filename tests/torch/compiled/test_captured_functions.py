@@ -20,8 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 import amanda
 from amanda.cli.last_line import last_line
+from amanda.engine.op_ids import MANY
 from amanda.errors import CoverageWarning
-from tests.torch.compiled.support import X, compiled_eagerly
+from tests.torch.compiled.support import Counting, X, compiled_eagerly
 from tests.torch.support import Counter, applied, fingerprint
 
 pytestmark = pytest.mark.filterwarnings(
@@ -686,3 +687,37 @@ def test_routines_without_tensors_around_an_operator_of_several_outputs() -> Non
         for _ in range(runs):
             model(torch.ones(2, 3, 4), (torch.zeros(2, 1, 4),) * 2)[0].sum().backward()
     assert called == ["first begun", "second begun", "first ended", "second ended"] * runs
+
+
+class _Shift(amanda.Tool):
+    """Adds one to the result of each operator."""
+
+    def __init__(self) -> None:
+        self.add_inst_for_op(lambda context: context.insert_after_op(lambda y: y + 1))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("changes", [False, True])
+def test_operators_of_a_graph_may_share_an_id(backend: str, changes: bool) -> None:
+    """Each of the operators that one call of a graph leads to is counted, and has its routines,
+    where they share an id, as those of a name do after very many in an iteration."""
+
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        # It calls mul() and pow() twice each.
+        return functional.lp_pool2d(x, 3.0, 2)
+
+    def run(function: Callable[..., Any]) -> Any:
+        counting, found = Counting(), []
+        with torch.no_grad(), applied(counting, *[_Shift()] * changes) as scope:
+            for _ in range(3):
+                for _ in range(MANY):
+                    X * 2
+                found.append(function(X.reshape(1, 1, 3, 4)))
+                amanda.new_iteration()
+        counts = [counter.count for counter in counting.counters.values()]
+        return (fingerprint(found), sum(counts)), [*scope.statistics.compiled.values()]
+
+    eager, _ = run(pooled)
+    compiled, ways = run(torch.compile(pooled, backend=backend))
+    assert compiled == eager
+    assert ways == ["operator by operator" if changes else f"by {backend}"]

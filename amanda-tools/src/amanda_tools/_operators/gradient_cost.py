@@ -158,6 +158,7 @@ _RECURRENT = "rnn lstm gru rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell"
 FORMULAS: Mapping[str, Formula] = {
     "MmBackward": product(0, 1),
     "BmmBackward": product(0, 1),
+    "MatmulBackward": product(0, 1),
     "LinearBackward": product(0, 1),
     "AddmmBackward": product(1, 2),
     "BaddbmmBackward": product(1, 2),

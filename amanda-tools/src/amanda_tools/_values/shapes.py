@@ -65,7 +65,9 @@ def rank_of(tensor: Any) -> int | None:
 
 
 def size_of(tensor: Any) -> int:
-    """Return the number of elements."""
+    """Return the number of elements, of a nested tensor those of all items."""
+    if getattr(tensor, "is_nested", False):
+        return sum(map(size_of, tensor.unbind()))
     return math.prod(map(int, tensor.shape))
 
 

@@ -17,7 +17,7 @@ from amanda_tools._operators.op_table import FlopFormula
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, OpSignature, Shape
 from amanda_tools._values.shapes import HANDLES, batch_of
-from amanda_tools.flops.nested import ItemShapes, item_shapes_of, split_by_item
+from amanda_tools.flops.nested import item_shapes_of, split_by_item
 
 Shapes = tuple[tuple[Any, ...], tuple[Any, ...]]
 """The shapes of inputs and outputs, as their framework represents them."""
@@ -109,28 +109,25 @@ class OpFlops:
         return self._known[key]
 
     def _computed(self, formula: FlopFormula, shapes: Shapes, forward: Shapes | None) -> int | None:
-        inputs, outputs = shapes[0], shapes[1] if formula.reads_outputs else ()
-        batched = [shape for shape in (*inputs, *outputs) if type(shape) is BatchedShape]
-        if batched:
-            plain = tuple(map(_of_one, inputs)), tuple(map(_of_one, outputs))
-            size, flops = _size_of(batched), self._computed(formula, plain, forward)
-            return None if flops is None or size is None else flops * size
+        own = shapes[0], shapes[1] if formula.reads_outputs else ()
+        calls = [own] if self.forward is None or forward is None else [own, forward]
         try:
-            if self.forward is not None and forward is not None:
-                before = self.forward.call(*forward)
-                cost = self.forward.flops(forward)
-                call = attrs.evolve(self.call(inputs, outputs), forward=before, forward_flops=cost)
-                return formula.flops(call)
-            if any(type(shape) is ItemShapes for shape in inputs):
-                return self._of_items(formula, inputs, outputs)
-            return formula.flops(self.call(inputs, outputs))
+            samples = _samples([*own[0], *own[1]])
+            parts = split_by_item([tuple(tuple(map(_of_one, s)) for s in call) for call in calls])
+            found = [self._of_part(formula, *part) for part in parts]
         except LookupError:
             return None
+        return None if None in found else samples * sum(flops or 0 for flops in found)
 
-    def _of_items(self, formula: FlopFormula, inputs: Sequence[Any], outputs: Any) -> int | None:
-        """Return the sum over the items of nested tensors; None if one is not known."""
-        parts = [formula.flops(self.call(part, outputs)) for part in split_by_item(inputs)]
-        return None if None in parts else sum(part or 0 for part in parts)
+    def _of_part(
+        self, formula: FlopFormula, own: Shapes, forward: Shapes | None = None
+    ) -> int | None:
+        """Return the FLOPs of one sample under ``torch.vmap``, of one item of nested tensors."""
+        call = self.call(*own)
+        if self.forward is not None and forward is not None:
+            before, cost = self.forward.call(*forward), self.forward.flops(forward)
+            call = attrs.evolve(call, forward=before, forward_flops=cost)
+        return formula.flops(call)
 
     def call(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> CallShapes:
         """Return the call with these shapes.
@@ -254,11 +251,16 @@ def known_shapes(
     return None if is_open and not (suffices and suffices(found)) else found
 
 
-def _size_of(batched: Sequence[BatchedShape]) -> int | None:
-    """Return the number of samples of all batches; None if it is not known."""
-    if any(shape.sizes is None for shape in batched):
-        return None
-    return math.prod(dict(size for shape in batched for size in shape.sizes or ()).values())
+def _samples(shapes: Sequence[Any]) -> int:
+    """Return how many samples under ``torch.vmap`` an operator computes at once.
+
+    Raises:
+        LookupError: the size of a batch is not known.
+    """
+    batches = [shape.sizes for shape in shapes if type(shape) is BatchedShape]
+    if None in batches:
+        raise LookupError("the size of a batch is not known")
+    return math.prod(dict(size for sizes in batches for size in sizes or ()).values())
 
 
 def _plain(shapes: Sequence[Any]) -> tuple[Shape | None, ...]:

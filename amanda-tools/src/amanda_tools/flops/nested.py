@@ -41,14 +41,23 @@ def is_nested(tensor: Any) -> bool:
     return bool(getattr(tensor, "is_nested", False))
 
 
-def split_by_item(shapes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield the shapes of each item of nested tensors, with those of the other tensors.
+def split_by_item(calls: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield the calls of operators for each item of nested tensors, with the other tensors.
+
+    Args:
+        calls: the shapes of inputs and of outputs, of a backward operator and its forward operator.
 
     Raises:
-        LookupError: nested tensors have different numbers of items.
+        LookupError: nested tensors have different numbers of items, or one call has none.
     """
-    counts = {len(shape.shapes) for shape in shapes if isinstance(shape, ItemShapes)}
-    if len(counts) > 1:
-        raise LookupError(f"nested tensors of {sorted(counts)} items")
-    for number in range(counts.pop()):
-        yield tuple(s.shapes[number] if isinstance(s, ItemShapes) else s for s in shapes)
+    counts = [
+        {len(s.shapes) for s in (*ins, *outs) if isinstance(s, ItemShapes)} for ins, outs in calls
+    ]
+    if any(count != counts[0] or len(count) > 1 for count in counts):
+        raise LookupError(f"nested tensors of {counts} items")
+    for number in range(max(counts[0], default=1)):
+        yield [tuple(tuple(_item(s, number) for s in shapes) for shapes in call) for call in calls]
+
+
+def _item(shape: Any, number: int) -> Any:
+    return shape.shapes[number] if isinstance(shape, ItemShapes) else shape

@@ -114,7 +114,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         _internals.set_modes(modes)
 
     def exit(self) -> int:
-        """Stop, wherever among the thread's modes this one sits; below how many it sat."""
+        """Remove this mode from the thread's stack; return how many modes were above it."""
         modes = _internals.modes()
         above = modes[::-1].index(self) if self in modes else 0
         # An interrupt may have left it there more than once.
@@ -311,11 +311,11 @@ class Interceptor(Tracker, TorchFunctionMode):
         """Run an operator outside of modules, where those of each phase count on their own."""
         many = self.root.names.get(name)
         if many is not None and many[0] >= MANY:
-            # Of one among very many the phase is not asked.
+            # An operator with a shared id: its phase is not determined.
             return self.run_leaf(many, func, name, args, kwargs)
         if self.has_recorded and self.has_run and is_plainly_recorded(name, args):
             cell = self.root.cell_for(func, name)
-            # C asks where it finds no list.
+            # The gate calls Python for a cell that is not a list.
             self.root.cells[func] = (cell,)
             return self.run_leaf(cell, func, name, args, kwargs)
         # A tracer would record the operator's tensors as others are looked at.
@@ -426,7 +426,8 @@ class Interceptor(Tracker, TorchFunctionMode):
     ) -> Any:
         """Run one of the operators that share an id."""
         cell = self.frame.names.setdefault(op_id, [0])
-        known = cell[1] if len(cell) > 1 else _UNKNOWN
+        # Each has an entry of its own in `met`.
+        known = cell[1] if len(cell) > 1 and self.met is None else _UNKNOWN
         if known is _UNKNOWN:
             return self._run_new(cell, 1, op_id, func, name, args, kwargs, key)
         if known is None:
