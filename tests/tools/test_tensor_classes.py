@@ -352,6 +352,23 @@ def _present(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
+def test_numbers_of_nested_tensors_are_those_of_the_items() -> None:
+    """They are read on the device of the tensor, whatever the default one is; there are none where
+    PyTorch cannot read those of an item."""
+    items = [torch.tensor([2**40 + 1]), torch.tensor([2, 3])]
+    nested, empty = torch.nested.nested_tensor(items), torch.nested.nested_tensor([])
+    packed = torch.zeros(2, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    unreadable = torch.nested.nested_tensor([packed], layout=torch.jagged)
+    with torch.device("meta"):
+        found = [reader_of(tensor).numbers(tensor) for tensor in (nested, empty, unreadable)]
+    assert [None if array is None else array.tolist() for array in found] == [
+        [2**40 + 1, 2, 3],
+        [],
+        None,
+    ]
+    assert reader_of(unreadable).is_finite(unreadable) is None
+
+
 def test_memory_of_tensors_that_are_read_can_be_freed() -> None:
     """Reading a tensor's numbers does not forbid to resize its memory, as FSDP2 does."""
     tensor = torch.ones(4)

@@ -71,7 +71,11 @@ def _numbers(tensor: Any) -> Any:
     if tensor.is_meta:
         return None
     if tensor.is_nested:
-        return torch.cat([torch.zeros(0), *(_numbers(item).flatten() for item in tensor.unbind())])
+        items = [_numbers(item) for item in tensor.unbind()]
+        if any(item is None for item in items):
+            return None
+        empty = torch.zeros(0, device=tensor.device)
+        return torch.cat([item.flatten() for item in items] or [empty])
     if tensor.layout is not torch.strided:
         tensor = _internals.stored_values(tensor)
     if tensor.is_complex():
@@ -342,7 +346,7 @@ class TorchArithmetic(Arithmetic):
         return tensor.amin(), tensor.amax()
 
     def mean(self, tensor: Any, axes: Sequence[int]) -> Any:
-        # PyTorch takes no axes for all of them.
+        # In PyTorch an empty tuple of axes means all axes.
         return tensor.mean(tuple(axes)) if axes else tensor
 
     def sum(self, tensor: Any, axes: Sequence[int]) -> Any:
