@@ -243,7 +243,7 @@ class FastPath:
             return self._fall_back(reason, tracker, op_name, args)
         if _internals.EXECUTE.execute is not self._slow_path.patched:
             self._slow_path.put_in_place()
-        tracker.fallen.add(op_name)
+        tracker.sent_to_slow_path.add(op_name)
         raise _internals.FallbackException(op_name)
 
     def _shared_mark(self, tracker: EagerTracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
@@ -281,7 +281,7 @@ class FastPath:
         if _internals.EXECUTE.execute is not self._slow_path.patched:
             self._slow_path.put_in_place()
         if _internals.takes_fast_path(op_name, args):
-            tracker.fallen.add(op_name)
+            tracker.sent_to_slow_path.add(op_name)
             if not _internals.needs_no_conversion(op_name, args):
                 return functools.partial(self._converted, tracker)
         raise _internals.FallbackException(f"{op_name}: {reason.value}")
@@ -306,11 +306,11 @@ class FastPath:
         try:
             return function(**arguments)
         except Exception as error:
-            if op_name not in tracker.fallen:
+            if op_name not in tracker.sent_to_slow_path:
                 if not _is_of_stateless(error, op_name):
                     raise
                 failed.append(error)
-        tracker.fallen.discard(op_name)
+        tracker.sent_to_slow_path.discard(op_name)
         # An operator without state may run twice: the error is that of the fast path, if it is one.
         result = self._vanilla.fast_path(ctx, op_name, name, *args)
         if failed:

@@ -85,8 +85,8 @@ class SlowPath:
                 return originals.execute(*asked)
             tracker.recorded = None
             kind = op_name.decode() if isinstance(op_name, bytes) else op_name
-            has_fallen = kind in tracker.fallen
-            tracker.fallen.discard(kind)
+            has_fallen = kind in tracker.sent_to_slow_path
+            tracker.sent_to_slow_path.discard(kind)
             if STATE.paused or (tracker.stale and not tracker.refresh()):
                 return self._unwatched(tracker, kind, has_fallen, asked)
             cell, entry = list[Any](), UNKNOWN

@@ -69,8 +69,8 @@ class EagerTracker:
         passes: how many outermost backward passes have begun.
         depth: how many backward passes run within each other.
         marking: the mark for the operators of the replacement that runs, if one does.
-        fallen: types of operators that the driver has told to take the slow path, and that have
-            not arrived there.
+        sent_to_slow_path: types of operators that the driver has told to take the slow path, and
+            that have not arrived there.
         gradients: what is remembered of backward operators, by id of the forward operator.
         runs: by mark that executions share, a call of the gradient function; it stands for all.
         sums: within a backward pass, sums of gradients by ``id`` of the result.
@@ -99,7 +99,7 @@ class EagerTracker:
         self.passes = 0
         self.depth = 0
         self.marking: Mark | None = None
-        self.fallen: set[str] = set()
+        self.sent_to_slow_path: set[str] = set()
         self.gradients: dict[str, OpGradients] = {}
         self.runs: dict[Mark, Any] = {}
         self.sums: dict[int, Any] = {}

@@ -56,7 +56,7 @@ class Replay:
         instrument: adds the operators that are operators to tools.
         replace: callable (site, op) that returns the builder of a substitute operator, or None
             where an operator like the vanilla one is added.
-        model: is to read what the runs of a function give to a model; None to read nothing.
+        model: reads the inputs that a run gives to its model; None to read nothing.
     """
 
     def __init__(

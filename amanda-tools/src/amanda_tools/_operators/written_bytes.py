@@ -1,4 +1,8 @@
-"""The bytes that operators write: of the last step of training, or else of the last execution.
+"""The bytes that operators write.
+
+In eager mode they are those of the first execution, at which an operator is analysed; in a graph
+those that it tells before it runs, or else those of the last step of training, without one those of
+the last execution.
 
 ::
 

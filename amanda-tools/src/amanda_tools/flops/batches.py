@@ -53,7 +53,7 @@ class Batches:
         if self._since is None or sizes[0] > self._since["shape"][0]:
             [spec] = specs_of([tensor])
             self._since = {**spec.row(), "shape": list(sizes)} if spec is not None else None
-        # Tokens are numbers of rows of an embedding.
+        # Token ids are integers, which select rows of an embedding.
         dtype = str(getattr(tensor, "dtype", ""))
         is_tokens = (
             len(sizes) == 2 and "uint" not in dtype and ("int32" in dtype or "int64" in dtype)

@@ -36,7 +36,7 @@ class MadeGraph:
     def __init__(self, claimer: Claimer, roots: Sequence[Any]) -> None:
         self._claimer = claimer
         self._handles: list[Any] = []
-        # Everything that is there: nodes that are found behind it were not made in the pass.
+        # All nodes that existed before the pass; at first those of the roots.
         with _internals.reading(roots):
             self._before: dict[Any, None] = dict.fromkeys(map(_node_of, roots))
 

@@ -262,8 +262,6 @@ class CallRecord:
 
     Attributes:
         name: of the call's node.
-        records: True if gradients may be recorded in it.
-        called: the call of a module that it reports; None if it is another one.
         begun: the module calls that have begun since the last operator.
     """
 
@@ -304,7 +302,7 @@ class CallRecord:
     def acts(self) -> bool:
         """True if one of its operators does not run plainly vanilla.
 
-        One of which only backward operators are looked at does, where it can have none.
+        An operator with backward actions only runs vanilla where no gradient is recorded.
         """
         return any(known is not None and (self.records or known.around) for known in self._knowns)
 

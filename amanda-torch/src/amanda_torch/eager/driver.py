@@ -230,7 +230,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             makes_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
             continues, transformed = makes_graph, _internals.in_functorch()
             if transformed:
-                # It always makes a graph, and drops that of the outermost differentiation.
+                # A transform always makes a graph, which only an outer differentiation uses.
                 continues = _internals.is_within_differentiation()
             with self._backward_pass(interceptor, roots, continues):
                 if transformed or not (makes_graph and self._claims(interceptor)):
@@ -258,7 +258,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         """The context of a backward pass of the program; the outermost one ends an iteration.
 
         Args:
-            continues: the program computes with the gradients. It ends none then, nor in a module.
+            continues: True if the program computes with the gradients. Such a pass ends no
+                iteration; neither does a pass inside a module.
         """
         interceptor.begin_backward(roots)
         outermost = not _internals.in_backward()

@@ -51,7 +51,7 @@ NotImplemented, and Python that into a TypeError about unsupported operands."""
 
 
 def unswallowed(error: BaseException, name: str) -> BaseException:
-    """An exception, a tool's TypeError in a form that reaches the user, also from ``a + b``."""
+    """Return an exception; for a tool's TypeError, which ``a + b`` would replace, another type."""
     if not isinstance(error, TypeError):
         return error
     notes = getattr(error, "__notes__", ())
@@ -120,7 +120,7 @@ class Executor:
     """Runs the operators of one thread that are not plainly vanilla.
 
     Attributes:
-        claimer: finds their backward operators.
+        claimer: finds the backward operators of the operators that it runs.
     """
 
     def __init__(self, dispatcher: RoutineDispatcher, tracker: Tracker) -> None:
@@ -216,7 +216,7 @@ class Executor:
         if not is_claimed:
             return result
         if _mode_depth():
-            # No mode is off where an autograd.Function has run, nor is one beneath ours.
+            # Modes are on: this one after an autograd.Function, and those beneath it.
             given = known, func, args, kwargs, result, start, key
             _internals.without_modes(self.claimed, *given)
         elif native is None or not native.claim(self._tracker, known, result, start):

@@ -367,8 +367,8 @@ class Interceptor(Tracker, TorchFunctionMode):
         """Run a function written in Python; the operators that it calls are noticed."""
         _internals.push_mode(self)
         try:
-            # Not at our line, for it may warn of its caller. That has called it before; it has
-            # called the handler then, which has called the mode.
+            # The function may warn at its caller's line. The stack is: caller, function, torch's
+            # override handler, and three methods of this mode.
             return _internals.call_in_place(
                 _internals.call_composite,
                 (func, types, args, kwargs),

@@ -36,7 +36,7 @@ _is_grad_enabled = torch.is_grad_enabled
 
 
 class VanillaCall:
-    """A call of a module in whose place nothing is entered.
+    """A call of a module, before and after which nothing is done.
 
     Attributes:
         run: what is called with the arguments of the module.
@@ -363,10 +363,10 @@ class OptimizerSteps:
             self._hooks.pop()
 
     def patch(self, patches: PatchSet) -> None:
-        """Notice the steps that a gradient scaler takes back, which call no optimizer.
+        """Notice the steps that a gradient scaler skips, which call no optimizer.
 
-        Where gradients overflow, as in the first steps with float16, it would look as if they were
-        added up.
+        It skips a step where gradients overflow, as in the first steps with float16. Without the
+        notice, gradients would seem to be accumulated.
         """
         patches.wrap(torch.amp.GradScaler, "step", self._scaled)
 

@@ -1,4 +1,4 @@
-"""The phase of an operator: setup, forward, optimizer or other.
+"""The phase of an operator: setup, forward, backward, optimizer or other.
 
 Operators of modules are forward ones. Outside of modules the phase follows from the code that calls
 the operator: a constructor of a module, an optimizer, a data loader. If that is inconclusive, an

@@ -30,7 +30,8 @@ class Layout:
     Attributes:
         is_in_place: whether the operator writes into its first input or an ``out=`` tensor.
         writes: whether it writes into any input.
-        written: positions of inputs, the outputs of an operator that returns nothing.
+        written: of an operator that returns None: positions of the inputs that count as its
+            outputs.
         form: what the extension reads: the function, the keywords, the types, the lists, the
             places, `is_in_place` and `writes`; None where outputs are inputs.
     """
