@@ -16,11 +16,11 @@ from amanda_torch._internals.autograd import *
 from amanda_torch._internals.compiler import *
 from amanda_torch._internals.function_modes import *
 from amanda_torch._internals.graphs import *
-from amanda_torch._internals.interpreter import *
 from amanda_torch._internals.keras import *
 from amanda_torch._internals.modules import *
 from amanda_torch._internals.notes import *
 from amanda_torch._internals.operators import *
+from amanda_torch._internals.python_frames import *
 from amanda_torch._internals.symbols import *
 from amanda_torch._internals.tensors import *
 from amanda_torch._internals.threads import *

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from amanda_torch._internals.interpreter import compile_in_place
+from amanda_torch._internals.python_frames import compile_in_place
 from amanda_torch._internals.symbols import find_symbol, require, symbol
 
 FUSED_OPERATORS = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention", "_nested_")

@@ -19,8 +19,8 @@ import attrs
 from amanda.python.references import Reference, nothing
 from amanda_torch.compiled.observers import ObservingCall
 from amanda_torch.compiled.passes import Passes
-from amanda_torch.eager.frames import Cell, Child, Frame
 from amanda_torch.eager.interceptors import Interceptor
+from amanda_torch.eager.module_frames import Cell, Child, Frame
 
 
 class CounterChange:

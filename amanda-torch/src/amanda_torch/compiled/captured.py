@@ -53,8 +53,8 @@ from amanda_torch.compiled.first_run import CallRecord, NotedRun
 from amanda_torch.compiled.gradients import RunCounts, other_nodes_said
 from amanda_torch.compiled.inlining import CompiledCode, OpActions, Writer, notes_of
 from amanda_torch.compiled.sizes import BySize, Sized, SymbolicSizes
-from amanda_torch.eager.frames import Frame
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
+from amanda_torch.eager.module_frames import Frame
 
 
 class CompiledFunction(Protocol):

@@ -29,8 +29,8 @@ from amanda_torch.compiled.inlining import OpActions, is_traceable, only_follows
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.compiled.passes import Passes
 from amanda_torch.eager.execution import KnownOp
-from amanda_torch.eager.frames import Child, Frame
 from amanda_torch.eager.interceptors import Interceptor, Met
+from amanda_torch.eager.module_frames import Child, Frame
 from amanda_torch.operators.names import Kind, kind_of
 
 _MODULES_NOT_FOUND = "calls of modules in captured graphs whose modules are not found"

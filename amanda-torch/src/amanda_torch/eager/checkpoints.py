@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from amanda.python.patching import PatchSet, named_as
 from amanda.state import STATE
 from amanda_torch import _internals
-from amanda_torch.eager.frames import Frame
 from amanda_torch.eager.interceptors import LOCAL
+from amanda_torch.eager.module_frames import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,8 +22,8 @@ from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.nodes import count_foreign
 from amanda_torch.eager.execution import Executor, KnownOp
-from amanda_torch.eager.frames import Cell
 from amanda_torch.eager.fused_modules import FusedModules
+from amanda_torch.eager.module_frames import Cell
 from amanda_torch.eager.module_names import Labels
 from amanda_torch.eager.op_ids import Tracker
 from amanda_torch.eager.phases import is_plainly_recorded, makes, phase_outside

@@ -24,10 +24,10 @@ from amanda.interface.points import Point
 from amanda.python.patching import PatchSet, named_as
 from amanda.state import Lock
 from amanda_torch import _internals
-from amanda_torch.eager.frames import Frame
 from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
 from amanda_torch.eager.keras_layers import is_shape_inference
+from amanda_torch.eager.module_frames import Frame
 from amanda_torch.eager.op_ids import Tracker
 from amanda_torch.operators.calls import tensors_in
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torch import nn
 
 from amanda.state import Lock
-from amanda_torch.eager.frames import Model
+from amanda_torch.eager.module_frames import Model
 
 TRANSPARENT = {
     "DistributedDataParallel",

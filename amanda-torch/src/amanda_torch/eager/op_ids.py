@@ -29,9 +29,9 @@ from amanda.interface.specs import Phase
 from amanda.python.references import Reference, nothing
 from amanda_torch import _internals
 from amanda_torch.eager import records
-from amanda_torch.eager.frames import Called, Child, Frame, Model
 from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.keras_layers import layer_name
+from amanda_torch.eager.module_frames import Called, Child, Frame, Model
 from amanda_torch.eager.module_names import TRANSPARENT, Labels, Places, class_name, is_transparent
 from amanda_torch.operators.names import CONSTANTS
 

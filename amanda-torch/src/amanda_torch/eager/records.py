@@ -31,7 +31,7 @@ if TYPE_CHECKING or extension.refusal():
         thread: dict[str, Any]
 
     class FrameFields:
-        """One module call, see :class:`amanda_torch.eager.frames.Frame`.
+        """One module call, see :class:`amanda_torch.eager.module_frames.Frame`.
 
         Attributes:
             cells: func to cell.
@@ -44,7 +44,7 @@ if TYPE_CHECKING or extension.refusal():
         __slots__ = ("caller", "cells", "children", "generation", "names")
 
     class ChildFields:
-        """One module called within a frame, see :class:`amanda_torch.eager.frames.Child`.
+        """One module called within a frame, see :class:`amanda_torch.eager.module_frames.Child`.
 
         Attributes:
             ref: a weak reference to the module.
