@@ -1,8 +1,8 @@
 """The bytes that operators write.
 
-In eager mode they are those of the first execution, at which an operator is analysed; in a graph
-those that it tells before it runs, or else those of the last step of training, without one those of
-the last execution.
+In eager mode they are those of the first step of training, at which operators are analysed; in a
+graph those that it tells before it runs, or else those of the last step. Without training they are
+those of the last evaluation.
 
 ::
 
