@@ -77,6 +77,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
             tools that show facts of an operator's first execution.
         Options: the class of the options.
         steps: the iterations of the program that have ended.
+        trains_late: True if training has begun after evaluations.
         options: the options of this instance.
 
     Raises:
@@ -112,6 +113,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
                 raise
             raise type(error)(f"{self.name}: {error.args[0]}") from None
         _check_effects(self.name, self.options, options)
+        self.trains_late = False
         self._step_figures = StepFigures()
         self._noted_figures: Mapping[str, float] = {}
         self._noted_counts: _Counts = {}
@@ -127,9 +129,11 @@ class ReportingTool(Tool, Generic[OptionsT]):
         # Nothing has run since the end of a step that this one follows.
         if not point.follows:
             self._read_figures()
-        if self.shows_training and not point.iteration and self.steps and point.runs_at_once:
+        if not (point.iteration or self.trains_late) and self.steps:
             # Training begins after evaluations, whose shapes and batches are other ones.
-            self.reanalyse()
+            self.trains_late = True
+            if self.shows_training and point.runs_at_once:
+                self.reanalyse()
         self._step_figures.begin(
             point.iteration, self._noted_figures, self._noted_counts, point.begin
         )

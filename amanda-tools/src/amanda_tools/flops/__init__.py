@@ -119,6 +119,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         }
         self._input: dict[str, Any] | None = None
         self._input_of_step: dict[str, Any] | None = None
+        self._has_input_of_training = False
         self._begins: list[int] = []
         self._recomputed = 0
         self._counted: list[OpFlops] = []
@@ -315,8 +316,11 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         }
 
     def momentary_figures(self) -> dict[str, float]:
-        """None; notes the input of the step that ends."""
-        self._input_of_step = self._input
+        """None; notes the input of the step that ends, if none was larger since training began."""
+        given, known = self._input, self._input_of_step
+        begins = self.trains_late and not self._has_input_of_training
+        if begins or known is None or (given and given["shape"][0] > known["shape"][0]):
+            self._input_of_step, self._has_input_of_training = given, self.trains_late
         return {}
 
     def op_counts(self) -> dict[str, list[int]]:
@@ -443,7 +447,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         return sum(int(row.get("elementwise", 0)) for row in rows)
 
     def _given(self) -> dict[str, Any]:
-        """Return ``batch`` and ``input`` of the last step; without one the largest batch."""
+        """Return the largest ``batch`` of a step of training, or else of all, and its ``input``."""
         if self._batches.largest is None or self._input_of_step is None:
             return {"batch": self._batches.largest, "input": None}
         return {"batch": self._input_of_step["shape"][0], "input": self._input_of_step}
