@@ -66,7 +66,7 @@ def make_tensors(folder: Path) -> Path:
 
 def make_paths(folder: Path) -> Path:
     mask = effective_paths.Mask.of((4, 5), np.array([1, 7]))
-    op = effective_paths.OpPath(mask, None, 2, 100)
+    op = effective_paths.OpPath(mask, None, None, 2, 100)
     path = effective_paths.Path(1, {"/linear:0": op}, {"x": mask})
     effective_paths.write(folder / "given.safetensors", {"class 1": path})
     return folder / "given.safetensors"

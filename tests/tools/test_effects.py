@@ -56,7 +56,7 @@ def test_an_option_without_effect_is_refused(tool: str, options: dict[str, Any])
         ("prune", {"method": "tile", "tile": 4, "end": 9, "every": 3}),
         ("inject", {"fault": "uniform", "low": -3.0, "count": 3}),
         ("quantize", {"observer": "percentile", "percentile": 99.0}),
-        ("trace", {"timeline": False, "memory": False}),
+        ("trace", {"timeline": False}),
     ],
 )
 def test_options_that_belong_together_are_taken(tool: str, options: dict[str, Any]) -> None:

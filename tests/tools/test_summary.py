@@ -455,8 +455,8 @@ def test_modules_that_are_alike_have_one_line() -> None:
     shown, listed = amanda.summary(model, x), amanda.summary(model, x, repeated=True)
     names = [line.split()[:4] for line in str(shown).splitlines()[3:]]
     parts = [["0", "Linear"], ["1", "ReLU"], ["2", "Linear"]]
-    expected = [["Sequential", "Sequential"], ["0", "to", "2", "Sequential"], *parts]
-    expected += [["3", "to", "4", "Sequential"], *parts, ["5", "Sequential"], *parts]
+    expected = [["Sequential", "Sequential"], ["0", "to", "2,", "each"], *parts]
+    expected += [["3", "to", "4,", "each"], *parts, ["5", "Sequential"], *parts]
     assert [name[: len(e)] for name, e in zip(names, expected, strict=True)] == expected
     assert len(str(listed).splitlines()) == 3 + 1 + 4 * len(widths)
     assert shown.modules == listed.modules
