@@ -168,7 +168,19 @@ NOT_RECORDED = {
 }
 """Kernels that run at once or asynchronously, without a record (TensorFlow 2.21)."""
 
-FOLDED = {"AddV2", "Cast", "ConcatV2", "Fill", "InvertPermutation", "Range", "StridedSlice"}
+FOLDED = {
+    *(
+        "AddV2",
+        "Cast",
+        "ConcatV2",
+        "Fill",
+        "FloorMod",
+        "InvertPermutation",
+        "Range",
+        "StridedSlice",
+    ),
+    "Sub",
+}
 """Operators that are computed from constants and shapes once, when a graph is optimized."""
 
 
