@@ -56,9 +56,8 @@ def test_what_a_tool_has_streamed_to_disk_is_there_at_the_end(
         "    amanda.new_iteration()\n"
     )
     run = amanda(
-        "run", "-t", "trace:memory=false", "-t", "dump:shard=1000", "--ops", "relu", "-o", "out",
-        str(path),
-    )  # fmt: skip
+        "run", "-t", "trace", "-t", "dump:shard=1000", "--ops", "relu", "-o", "out", str(path)
+    )
     assert (run.returncode, run.stderr) == (0, "")
     events = complete(tmp_path / "out/trace.timeline.json")
     assert {event["name"] for event in events} == {"relu"}

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_tensorflow.graphs.replay import Replay
+from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.run_time_routines import PythonNode
 from amanda_tools import flops
 from amanda_tools.count import CountTool
@@ -83,15 +83,15 @@ def test_figures_of_known_shapes_are_those_of_executions(program: Callable[..., 
 
 
 @pytest.mark.parametrize("tool", [FlopsTool, CountTool])
-def test_counting_tools_copy_no_graph_of_known_shapes(
+def test_counting_tools_run_no_copy_of_known_shapes(
     tool: Callable[[], amanda.Tool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A function whose shapes are known runs itself under ``flops`` and ``count``."""
 
-    def create(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("an operator was copied")
+    def instrumented(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a copy is to run")
 
-    monkeypatch.setattr(Replay, "create", create)
+    monkeypatch.setattr(_internals, "instrumented", instrumented)
     with amanda.apply(tool()):
         tf.function(step)(IMAGES)
 

@@ -600,10 +600,10 @@ class GraphGradients:
                 gradients = slices.as_tensors(gradients)
             for action in plan.after_backward:
                 gradients = self._dispatcher.run(action, gradients)
-            gradients = self._building.awaited(gradients)
             for segment in reversed(before):
                 gradients = gradients_before(segment, gradients)
-            return slices.put_back(gradients, self._building, call)
+            gradients = slices.put_back(gradients, self._building, call)
+            return self._building.awaited(gradients)
 
     def _wanted_gradients(
         self, site: OpSite, call: GradientCall, wanted: Sequence[bool], replaced: Any

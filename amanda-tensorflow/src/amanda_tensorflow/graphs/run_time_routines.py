@@ -296,7 +296,7 @@ class RunTimeRoutine(PythonNode):
         if not inputs:
             inputs, anchors = self._anchors(building, values)
         self._anchored = len(inputs) - len(self._positions) - len(self._keywords)
-        waits = [*anchors, *building.earlier()]
+        waits = [*anchors, *building.earlier(), *building.late_nodes(inputs)]
         gradient = DIFFERENTIABLE if self._outlives else PASSING
         with tf.control_dependencies(waits) if waits else nullcontext():
             outputs = self.insert(inputs, types, shapes, gradient)

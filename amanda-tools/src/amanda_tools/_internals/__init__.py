@@ -309,9 +309,10 @@ def is_stacked(tensor: Any) -> bool:
 
 def may_be_batched(tensors: Iterable[Any]) -> bool:
     """True if tensors may have axes that their shapes do not show, which only PyTorch's have."""
-    torch, is_old = sys.modules.get("torch"), old_batch_check()
+    torch = sys.modules.get("torch")
     if torch is None:
         return False
+    is_old = old_batch_check()
     # Not _transforms(), which gives a thread a stack of transforms (2.13).
     return _in_transforms()() or any(isinstance(t, torch.Tensor) and is_old(t) for t in tensors)
 
