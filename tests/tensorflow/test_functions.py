@@ -678,3 +678,58 @@ def test_a_change_of_a_resource_is_refused_with_its_type_and_shape() -> None:
     wanted = r"changes tensor 0 of what it selects, resource of shape \(\): a resource, "
     with amanda.apply(tool), pytest.raises(CapabilityError, match=wanted):
         tf.function(lambda: variable + 1.0)()
+
+
+def test_routines_run_in_the_order_of_the_operators() -> None:
+    """Routines that return nothing run after those of the operators whose results they read."""
+    seen: list[str] = []
+
+    def note(*tensors: Any, where: str) -> None:
+        seen.append(where)
+
+    def analyse(context: amanda.OpContext) -> None:
+        op_id = context.get_op_id()
+        context.insert_before_op(note, where=f"before {op_id}")
+        context.insert_after_op(note, where=f"after {op_id}")
+
+    def chain(x: Any) -> Any:
+        for _ in range(8):
+            x = tf.sin(x)
+        return x
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    function = tf.function(chain)
+    with amanda.apply(tool):
+        for _ in range(5):
+            function(tf.constant([0.5, 1.0]))
+    names = ["chain/Sin", *(f"chain/Sin_{i}" for i in range(1, 8))]
+    run = [f"{when} {name}" for name in names for when in ("before", "after")]
+    assert [where for where in seen if "/Sin" in where] == run * 5
+
+
+def test_a_routine_on_a_gradient_that_passes_through_a_change() -> None:
+    """A routine that returns nothing runs at each gradient of an input which a differentiable
+    routine has changed, also where nothing else reads the gradient."""
+    seen: list[float] = []
+
+    def note(gradient: Any) -> None:
+        seen.append(float(gradient[0, 0]))
+
+    def change(context: amanda.OpContext) -> None:
+        context.insert_before_op(lambda tensor: tensor * 2.0, inputs=[1])
+        context.insert_after_backward_op(note, grad_inputs=[1])
+
+    weight = tf.Variable([[1.0]])
+
+    def gradient(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            y = tf.matmul(x, weight)
+        return tape.gradient(y, weight)
+
+    tool = At("MatMul", change)
+    tool.differentiable = True
+    function = tf.function(gradient)
+    with amanda.apply(tool):
+        assert [float(function(tf.constant([[3.0]]))[0, 0]) for _ in range(2)] == [6.0, 6.0]
+    assert seen == [3.0, 3.0]
