@@ -301,7 +301,7 @@ def test_a_collection_is_taken_off_the_spans_around_it() -> None:
         ],
         np.int64,
     )
-    found = collections.subtract_gc_pauses(records)
+    collections.subtract_gc_pauses(records)
     assert records[:, 2].tolist() == [70, 100, 100]
-    assert found.tolist() == [[-2, 120, 30, thread]]
+    assert collections.take_new().tolist() == [[-2, 120, 30, thread]]
     assert (collections.calls, collections.nanoseconds) == (1, 30)
