@@ -56,7 +56,7 @@ class FlopFormula:
             return None
 
 
-@attrs.define
+@attrs.frozen
 class OperatorRow:
     """What the tools know of one type.
 
@@ -356,14 +356,51 @@ linear one."""
 
 # -- the table ---------------------------------------------------------------------
 
-_FORWARD: dict[str, OperatorRow] = {}
-_BACKWARD: dict[str, OperatorRow] = {}
-_UNKNOWN = OperatorRow()
+_Columns = dict[str, Any]
+"""Some attributes of an :class:`OperatorRow`, by name."""
+
+
+def _fill(forward: dict[str, _Columns], backward: dict[str, _Columns]) -> None:
+    """Add the rows of this package to the tables of forward and backward types."""
+
+    def put(kinds: Iterable[str], **columns: Any) -> None:
+        for kind in kinds:
+            forward.setdefault(kind, {}).update(columns)
+
+    for kind in dict.fromkeys(" ".join(_DEFAULTS.values()).split()):
+        tools = (tool for tool, kinds in _DEFAULTS.items() if kind in kinds.split())
+        put([kind], default_of=frozenset(tools))
+    for group, kinds in GROUPS.items():
+        put(kinds.split(), group=group)
+    for table, traits in ((forward, TRAITS), (backward, _BACKWARD_TRAITS)):
+        for trait, kinds in traits.items():
+            for kind in kinds.split():
+                row = table.setdefault(kind, {})
+                row["traits"] = row.get("traits", frozenset()) | {trait}
+    for kind, bounds in _BOUNDS.items():
+        put([kind], bounds=bounds)
+    for rule, kinds in _PATH_RULES.items():
+        put(kinds.split(), path=rule)
+    for kind, formula in {**cost.FORMULAS, **COUNTS}.items():
+        reads_outputs = formula in cost.READING_OUTPUTS
+        suffices = cost.SUFFICING.get(formula)
+        found = FlopFormula(formula, reads_outputs, suffices=suffices)
+        forward.setdefault(kind, {})["flops"] = found
+    for kind, gradient in gradient_cost.FORMULAS.items():
+        reads_outputs = gradient not in gradient_cost.READING_INPUTS
+        suffices = gradient_cost.SUFFICING.get(gradient)
+        found = FlopFormula(gradient, reads_outputs, suffices=suffices)
+        backward.setdefault(kind, {})["flops"] = found
+
+
+_FORWARD: dict[str, _Columns] = {}
+_BACKWARD: dict[str, _Columns] = {}
+_fill(_FORWARD, _BACKWARD)
 
 
 def row_of(kind: str, *, backward: bool = False) -> OperatorRow:
     """Return the row of a canonical type, or of a framework's own name; an empty one if unknown."""
-    return (_BACKWARD if backward else _FORWARD).get(kind, _UNKNOWN)
+    return OperatorRow(**(_BACKWARD if backward else _FORWARD).get(kind, {}))
 
 
 def set_row(name: str, *, backward: bool = False, like: str = "", **columns: Any) -> None:
@@ -387,12 +424,15 @@ def set_row(name: str, *, backward: bool = False, like: str = "", **columns: Any
         _check(like, table, "type")
     if columns.get("group"):
         _check(columns["group"], GROUPS, "group")
-    for trait in columns.setdefault("traits", table.get(like or name, _UNKNOWN).traits):
+    if "traits" in columns:
+        columns["traits"] = frozenset(columns["traits"])
+    for trait in columns.get("traits", ()):
         _check(trait, TRAITS, "trait")
-    columns["traits"] = frozenset(columns["traits"])
     if callable(flops := columns.get("flops")):
         columns["flops"] = FlopFormula(flops)
-    table[name] = attrs.evolve(table.get(like or name, _UNKNOWN), **columns)
+    columns = {**table.get(like or name, {}), **columns}
+    OperatorRow(**columns)
+    table[name] = columns
 
 
 def _check(name: str, known: Iterable[str], what: str) -> None:
@@ -403,39 +443,7 @@ def _check(name: str, known: Iterable[str], what: str) -> None:
 
 def default_types(tool: str) -> tuple[str, ...]:
     """Return the types that a tool acts on unless told otherwise: of ``quantize``, ``prune:nm``."""
-    return tuple(kind for kind, row in _FORWARD.items() if tool in row.default_of)
-
-
-def _fill() -> None:
-    """Add the rows of this package."""
-    for kind in dict.fromkeys(" ".join(_DEFAULTS.values()).split()):
-        tools = {tool for tool, kinds in _DEFAULTS.items() if kind in kinds.split()}
-        set_row(kind, default_of=frozenset(tools))
-    for group, kinds in GROUPS.items():
-        for kind in kinds.split():
-            set_row(kind, group=group)
-    for table, is_backward in ((TRAITS, False), (_BACKWARD_TRAITS, True)):
-        for trait, kinds in table.items():
-            for kind in kinds.split():
-                known = row_of(kind, backward=is_backward).traits
-                set_row(kind, backward=is_backward, traits=known | {trait})
-    for kind, bounds in _BOUNDS.items():
-        set_row(kind, bounds=bounds)
-    for rule, kinds in _PATH_RULES.items():
-        for kind in kinds.split():
-            set_row(kind, path=rule)
-    for kind, formula in {**cost.FORMULAS, **COUNTS}.items():
-        reads_outputs = formula in cost.READING_OUTPUTS
-        suffices = cost.SUFFICING.get(formula)
-        set_row(kind, flops=FlopFormula(formula, reads_outputs, suffices=suffices))
-    for name, gradient in gradient_cost.FORMULAS.items():
-        reads_outputs = gradient not in gradient_cost.READING_INPUTS
-        suffices = gradient_cost.SUFFICING.get(gradient)
-        found = FlopFormula(gradient, reads_outputs, suffices=suffices)
-        set_row(name, backward=True, flops=found)
-
-
-_fill()
+    return tuple(kind for kind, row in _FORWARD.items() if tool in row.get("default_of", ()))
 
 
 # -- questions to several columns --------------------------------------------------

@@ -492,17 +492,23 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         members: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             members.setdefault(key(row), []).append(row)
-        return {
-            group: {
+        groups = {}
+        for group, part in members.items():
+            flops = {"forward": 0, "backward": 0}
+            activations = forward = 0
+            for row in part:
+                flops[row["direction"]] += row["flops"]
+                forward += row["direction"] == "forward"
+                activations += row.get("activation_bytes") or 0
+            groups[group] = {
                 # A type of backward operators has no others.
-                "ops": sum(row["direction"] == "forward" for row in part) or len(part),
-                "flops": sum(r["flops"] for r in part if r["direction"] == "forward"),
-                "flops_backward": sum(r["flops"] for r in part if r["direction"] == "backward"),
-                "params": self._params(row["id"] for row in part)[0],
-                "activation_bytes": sum(row.get("activation_bytes") or 0 for row in part),
+                "ops": forward or len(part),
+                "flops": flops["forward"],
+                "flops_backward": flops["backward"],
+                "params": self._params([row["id"] for row in part])[0],
+                "activation_bytes": activations,
             }
-            for group, part in members.items()
-        }
+        return groups
 
     # -- for people -------------------------------------------------------
 
