@@ -133,17 +133,37 @@ def test_inference_has_one_set_of_ids() -> None:
     assert set(called) < set(trained)
 
 
-@pytest.mark.parametrize("run_eagerly", [False, True])
-def test_the_loss_has_ids_without_the_functions_around_it(run_eagerly: bool) -> None:
-    """They begin with the scope of the loss, in ``fit`` as in eager execution."""
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
-    model.compile("sgd", "mse", run_eagerly=run_eagerly)
-    tool = Ids()
-    with amanda.apply(tool):
-        model.fit(X[:, 0, 0], Y, verbose=0)
-    found = [op_id for op_id in tool.ops if "mse/" in op_id]
-    assert found
-    assert {op_id.partition("/mse/")[0] for op_id in found} == {"compile_loss"}
+class ByHand(keras.Sequential):
+    """A model whose step computes the loss by hand."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            found = self(x)
+            loss = tf.reduce_mean(keras.losses.MeanSquaredError(name="mse")(y, found))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return self.compute_metrics(x, y, found)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(("kind", "loss"), [(keras.Sequential, "loss/mse/"), (ByHand, "mse/")])
+def test_what_keras_runs_outside_of_layers_has_the_ids_of_eager_execution(
+    kind: type[Any], loss: str, steps: int
+) -> None:
+    """The loss, metrics and optimizer of ``fit`` have ids without the functions around them."""
+    found = []
+    for run_eagerly in (False, True):
+        model = kind([keras.Input((2,)), keras.layers.Dense(3)])
+        compiled = {"run_eagerly": run_eagerly, "steps_per_execution": steps}
+        model.compile("sgd", "mse", metrics=["mae"], jit_compile=False, **compiled)
+        tool = Ids()
+        with amanda.apply(tool):
+            model.fit(X[:, 0, 0], Y, batch_size=2, epochs=2, verbose=0)
+        found.append({i for i in tool.ops if i.startswith((loss, "/optimizer/"))})
+        assert not [i for i in tool.ops if "step_on" in i or "PartitionedCall" in i]
+        assert "/other/Abs:0" in tool.ops
+    assert {f"{loss}Sub:0", f"{loss}Mean:0", "/optimizer/Mul:0"} <= found[0] & found[1]
 
 
 def test_graphs_of_one_scope_are_analysed_each() -> None:

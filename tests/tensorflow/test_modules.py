@@ -419,4 +419,4 @@ def test_a_pattern_that_fits_nothing_is_told_the_layers_and_no_name_scopes() -> 
     with amanda.apply(amanda.tools.load("count")(), op_filter=chosen):
         model.fit(X, X[:, :2], verbose=0)
     (line,) = chosen.unmatched()
-    assert line.partition("; ")[2] == "there are net/enc, net/mid, compile_loss/mse"
+    assert line.partition("; ")[2] == "there are net/enc, net/mid, loss/mse"

@@ -148,7 +148,7 @@ def test_values_of_variables_are_no_shapes_of_modules() -> None:
         op("net/conv/ReadVariableOp:0", "net/conv", "read_variable", **read),
         op("net/conv/Conv2D:0", "net/conv", "conv2d", inputs=[image], outputs=[image]),
         op("net/conv/ReadVariableOp:1", "net/conv", "read_variable", **read),
-        op("compile_loss/mse/Mean", "compile_loss/mse", "mean", inputs=[image], outputs=[image]),
+        op("loss/mse/Mean:0", "loss/mse", "mean", inputs=[image], outputs=[image]),
     ]
     view = model({"ops": ops})
     shapes = {node.name: node.shape for node in view.nodes if node.kind == "module"}

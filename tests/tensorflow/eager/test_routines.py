@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import amanda
 from amanda.errors import TensorReleased
-from amanda_tensorflow.eager.variable_values import VariableValues
+from amanda_tensorflow.eager.variable_readings import VariableValues
 from tests.tensorflow.eager.support import Acting, Seen, apply, gradients
 
 X = tf.constant([[1.0, 2.0], [3.0, 4.0]])

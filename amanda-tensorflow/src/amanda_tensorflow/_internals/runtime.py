@@ -141,11 +141,6 @@ def registered_routine(token: Any) -> Any:
     return script_ops._py_funcs.get(token if isinstance(token, str) else token.decode())
 
 
-def registered_routines() -> int:
-    """Count the functions that are registered."""
-    return int(script_ops._py_funcs.size())
-
-
 def eager_mode() -> AbstractContextManager[Any]:
     """Within it, operators run at once, also while a graph is built."""
     mode: AbstractContextManager[Any] = context.eager_mode()

@@ -16,7 +16,7 @@ from amanda.errors import RoutineResultError
 from amanda.interface.action import Action, ActionKind
 from amanda.state import STATE
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.thread import LOCAL, unwatched
+from amanda_tensorflow.eager.tracker import LOCAL, unwatched
 from amanda_tensorflow.operators.types import UNROUTABLE, is_differentiable
 
 _GRADIENTS = frozenset({ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP})

@@ -35,7 +35,7 @@ from amanda_tensorflow.eager.plan_cache import (
     keep,
 )
 from amanda_tensorflow.eager.tape_marks import Mark, OpGradients
-from amanda_tensorflow.eager.thread import LOCAL, EagerTracker, unwatched
+from amanda_tensorflow.eager.tracker import LOCAL, EagerTracker, unwatched
 from amanda_tensorflow.operators.description import NamedOperator
 from amanda_tensorflow.operators.gradient_shapes import checked
 from amanda_tensorflow.operators.types import is_op

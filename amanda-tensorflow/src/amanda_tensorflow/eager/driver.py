@@ -33,8 +33,8 @@ from amanda_tensorflow.eager.recomputation import (
 )
 from amanda_tensorflow.eager.slow_path import SlowPath
 from amanda_tensorflow.eager.tape_marks import Mark
-from amanda_tensorflow.eager.thread import LOCAL, EagerTracker, unwatched
-from amanda_tensorflow.eager.variable_values import VariableValues
+from amanda_tensorflow.eager.tracker import LOCAL, EagerTracker, unwatched
+from amanda_tensorflow.eager.variable_readings import VariableValues
 from amanda_tensorflow.gradient_map import recording
 from amanda_tensorflow.keras_layers import optimizers
 from amanda_tensorflow.keras_layers import recording as layers

@@ -56,9 +56,9 @@ from amanda_tensorflow.eager.plan_cache import (
 )
 from amanda_tensorflow.eager.slow_path import SlowPath
 from amanda_tensorflow.eager.tape_marks import Sum
-from amanda_tensorflow.eager.thread import LOCAL, EagerTracker
 from amanda_tensorflow.eager.tool_errors import call_python, raise_if_retried
-from amanda_tensorflow.eager.variable_values import READING, VariableValues
+from amanda_tensorflow.eager.tracker import LOCAL, EagerTracker
+from amanda_tensorflow.eager.variable_readings import READING, VariableValues
 from amanda_tensorflow.operators.types import NOT_OPS, PYTHON_FUNCTIONS
 
 _BOOKKEEPING = frozenset({"AddN", "Fill", "OnesLike", "ZerosLike"})

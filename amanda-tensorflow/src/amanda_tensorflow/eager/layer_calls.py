@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from amanda.state import STATE
 from amanda_tensorflow.eager.autodiff import is_tensor
-from amanda_tensorflow.eager.thread import LOCAL, EagerTracker, unwatched
+from amanda_tensorflow.eager.tracker import LOCAL, EagerTracker, unwatched
 from amanda_tensorflow.keras_layers.optimizers import accumulates
 
 

@@ -20,7 +20,7 @@ import attrs
 from amanda.errors import CoverageWarning
 from amanda.interface.specs import Phase
 from amanda_tensorflow.eager.plan_cache import AnyScope, Cell, Cells
-from amanda_tensorflow.keras_layers.labels import LABELS
+from amanda_tensorflow.keras_layers.labels import LABELS, LOSS, in_ids
 from amanda_tensorflow.keras_layers.module_names import is_plain_module, name_within
 from amanda_tensorflow.operators.phases import phase_of_code
 
@@ -60,10 +60,14 @@ class _Outside(dict[str, Cells]):
     In the first iterations it is empty, and each operator is asked for its phase. Then it holds
     those of the types of which none was of another phase, so that they cost no more than those
     within layers; the others are asked at each execution.
+
+    Attributes:
+        name_scopes: by scope in ids, the name scope, where that is another one.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.name_scopes: dict[str, str] = {}
         self._mixed: set[tuple[str, str]] = set()
         self._has_learned = False
 
@@ -84,8 +88,10 @@ class _Outside(dict[str, Cells]):
             name_scope = scope[1:].partition("/")[2]
             self._mixed.add((name_scope, kind))
             self.get(name_scope, {}).pop(kind, None)
-        elif (scope, kind) not in self._mixed:
-            self.setdefault(scope, {})[kind] = cell
+            return
+        name_scope = self.name_scopes.get(scope, scope)
+        if (name_scope, kind) not in self._mixed:
+            self.setdefault(name_scope, {})[kind] = cell
 
     def forget(self) -> None:
         """Forget the cells that were noted."""
@@ -124,8 +130,12 @@ class EagerOpIds:
         """The name scope of operators in ids, where TensorFlow's is `name_scope`."""
         if self.places:
             return self.places[-1].scope
-        phase = phase_of_code(self._codes, False)
-        return (name_scope or "") if phase in _PLAIN else f"/{phase}/{name_scope or ''}"
+        phase, scope = phase_of_code(self._codes, False), name_scope or ""
+        if phase not in _PLAIN:
+            return f"/{phase}/{scope}"
+        if scope.startswith(LOSS):
+            self._outside.name_scopes[in_ids(scope)] = scope
+        return in_ids(scope)
 
     def module(self, scope: str) -> str:
         """The module path of the operators that run now.

@@ -11,12 +11,11 @@ import tensorflow as tf
 from amanda.interface.calls import OpCall, Variable
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.tape_marks import Mark
-from amanda_tensorflow.eager.variable_values import VariableSource, VariableValues
+from amanda_tensorflow.eager.variable_readings import VariableSource, VariableValues
 from amanda_tensorflow.gradient_map.recording import MARK
 from amanda_tensorflow.operators.description import NamedOperator, input_names, presented
 from amanda_tensorflow.operators.types import has_one_output
-from amanda_tensorflow.operators.variable_views import view_of
-from amanda_tensorflow.operators.variables import HandleVariable
+from amanda_tensorflow.operators.variables import HandleVariable, view_of
 
 
 @attrs.define(eq=False)

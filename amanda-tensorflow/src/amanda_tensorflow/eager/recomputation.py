@@ -17,7 +17,7 @@ from amanda.python.patching import named_as
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.tape_marks import RecomputedPlace
-from amanda_tensorflow.eager.thread import LOCAL, EagerTracker
+from amanda_tensorflow.eager.tracker import LOCAL, EagerTracker
 
 
 class Recomputation:

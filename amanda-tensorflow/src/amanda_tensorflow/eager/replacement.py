@@ -29,7 +29,7 @@ from amanda_tensorflow.eager.autodiff import (
 )
 from amanda_tensorflow.eager.op_request import EagerCall, OpRequest
 from amanda_tensorflow.eager.tape_marks import Mark, live_actions
-from amanda_tensorflow.eager.thread import EagerTracker
+from amanda_tensorflow.eager.tracker import EagerTracker
 from amanda_tensorflow.operators.gradient_shapes import checked
 from amanda_tensorflow.operators.replacements import replaced_outputs
 from amanda_tensorflow.operators.types import is_differentiable

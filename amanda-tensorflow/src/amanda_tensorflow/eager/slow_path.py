@@ -29,9 +29,9 @@ from amanda_tensorflow.eager.plan_cache import (
 )
 from amanda_tensorflow.eager.replacement import OpReplacement
 from amanda_tensorflow.eager.tape_marks import Mark, SharedMark
-from amanda_tensorflow.eager.thread import LOCAL, EagerTracker
 from amanda_tensorflow.eager.tool_errors import raise_if_retried
-from amanda_tensorflow.eager.variable_values import READING, VariableValues
+from amanda_tensorflow.eager.tracker import LOCAL, EagerTracker
+from amanda_tensorflow.eager.variable_readings import READING, VariableValues
 from amanda_tensorflow.keras_layers.module_names import is_plain_module
 from amanda_tensorflow.operators.gradient_shapes import gradient_shapes
 from amanda_tensorflow.operators.phases import phase_of_eager

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from amanda_tensorflow.eager.thread import EagerTracker
+from amanda_tensorflow.eager.tracker import EagerTracker
 
 _REFLECTED = "r_binary_op_wrapper"
 """The function of ``tensorflow.python.framework.override_binary_operator`` that tries again."""

@@ -13,7 +13,7 @@ from amanda.state import STATE, Lock
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.copies import Copies
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
-from amanda_tensorflow.graphs.op_ids import GraphIds
+from amanda_tensorflow.graphs.known_graphs import GraphIds
 from amanda_tensorflow.graphs.tool_errors import FAILURES
 from amanda_tensorflow.plugin import TensorFlowDriver
 

@@ -37,12 +37,12 @@ from amanda_tensorflow.gradient_map.recording import (
 )
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.frames import is_in_loop
-from amanda_tensorflow.graphs.op_ids import GraphIds
+from amanda_tensorflow.graphs.known_graphs import GraphIds
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCaptures
 from amanda_tensorflow.graphs.shared_tensors import shared_tensor
 from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, OpSite
 from amanda_tensorflow.graphs.sliced_gradients import SlicedGradients, indexing_ops
-from amanda_tensorflow.graphs.variable_values import ReadVariable, value_of
+from amanda_tensorflow.graphs.variable_origins import ReadVariable, value_of
 from amanda_tensorflow.graphs.vjp import after_routines, gradients_before, product
 from amanda_tensorflow.operators.description import input_names
 from amanda_tensorflow.operators.gradient_shapes import checked, gradient_shapes

@@ -30,13 +30,13 @@ from amanda_tensorflow.graphs.frames import is_in_loop
 from amanda_tensorflow.graphs.gradient_order import restore_order
 from amanda_tensorflow.graphs.gradients import ForwardView, GraphGradients
 from amanda_tensorflow.graphs.iterations import GraphIterations
+from amanda_tensorflow.graphs.known_graphs import GraphIds, IdentifiedOp
 from amanda_tensorflow.graphs.op_call import GraphBackwardCall, GraphOpCall
-from amanda_tensorflow.graphs.op_ids import GraphIds, IdentifiedOp
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, captured_tensors
 from amanda_tensorflow.graphs.replacement_gradients import leave
 from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine, is_routable
 from amanda_tensorflow.graphs.sites import ForwardState, GraphSegment, LazyAttributes, OpSite
-from amanda_tensorflow.graphs.variable_values import ReadVariable, WriteVariable
+from amanda_tensorflow.graphs.variable_origins import ReadVariable, WriteVariable
 from amanda_tensorflow.keras_layers.module_names import is_plain_module
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.operators.description import NamedOperator, input_names

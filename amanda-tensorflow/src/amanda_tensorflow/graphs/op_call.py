@@ -13,16 +13,14 @@ from amanda.errors import CapabilityError
 from amanda.interface.calls import BackwardCall, OpCall, Variable
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.sites import OpSite
-from amanda_tensorflow.graphs.variable_values import (
+from amanda_tensorflow.graphs.variable_origins import (
     ReadVariable,
     WriteVariable,
     value_of,
     variable_key,
-    variable_origin,
+    variable_of,
     variable_view,
 )
-from amanda_tensorflow.operators.variable_views import ViewStep, changed
-from amanda_tensorflow.operators.variables import HandleVariable
 
 
 @attrs.define(eq=False)
@@ -54,38 +52,13 @@ class GraphOpCall(OpCall):
         return variable_key(self.site, self.source.inputs[index])
 
     def variable(self, index: int) -> Variable | None:
-        tensor = self.source.inputs[index]
-        origin = variable_origin(self.site, tensor)
-        if origin is None:
-            return None
-        steps = variable_view(self.site, tensor)
-        if isinstance(origin, _internals.EagerTensor):
-            return HandleVariable(origin, steps)
-        return None if self.write is None else GraphVariable(origin.name, steps, self.write)
+        return variable_of(self.site, self.source.inputs[index], self.write)
 
     def value_view(self, index: int) -> tuple[Any, ...]:
         return variable_view(self.site, self.source.inputs[index])
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         return runner(self.source)
-
-
-class GraphVariable(Variable):
-    """A variable that an operator of a session's graph makes.
-
-    Args:
-        name: the operator's name.
-        steps: the casts, reshapes and transpositions between the variable and the input.
-        write: writes a variable.
-    """
-
-    def __init__(self, name: str, steps: Sequence[ViewStep], write: WriteVariable) -> None:
-        self.name = name
-        self._steps = tuple(steps)
-        self._write = write
-
-    def change(self, function: Callable[[Any], Any]) -> None:
-        self._write(self.name, lambda value: changed(value, self._steps, function))
 
 
 @attrs.define(eq=False)

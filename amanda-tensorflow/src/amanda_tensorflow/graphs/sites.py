@@ -23,9 +23,10 @@ from amanda_tensorflow.gradient_map.recording import (
 )
 from amanda_tensorflow.gradient_map.recovery import completed
 from amanda_tensorflow.graphs.iterations import GraphIterations
+from amanda_tensorflow.graphs.op_ids import key_of, module_outside_layers, scope_outside_layers
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.keras_layers.recording import LayerCall, LayerPath
-from amanda_tensorflow.operators.description import attributes_of, module_of, named_with_type
+from amanda_tensorflow.operators.description import attributes_of
 
 
 @attrs.frozen(eq=False)
@@ -44,9 +45,6 @@ class GraphSegment:
 
 
 _NOTHING: Mapping[int, Any] = {}
-
-_LOSS = "compile_loss/"
-"""The name scope in which a compiled Keras model computes its loss, in all of its functions."""
 
 
 @attrs.define(eq=False)
@@ -267,10 +265,7 @@ class OpSite:
     def op_id(self, op: Any) -> str:
         """The id of a forward operator of this graph."""
         self._read_layers()
-        found = self.layer_ids.op_id(op.name)
-        if found is None and op.name.startswith(_LOSS):
-            return named_with_type(op.name, op.type)
-        return found or self.key(op)
+        return self.layer_ids.op_id(op.name) or self.key(op)
 
     def path(self, op: Any) -> LayerPath:
         """The layers of Keras that have made an operator."""
@@ -283,22 +278,21 @@ class OpSite:
 
     def module(self, op: Any) -> str:
         """The module path of an operator."""
-        return self.path(op).module or module_of(op.name)
+        return self.path(op).module or module_outside_layers(op)
 
     def _read_layers(self) -> None:
         if not self._knows_layers:
             self._knows_layers = True
             others = self.log.owners.keys() | self.log.ambiguous
-            self.layer_ids.read(self.graph, lambda op: op.name not in others)
+            self.layer_ids.read(
+                self.graph,
+                lambda op: op.name not in others,
+                lambda op: scope_outside_layers(op, self.ids),
+            )
 
     def key(self, op: Any) -> str:
         """The key of a forward operator: its name within all graphs that the driver has met."""
-        name = named_with_type(op.name, op.type)
-        if name != op.name and name in self._named:
-            # tf.tensordot makes a Reshape called `Tensordot` beside `Tensordot/Reshape`, which
-            # would both get the second name.
-            name = f"{op.name}:{op.type}"
-        return f"{self.ids}/{name}"
+        return key_of(op, self.ids, self._named)
 
     def root(self, forward: ForwardOp) -> ForwardOp:
         """The forward operator at the root of a gradient of any order."""

@@ -13,6 +13,14 @@ from typing import Any
 
 from amanda.state import Lock
 
+LOSS = "compile_loss/"
+"""The name scope in which a compiled model of Keras 3 computes its loss; ``loss/`` in ids."""
+
+
+def in_ids(name: str) -> str:
+    """A name or name scope outside of layers as ids begin."""
+    return name.removeprefix("compile_") if name.startswith(LOSS) else name
+
 
 class LayerLabels:
     """The names of the outermost layers that ran while a driver was attached."""

@@ -37,11 +37,11 @@ def path_of(call: LayerCall, base: LayerPath) -> LayerPath:
 
 
 class LayerIds:
-    """The ids of the operators of one graph that Keras layers have made.
+    """The ids of the operators of one graph that are counted by type, as those of layers are.
 
     Args:
         base: the place at which the graph is called.
-        counts: by path and type, how many operators have ids already, in the graphs around.
+        counts: by scope and type, how many operators have ids already, in the graphs around.
     """
 
     def __init__(
@@ -55,11 +55,18 @@ class LayerIds:
         self._ids: dict[str, str] = {}
         self._done = 0
 
-    def read(self, graph: Any, is_forward: Callable[[Any], bool]) -> None:
+    def read(
+        self,
+        graph: Any,
+        is_forward: Callable[[Any], bool],
+        outside: Callable[[Any], str | None],
+    ) -> None:
         """Give ids to the operators that were added to the graph since the last time.
 
         Args:
             is_forward: whether an operator is a forward one; others have no id of their own.
+            outside: gives the scope of an operator outside of layers in its id; None for one that
+                is not counted by type.
         """
         calls, known = layer_calls(graph), dict[int, LayerPath]()
         operations = graph.get_operations()
@@ -69,10 +76,12 @@ class LayerIds:
                 path = known.get(id(call)) or known.setdefault(id(call), path_of(call, self._base))
             if path.text:
                 self._paths[op.name] = path
-                if is_forward(op):
-                    key = path.text, op.type
-                    self._ids[op.name] = f"{path.text}/{op.type}:{self.counts[key]}"
-                    self.counts[key] += 1
+            if not is_forward(op):
+                continue
+            scope = f"{path.text}/" if path.text else outside(op)
+            if scope is not None:
+                self._ids[op.name] = f"{scope}{op.type}:{self.counts[scope, op.type]}"
+                self.counts[scope, op.type] += 1
         self._done = len(operations)
 
     def path_of(self, call: LayerCall) -> LayerPath:
@@ -80,7 +89,7 @@ class LayerIds:
         return path_of(call, self._base)
 
     def op_id(self, name: str) -> str | None:
-        """The id of the operator of this name; None outside of layers."""
+        """The id of the operator of this name; None for one that is not counted by type."""
         return self._ids.get(name)
 
     def path(self, name: str) -> LayerPath:

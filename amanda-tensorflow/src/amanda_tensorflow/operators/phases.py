@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from amanda.interface.specs import Phase
+from amanda_tensorflow.operators.variables import VARIABLES
 
 _BY_FILE: tuple[tuple[str, Phase], ...] = (
     ("/src/initializers/", "setup"),
@@ -39,8 +40,7 @@ _INITIALISER = "initialize_variables"
 _ASKING = "_evaluate_var_is_initialized"
 """The function in which it asks at once which of them have a value by now (2.16 to 2.21)."""
 
-_VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp"})
-
+_OF_VARIABLES = VARIABLES | {"VarIsInitializedOp"}
 _DRAWING = re.compile(r"(Stateless)?Random|StatelessTruncatedNormal|TruncatedNormal$|Multinomial$")
 
 _DEEPEST = 60
@@ -105,7 +105,7 @@ def phase_of_node(op: Any, in_layer: bool, in_module: bool = False) -> Phase:
         in_module: whether a module of ``tf.Module`` has, which may train a model as well.
     """
     name, kind = op.name, op.type
-    if _INITIALISING.search(name) or kind in _VARIABLES or name.endswith("/Assign"):
+    if _INITIALISING.search(name) or kind in _OF_VARIABLES or name.endswith("/Assign"):
         return "setup"
     if getattr(op.graph, "name", "") == _INITIALISER:
         return "setup"

@@ -27,8 +27,8 @@ from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.instrument import Instrument
+from amanda_tensorflow.graphs.known_graphs import GraphIds
 from amanda_tensorflow.graphs.module_marks import calls_modules
-from amanda_tensorflow.graphs.op_ids import GraphIds
 from amanda_tensorflow.graphs.passes import RunningModules
 from amanda_tensorflow.graphs.random_state import first_seeded, is_seeded
 from amanda_tensorflow.graphs.replay import Replay
@@ -36,16 +36,12 @@ from amanda_tensorflow.graphs.running_vanilla import NotInstrumentableError, fal
 from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.operators.types import CALLS, CONTROL_FLOW
+from amanda_tensorflow.operators.variables import VARIABLES
 from amanda_tensorflow.session.random_ops import can_be_shared, draws_from
 from amanda_tensorflow.session.run_kinds import RunKind, kind_of
 from amanda_tensorflow.session.runs import Key, SessionRun, is_handle
 from amanda_tensorflow.session.stateful_runs import InlineFunction, needs_inline
-from amanda_tensorflow.session.variables import (
-    VARIABLES,
-    VariableOps,
-    Variables,
-    variables_in,
-)
+from amanda_tensorflow.session.variable_copies import VariableOps, Variables, variables_in
 
 Made = SessionRun | InlineFunction
 """A run in terms of the shadow, or the function for it in the user's session."""

@@ -21,9 +21,9 @@ from amanda_tensorflow.graphs.running_vanilla import NotInstrumentableError
 from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.operators.types import ROUTING, is_random
+from amanda_tensorflow.operators.variables import VARIABLES
 from amanda_tensorflow.session.random_ops import draws_from
 from amanda_tensorflow.session.runs import SessionRun
-from amanda_tensorflow.session.variables import VARIABLES
 
 NODE = "amanda/run"
 """Name of the nodes in the user's graph."""

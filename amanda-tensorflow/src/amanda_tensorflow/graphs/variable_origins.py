@@ -1,4 +1,4 @@
-"""``context.get_value`` in graphs: the variables and constants behind tensors.
+"""``context.get_value`` and ``get_variable`` in graphs: variables and constants behind tensors.
 
 A tensor of a function may stand for a tensor of its caller (:attr:`OpSite.sources`) or for a
 concrete one (:attr:`OpSite.captured`); both are followed.
@@ -6,22 +6,27 @@ concrete one (:attr:`OpSite.captured`); both are followed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from amanda.interface.calls import Variable
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.sites import OpSite
-from amanda_tensorflow.operators.variable_views import VIEWS, ViewStep, step_of
+from amanda_tensorflow.operators.variables import (
+    VARIABLES,
+    VIEWS,
+    HandleVariable,
+    ViewStep,
+    changed,
+    step_of,
+)
 
 _LOOK_THROUGH = frozenset(
     {"Identity", "Cast", "ReadVariableOp", "Enter", "RefEnter", "EnsureShape"}
 )
 """Operators that pass on the value of a variable or constant."""
-
-_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
-"""Operators that make a variable."""
 
 ReadVariable = Callable[[Any, Any], Any]
 """Reads a variable: called with its concrete handle, or with the operator of the graph that makes
@@ -44,7 +49,7 @@ def value_of(site: OpSite, tensor: Any, read: ReadVariable, dtype: Any = None) -
     if kind == "Const":
         with _internals.eager_mode():
             return tf.constant(tf.make_ndarray(op.get_attr("value")))
-    if kind in _VARIABLES:
+    if kind in VARIABLES:
         return read(op, dtype)
     if kind == "Placeholder":
         return _placeholder_value(site, tensor, read, dtype)
@@ -89,11 +94,26 @@ def variable_key(site: OpSite, tensor: Any) -> Hashable | None:
     return site.root_ids, origin.name
 
 
+def variable_of(site: OpSite, tensor: Any, write: WriteVariable | None) -> Variable | None:
+    """The variable whose value or handle a tensor is, to be named and written; else None.
+
+    Args:
+        write: writes a variable of a session; None in functions.
+    """
+    origin = variable_origin(site, tensor)
+    if origin is None:
+        return None
+    steps = variable_view(site, tensor)
+    if isinstance(origin, _internals.EagerTensor):
+        return HandleVariable(origin, steps)
+    return None if write is None else GraphVariable(origin.name, steps, write)
+
+
 def variable_origin(site: OpSite, tensor: Any) -> Any:
     """The concrete handle of the variable whose value or handle a tensor is, or the operator of the
     graph that makes the variable; None for other tensors."""
     op = tensor.op
-    if op.type in _VARIABLES:
+    if op.type in VARIABLES:
         return op
     if op.type in _LOOK_THROUGH or _view(tensor) is not None:
         return variable_origin(site, op.inputs[0])
@@ -114,3 +134,21 @@ def _placeholder_value(site: OpSite, tensor: Any, read: ReadVariable, dtype: Any
     if concrete is None or concrete.dtype != tf.resource:
         return concrete
     return read(concrete, dtype)
+
+
+class GraphVariable(Variable):
+    """A variable that an operator of a session's graph makes.
+
+    Args:
+        name: the operator's name.
+        steps: the casts, reshapes and transpositions between the variable and the input.
+        write: writes a variable.
+    """
+
+    def __init__(self, name: str, steps: Sequence[ViewStep], write: WriteVariable) -> None:
+        self.name = name
+        self._steps = tuple(steps)
+        self._write = write
+
+    def change(self, function: Callable[[Any], Any]) -> None:
+        self._write(self.name, lambda value: changed(value, self._steps, function))

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from amanda.python.references import nothing
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.thread import unwatched
-from amanda_tensorflow.operators.variable_views import VIEWS, ViewStep, step_of
+from amanda_tensorflow.eager.tracker import unwatched
+from amanda_tensorflow.operators.variables import VIEWS, ViewStep, step_of
 
 READING = frozenset({"ReadVariableOp", "Identity", "Cast"}) | VIEWS
 """Operators whose output may be the value of a variable."""

@@ -10,9 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from amanda_tensorflow import _internals
-
-VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
-"""Types of operators that make a variable."""
+from amanda_tensorflow.operators.variables import VARIABLES
 
 _REFERENCES = frozenset({"VariableV2", "Variable"})
 """Types of operators that make a variable of TensorFlow 1's reference kind."""

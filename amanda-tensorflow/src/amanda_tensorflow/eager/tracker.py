@@ -11,43 +11,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.op_ids import EagerOpIds
-from amanda_tensorflow.eager.plan_cache import OUTSIDE, Cell
+from amanda_tensorflow.eager.plan_cache import OUTSIDE
 
 if TYPE_CHECKING:
     from amanda.engine.dispatch import Dispatcher
     from amanda.state import LiveScope
     from amanda_tensorflow.eager.tape_marks import Mark, OpGradients, RecomputedPlace, SharedMark
-
-
-class RunningGradient(Protocol):
-    """The gradient function that runs, as the interception of operators uses it."""
-
-    def cell(self, kind: str) -> Cell:
-        """The cell of a type of backward operators, made if there is none."""
-
-    def is_vanilla(self, kind: str) -> bool:
-        """True if the next operator of a type has neither actions nor analyses to run."""
-
-    def execute(
-        self, kind: str, inputs: Sequence[Any], compute: Callable[[list[Any]], list[Any]]
-    ) -> list[Any]:
-        """Run the next operator of a type with its analyses and routines."""
-
-
-class RunningRecomputation(Protocol):
-    """A recomputation within a backward pass, as the patches of tapes use it."""
-
-    def begin(self, tape: Any) -> None:
-        """`tape` watches the copies of the arguments: the function runs next."""
-
-    def differentiated(self, inner: Any) -> None:
-        """A tape was asked for gradients; if it was the recomputation's, that has ended."""
 
 
 class EagerTracker:
@@ -65,7 +40,8 @@ class EagerTracker:
         generation: counts how often plans have become out of date.
         active: the scopes that apply, as of the last refresh.
         watches: whether one of them analyses backward operators.
-        run: the gradient function that runs, if its forward operator is known.
+        run: the ``GradientRun`` of the gradient function that runs, if its forward operator is
+            known; else None.
         passes: how many outermost backward passes have begun.
         depth: how many backward passes run within each other.
         marking: the mark for the operators of the replacement that runs, if one does.
@@ -76,7 +52,7 @@ class EagerTracker:
         sums: within a backward pass, sums of gradients by ``id`` of the result.
         owners: by ``id`` of an Identity's output, the mark of its execution.
         recorded: the outputs whose gradient the driver has recorded itself, not yet reported.
-        recomputation: what ``tf.recompute_grad`` computes again now, if anything.
+        recomputation: the ``Recomputation`` of ``tf.recompute_grad`` that runs; None if none does.
         failures: for each operator running a Python function, what a tool has raised in it.
         places: for each running function with a custom gradient, where it began; None if it is
             not computed again.
@@ -95,7 +71,7 @@ class EagerTracker:
         self.active: tuple[LiveScope, ...] = ()
         self.watches = False
         self._replan = True
-        self.run: RunningGradient | None = None
+        self.run: Any = None
         self.passes = 0
         self.depth = 0
         self.marking: Mark | None = None
@@ -105,7 +81,7 @@ class EagerTracker:
         self.sums: dict[int, Any] = {}
         self.owners: dict[int, Any] = {}
         self.recorded: tuple[int, Any] | None = None
-        self.recomputation: RunningRecomputation | None = None
+        self.recomputation: Any = None
         self.failures: list[BaseException | None] = []
         self.places: list[RecomputedPlace | None] = []
         self.tells = False
@@ -188,7 +164,7 @@ class EagerTracker:
             self.ids.new_iteration()
         return left
 
-    def go_to(self, cells: Any, run: RunningGradient | None) -> None:
+    def go_to(self, cells: Any, run: Any) -> None:
         """Count the operators that follow in `cells`, as those of `run` if it is given."""
         self.cells = cells
         self.run = run
