@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import amanda_torch_accel
-from amanda_torch import extension
+from amanda_torch import accel
 from tests.running import run_python
 
 ROOT = Path(__file__).parents[2]
 
 needs_extension = pytest.mark.skipif(
-    bool(extension.refusal()), reason=f"it is not used here: {extension.refusal()}"
+    bool(accel.refusal()), reason=f"it is not used here: {accel.refusal()}"
 )
 
 
@@ -28,10 +28,10 @@ def test_records_have_the_fields_of_their_twins() -> None:
     source = (ROOT / "amanda-torch/src/amanda_torch/eager/records.py").read_text()
     head = source.partition("if TYPE_CHECKING")[0]
     twins: dict[str, Any] = {}
-    body = source.partition("extension.refusal():\n")[2].partition("\nelse:")[0]
+    body = source.partition("accel.refusal():\n")[2].partition("\nelse:")[0]
     exec(head + "if True:\n" + body, twins)
     for name in ("TrackerFields", "FrameFields", "ChildFields", "KnownFields"):
-        record = getattr(extension.load(), name)
+        record = getattr(accel.load(), name)
         members = {k for k, v in vars(record).items() if isinstance(v, types.MemberDescriptorType)}
         assert members == set(twins[name].__slots__)
 
@@ -40,7 +40,7 @@ def test_records_have_the_fields_of_their_twins() -> None:
 def test_fields_of_records_are_those_of_slots() -> None:
     """A field is missing until it is set, can be deleted, and is freed in a cycle."""
 
-    class Frame(extension.load().FrameFields):  # type: ignore[misc]
+    class Frame(accel.load().FrameFields):  # type: ignore[misc]
         __slots__ = ()
 
     frame = Frame()
@@ -60,9 +60,9 @@ def test_another_pytorch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     minor = amanda_torch_accel.minor_version(torch.__version__)
     with pytest.raises(ImportError, match=f"built for PyTorch 1.0, and this is {minor}"):
         amanda_torch_accel.load()
-    assert "\n" not in extension.refusal()
-    assert "built for PyTorch 1.0" in extension.refusal()
-    assert "compiler" not in extension.refusal()
+    assert "\n" not in accel.refusal()
+    assert "built for PyTorch 1.0" in accel.refusal()
+    assert "compiler" not in accel.refusal()
     # None in sys.modules: as without the file, which is written when the extension is built.
     monkeypatch.setitem(sys.modules, "amanda_torch_accel.built_for", None)
     with pytest.raises(ImportError, match="not built, as without a compiler: install"):
@@ -94,7 +94,7 @@ def test_other_interpreters_are_refused(kind: str) -> None:
     argument = repr(kind) if sys.version_info >= (3, 13) else f"isolated={kind == 'isolated'}"
     loading = f"""
 from importlib import util
-spec = util.spec_from_file_location("gate", {extension.load().__file__!r})
+spec = util.spec_from_file_location("gate", {accel.load().__file__!r})
 try:
     spec.loader.exec_module(util.module_from_spec(spec))
 except ImportError as error:
@@ -189,4 +189,4 @@ def test_each_allocation_that_fails_is_an_error(tool: str) -> None:
 def test_unknown_builtins_are_refused(builtin: Any) -> None:
     """What is no function of PyTorch's is refused by name."""
     with pytest.raises(ValueError, match=r"split|len|object"):
-        extension.load().add(builtin)
+        accel.load().add(builtin)

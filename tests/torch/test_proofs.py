@@ -22,6 +22,7 @@ from amanda_torch import _internals, plugin
 from amanda_torch.compiled.driver import GraphDriver
 from amanda_torch.driver import TESTED
 from amanda_torch.eager import checkpoints, functions, proofs, tracers
+from amanda_torch.eager.backward_passes import BackwardPasses
 from amanda_torch.eager.driver import InterceptingDriver
 from tests.running import in_threads
 from tests.torch.support import Counter, applied
@@ -48,7 +49,7 @@ def _same(_: Any, vanilla: Any) -> Any:
 
 BREAKING: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     proofs.MODULE_CALLS: lambda m: m.setattr(InterceptingDriver, "_called_modules", _same),
-    proofs.BACKWARD_PASSES: lambda m: m.setattr(InterceptingDriver, "_engine", _same),
+    proofs.BACKWARD_PASSES: lambda m: m.setattr(BackwardPasses, "_engine", _same),
     proofs.FUNCTIONS: lambda m: m.setattr(functions, "patch", _unpatched),
     proofs.CHECKPOINTS: lambda m: m.setattr(
         _internals, "CHECKPOINT_GENERATOR", "get_device_states"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from amanda.errors import CoverageWarning
-from amanda_torch import _internals, extension
+from amanda_torch import _internals, accel
 from amanda_torch.eager import gate
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.plugin import TorchEagerDriver
@@ -22,7 +22,7 @@ def test_untested_versions_of_pytorch_are_refused(monkeypatch: pytest.MonkeyPatc
     """The gate is not used with a PyTorch that it was not tested with, and the reason is given."""
     with monkeypatch.context() as patched:
         patched.setattr("torch.__version__", "2.99.0")
-        found = extension.refusal()
+        found = accel.refusal()
     assert found == "amanda-torch-accel was not tested with PyTorch 2.99.0"
 
 
@@ -64,7 +64,7 @@ def test_the_gate_is_used_without_being_asked_for(monkeypatch: pytest.MonkeyPatc
         if name:
             monkeypatch.setenv(VARIABLE, name)
         with applied(Counter()):
-            assert extension.load().is_installed() == is_used
+            assert accel.load().is_installed() == is_used
 
 
 def test_the_package_needs_no_extension() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, get_overridable_functions
 
 import amanda
-from amanda_torch import _internals, extension
+from amanda_torch import _internals, accel
 from amanda_torch.eager.execution import KnownOp
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of
 from tests.torch.gate.programs import BOTH, VARIABLE, intercepted, needs_gate
@@ -70,7 +70,7 @@ def test_interceptors_can_be_switched_among_threads(monkeypatch: pytest.MonkeyPa
         for name in BOTH:
             monkeypatch.setenv(VARIABLE, name)
     assert not wrong
-    assert not extension.load().is_installed()
+    assert not accel.load().is_installed()
 
 
 @pytest.mark.usefixtures("gated")
@@ -88,7 +88,7 @@ def test_functions_that_report_nothing_stay() -> None:
 
 def test_every_builtin_operator_is_noticed() -> None:
     """Each builtin that PyTorch lets be overridden, and that is an operator, is noticed."""
-    owned = {id(builtin) for builtin, _, _ in extension.load().places()}
+    owned = {id(builtin) for builtin, _, _ in accel.load().places()}
     missing = set()
     for functions in get_overridable_functions().values():
         for func in functions:
@@ -108,9 +108,9 @@ def test_nothing_is_left() -> None:
     """After a scope all that was replaced is as it was, also after an exception, and no function
     has another identity or hash within it."""
     functions = [torch.add, torch.nn.functional.linear, *_internals.MODE_BUILTINS]
-    functions += [builtin for builtin, _, _ in extension.load().places() if callable(builtin)]
+    functions += [builtin for builtin, _, _ in accel.load().places() if callable(builtin)]
     table, hashes = dict.fromkeys(functions), list(map(hash, functions))
-    before = extension.load().places()
+    before = accel.load().places()
     attributes = {name: vars(torch.Tensor)[name] for name in vars(torch.Tensor)}
     counts = [sys.getrefcount(f) for f in (torch.add, torch.Tensor.add, nn.Module.__call__)]
     add = torch.add
@@ -123,7 +123,7 @@ def test_nothing_is_left() -> None:
             made = type("Made", (torch.Tensor,), {})
             if fails:
                 raise ZeroDivisionError
-        assert extension.load().places() == before
+        assert accel.load().places() == before
         assert {name: vars(torch.Tensor)[name] for name in vars(torch.Tensor)} == attributes
         assert torch.ones(2).as_subclass(made)[0] == 1.0
         gc.collect()

@@ -11,27 +11,27 @@ import abc
 import functools
 import types
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
-from amanda.python.patching import PatchSet, named_as
+from amanda.python.patching import PatchSet
 from amanda.python.references import is_own
 from amanda.registry.proofs import is_proving
 from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals
-from amanda_torch.autograd.gradients_of_gradients import MadeGraph
 from amanda_torch.autograd.substitution import reason_to_keep, substitute
-from amanda_torch.autograd.whole_operator import notes_dropped
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager import functions, gate, proofs
+from amanda_torch.eager.backward_passes import BackwardPasses
 from amanda_torch.eager.checkpoints import Checkpoints
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted, remove_leftovers
 from amanda_torch.eager.keras_calls import KerasCalls
-from amanda_torch.eager.module_calls import OptimizerSteps, called_modules, has_optimizer
+from amanda_torch.eager.module_calls import called_modules
 from amanda_torch.eager.module_names import Labels
+from amanda_torch.eager.optimizer_steps import OptimizerSteps, has_optimizer
 from amanda_torch.eager.tracers import Tracers
 from amanda_torch.plugin import TorchEagerDriver
 from amanda_torch.routines import RoutineCall, RoutineDispatcher
@@ -52,7 +52,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         self._tracers = Tracers(self.capture_compiled)
         self._checkpoints = Checkpoints(self.enter_thread, self.exit_thread)
         self._has_gate = False
-        self._optimizer_steps = OptimizerSteps(dispatcher, LOCAL)
+        self._optimizer_steps = OptimizerSteps(dispatcher)
         self._keras_calls = KerasCalls(dispatcher)
 
     # -- life cycle -------------------------------------------------------
@@ -66,7 +66,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         if works(proofs.SCRIPTS):
             patches.wrap(_internals.SCRIPT_FUNCTION, "__call__", self._script_call)
         if works(proofs.BACKWARD_PASSES):
-            patches.wrap(_internals.AUTOGRAD, _internals.AUTOGRAD_ENGINE, self._engine)
+            BackwardPasses(self.dispatcher).patch(patches)
         if works(proofs.FUNCTIONS):
             functions.patch(patches)
         if works(proofs.CHECKPOINTS):
@@ -211,84 +211,6 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             return vanilla(*args, **kwargs)
 
         return __call__
-
-    def _engine(self, vanilla: Any) -> Any:
-        """The entry of every backward pass that Python starts."""
-
-        @_internals.not_counted_by_warnings
-        @functools.partial(named_as, vanilla)
-        def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            interceptor, roots = LOCAL.interceptor, t_outputs
-            if interceptor is None or not isinstance(roots, tuple):
-                return vanilla(roots, *args, **kwargs)
-            if self.dispatcher.is_paused():
-                # A tool's own pass. Autograd's device threads cannot see that: the dispatcher
-                # informs the hooks that run there.
-                with self.dispatcher.quiet_backward():
-                    return vanilla(roots, *args, **kwargs)
-            # After its roots, their gradients, and whether the graph is kept.
-            makes_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
-            continues, transformed = makes_graph, _internals.in_functorch()
-            if transformed:
-                # A transform always makes a graph, which only an outer differentiation uses.
-                continues = _internals.is_within_differentiation()
-            with self._backward_pass(interceptor, roots, continues):
-                if transformed or not (makes_graph and self._claims(interceptor)):
-                    return vanilla(roots, *args, **kwargs)
-                with MadeGraph(interceptor.executor.claimer, roots) as made:
-                    result = vanilla(roots, *args, **kwargs)
-                    made.claim_results(args[3] if len(args) > 3 else (), result or ())
-                return result
-
-        return run_backward
-
-    def _claims(self, interceptor: Interceptor) -> bool:
-        """Whether tools look at backward operators of gradients, which have owners from now on."""
-        claimer = interceptor.executor.claimer
-        claims = any(scope.analyses_backward() for scope in self.dispatcher.scopes())
-        if claims and not claimer.marks:
-            # What the extension has learned to do without marks is forgotten.
-            interceptor.replan()
-        return claims
-
-    @contextmanager
-    def _backward_pass(
-        self, interceptor: Interceptor, roots: tuple[Any, ...], continues: bool
-    ) -> Iterator[None]:
-        """The context of a backward pass of the program; the outermost one ends an iteration.
-
-        Args:
-            continues: True if the program computes with the gradients. Such a pass ends no
-                iteration; neither does a pass inside a module.
-        """
-        interceptor.begin_backward(roots)
-        outermost = not _internals.in_backward()
-        # Within an operator PyTorch has popped the mode: a backward pass that the operator runs is
-        # seen nevertheless.
-        listening = interceptor.is_listening()
-        points = self.dispatcher.points
-        is_covered = not interceptor.stale or interceptor.refresh()
-        tells = outermost and interceptor.tells
-        continues = continues or interceptor.frame.phase is None
-        told = points.backward_begins(continues) if tells else ()
-        if not listening:
-            interceptor.enter()
-        try:
-            with notes_dropped():
-                yield
-        finally:
-            if not listening:
-                interceptor.exit()
-            if outermost and is_covered and not interceptor.has_trained:
-                interceptor.has_trained = True
-                # Captured code outside of modules may be of another phase from now on.
-                interceptor.root.captured.clear()
-            if outermost and not continues:
-                interceptor.new_iteration()
-            elif outermost:
-                interceptor.has_continued = True
-            if tells:
-                points.backward_ends(told, continues)
 
 
 def _without_own_references(vanilla: Any) -> Any:

@@ -28,7 +28,7 @@ from amanda.interface.action import Action
 from amanda.interface.extensions import chosen
 from amanda.python.patching import PatchSet
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED
-from amanda_torch import _internals, extension
+from amanda_torch import _internals, accel
 from amanda_torch.autograd.nodes import OWN_NODES
 from amanda_torch.eager.execution import unswallowed
 from amanda_torch.eager.interceptors import Interceptor, NoTools
@@ -72,7 +72,7 @@ def choose() -> bool:
 @functools.cache
 def reason_unusable() -> str:
     """Why the gate cannot be used in this process; "" if it can. Made once."""
-    for check in (extension.refusal, _configure, _unwritable, _self_test):
+    for check in (accel.refusal, _configure, _unwritable, _self_test):
         reason = check()
         if reason:
             return reason
@@ -81,7 +81,7 @@ def reason_unusable() -> str:
 
 def _configure() -> str:
     """Tell the extension of our classes and of PyTorch's builtins."""
-    gate = extension.load()
+    gate = accel.load()
     try:
         gate.configure(_objects(), _internals.MODE_BUILTINS)
         for builtin in operators():
@@ -169,7 +169,7 @@ def _unwritable() -> str:
         if "w" in rights:
             start, _, end = span.partition("-")
             ranges.append((int(start, 16), int(end, 16)))
-    places = sorted([address for _, address, _ in extension.load().places()])
+    places = sorted([address for _, address, _ in accel.load().places()])
     for first, last in sorted(ranges):
         places = [place for place in places if not first <= place < last]
     return "PyTorch's tables of functions cannot be written to" if places else ""
@@ -184,16 +184,16 @@ class _Switch:
     @property
     def is_on(self) -> bool:
         """True if calls are noticed."""
-        return bool(extension.load().is_installed())
+        return bool(accel.load().is_installed())
 
     @is_on.setter
     def is_on(self, value: bool) -> None:
         if value:
-            extension.load().install()
+            accel.load().install()
         else:
-            extension.load().restore()
+            accel.load().restore()
             # It would keep the tools alive.
-            extension.load().forget()
+            accel.load().forget()
 
 
 SWITCH = _Switch()
@@ -205,7 +205,7 @@ def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) ->
     Args:
         dispatcher: its backward operators are claimed by the extension, too.
     """
-    gate = extension.load()
+    gate = accel.load()
     if dispatcher is not None:
         patches.set(dispatcher, "native", gate, create=True)
     for cls in _internals.OPERATOR_CLASSES:
@@ -223,7 +223,7 @@ def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) ->
 
 def _reported(vanilla: Callable[..., Any]) -> Any:
     """A function that always reports itself to the mode, for one in Python that does so."""
-    ask = extension.load().ask
+    ask = accel.load().ask
 
     @functools.wraps(vanilla)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -247,7 +247,7 @@ def module_call(vanilla: Callable[..., Any], wrapped: Callable[..., Any]) -> Any
         vanilla: PyTorch's own.
         wrapped: the driver's, for all other calls.
     """
-    return extension.load().module_call(vanilla, wrapped)
+    return accel.load().module_call(vanilla, wrapped)
 
 
 @functools.cache
@@ -257,7 +257,7 @@ def gated_class() -> type[Interceptor]:
     class GatedInterceptor(Interceptor):
         """An interceptor that is asked by the gate."""
 
-        note_report = extension.load().note_report
+        note_report = accel.load().note_report
 
     return GatedInterceptor
 
@@ -312,7 +312,7 @@ def _notices(cls: type[Interceptor]) -> list[list[str]]:
 
 def _self_test() -> str:
     """True if the gate notices what a mode does, and leaves no trace."""
-    gate = extension.load()
+    gate = accel.load()
     expected = _notices(Interceptor)
     before = gate.places()
     patches = PatchSet()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amanda_torch import extension
+from amanda_torch import accel
 
-if TYPE_CHECKING or extension.refusal():
+if TYPE_CHECKING or accel.refusal():
 
     class TrackerFields:
         """Where a thread is, see :class:`amanda_torch.eager.op_ids.Tracker`.
@@ -85,7 +85,7 @@ if TYPE_CHECKING or extension.refusal():
         steps_after: Any
 
 else:
-    TrackerFields = extension.load().TrackerFields
-    FrameFields = extension.load().FrameFields
-    ChildFields = extension.load().ChildFields
-    KnownFields = extension.load().KnownFields
+    TrackerFields = accel.load().TrackerFields
+    FrameFields = accel.load().FrameFields
+    ChildFields = accel.load().ChildFields
+    KnownFields = accel.load().KnownFields

@@ -1,4 +1,4 @@
-"""The optional extension in C++, of the distribution amanda-torch-accel.
+"""amanda-torch-accel, the optional extension in C++: whether it is used, and its module.
 
 Everything that it does there is Python code for, too, which runs where it is missing or refused::
 

@@ -1,0 +1,107 @@
+"""Backward passes that the program starts: the phase that they are, the iteration that they end.
+
+What happens at the operators of a pass is up to :mod:`amanda_torch.autograd`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from amanda.python.patching import PatchSet, named_as
+from amanda_torch import _internals
+from amanda_torch.autograd.gradients_of_gradients import MadeGraph
+from amanda_torch.autograd.whole_operator import notes_dropped
+from amanda_torch.eager.interceptors import LOCAL, Interceptor
+from amanda_torch.routines import RoutineDispatcher
+
+
+class BackwardPasses:
+    """Reports backward passes, by the function that starts each of them."""
+
+    def __init__(self, dispatcher: RoutineDispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def patch(self, patches: PatchSet) -> None:
+        """Notice the passes from now on."""
+        patches.wrap(_internals.AUTOGRAD, _internals.AUTOGRAD_ENGINE, self._engine)
+
+    def _engine(self, vanilla: Any) -> Any:
+        """The entry of every backward pass that Python starts."""
+
+        @_internals.not_counted_by_warnings
+        @functools.partial(named_as, vanilla)
+        def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            interceptor, roots = LOCAL.interceptor, t_outputs
+            if interceptor is None or not isinstance(roots, tuple):
+                return vanilla(roots, *args, **kwargs)
+            if self._dispatcher.is_paused():
+                # A tool's own pass. Autograd's device threads cannot see that: the dispatcher
+                # informs the hooks that run there.
+                with self._dispatcher.quiet_backward():
+                    return vanilla(roots, *args, **kwargs)
+            # After its roots, their gradients, and whether the graph is kept.
+            makes_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
+            continues, transformed = makes_graph, _internals.in_functorch()
+            if transformed:
+                # A transform always makes a graph, which only an outer differentiation uses.
+                continues = _internals.is_within_differentiation()
+            with self._pass(interceptor, roots, continues):
+                if transformed or not (makes_graph and self._claims(interceptor)):
+                    return vanilla(roots, *args, **kwargs)
+                with MadeGraph(interceptor.executor.claimer, roots) as made:
+                    result = vanilla(roots, *args, **kwargs)
+                    made.claim_results(args[3] if len(args) > 3 else (), result or ())
+                return result
+
+        return run_backward
+
+    def _claims(self, interceptor: Interceptor) -> bool:
+        """Whether tools look at backward operators of gradients, which have owners from now on."""
+        claimer = interceptor.executor.claimer
+        claims = any(scope.analyses_backward() for scope in self._dispatcher.scopes())
+        if claims and not claimer.marks:
+            # What the extension has learned to do without marks is forgotten.
+            interceptor.replan()
+        return claims
+
+    @contextmanager
+    def _pass(
+        self, interceptor: Interceptor, roots: tuple[Any, ...], continues: bool
+    ) -> Iterator[None]:
+        """The context of a backward pass of the program; the outermost one ends an iteration.
+
+        Args:
+            continues: True if the program computes with the gradients. Such a pass ends no
+                iteration; neither does a pass inside a module.
+        """
+        interceptor.begin_backward(roots)
+        outermost = not _internals.in_backward()
+        # Within an operator PyTorch has popped the mode: a backward pass that the operator runs is
+        # seen nevertheless.
+        listening = interceptor.is_listening()
+        points = self._dispatcher.points
+        is_covered = not interceptor.stale or interceptor.refresh()
+        tells = outermost and interceptor.tells
+        continues = continues or interceptor.frame.phase is None
+        told = points.backward_begins(continues) if tells else ()
+        if not listening:
+            interceptor.enter()
+        try:
+            with notes_dropped():
+                yield
+        finally:
+            if not listening:
+                interceptor.exit()
+            if outermost and is_covered and not interceptor.has_trained:
+                interceptor.has_trained = True
+                # Captured code outside of modules may be of another phase from now on.
+                interceptor.root.captured.clear()
+            if outermost and not continues:
+                interceptor.new_iteration()
+            elif outermost:
+                interceptor.has_continued = True
+            if tells:
+                points.backward_ends(told, continues)
