@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from typing import Any
 
 import keras
@@ -10,8 +11,10 @@ import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
 import amanda
+from amanda.errors import CoverageWarning
 from amanda.testing import loopback
 from amanda.testing.loopback.driver import LoopbackDriver
+from amanda_tensorflow.eager import op_ids
 from tests.tensorflow.eager.support import DRIVERS, Acting, Seen, apply
 
 X = tf.constant([[1.0, 2.0], [3.0, 4.0]])
@@ -194,3 +197,22 @@ def test_what_tools_run_elsewhere() -> None:
             loopback.relu(loopback.tensor([1.0]))
             tf.nn.relu(X)
     assert ids == ["/relu:0", "/Relu:0"]
+
+
+def test_a_loop_without_an_end_of_an_iteration_is_told_by_its_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The warning names the program's line that runs the operators, not one of TensorFlow."""
+    monkeypatch.setattr(op_ids, "_MANY", 3)
+
+    def loop() -> None:
+        for _ in range(4):
+            tf.nn.relu(X)
+
+    with apply(Seen()), pytest.warns(CoverageWarning, match="3 Relu operators") as said:
+        loop()
+    [warning] = said
+    assert (warning.filename, linecache.getline(__file__, warning.lineno).strip()) == (
+        __file__,
+        "tf.nn.relu(X)",
+    )

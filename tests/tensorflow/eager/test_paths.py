@@ -66,16 +66,27 @@ def test_a_recorded_operator_takes_the_slow_path_until_its_executions_share_a_ma
     assert found == [[*fast, "execute"], fast, fast]
 
 
-def test_an_operator_takes_the_slow_path_where_a_routine_looks_at_tensors() -> None:
-    """Watched and counted operators stay on the fast path, others leave it."""
+def test_a_replaced_operator_takes_the_slow_path() -> None:
+    """Others stay on the fast path, where their routines get the tensors that they are passed."""
     fast = ["TFE_Py_FastPathExecute"]
     assert paths_of(Seen()) == fast
     counter = amanda.inline.Counter()
     assert paths_of(Acting("Relu", lambda c: c.insert_after_op(counter, outputs=[]))) == fast
-    assert paths_of(Acting("Relu", lambda c: c.insert_after_op(lambda y: None))) == [
-        *fast,
-        "execute",
-    ]
+    assert paths_of(Acting("Relu", lambda c: c.insert_after_op(lambda y: None))) == fast
+    replaced = Acting("Relu", lambda c: c.replace_op(tf.identity))
+    assert paths_of(replaced) == [*fast, "execute"]
+
+
+def test_an_operator_takes_the_slow_path_where_what_it_is_passed_is_converted() -> None:
+    """Routines get a tensor for each number: TensorFlow makes it on that path."""
+    got: list[Any] = []
+    tool = Acting("Mul", lambda c: c.insert_before_op(lambda *tensors: got.append(tensors)))
+    with apply(tool):
+        for _ in range(4):
+            found = patches_run_by(lambda: tf.raw_ops.Mul(x=X, y=2.0))
+            amanda.new_iteration()
+    assert found[-1] == "execute"
+    assert [float(y) for _, y in got] == [2.0] * 4
 
 
 def test_a_new_operator_is_looked_up_once_on_each_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from amanda.errors import CoverageWarning
@@ -42,21 +43,33 @@ def shared_id(prefix: str, op_name: str, count: int, framework: str) -> str:
         prefix, op_name, count: of the id that it would have.
         framework: the package whose code is not taken for the calling line.
     """
-    frame, module = inspect.currentframe(), "amanda"
-    while frame is not None and module.startswith(("amanda", framework)):
-        frame = frame.f_back
-        module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
-    line = 0 if frame is None else frame.f_lineno
+    frame = calling_frame((framework,))
     if count == MANY:
-        text = (
+        warn_at(
+            frame,
             f"{MANY} {op_name} operators outside of modules without an end of an iteration: those "
-            "of a line share an id from now on; call amanda.new_iteration() in the loop"
+            "of a line share an id from now on; call amanda.new_iteration() in the loop",
         )
-        file = "" if frame is None else frame.f_code.co_filename
-        registry = {} if frame is None else frame.f_globals.setdefault("__warningregistry__", {})
-        # Not by a stacklevel: the frames of a driver are not counted alike.
-        warnings.warn_explicit(text, CoverageWarning, file, line, module, registry)
-    return f"{prefix}/{op_name}:{module}.{line}"
+    return f"{prefix}/{op_name}:{_module(frame)}.{0 if frame is None else frame.f_lineno}"
+
+
+def calling_frame(packages: Sequence[str]) -> FrameType | None:
+    """The innermost frame whose code is neither Amanda's nor in one of these packages."""
+    frame = inspect.currentframe()
+    while frame is not None and _module(frame).startswith(("amanda", *packages)):
+        frame = frame.f_back
+    return frame
+
+
+def _module(frame: FrameType | None) -> str:
+    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
+
+
+def warn_at(frame: FrameType | None, text: str) -> None:
+    """Warn (CoverageWarning) at a frame's line, whatever number of frames lies between."""
+    file, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    registry = {} if frame is None else frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, CoverageWarning, file, line, _module(frame), registry)
 
 
 class _CountedCall:

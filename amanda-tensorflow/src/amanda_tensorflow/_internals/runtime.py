@@ -255,29 +255,6 @@ def is_tape_of(inner: Any, tape: Any) -> bool:
     return inner is not None and inner is getattr(tape, "_tape", None)
 
 
-def variables_read(values: Sequence[Any]) -> int:
-    """Return how many variables the fast path reads in C among the inputs of an operator.
-
-    Returns:
-        -1 where that is not certain: with a variable in a list, or an object that acts as one.
-    """
-    count = 0
-    for value in values:
-        if isinstance(value, ops.EagerTensor):
-            continue
-        if isinstance(value, resource_variable_ops.BaseResourceVariable):
-            count += 1
-        elif is_read_by_runtime(value):
-            return -1
-    return count
-
-
-def tell_variables(kinds: Sequence[type]) -> bool:
-    """True if the types of an operator's arguments alone tell which of them are variables."""
-    variable = resource_variable_ops.BaseResourceVariable
-    return all(kind in NO_VARIABLES or issubclass(kind, variable) for kind in kinds)
-
-
 def value_of(value: Any) -> Any:
     """The value of a variable, read by the operator that the fast path runs in C to read it; any
     other value itself."""
@@ -285,24 +262,6 @@ def value_of(value: Any) -> Any:
         return value
     resource_variable_ops.variable_accessed(value)
     return gen_resource_variable_ops.read_variable_op(value.handle, value.dtype)
-
-
-VARIABLE: Any = resource_variable_ops.ResourceVariable
-
-_tape_accesses: Any = pywrap_tfe.TFE_Py_TapeVariableAccessed
-
-_watcher_accesses: Any = pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed
-
-
-def reading_of(variable: Any) -> tuple[Any, ...]:
-    """The arguments by which the fast path, in C, reads a variable of type :data:`VARIABLE`.
-
-    Tapes and watchers of variables are told of it, as there (``MaybeWatchVariable``, 2.16 to 2.21).
-    """
-    if variable._trainable is not False:
-        _tape_accesses(variable)
-        _watcher_accesses(variable)
-    return variable._handle, "dtype", variable._dtype
 
 
 class _InputCounts(dict[str, int]):

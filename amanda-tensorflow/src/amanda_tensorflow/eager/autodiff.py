@@ -23,32 +23,30 @@ _GRADIENTS = frozenset({ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD
 """Actions whose routines are given gradients."""
 
 
-class EagerRoutine:
-    """The context in which core calls a routine; core itself makes the thread vanilla.
-
-    Args:
-        isolated: whether no tape records within it.
-    """
-
-    __slots__ = ("_isolated", "_restarts")
-
-    def __init__(self, isolated: bool) -> None:
-        self._isolated = isolated
+class _Isolated:
+    """Within it, no tape records. One object serves all routines: core calls each in a block of its
+    own, with a list of what is to be undone."""
 
     def __enter__(self) -> None:
-        self._restarts = self._isolated and not _internals.recording_is_stopped()
-        if self._restarts:
-            STATE.undo.append((_internals.restart_recording_here, ()))
+        if not _recording_is_stopped():
+            STATE.undo.append(_RESTART)
             _internals.stop_recording_here()
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if self._restarts:
+        undo = STATE.undo
+        if undo[-1] is _RESTART:
             _internals.restart_recording_here()
-            del STATE.undo[-1]
+            del undo[-1]
         if error is not None:
             tracker = LOCAL.tracker
             if tracker is not None and tracker.failures:
                 tracker.failures[-1] = error
+
+
+_recording_is_stopped = _internals.recording_is_stopped
+_RESTART = _internals.restart_recording_here, ()
+ISOLATED = _Isolated()
+"""The context in which core calls a routine that takes no part in differentiation."""
 
 
 def is_tensor(value: Any) -> bool:

@@ -21,7 +21,7 @@ from amanda.interface.proofs import Proof
 from amanda.python.patching import PatchSet, named_as
 from amanda.state import STATE, WeakMembers
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.autodiff import EagerRoutine, is_tensor, substitute
+from amanda_tensorflow.eager.autodiff import ISOLATED, is_tensor, substitute
 from amanda_tensorflow.eager.backward_ops import MarkedGradients
 from amanda_tensorflow.eager.fast_path import FastPath
 from amanda_tensorflow.eager.layer_calls import apart, is_symbolic, step_optimizer, told_call
@@ -42,6 +42,7 @@ from amanda_tensorflow.plugin import TensorFlowEagerDriver
 
 _CUSTOM_GRADIENTS = "custom gradients"
 _LAYERS = "calls of Keras layers"
+_NO_CONTEXT = contextlib.nullcontext()
 _LEAF_SUMS = "sums of gradients of variables and other leaves"
 
 
@@ -135,8 +136,8 @@ class EagerModeDriver(TensorFlowEagerDriver):
     def routine(
         self, action: Action, selected: Sequence[Any], isolated: bool
     ) -> AbstractContextManager[Any]:
-        """:class:`~amanda_tensorflow.eager.autodiff.EagerRoutine`; core pauses the thread."""
-        return EagerRoutine(isolated)
+        """A context that stops tapes, if the routine is isolated; core pauses the thread."""
+        return ISOLATED if isolated else _NO_CONTEXT
 
     def tool_raised(self, error: BaseException) -> None:
         """Keep it for the operator that calls Python, if one does: TensorFlow raises another."""

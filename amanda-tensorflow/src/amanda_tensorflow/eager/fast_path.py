@@ -5,7 +5,7 @@ raises ``_FallbackException``, the function converts its arguments to tensors an
 path, ``execute.execute``::
 
     gen_math_ops.mat_mul
-        fast path        operators without routines, or with counters and timers alone
+        fast path        operators whose routines and arguments do not ask for more
         slow path        all others
 
 The patch lets an operator run on the fast path, and counts it, or raises that exception. The
@@ -14,8 +14,7 @@ reasons are those of :class:`~amanda_tensorflow.eager.plan_cache.Reason`, found 
 
 * a cell: the operator runs vanilla and is counted there;
 * a tuple: the tracker; the cell; the attribute by which the execution is marked, or an empty tuple;
-  the entry; the cell that counts readings of variables and how many the operator does, or None; the
-  arguments, in which variables may have been read;
+  the entry;
 * a :data:`Runner`.
 
 =============  ==================================================================================
@@ -23,8 +22,8 @@ reason         found by
 =============  ==================================================================================
 `REPLACEMENT`  the thread: a replacement runs, and tapes record
 `ANALYSIS`     no entry, or :data:`~amanda_tensorflow.eager.plan_cache.UNKNOWN`
-`ROUTINES`     the entry
-`READINGS`     the types of the arguments, if variables are among them, and the entries of readings
+`ROUTINES`     the entry, the types of the arguments, and whether tapes record
+`READINGS`     the arguments: the runtime reads a variable among them unseen, in C
 `MARK`         the entry, and whether tapes record
 =============  ==================================================================================
 """
@@ -42,6 +41,7 @@ from typing import Any
 import tensorflow as tf
 
 from amanda.engine.dispatch import Dispatcher
+from amanda.engine.plan import ActionPlan
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.op_request import Vanilla
@@ -49,7 +49,6 @@ from amanda_tensorflow.eager.plan_cache import (
     PLAIN,
     UNKNOWN,
     Cell,
-    Cells,
     OperatorEntry,
     Reason,
     entry_of,
@@ -72,6 +71,8 @@ _RESOURCE = tf.resource.as_datatype_enum
 _now = time.perf_counter_ns
 _inputs_of = _internals.INPUT_COUNTS
 _no_tape_records = _internals.no_tape_records
+_only_tensors = _internals.TENSORS_ONLY.issuperset
+_no_variables, _is_read = _internals.NO_VARIABLES.issuperset, _internals.is_read_by_runtime
 
 Runner = Callable[[Any, str, Any, tuple[Any, ...]], Any]
 """Runs an operator: it is given the arguments of the fast path."""
@@ -93,7 +94,6 @@ class FastPath:
         self._vanilla = vanilla
         self._values = values
         self._slow_path = slow_path
-        self._numbers: dict[tuple[type, ...], int] = {}
         self._uncounted: Cell = [0]
 
     # -- the patch --------------------------------------------------------
@@ -116,7 +116,7 @@ class FastPath:
                 return result
             if type(decision) is not tuple:
                 return decision(ctx, op_name, name, args)
-            _, cell, marked, entry, read, args = decision
+            _, cell, marked, entry = decision
             # The runtime ignores attributes that the operator does not declare.
             if not entry.is_inlined:
                 result = vanilla(ctx, op_name, name, *args, *marked)
@@ -129,9 +129,7 @@ class FastPath:
                 end = now()
                 cell[0] += 1
                 ended(tracker, entry, start, end)
-            if read is not None:
-                read[0][0] += read[1]
-            elif entry.is_noted:
+            if entry.is_noted:
                 note(op_name, args, result)
                 if marked and op_name == "Identity":
                     tracker.note_owner(result, marked[1])
@@ -176,20 +174,19 @@ class FastPath:
         if STATE.paused or (tracker.stale and not tracker.refresh()):
             return self._replacing(tracker, op_name, args)
         try:
-            cells = scopes[tracker.local.scope_name]
-            cell = cells[op_name]
+            cell = scopes[tracker.local.scope_name][op_name]
             entry = cell[cell[0] + 1]
         except LookupError:
             return self._look_up(tracker, ctx, op_name, args)
-        if entry.reason is not None:
-            return self._by_reason(entry.reason, tracker, ctx, op_name, args)
         # Attributes follow the inputs.
         inputs = args[: _inputs_of[op_name]]
-        number = self._numbers.get(tuple(map(type, inputs)))
-        if number is None:
-            number = self._number_of_readings(inputs)
-        if number:
-            return self._with_variables(tracker, cells, entry, ctx, op_name, args, number)
+        if entry.reason is not None:
+            is_marked = entry.has_mark and not _no_tape_records()
+            if entry.stays and not is_marked and _only_tensors(map(type, inputs)):
+                return functools.partial(self._run_routines, cell, entry.plan)
+            return self._by_reason(entry.reason, tracker, ctx, op_name, args)
+        if not _no_variables(map(type, inputs)) and any(map(_is_read, inputs)):
+            return self._fall_back(Reason.READINGS, tracker, op_name, args)
         if entry is PLAIN:
             return cell
         marked: Any = ()
@@ -199,7 +196,7 @@ class FastPath:
                 marked = self._shared_mark(tracker, entry)
             if marked is None:
                 return self._fall_back(Reason.MARK, tracker, op_name, args)
-        return tracker, cell, marked, entry, None, args
+        return tracker, cell, marked, entry
 
     def _replacing(self, tracker: EagerTracker, op_name: str, args: tuple[Any, ...]) -> Any:
         """Decide on an operator of a tool's code, perhaps of a replacement; see :meth:`decide`."""
@@ -255,15 +252,6 @@ class FastPath:
             return None
         entry.marked = entry.plan.driver_data.marked
         return entry.marked
-
-    def _mark(self, tracker: EagerTracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
-        """Return the attribute that marks an execution, if tapes record it, or an empty tuple.
-
-        None if its executions do not share a mark.
-        """
-        if not entry.plan.claims or _internals.no_tape_records():
-            return ()
-        return self._shared_mark(tracker, entry)
 
     # -- the slow path ----------------------------------------------------
 
@@ -334,98 +322,34 @@ class FastPath:
             elif isinstance(value, (list, tuple)) or _internals.is_sequence(value):
                 arguments[name] = [_internals.value_of(item) for item in value]
 
-    # -- operators that are passed variables ------------------------------
+    # -- ways to run an operator ------------------------------------------
 
-    def _with_variables(
+    def _run_routines(
         self,
-        tracker: EagerTracker,
-        cells: Cells,
-        entry: OperatorEntry,
+        cell: Cell,
+        plan: ActionPlan,
         ctx: Any,
         op_name: str,
+        name: Any,
         args: tuple[Any, ...],
-        number: int,
     ) -> Any:
-        """Decide on an operator that is passed `number` variables; -1 if that is unclear.
+        """Run an operator whose inputs are tensors, none of them in a list, between its routines.
 
-        On the fast path the runtime reads a variable in C, and that reading, an operator like any
-        other, is not seen. Where neither the operator nor the readings have actions, the operator
-        takes the fast path, and the readings are counted. Where counters and timers are all that is
-        told, the driver reads the variables before.
-
-        Raises:
-            FallbackException: it has to take the slow path, where readings are seen.
+        Tapes know it by no mark of ours.
         """
-        is_inlined = entry.is_inlined
-        readings = self._readings(cells, number, may_be_inlined=is_inlined)
-        is_told = is_inlined or op_name not in READING
-        marked = self._mark(tracker, entry) if is_told and readings is not None else None
-        if marked is None or readings is None:
-            return self._fall_back(Reason.READINGS, tracker, op_name, args)
-        if not is_inlined:
-            return tracker, cells[op_name], marked, entry, (readings, number), args
-        plain, values = _internals.NO_VARIABLES, list(args)
-        for position, value in enumerate(args):
-            if type(value) not in plain:
-                # Each reading is an operator that is counted, and in this order.
-                values[position] = self._value_of(tracker, readings, ctx, value)
-        return tracker, cells[op_name], marked, entry, None, values
-
-    def _number_of_readings(self, inputs: tuple[Any, ...]) -> int:
-        """Return how many variables the runtime reads in C for an operator; -1 if that is unclear.
-
-        The number is kept by the types of the inputs where these alone tell it.
-        """
-        kinds = tuple(map(type, inputs))
-        number = _internals.variables_read(inputs)
-        if _internals.tell_variables(kinds):
-            self._numbers[kinds] = number
-        return number
-
-    def _readings(self, cells: Cells, number: int, *, may_be_inlined: bool) -> Cell | None:
-        """Return the cell that counts readings, if the next ones have no actions.
-
-        Args:
-            number: how many there are; -1 if that is unclear.
-            may_be_inlined: True if counters and timers may be around them.
-
-        Returns:
-            The cell; None if anything else is done to one of them, or one is yet to be analysed.
-        """
-        cell = cells.get("ReadVariableOp")
-        if number < 0 or cell is None:
-            return None
-        first = cell[0] + 1
-        known = cell[first : first + number]
-        if len(known) < number:
-            return None
-        for entry in known:
-            is_told = entry.is_inlined and not may_be_inlined
-            if entry.reason is not None or is_told:
-                return None
-        return cell
-
-    def _value_of(self, tracker: EagerTracker, cell: Cell, ctx: Any, value: Any) -> Any:
-        """Return an argument of an operator, read if it is a variable.
-
-        Args:
-            cell: counts the readings.
-        """
-        entry: OperatorEntry = cell[cell[0] + 1] if type(value) is _internals.VARIABLE else PLAIN
-        marked = self._mark(tracker, entry) if entry.is_inlined else None
-        if marked is None:
-            return _internals.value_of(value)
-        vanilla, arguments = self._vanilla.fast_path, _internals.reading_of(value)
-        start = _now()
-        result = vanilla(ctx, "ReadVariableOp", None, *arguments, *marked)
-        end = _now()
+        if sys.exception() is not None:
+            raise_if_retried()
         cell[0] += 1
-        self._ended(tracker, entry, start, end)
-        if entry.is_noted:
-            self._values.note("ReadVariableOp", arguments, result)
-        return result
-
-    # -- ways to run an operator ------------------------------------------
+        count, run_all = _inputs_of[op_name], self._dispatcher.run_all
+        inputs = list(args[:count])
+        values = run_all(plan.before, inputs) if plan.before else inputs
+        result = self._vanilla.fast_path(ctx, op_name, name, *values, *args[count:])
+        outputs = result if type(result) is list else [] if result is None else [result]
+        if plan.after:
+            outputs = run_all(plan.after, outputs)
+        if op_name in READING:
+            self._values.note(op_name, inputs, outputs[0])
+        return outputs if type(result) is list else outputs[0] if outputs else None
 
     def _outside(
         self, tracker: EagerTracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]

@@ -11,18 +11,18 @@ layer or ``tf.function`` is called again, when an outermost backward pass ends, 
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any, Literal
 
 import attrs
 
-from amanda.errors import CoverageWarning
+from amanda.engine.op_ids import calling_frame, warn_at
 from amanda.interface.specs import Phase
 from amanda_tensorflow.eager.plan_cache import AnyScope, Cell, Cells
 from amanda_tensorflow.keras_layers.labels import LABELS, LOSS, in_ids
 from amanda_tensorflow.keras_layers.module_names import is_plain_module, name_within
 from amanda_tensorflow.operators.phases import phase_of_code
+from amanda_tensorflow.plugin import TensorFlowDriver
 
 _PLAIN = frozenset({None, "forward", "backward"})
 """Phases of the calling code that are not part of an id outside of layers."""
@@ -158,11 +158,10 @@ class EagerOpIds:
         Warns (CoverageWarning) if the iteration has too many operators to be one.
         """
         if number == _MANY and not scope:
-            warnings.warn(
+            warn_at(
+                calling_frame(("tensorflow", *TensorFlowDriver.packages)),
                 f"{_MANY} {kind} operators outside of layers without an end of an iteration: "
                 "each has an id and actions of its own; call amanda.new_iteration() in the loop",
-                CoverageWarning,
-                stacklevel=5,
             )
         return f"{scope or '/'}{kind}:{number}"
 

@@ -10,7 +10,9 @@ plan                                   entry
 no action                              :data:`PLAIN`; an entry of its own where the output may be
                                        the value of a variable, or the plan has claims
 counters and timers alone              ``is_inlined``: the driver updates them on the fast path
-any other action                       ``reason`` is :attr:`Reason.ROUTINES`
+any other action                       ``reason`` is :attr:`Reason.ROUTINES`; ``stays`` on the fast
+                                       path where all inputs are tensors, and no tape is to record
+                                       it under a mark of ours; not a replaced operator
 not known                              :data:`UNKNOWN`, whose reason is :attr:`Reason.ANALYSIS`
 =====================================  =========================================================
 
@@ -48,7 +50,7 @@ class Reason(enum.Enum):
     ANALYSIS = "a tool may have yet to analyse it"
     ROUTINES = "routines are called around it, or replace it"
     MARK = "tapes record it, and its executions do not share a mark yet"
-    READINGS = "tools may act on the readings of the variables that it is passed"
+    READINGS = "it is passed variables, whose readings are operators"
     REPLACEMENT = "tapes record it under the mark of the operator that it replaces"
 
 
@@ -58,6 +60,9 @@ class OperatorEntry:
     Attributes:
         plan: the operator's plan; None if it has to be asked for.
         reason: why the operator takes the slow path whatever its arguments; None if it need not.
+        stays: True if it runs between its routines on the fast path where its inputs are tensors
+            and no tape records its mark.
+        has_mark: True if a tape would record it under a mark of ours.
         is_inlined: True if the driver updates `counters` and `timers` in place of calling routines.
         counters: they count each execution that has ended.
         timers: they measure it, each with the action that would stop it.
@@ -69,6 +74,8 @@ class OperatorEntry:
     def __init__(self, plan: Any, reason: Reason | None = None) -> None:
         self.plan = plan
         self.reason = reason
+        self.stays = False
+        self.has_mark = False
         self.is_inlined = False
         self.counters: Sequence[Counter] = ()
         self.timers: Sequence[tuple[Timer, Action]] = ()
@@ -95,6 +102,8 @@ def entry_of_plan(plan: ActionPlan, is_noted: bool) -> OperatorEntry:
     reason = Reason.ROUTINES if plan.around else None
     entry = inline or OperatorEntry(plan, reason)
     entry.is_noted = is_noted
+    entry.stays = reason is not None and plan.replace is None
+    entry.has_mark = plan.claims or plan.acts_on_gradients
     return entry
 
 

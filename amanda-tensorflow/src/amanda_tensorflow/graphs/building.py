@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -204,6 +205,20 @@ class Building:
         """The nodes without outputs to wait for; they are forgotten."""
         controls, self.controls = self.controls, []
         return controls
+
+
+WeakScopes = tuple[weakref.ref[LiveScope], ...]
+
+
+def weak_scopes(building: Building) -> WeakScopes:
+    """References to the scopes of a copy, for what may outlive them."""
+    return tuple(map(weakref.ref, building.scopes))
+
+
+def alive(scopes: WeakScopes) -> tuple[LiveScope, ...]:
+    """The scopes among these that have not ended."""
+    found = (reference() for reference in scopes)
+    return tuple(scope for scope in found if scope is not None and scope.alive)
 
 
 def identity_after(tensor: Any, nodes: Sequence[Any]) -> Any:

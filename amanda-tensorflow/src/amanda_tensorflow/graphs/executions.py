@@ -10,7 +10,6 @@ like other routines.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ import tensorflow as tf
 from amanda.inline import Counter
 from amanda.state import tool_locked
 from amanda_tensorflow.graphs.building import Building, identity_after
-from amanda_tensorflow.graphs.run_time_routines import PythonNode, insert_mark
+from amanda_tensorflow.graphs.run_time_routines import insert_mark
 from amanda_tensorflow.operators.types import ROUTING
 
 
@@ -145,38 +144,16 @@ def count_runs(building: Building, is_loop: bool) -> None:
     executions = Executions.of_function(building)
     if executions is None:
         return
-    node = _RunsNode(executions, building)
     # In a loop an operator without inputs might run before the first iteration, and once.
     anchors = [tensor.op for tensor in graph.inputs[:1]]
-    insert_mark(building, node, "amanda/runs/", anchors, [])
+    count = executions.add
+    mark = insert_mark(building, lambda scopes, values: count(), "amanda/runs/", anchors, [])
     # The runtime may leave out what nothing reads, and leave a loop before the last run of its body
     # has ended. What a body only passes on stays as it is: its gradient is another one.
     passed = {id(tensor) for tensor in graph.inputs} if is_loop else frozenset[int]()
     with graph.as_default():
-        graph.outputs = [
-            t if id(t) in passed else identity_after(t, [node.op]) for t in graph.outputs
-        ]
-    graph.control_outputs = [*graph.control_outputs, node.op]
-
-
-class _RunsNode(PythonNode):
-    """Counts the runs of a body or branch, until the scopes of the copy have ended."""
-
-    def __init__(self, executions: Executions, building: Building) -> None:
-        super().__init__()
-        self._executions: Executions | None = executions
-        self._scopes = [weakref.ref(scope) for scope in building.scopes]
-
-    def compute(self, values: Sequence[Any]) -> list[Any]:
-        found = [reference() for reference in self._scopes]
-        executions = self._executions
-        if executions is not None and any(s is not None and s.alive for s in found):
-            executions.add()
-        return []
-
-    def release(self) -> None:
-        """Let go of the counters: the scope has ended."""
-        self._executions = None
+        graph.outputs = [t if id(t) in passed else identity_after(t, [mark]) for t in graph.outputs]
+    graph.control_outputs = [*graph.control_outputs, mark]
 
 
 def moved(inner: Building, outer: Building, op: Any) -> None:

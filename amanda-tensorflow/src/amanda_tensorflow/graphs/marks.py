@@ -13,7 +13,6 @@ after it. No operator runs for its sake, and loops compute no result that nothin
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +22,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.executions import Ends, Executions, needed_by, sources
 from amanda_tensorflow.graphs.passes import Tell
-from amanda_tensorflow.graphs.run_time_routines import PythonNode, insert_mark
+from amanda_tensorflow.graphs.run_time_routines import insert_mark
 from amanda_tensorflow.operators.types import CONTROL_FLOW
 
 _FIRST_COME = frozenset({"Merge", "RefMerge"})
@@ -43,7 +42,7 @@ class Marks:
     def __init__(self, building: Building) -> None:
         self._building = building
         self._size = 0
-        self._nodes: list[tuple[_Mark, list[Any]]] = []
+        self._counts: list[tuple[Executions, list[Any]]] = []
         self._waiting: list[tuple[Any, Sequence[Any]]] = []
         self.last: Any = None
         self._later: set[str] = set()
@@ -53,13 +52,17 @@ class Marks:
         building = self._building
         graph = building.graph
         before = _internals.operations_since(graph, self._size)
-        node = _Mark(tell, building.scopes)
-        waits = [] if self.last is None else [self.last]
-        insert_mark(building, node, "amanda/mark/", waits, [])
-        self._waiting.append((node.op, before))
-        self.last, self._size, self._later = node.op, _internals.count_operations(graph), set()
+        executions, waits = Executions(()), [] if self.last is None else [self.last]
+
+        def told(scopes: tuple[LiveScope, ...], values: Sequence[Any]) -> None:
+            executions.add()
+            tell(scopes)
+
+        self.last = insert_mark(building, told, "amanda/mark/", waits, [])
+        self._waiting.append((self.last, before))
+        self._size, self._later = _internals.count_operations(graph), set()
         counts, building.counts = building.counts, []
-        self._nodes.append((node, counts))
+        self._counts.append((executions, counts))
 
     @contextmanager
     def after(self) -> Iterator[None]:
@@ -123,34 +126,6 @@ class Marks:
             roots: what a run executes, and others for its sake.
         """
         needed = needed_by([*roots, *([self.last] if self.last is not None else [])])
-        for node, counts in self._nodes:
-            node.executions = Executions([c for c, op in counts if op.name in needed])
-        self._nodes.clear()
-
-
-class _Mark(PythonNode):
-    """The node of a mark.
-
-    Attributes:
-        executions: counts what was executed between the last mark and this one.
-    """
-
-    def __init__(self, tell: Tell, scopes: Sequence[LiveScope]) -> None:
-        super().__init__()
-        self._tell: Tell | None = tell
-        self._scopes = [weakref.ref(scope) for scope in scopes]
-        self.executions: Executions | None = None
-
-    def compute(self, values: Sequence[Any]) -> list[Any]:
-        found = [reference() for reference in self._scopes]
-        scopes = tuple(scope for scope in found if scope is not None and scope.alive)
-        tell = self._tell
-        if scopes and tell is not None:
-            if self.executions is not None:
-                self.executions.add()
-            tell(scopes)
-        return []
-
-    def release(self) -> None:
-        """Let go of the counters: the scope has ended."""
-        self._tell = self.executions = None
+        for executions, counts in self._counts:
+            executions.counters = [c for c, op in counts if op.name in needed]
+        self._counts.clear()

@@ -17,7 +17,7 @@ from typing import Any
 
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.op_call import PlacedTensor
-from amanda_tensorflow.graphs.run_time_routines import PythonNode, insert_mark, is_routable
+from amanda_tensorflow.graphs.run_time_routines import insert_mark, is_routable
 from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.keras_layers.recording import LayerCall, calls_in, layer_calls
 
@@ -62,35 +62,15 @@ class ModelInputs:
         new = [site.tensors.get(id(tensor)) for tensor in tensors]
         if not all(map(is_routable, new)):
             return []
-        node = _InputsNode(self._read)
-        insert_mark(building, node, "amanda/inputs/", [], new)
-        return [node.op]
+        read = self._read.append
+        return [
+            insert_mark(building, lambda scopes, values: read(values), "amanda/inputs/", [], new)
+        ]
 
     def take(self) -> Mapping[str, Any]:
         """``target`` and ``inputs`` of the run that ends; nothing where they are not known."""
         inputs = self._told or (self._read.pop() if self._read else ())
         return {"target": self._layer(), "inputs": inputs} if inputs else {}
-
-
-class _InputsNode(PythonNode):
-    """The node that reads the tensors.
-
-    Args:
-        read: gets them in each run.
-    """
-
-    def __init__(self, read: collections.deque[Sequence[Any]]) -> None:
-        super().__init__()
-        self._into: collections.deque[Sequence[Any]] | None = read
-
-    def compute(self, values: Sequence[Any]) -> list[Any]:
-        if self._into is not None:
-            self._into.append(values)
-        return []
-
-    def release(self) -> None:
-        """Read nothing any more: the scope has ended."""
-        self._into = None
 
 
 def _outermost(site: OpSite) -> Iterator[tuple[OpSite, LayerCall]]:

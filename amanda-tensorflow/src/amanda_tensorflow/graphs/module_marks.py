@@ -10,18 +10,17 @@ others wait for nothing. A mark waits for no operator that does not run without 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
 
+from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.executions import Ends, needed_by, sources
 from amanda_tensorflow.graphs.iterations import bodies
-from amanda_tensorflow.graphs.passes import RunningModules
-from amanda_tensorflow.graphs.run_time_routines import PythonNode, insert_mark, is_routable
+from amanda_tensorflow.graphs.run_time_routines import insert_mark, is_routable
 from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.keras_layers.recording import (
     LayerCall,
@@ -255,44 +254,17 @@ class _Chain:
     def _mark(
         self, called: _CallOfModule, is_exit: bool, tensors: Sequence[Any], ends: Sequence[Any]
     ) -> None:
-        building = self._building
+        building, call = self._building, called.call
         waits = [*ends, *([] if self.last is None else [self.last])]
-        node = _ModuleMark(building, called, is_exit)
-        insert_mark(building, node, "amanda/module/", waits, tensors)
-        self.last, building.tells_modules = node.op, True
+        path, modules = called.site.path_of(call), building.modules
+        facts = {"id": path.text, "module": path.module.partition("/")[2]}
+        assert modules is not None
 
+        def tell(scopes: Sequence[LiveScope], values: Sequence[Any]) -> None:
+            if is_exit:
+                modules.leave(call, values)
+            else:
+                modules.enter(scopes, call, {**facts, "target": call.layer()}, values)
 
-class _ModuleMark(PythonNode):
-    """The node of a mark.
-
-    Args:
-        building: the copy.
-        called: the call.
-        is_exit: whether it is left there.
-    """
-
-    def __init__(self, building: Building, called: _CallOfModule, is_exit: bool) -> None:
-        super().__init__()
-        path = called.site.path_of(called.call)
-        self._modules: RunningModules | None = building.modules
-        self._scopes = [weakref.ref(scope) for scope in building.scopes]
-        self._call = called.call
-        self._is_exit = is_exit
-        self._facts = {"id": path.text, "module": path.module.partition("/")[2]}
-
-    def compute(self, values: Sequence[Any]) -> list[Any]:
-        modules = self._modules
-        found = [reference() for reference in self._scopes]
-        scopes = tuple(scope for scope in found if scope is not None and scope.alive)
-        if modules is None or not scopes:
-            return []
-        if self._is_exit:
-            modules.leave(self._call, values)
-        else:
-            facts = {**self._facts, "target": self._call.layer()}
-            modules.enter(scopes, self._call, facts, values)
-        return []
-
-    def release(self) -> None:
-        """Tell nobody any more: the scope has ended."""
-        self._modules = None
+        self.last = insert_mark(building, tell, "amanda/module/", waits, tensors)
+        building.tells_modules = True

@@ -8,7 +8,6 @@ any other gradient function.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,9 +17,8 @@ import tensorflow as tf
 from amanda.engine.backward import replaced_gradients
 from amanda.engine.plan import EMPTY_PLAN
 from amanda.interface.action import Action
-from amanda.state import LiveScope
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.building import Building, WeakScopes, alive, weak_scopes
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.sites import ForwardState
 from amanda_tensorflow.graphs.vjp import differentiate
@@ -47,7 +45,7 @@ class ReplacedOp:
     """
 
     dispatcher: GraphDispatcher
-    scopes: tuple[weakref.ref[LiveScope], ...]
+    scopes: WeakScopes
     op_id: str
     key: str
     count: int
@@ -71,11 +69,10 @@ def leave(
     assert state.replaced is not None
     given, outputs = state.replaced
     positions = tuple(i for i, tensor in enumerate(given) if has_gradient(tensor))
-    scopes = tuple(weakref.ref(scope) for scope in building.scopes)
     with building.graph.gradient_override_map({"IdentityN": REPLACED}):
         node = _internals.identity_n([*outputs, *(given[i] for i in positions), *captured])
     sizes = len(outputs), positions, len(given), len(captured)
-    replaced = ReplacedOp(dispatcher, scopes, state.op_id, state.key, *sizes)
+    replaced = ReplacedOp(dispatcher, weak_scopes(building), state.op_id, state.key, *sizes)
     _internals.annotate(building.graph, node[0].op.name, replaced)
     return list(node[: len(outputs)])
 
@@ -85,10 +82,9 @@ def _replaced(op: Any, *gradients: Any) -> list[Any]:
     found: ReplacedOp = _internals.annotation(op.graph, op.name)
     inputs = list(op.inputs)[found.count :]
     captured = [inputs.pop() for _ in range(found.captured)][::-1]
-    scopes = [scope for reference in found.scopes if (scope := reference()) is not None]
-    alive = tuple(scope for scope in scopes if scope.alive)
-    plan = (found.dispatcher.plan(found.op_id, key=found.key) if alive else None) or EMPTY_PLAN
-    building = Building(_internals.default_graph(), alive, needs_gradient=True)
+    scopes = alive(found.scopes)
+    plan = (found.dispatcher.plan(found.op_id, key=found.key) if scopes else None) or EMPTY_PLAN
+    building = Building(_internals.default_graph(), scopes, needs_gradient=True)
     template: list[Any] = [None] * found.inputs
     for position, tensor in zip(found.positions, inputs, strict=True):
         template[position] = tensor

@@ -9,7 +9,7 @@ own: a call takes 18 microseconds (29 to 38 with ``tf.py_function``; TensorFlow 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,10 +21,10 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.errors import CapabilityError, RoutineResultError
 from amanda.interface.action import Action, ActionKind
 from amanda.python.bytecode import returns_something
-from amanda.state import STATE
+from amanda.state import STATE, LiveScope
 from amanda.tool import Tool
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.building import Building, alive, weak_scopes
 from amanda_tensorflow.graphs.tool_errors import FAILURES
 from amanda_tensorflow.operators.gradient_shapes import checked, gradient_shapes
 from amanda_tensorflow.operators.replacements import replaced_outputs
@@ -149,17 +149,46 @@ class PythonNode(_internals.EagerFunc):
             raise FAILURES.carrier(error) from None
 
 
-def insert_mark(
-    building: Building, node: PythonNode, scope: str, waits: Sequence[Any], inputs: Sequence[Any]
-) -> None:
-    """Add a node that computes nothing to a copy.
+Told = Callable[[tuple[LiveScope, ...], Sequence[Any]], object]
+"""Is called with the scopes of a copy that are alive, and the values of a mark's inputs."""
+
+
+class _Mark(PythonNode):
+    """A node that computes nothing. In each run it calls a function, as long as a scope is alive.
 
     Args:
+        building: the copy.
+        tell: the function.
+    """
+
+    def __init__(self, building: Building, tell: Told) -> None:
+        super().__init__()
+        self._scopes = weak_scopes(building)
+        self._tell: Told | None = tell
+
+    def compute(self, values: Sequence[Any]) -> list[Any]:
+        scopes, tell = alive(self._scopes), self._tell
+        if scopes and tell is not None:
+            tell(scopes, values)
+        return []
+
+    def release(self) -> None:
+        """Call nothing any more: the scope has ended."""
+        self._tell = None
+
+
+def insert_mark(
+    building: Building, tell: Told, scope: str, waits: Sequence[Any], inputs: Sequence[Any]
+) -> Any:
+    """Add a node that computes nothing to a copy. Returns the operator.
+
+    Args:
+        tell: is called in each run.
         scope: the name scope for it.
         waits: the operators that it waits for.
         inputs: the tensors that it is given.
     """
-    graph = building.graph
+    graph, node = building.graph, _Mark(building, tell)
     with (
         graph.as_default(),
         tf.name_scope(scope),
@@ -169,6 +198,7 @@ def insert_mark(
         node.insert(inputs, [])
     building.is_changed = building.has_python = True
     building.routines.append(node)
+    return node.op
 
 
 class VectorJacobianProduct(PythonNode):
@@ -235,7 +265,7 @@ class RunTimeRoutine(PythonNode):
         self._building: Building | None = building
         # The inputs of the node are the selected tensors and no others.
         self._action = attrs.evolve(action, select=None)
-        self._scopes = [weakref.ref(scope) for scope in building.scopes]
+        self._scopes = weak_scopes(building)
         self._selected: Sequence[Any] = selected
         self._positions = [
             i
@@ -355,14 +385,13 @@ class RunTimeRoutine(PythonNode):
         Returns:
             Its result; `selected` itself where the scopes have ended.
         """
-        found = [reference() for reference in self._scopes]
-        alive = tuple(scope for scope in found if scope is not None and scope.alive)
-        if not alive and not self._outlives:
+        scopes = alive(self._scopes)
+        if not scopes and not self._outlives:
             return selected
         state = STATE
         outer = state.scopes, state.enabled, state.held
         try:
-            state.scopes, state.enabled, state.held = alive, True, False
+            state.scopes, state.enabled, state.held = scopes, True, False
             result = run(selected, keywords)
             state.scopes, state.enabled, state.held = outer
         except BaseException:
