@@ -151,6 +151,74 @@ def test_the_optimizer_rewrites_what_a_routine_looks_at() -> None:
     assert tool.forward["AddV2"] == tool.forward["Log"] == 1
 
 
+class Looks(amanda.Tool):
+    """Notes the ids of backward operators before and after they run, in routines that return
+    nothing; on gradients of whole operators, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.analysed: list[str] = []
+        self.order: list[str] = []
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(self.noting(f"{context.get_op_id()}:0"))
+        context.insert_after_backward_op(self.noting(f"{context.get_op_id()}:1"))
+
+    def backward(self, context: amanda.OpContext) -> None:
+        op_id = str(context.get_backward_op_id())
+        self.analysed.append(op_id)
+        context.insert_before_backward_op(self.noting(f"{op_id}:0"))
+        context.insert_after_backward_op(self.noting(f"{op_id}:1"))
+
+    def noting(self, what: str) -> Callable[..., None]:
+        order = self.order
+
+        def note(*tensors: Any) -> None:
+            order.append(what)
+
+        return note
+
+
+def test_the_optimizers_rewrite_gradients_that_routines_look_at() -> None:
+    """Python routines at backward operators that return nothing are beside the data path: oneDNN
+    still computes the gradients of a kernel and a bias at once. Each is called, in order."""
+    x = tf.random.stateless_normal([4, 8, 8, 3], [1, 2])
+    weights = [
+        tf.Variable(tf.random.stateless_normal(shape, [3, 4]))
+        for shape in ([3, 3, 3, 8], [8], [3, 3, 8, 8], [8])
+    ]
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            for kernel, bias in (weights[:2], weights[2:]):
+                x = tf.tanh(tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), bias))
+            loss = tf.reduce_mean(x)
+        found = tape.gradient(loss, weights)
+        for weight, gradient in zip(weights, found, strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return found
+
+    before = [weight.numpy() for weight in weights]
+    expected = step(x)
+    for weight, value in zip(weights, before, strict=True):
+        weight.assign(value)
+    with amanda.apply(tool := Looks()):
+        support.assert_same_bits(step(x), expected)
+    place = {what: i for i, what in enumerate(tool.order)}
+    assert len(place) == len(tool.order)
+    # Of the first convolution nothing reads the gradient of the data: it is not computed.
+    executed = [op_id for op_id in tool.analysed if f"{op_id}:0" in place]
+    assert [op_id for op_id in tool.analysed if op_id not in executed] == [
+        "step/Conv2D/grad/Conv2DBackpropInput:0"
+    ]
+    assert all(place[f"{op_id}:0"] < place[f"{op_id}:1"] for op_id in executed)
+    tanh, inner = (op_id for op_id in executed if "TanhGrad" in op_id)
+    assert place[f"{tanh}:1"] < place[f"{inner}:0"]
+
+
 @pytest.mark.parametrize("placement", support.PLACEMENTS)
 def test_identity_with_optimizer(placement: type[Training]) -> None:
     """With it on, they cost the fusion and nothing but rounding."""

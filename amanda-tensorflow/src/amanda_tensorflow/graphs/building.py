@@ -15,7 +15,13 @@ from amanda.interface.action import Action
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.passes import InnerPasses, RunningModules
-from amanda_tensorflow.operators.types import ROUTING, UNROUTABLE, takes_reference
+from amanda_tensorflow.operators.types import (
+    CALLS,
+    CONTROL_FLOW,
+    ROUTING,
+    UNROUTABLE,
+    takes_reference,
+)
 
 
 class Releasable(Protocol):
@@ -42,6 +48,9 @@ class Building:
         anchors: the operators that a node without inputs waits for.
         controls: nodes without outputs that the next operator has to wait for.
         late: by ``id`` of a tensor, nodes without outputs that its readers have to wait for.
+        looks: the names of those among them that only look at gradients. What computes with the
+            tensor does not wait for them, so that TensorFlow's optimizers may rewrite it; what
+            reads its results does in turn: an operator with state, or the end of the function.
         template: for the replacement that is inserted next, a tensor of the type of each
             output; None for outputs that nobody reads.
         likes: likewise, a tensor of the shape of each output, where it is known.
@@ -72,6 +81,7 @@ class Building:
     anchors: Sequence[Any] = ()
     controls: list[Any] = attrs.field(factory=list)
     late: dict[int, list[Any]] = attrs.field(factory=dict)
+    looks: set[str] = attrs.field(factory=set)
     template: Sequence[Any] = ()
     likes: Sequence[Any] = ()
     takes_reference: bool = False
@@ -142,7 +152,51 @@ class Building:
         """The nodes that readers of these tensors have to wait for."""
         if not self.late:
             return []
-        return [node for tensor in tensors for node in self.late.get(id(tensor), ())]
+        return [node for tensor in tensors for node in self._late_at(tensor)]
+
+    def _late_at(self, tensor: Any) -> Sequence[Any]:
+        """The nodes that readers of a tensor have to wait for, also where no replay has added it.
+
+        Without recursion: graphs are deeper than Python's stack.
+        """
+        waiting = [tensor] if self.looks and not self.entries else []
+        while waiting:
+            inputs = waiting[-1].op.inputs
+            above = [t for t in inputs if id(t) not in self.late]
+            if above and id(waiting[-1]) not in self.late:
+                waiting += above
+            else:
+                last = waiting.pop()
+                self.late.setdefault(id(last), self._passed_on(last.op))
+        return self.late.get(id(tensor), ())
+
+    def _passed_on(self, op: Any) -> list[Any]:
+        """The nodes that only look at what an operator reads, and that it does not wait for."""
+        nodes = [node for tensor in op.inputs for node in self.late.get(id(tensor), ())]
+        return self.last_of([n for n in nodes if n.name in self.looks], op.control_inputs)
+
+    def last_of(self, nodes: Iterable[Any], waited: Iterable[Any] = ()) -> list[Any]:
+        """Nodes without those that others of them, or `waited`, are or wait for."""
+        found = {node.name: node for node in nodes}
+        for before in [
+            *waited,
+            *(before for node in found.values() for before in node.control_inputs),
+        ]:
+            found.pop(before.name, None)
+        return [*found.values()]
+
+    def split_looks(self, kind: str, op: Any, nodes: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+        """Nodes that an operator is to wait for, and those that its readers wait for instead.
+
+        Args:
+            kind: the type of the operator.
+            op: the vanilla operator.
+        """
+        hard, looks = list[Any](), list[Any]()
+        computes = bool(op.outputs) and kind not in _BARRIERS and not _internals.is_stateful(op)
+        for node in nodes:
+            (looks if computes and node.name in self.looks else hard).append(node)
+        return hard, looks
 
     def earlier(self) -> list[Any]:
         """The nodes without outputs of earlier routines at this point (contract rule 9)."""
@@ -228,6 +282,10 @@ def identity_after(tensor: Any, nodes: Sequence[Any]) -> Any:
     if tensor.dtype in UNROUTABLE:
         _internals.copy_handle_data(tensor, new)
     return new
+
+
+_BARRIERS = CALLS | CONTROL_FLOW | ROUTING
+"""Types of operators that run others, or route values: they wait for all nodes."""
 
 
 def has_value(tensor: Any) -> bool:

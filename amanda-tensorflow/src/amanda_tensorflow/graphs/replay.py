@@ -362,11 +362,17 @@ class Replay:
         if order is not None:
             inputs = [inputs[index] for index in order]
             self._instrument.building.is_changed = True
+        building = self._instrument.building
+        late = [*building.late_nodes(inputs), *waits]
+        waits, looks = building.split_looks(op.type, op, late)
         controls = self._controls(site, op, inputs, waits)
         with graph.control_dependencies(None), _internals.waiting_for(graph, controls):
             if substitute is not None:
                 return substitute(inputs)
             new = self._node_like(site, op, inputs, changes)
+        if looks:
+            looks = building.last_of(looks)
+            building.late.update({id(tensor): list(looks) for tensor in new.outputs})
         if self._marks is not None:
             self._marks.note(new)
         if new.type in ENTRIES:
@@ -408,7 +414,6 @@ class Replay:
     ) -> list[Any]:
         """The control dependencies of a new operator, `waits` last; arguments of :meth:`create`."""
         controls = [new for before in op.control_inputs for new in site.controls(before)]
-        controls += self._instrument.building.late_nodes(inputs)
         if self._marks is not None:
             controls += self._marks.before(op.type, inputs, [*controls, *waits])
         return [*controls, *waits]

@@ -33,6 +33,7 @@ from amanda_tensorflow.operators.types import UNROUTABLE, is_differentiable
 STRAIGHT_THROUGH = "AmandaStraightThrough"
 PASSING = "AmandaPassingRoutine"
 DIFFERENTIABLE = "AmandaDifferentiableRoutine"
+_OF_GRADIENTS = frozenset({ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP})
 _SWITCHES = frozenset({"Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "RefMerge"})
 """Operators of TensorFlow 1 whose outputs may be dead: a node that only waits for such an operator
 runs in every case, one that reads an output runs only where the output is alive."""
@@ -333,6 +334,9 @@ class RunTimeRoutine(PythonNode):
         self._forget_symbols()
         if not outputs:
             building.controls.append(self.op)
+            is_of_gradients = self._action.kind in _OF_GRADIENTS
+            if is_of_gradients and self._positions and not building.takes_feeds:
+                building.looks.add(self.op.name)
         return outputs
 
     def _anchors(self, building: Building, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
