@@ -55,12 +55,15 @@ def _called(name: str, tensor: Any, numbers: Sequence[int]) -> Any:
     return getattr(tf, name)(tensor, list(numbers))
 
 
-def _constant(context: OpContext, name: str) -> Any:
-    """The numbers of a small input, as lists; None where they are known at run time only."""
-    names = context.get_input_names()
-    if name not in names:
+def _constant(context: OpContext, *names: str) -> Any:
+    """The numbers of a small input, as lists; None where they are known at run time only.
+
+    Args:
+        names: of the input, which has one of them.
+    """
+    index = next((i for i, name in enumerate(context.get_input_names()) if name in names), None)
+    if index is None:
         return None
-    index = names.index(name)
     shape = shape_of(context, index)
     count = element_count(shape)
     if count is None or count > _FEW:
@@ -228,8 +231,7 @@ def _matmul(context: OpContext) -> Found:
 
 
 def _linear(context: OpContext) -> Found:
-    shape = shape_of(context, context["weight_index"]) or ()
-    sizes: dict[str, int] = {}
+    shape, sizes = shape_of(context, context["weight_index"]) or (), dict[str, int]()
     for letter, size in zip(reversed(context["weight_layout"]), reversed(shape), strict=False):
         if size is None:
             return {}
@@ -262,8 +264,7 @@ def _last(context: OpContext) -> Found:
 
 
 def _reduction(context: OpContext) -> Found:
-    names = ("reduction_indices", "axis", "dimension")
-    found = next((c for c in (_constant(context, name) for name in names) if c is not None), None)
+    found = _constant(context, "reduction_indices", "axis", "dimension")
     keepdim = bool(context.get_attrs().get("keep_dims", False))
     return known(axis=None if found is None else axes(found, _rank(context)), keepdim=keepdim)
 
@@ -274,8 +275,7 @@ def _norm(context: OpContext) -> Found:
 
 def _along(context: OpContext) -> Found:
     """Operators along one axis, which is an input or an attribute."""
-    names = ("axis", "concat_dim", "split_dim")
-    found = next((c for c in (_constant(context, name) for name in names) if c is not None), None)
+    found = _constant(context, "axis", "split_dim")
     found = context.get_attrs().get("axis") if found is None else found
     return {} if found is None else known(axis=axis(found, _rank(context)))
 
@@ -283,8 +283,7 @@ def _along(context: OpContext) -> Found:
 def _concatenation(context: OpContext) -> Found:
     names = context.get_input_names()
     first = next((i for i, name in enumerate(names) if name.startswith("values")), 0)
-    found = _constant(context, "axis")
-    found = _constant(context, "concat_dim") if found is None else found
+    found = _constant(context, "axis", "concat_dim")
     return {} if found is None else known(axis=axis(found, _rank(context, first)))
 
 
@@ -342,14 +341,14 @@ def _reshape(context: OpContext) -> Found:
     return {"shape": resolved(shape, element_count(shape_of(context, 0)))}
 
 
-def _permute(context: OpContext) -> Found:
-    order = _constant(context, "perm")
-    return {} if order is None else {"perm": tuple(order)}
+def _given(**names: str) -> AttributeRule:
+    """A rule for attributes that are inputs, by the names of these."""
 
+    def rule(context: OpContext) -> Found:
+        found = {key: _constant(context, name) for key, name in names.items()}
+        return known(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
 
-def _tile(context: OpContext) -> Found:
-    repeats = _constant(context, "multiples")
-    return {} if repeats is None else {"repeats": tuple(repeats)}
+    return rule
 
 
 def _pad(context: OpContext) -> Found:
@@ -410,10 +409,6 @@ def _leaky_relu(context: OpContext) -> Found:
     return {"alpha": _single(context.get_attrs()["alpha"])}
 
 
-def _clamp(context: OpContext) -> Found:
-    return known(min=_constant(context, "clip_value_min"), max=_constant(context, "clip_value_max"))
-
-
 def _cast(context: OpContext) -> Found:
     return {"dtype": context.get_attrs()["DstT"].name}
 
@@ -422,10 +417,6 @@ def _topk(context: OpContext) -> Found:
     k = _constant(context, "k")
     k = context.get_attrs().get("k") if k is None else k
     return known(k=k, axis=axis(-1, _rank(context)), largest=True)
-
-
-def _one_hot(context: OpContext) -> Found:
-    return known(depth=_constant(context, "depth"))
 
 
 def _none(context: OpContext) -> Found:
@@ -447,27 +438,26 @@ _KINDS: Mapping[str, AttributeRule] = {
     "LeakyRelu": _leaky_relu,
     "Elu": _fixed(alpha=1.0),
     "Softplus": _fixed(beta=1),
-    "ClipByValue": _clamp,
-    "Cumsum Cumprod": _along,
+    "ClipByValue": _given(min="clip_value_min", max="clip_value_max"),
+    "Cumsum Cumprod Unpack": _along,
     "Gather GatherV2 ResourceGather": _gather,
     "Sum Mean Prod Max Min Any All ArgMax ArgMin": _reduction,
     "EuclideanNorm": _norm,
     "TopK TopKV2": _topk,
     "Concat ConcatV2": _concatenation,
     "Pack": _stack,
-    "Unpack": _along,
     "ExpandDims": _unsqueeze,
     "Squeeze": _squeeze,
     "ReverseV2": _flip,
     "Split SplitV": _split,
     "Reshape BroadcastTo": _reshape,
-    "Transpose": _permute,
-    "Tile": _tile,
+    "Transpose": _given(perm="perm"),
+    "Tile": _given(repeats="multiples"),
     "Pad PadV2 MirrorPad": _pad,
     "Slice": _slice,
     "StridedSlice": _strided_slice,
     "Cast": _cast,
-    "OneHot": _one_hot,
+    "OneHot": _given(depth="depth"),
     "Add AddV2 AddN Sub": _fixed(alpha=1),
     "ResizeNearestNeighbor ResizeBilinear ResizeBicubic": _resize,
     "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits": _fixed(

@@ -307,13 +307,11 @@ class Declared:
         fixed: the dtypes, by position, of the inputs whose dtype is the same in all calls.
         lists: the positions of the inputs that are lists of tensors.
         attributes: names of those that are dtypes or shapes and do not follow from the inputs.
-        is_any: whether there are any of these.
     """
 
     fixed: dict[int, int]
     lists: frozenset[int]
     attributes: frozenset[str]
-    is_any: bool
 
 
 class _Declared(dict[str, Declared]):
@@ -329,8 +327,7 @@ class _Declared(dict[str, Declared]):
         given = {arg.type_attr for arg in inputs}
         declared = () if op_def is None else op_def.attr
         attributes = {attr.name for attr in declared if attr.type in ("type", "shape")} - given
-        is_any = bool(fixed or lists or attributes)
-        return self.setdefault(op_type, Declared(fixed, lists, frozenset(attributes), is_any))
+        return self.setdefault(op_type, Declared(fixed, lists, frozenset(attributes)))
 
 
 DECLARED = _Declared()

@@ -184,7 +184,9 @@ class FastPath:
             is_marked = entry.has_mark and not _no_tape_records()
             if entry.stays and not is_marked and _only_tensors(map(type, inputs)):
                 return functools.partial(self._run_routines, cell, entry.plan)
-            return self._by_reason(entry.reason, tracker, ctx, op_name, args)
+            if entry.reason is Reason.ANALYSIS:
+                return self._look_up(tracker, ctx, op_name, args)
+            return self._fall_back(entry.reason, tracker, op_name, args)
         if not _no_variables(map(type, inputs)) and any(map(_is_read, inputs)):
             return self._fall_back(Reason.READINGS, tracker, op_name, args)
         if entry is PLAIN:
@@ -223,25 +225,6 @@ class FastPath:
         if op_name in cells and entry_of(cells[op_name]) is not UNKNOWN:
             return self.decide(tracker, {scope: cells}, ctx, op_name, args)
         return self._fall_back(Reason.ANALYSIS, tracker, op_name, args)
-
-    def _by_reason(
-        self, reason: Reason, tracker: EagerTracker, ctx: Any, op_name: str, args: tuple[Any, ...]
-    ) -> Any:
-        """Decide on an operator whose entry gives a reason for the slow path.
-
-        Raises:
-            FallbackException: makes it take the slow path.
-        """
-        if reason is Reason.ANALYSIS:
-            return self._look_up(tracker, ctx, op_name, args)
-        # As _fall_back() does it, without its calls, where tensors are all that is given.
-        given = map(type, args[: _internals.INPUT_COUNTS[op_name]])
-        if _internals.DECLARED[op_name].is_any or not _internals.TENSORS_ONLY.issuperset(given):
-            return self._fall_back(reason, tracker, op_name, args)
-        if _internals.EXECUTE.execute is not self._slow_path.patched:
-            self._slow_path.put_in_place()
-        tracker.sent_to_slow_path.add(op_name)
-        raise _internals.FallbackException(op_name)
 
     def _shared_mark(self, tracker: EagerTracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
         """Return the attribute that marks all executions on tapes; None if each has its own mark.

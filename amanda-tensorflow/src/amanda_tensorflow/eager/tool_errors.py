@@ -1,7 +1,7 @@
 """Exceptions of tools that TensorFlow would change or lose on their way to the user.
 
 * After a TypeError or a ValueError in ``x + y``, TensorFlow tries the reflected operator: it would
-  run the operator again, under another id, and lose the exception. :func:`retried` finds it.
+  run the operator again, under another id, and lose the exception: :func:`raise_if_retried`.
 * What a function raises that ``tf.py_function`` calls becomes an error of TensorFlow's runtime
   (UnknownError in 2.16 to 2.21). :func:`call_python` raises the exception itself.
 """
@@ -27,27 +27,18 @@ def is_of_a_tool(error: BaseException | None) -> bool:
     return any(note.startswith("amanda: ") for note in getattr(error, "__notes__", ()))
 
 
-def retried() -> BaseException | None:
-    """The tool's exception after which TensorFlow tries the current operator reflected.
-
-    None if the operator is no such second attempt.
-    """
+def raise_if_retried() -> None:
+    """Raise a tool's exception after which TensorFlow tries the current operator reflected."""
     error = sys.exception()
     if error is None or not is_of_a_tool(error):
-        return None
+        return
     frame: Any = inspect.currentframe()
     for _ in range(_NEAR):
-        if frame is None or frame.f_code.co_name == _REFLECTED:
-            break
+        if frame is None:
+            return
+        if frame.f_code.co_name == _REFLECTED:
+            raise error
         frame = frame.f_back
-    return None if frame is None or frame.f_code.co_name != _REFLECTED else error
-
-
-def raise_if_retried() -> None:
-    """Raise a tool's exception after which TensorFlow tries the operator reflected."""
-    failed = retried()
-    if failed is not None:
-        raise failed
 
 
 def call_python(tracker: EagerTracker, call: Callable[[], Any]) -> Any:

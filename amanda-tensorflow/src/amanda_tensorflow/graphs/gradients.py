@@ -51,78 +51,33 @@ from amanda_tensorflow.operators.types import is_op
 Tensors = list[Any]
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class ForwardTensor:
     """A forward tensor as a backward analysis reads it: called, it gives the tensor of the copy.
 
     Args:
-        of: the tensors of which it is one.
-        index: its position among them.
+        value: gives the value of the variable or constant behind a vanilla tensor of a site.
+        site: where the operator is.
+        vanilla: the vanilla tensor.
+        copies: gives the tensors of the copy for the operator's inputs, or for its outputs; None if
+            they are in another graph.
+        index: its position among these.
     """
 
-    _of: ForwardTensors
+    _value: Callable[[OpSite, Any], Any]
+    _site: OpSite
+    _vanilla: Any
+    _copies: Callable[[], Sequence[Any] | None]
     _index: int
 
     def __call__(self) -> Any:
         """The tensor of the copy; None if it is in another graph."""
-        return self._of.tensor(self._index)
+        found = self._copies()
+        return found[self._index] if found else None
 
     def constant(self) -> Any:
         """The value of a variable or constant; None for other tensors."""
-        return self._of.value(self._index)
-
-
-class ForwardTensors(Sequence[Any]):
-    """The inputs or outputs of a forward operator as a backward analysis reads them.
-
-    They are made for each operator that has a gradient: functions in place of the class would be
-    twice as many objects, which Python's garbage collector visits.
-
-    Args:
-        gradients: those of the copy.
-        site: where the operator is.
-        tensors: the vanilla tensors.
-        capturing: of an operator of a graph that was run before, the site that captures its
-            tensors, and their names there; of one of this copy, its state, and ``inputs`` or
-            ``outputs``.
-    """
-
-    __slots__ = ("_capturing", "_gradients", "_site", "_tensors")
-
-    def __init__(
-        self,
-        gradients: GraphGradients,
-        site: OpSite,
-        tensors: Sequence[Any],
-        capturing: tuple[OpSite, Sequence[Any]] | tuple[ForwardState, str],
-    ) -> None:
-        self._gradients = gradients
-        self._site = site
-        self._tensors = tensors
-        self._capturing = capturing
-
-    def tensor(self, index: int) -> Any:
-        """A tensor of the copy; None if it is in another graph."""
-        source, which = self._capturing
-        if isinstance(source, OpSite):
-            found = _captured(source, which, len(self))
-        else:
-            found = getattr(source, str(which))
-        return found[index] if found else None
-
-    def value(self, index: int) -> Any:
-        """The value of the variable or constant behind a tensor."""
-        return self._gradients.value_of(self._site, self._tensors[index])
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [ForwardTensor(self, i) for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        return ForwardTensor(self, index % len(self))
+        return self._value(self._site, self._vanilla)
 
 
 @attrs.define(eq=False)
@@ -282,8 +237,8 @@ class GraphGradients:
         found = self._viewed(state.op_id, state.key, depth, op)
         if depth == 1:
             found.plan, found.state = state.plan, state
-        found.inputs = ForwardTensors(self, there, op.inputs, (state, "inputs"))
-        found.outputs = ForwardTensors(self, there, op.outputs, (state, "outputs"))
+        found.inputs = self._seen(there, op.inputs, lambda: state.inputs)
+        found.outputs = self._seen(there, op.outputs, lambda: state.outputs)
         return found
 
     def _known(self, site: OpSite, forward: ForwardOp, depth: int) -> ForwardView | None:
@@ -296,10 +251,18 @@ class GraphGradients:
         if found.depth == 1:
             found.plan = self._dispatcher.plan(known.op_id, key=known.key)
         op = graph.get_operation_by_name(forward.name)
-        inputs, outputs = known.source.inputs, known.source.outputs
-        found.inputs = ForwardTensors(self, known.site, inputs, (site, op.inputs))
-        found.outputs = ForwardTensors(self, known.site, outputs, (site, op.outputs))
+        for name in ("inputs", "outputs"):
+            vanilla, there = getattr(known.source, name), getattr(op, name)
+            copies = partial(_captured, site, there, len(vanilla))
+            setattr(found, name, self._seen(known.site, vanilla, copies))
         return found
+
+    def _seen(
+        self, site: OpSite, vanilla: Sequence[Any], copies: Callable[[], Sequence[Any] | None]
+    ) -> list[ForwardTensor]:
+        """The inputs or outputs of a forward operator as backward analyses read them."""
+        told = self.value_of, site
+        return [ForwardTensor(*told, tensor, copies, i) for i, tensor in enumerate(vanilla)]
 
     def _viewed(self, op_id: str, key: str, depth: int, op: Any) -> ForwardView:
         names = input_names(op.type, len(op.inputs), LazyAttributes(op))
