@@ -28,11 +28,15 @@ Values = Any
 
 
 def requires(*capabilities: Capability) -> Callable[[_F], _F]:
-    """Mark a contract test: it is skipped for drivers that lack a capability."""
+    """Mark a contract test, or all those of a class: skipped for drivers that lack a capability."""
 
-    def mark(test: _F) -> _F:
-        test.requires = capabilities  # type: ignore[attr-defined]
-        return test
+    def mark(marked: _F) -> _F:
+        tests: list[Any] = [marked]
+        if isinstance(marked, type):
+            tests = [test for name, test in vars(marked).items() if name.startswith("test_")]
+        for test in tests:
+            test.requires = (*capabilities, *getattr(test, "requires", ()))
+        return marked
 
     return mark
 
