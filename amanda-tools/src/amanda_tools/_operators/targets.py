@@ -1,4 +1,11 @@
-"""The operators that an optimization tool acts on, by type, and why not on others."""
+"""The operators that an optimization tool acts on, by type, and why not on others.
+
+::
+
+    targets = Targets(("conv2d", "linear"), exclude=("decoder.*",))
+    if targets.takes(describe(context)): ...
+    targets.skipped                 # operators of these types that were not treated, and why
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
     with amanda.apply(tool := PathTool(theta=0.5)):
         model(x)
-    [path] = tool.paths()       # of each operator the critical elements of its output
+    [path] = tool.paths         # of each operator the critical elements of its output
 """
 
 from __future__ import annotations
