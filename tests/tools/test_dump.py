@@ -98,7 +98,7 @@ def test_many_tensors_make_several_files(tmp_path: Path) -> None:
             amanda.new_iteration()
 
     tool = applied(DumpTool(shard=1000), run)
-    assert tool.waiting_bytes < 1000
+    assert tool.files.waiting_bytes < 1000
     assert len(read(tool, tmp_path)) == 10
     assert len(list(tmp_path.glob("*.safetensors"))) == 4
     # Written a second time, it is the same.
@@ -118,7 +118,7 @@ def test_tensors_whose_index_cannot_be_written_are_lost(monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise OSError("No space left")
 
-    monkeypatch.setattr("amanda_tools.dump.write_json", fail)
+    monkeypatch.setattr("amanda_tools.dump.files.write_json", fail)
     tool = applied(DumpTool(shard=1), lambda: torch.ones(2).exp())
     summary = tool.result()["summary"]
     assert (tool.entries, summary["tensors"], summary["bytes"]) == ([], 0, 0)

@@ -109,7 +109,7 @@ def test_a_full_disk_costs_tensors_and_not_the_program(
         written.append(path)
         write(path, *rest)
 
-    monkeypatch.setattr("amanda_tools.dump.write_tensors", full)
+    monkeypatch.setattr("amanda_tools.dump.files.write_tensors", full)
     tool = DumpTool(shard=1)
     with amanda.apply(tool):
         for i in range(5):
@@ -139,7 +139,7 @@ def test_no_place_for_temporary_files_costs_tensors_and_not_the_program(
         result = torch.mul(torch.ones(2), 2)
     assert result.tolist() == [2, 2]
     assert tool.summary()["tensors"] == 0
-    assert "No usable temporary directory" in tool.problem
+    assert "No usable temporary directory" in tool.files.problem
 
 
 def test_a_dump_that_does_not_fit_leaves_nothing(

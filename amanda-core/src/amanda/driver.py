@@ -21,8 +21,8 @@ from amanda.engine.static_graph import StaticGraphDispatcher
 from amanda.interface.action import Action, ActionKind, InstPoint
 from amanda.interface.binding import Arguments, Signature
 from amanda.interface.calls import BackwardCall, BoundCall, NamedOp, OpCall
+from amanda.interface.compiled_extension import Extension, chosen, mistake
 from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver, ThreadSwitches
-from amanda.interface.extensions import Extension, chosen, mistake
 from amanda.interface.namespace import Namespace
 from amanda.interface.proofs import Proof
 from amanda.python.patching import PatchSet

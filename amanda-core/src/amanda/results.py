@@ -1,4 +1,8 @@
-"""Results of tools as plain data: tables, charts and reports. They are drawn elsewhere."""
+"""Results of tools as plain data: tables, charts and reports. They are drawn elsewhere.
+
+``Table("count: 3 executions", ("type", "executions"), [("conv2d", 3)])`` is what ``tables()`` of a
+tool yields; the command line prints it, and pages and notebooks show it.
+"""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from amanda_tools._bases.per_step import charts_by, grouped, has_steps, per_step
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.routines import insert_after, insert_before
+from amanda_tools._operators.targets import unmet_tables
 
 
 @attrs.frozen(kw_only=True)
@@ -129,9 +130,7 @@ class CountTool(PrintingTool[CountOptions]):
         yield self._modules(steps, runs)
         if len(rows) < len(every):
             yield from other_phases("count", every, self.options, ("executions",))
-        if missing := self.summary()["ops_never_met"]:
-            title = "count: types that were asked for and never met"
-            yield Table(title, ("type",), [(kind,) for kind in missing])
+        yield from unmet_tables("count", self.summary()["ops_never_met"])
 
     def _modules(self, rows: Sequence[Mapping[str, Any]], runs: Sequence[str]) -> Table:
         ways = self._directions()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from amanda.interface.extensions import Extension
+from amanda.interface.compiled_extension import Extension
 from amanda_torch.driver import LoadedDriver
 
 EXTENSION = Extension("amanda-torch", "amanda_torch_accel", interface=20, newest_python=(3, 14))

@@ -111,11 +111,9 @@ class Collector:
         )
 
     def _ask(self, name: str, kind: type[Any]) -> list[Any]:
-        def asked() -> Iterable[Any]:
-            give = getattr(self.tool, name, None)
-            return give() if callable(give) else ()
-
-        found = self._try(name, asked)
+        found = self._try(
+            name, lambda: [i for give in [method_of(self.tool, name)] if give for i in give()]
+        )
         wrong = [item for item in found if not isinstance(item, kind)]
         if wrong:
             self.lost.append(f"{name}: {described(wrong[0])} is not a {kind.__name__}")
@@ -123,13 +121,8 @@ class Collector:
 
     def _print_summary(self) -> str:
         """The printed summary of a tool that has neither a result nor tables."""
-        file = io.StringIO()
-
-        def printed() -> Iterable[Any]:
-            show = getattr(self.tool, "print_summary", None)
-            return [show(file)] if callable(show) else ()
-
-        self._try("print_summary", printed)
+        file, name = io.StringIO(), "print_summary"
+        self._try(name, lambda: [show(file) for show in [method_of(self.tool, name)] if show])
         return file.getvalue()
 
     def _try(self, what: str, give: Callable[[], Iterable[Any]]) -> list[Any]:
@@ -139,6 +132,12 @@ class Collector:
         except (Exception, SystemExit) as error:
             self.lost.append(f"{what}: {type(error).__name__}: {error}")
             return []
+
+
+def method_of(tool: Tool, name: str) -> Callable[..., Any] | None:
+    """A method that a tool may have; None without it."""
+    found = getattr(tool, name, None)
+    return found if callable(found) else None
 
 
 def versions() -> str:

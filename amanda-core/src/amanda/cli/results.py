@@ -194,7 +194,7 @@ class Report:
         self._collected.append(collected)
         stem = f"{named.name}{self.rank.suffix}"
         with self._noted(f"a result of {named.name}", collected):
-            if result := _method(named.tool, "result"):
+            if result := pages.method_of(named.tool, "result"):
                 # Kept before it is written: a page shows a result that the disk has no space for.
                 collected.result = result()
                 if self.folder is not None:
@@ -203,7 +203,7 @@ class Report:
                     self._note_files(collected, path)
         if self.folder is not None:
             with self._noted(f"a result of {named.name}", collected):
-                if write := _method(named.tool, "write_files"):
+                if write := pages.method_of(named.tool, "write_files"):
                     self._note_files(collected, *_paths(write(self.folder, stem)))
 
     def _with_rank(self, result: Any) -> Any:
@@ -275,9 +275,9 @@ class Report:
         print(printable(last_line.last_line(statistics, seconds)), file=self.out, flush=True)
 
     def _print_summary(self, named: NamedTool) -> None:
-        if print_summary := _method(named.tool, "print_summary"):
+        if print_summary := pages.method_of(named.tool, "print_summary"):
             print_summary(self.out)
-        elif result := _method(named.tool, "result"):
+        elif result := pages.method_of(named.tool, "result"):
             print(_plain_summary(named.name, result()), file=self.out)
 
     @contextlib.contextmanager
@@ -318,11 +318,6 @@ def _any_character(stream: TextIO) -> Iterator[None]:
         yield
     finally:
         reconfigure(errors=errors)
-
-
-def _method(tool: Tool, name: str) -> Callable[..., Any] | None:
-    found = getattr(tool, name, None)
-    return found if callable(found) else None
 
 
 def _paths(answer: Any) -> list[Path]:

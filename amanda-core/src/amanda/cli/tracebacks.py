@@ -1,4 +1,8 @@
-"""Removes the frames of Amanda from the tracebacks of the program's exceptions."""
+"""Removes the frames of Amanda from the tracebacks of the program's exceptions.
+
+``show(error)`` prints an exception as Python would without Amanda; all frames are shown with
+``AMANDA_TRACEBACK=full``.
+"""
 
 from __future__ import annotations
 

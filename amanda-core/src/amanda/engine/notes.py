@@ -1,4 +1,8 @@
-"""Notes on exceptions that tools' code raises: the tool, and the operator or point."""
+"""Notes on exceptions that tools' code raises: the tool, and the operator or point.
+
+``note(error, "ScaleTool.double", "Net.fc/linear:0")`` adds the line ``amanda: raised in
+ScaleTool.double at op Net.fc/linear:0`` below the traceback.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Action plans: all actions on one operator, compiled from its records."""
+"""Action plans: all actions on one operator, compiled from its records.
+
+``compile_plan(op_id, scopes, records)`` takes what the tools of each scope have recorded, and gives
+the actions of each kind in running order, lowered to steps (``amanda.inline.steps``).
+"""
 
 from __future__ import annotations
 

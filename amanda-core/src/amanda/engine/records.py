@@ -1,4 +1,8 @@
-"""The action cache: the records of one scope's analyses, by operator."""
+"""The action cache: the records of one scope's analyses, by operator.
+
+An :class:`OpRecord` has the context of an operator, the actions that analyses recorded on it, and
+which analyses have run; :class:`ActionCache` has the records of a scope.
+"""
 
 from __future__ import annotations
 

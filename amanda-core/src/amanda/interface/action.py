@@ -1,4 +1,8 @@
-"""Instrumentation points and actions."""
+"""Instrumentation points and actions.
+
+``context.insert_before_op(routine, inputs=[0])`` records an :class:`Action` of the kind
+``ActionKind.BEFORE_OP``; a plan has the actions on an operator in running order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The context of a backward operator: a child of its forward operator's."""
+"""The context of a backward operator: a child of its forward operator's.
+
+It reads the keys of the forward context, and writes none of them. Forward tensors that are gone
+raise :class:`~amanda.errors.TensorReleased` where they are read.
+"""
 
 from __future__ import annotations
 

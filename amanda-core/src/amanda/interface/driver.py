@@ -18,7 +18,7 @@ import attrs
 
 from amanda.errors import described
 from amanda.interface.action import Action
-from amanda.interface.extensions import mistake
+from amanda.interface.compiled_extension import mistake
 from amanda.interface.namespace import Namespace
 from amanda.interface.proofs import Proof
 from amanda.python.patching import PatchSet

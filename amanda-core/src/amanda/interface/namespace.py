@@ -1,4 +1,10 @@
-"""Namespaces: the framework, its version and the execution mode in which an operator runs."""
+"""Namespaces: the framework, its version and the execution mode in which an operator runs.
+
+::
+
+    Namespace("pytorch/2.13/eager").tags                 # ("pytorch", "2.13", "eager")
+    Namespace("pytorch/2.13/eager").matches("pytorch")   # True
+"""
 
 from __future__ import annotations
 

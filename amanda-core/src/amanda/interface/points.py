@@ -1,4 +1,7 @@
-"""Points that are derived from operators: of modules, of passes and of iterations."""
+"""Points that are derived from operators: of modules, of passes and of iterations.
+
+Their routines get a :class:`PointContext`, such as ``tool.add_inst_for_module(routine)`` registers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the bytecode of a function proves of it."""
+"""What the bytecode of a function proves of it.
+
+``returns_something(print)`` is True: only the bytecode of a function in Python proves the opposite.
+"""
 
 from __future__ import annotations
 

@@ -401,11 +401,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str) -> Unkno
         for r in registry().records
         if r.error
     ]
-    return UnknownNameError(f"{_not_found(kind, name, known)} ({'; '.join([*left_out, hint])})")
-
-
-def _not_found(kind: str, name: str, known: Iterable[str]) -> str:
-    return f"no {kind} named {name!r}{close_matches(name, sorted(known))}"
+    guess = close_matches(name, sorted(known))
+    return UnknownNameError(f"no {kind} named {name!r}{guess} ({'; '.join([*left_out, hint])})")
 
 
 def is_disabled(record: PluginRecord) -> bool:

@@ -1,4 +1,7 @@
-"""``amanda.apply`` and the order of tools."""
+"""``amanda.apply`` and the order of tools.
+
+``ordered([tool])`` gives the tools of a scope in running order, dependencies first.
+"""
 
 from __future__ import annotations
 

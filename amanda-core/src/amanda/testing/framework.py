@@ -13,6 +13,7 @@ from __future__ import annotations
 import abc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import attrs
@@ -28,11 +29,15 @@ Values = Any
 
 
 def requires(*capabilities: Capability) -> Callable[[_F], _F]:
-    """Mark a contract test: it is skipped for drivers that lack a capability."""
+    """Mark a contract test, or all those of a class: skipped for drivers that lack a capability."""
 
-    def mark(test: _F) -> _F:
-        test.requires = capabilities  # type: ignore[attr-defined]
-        return test
+    def mark(marked: _F) -> _F:
+        tests: list[Any] = [marked]
+        if isinstance(marked, type):
+            tests = [test for name, test in vars(marked).items() if name.startswith("test_")]
+        for test in tests:
+            test.requires = (*capabilities, *getattr(test, "requires", ()))
+        return marked
 
     return mark
 
@@ -383,6 +388,9 @@ class Probe(Tool):
         only: the type of the (forward) operators to analyse; "" for all.
         before, after: analysis routines of forward operators.
         before_backward, after_backward: analysis routines of backward operators.
+
+    Attributes:
+        seen: what the analyses returned, in the order of their calls.
     """
 
     def __init__(
@@ -396,25 +404,22 @@ class Probe(Tool):
         after_backward: Callable[[OpContext], Any] | None = None,
     ) -> None:
         super().__init__()
+        self.seen: list[Any] = []
         self._framework = framework
         self._only = only
         given = (before, after, before_backward, after_backward)
         for point, analysis in zip(InstPoint, given, strict=True):
             if analysis is not None:
                 self.add_inst_for_op(
-                    self._filtered(analysis),
+                    partial(self._ask, analysis),
                     backward=point.is_backward,
                     require_outputs=point
                     in (InstPoint.AFTER_FORWARD_OP, InstPoint.AFTER_BACKWARD_OP),
                 )
 
-    def _filtered(self, analysis: Callable[[OpContext], Any]) -> Callable[[OpContext], Any]:
-        def filtered(context: OpContext) -> Any:
-            if self._only in ("", self._framework.type_of(context.get_op())):
-                return analysis(context)
-            return None
-
-        return filtered
+    def _ask(self, analysis: Callable[[OpContext], Any], context: OpContext) -> None:
+        if self._only in ("", self._framework.type_of(context.get_op())):
+            self.seen.append(analysis(context))
 
 
 def _like(values: Values, number: float) -> Values:

@@ -1,4 +1,11 @@
-"""Finds attributes of a framework that are still patched after a scope."""
+"""Finds attributes of a framework that are still patched after a scope.
+
+::
+
+    before = snapshot([torch, torch.nn.functional])
+    ...
+    differences([torch, torch.nn.functional], before, snapshot([torch, torch.nn.functional]))
+"""
 
 from __future__ import annotations
 

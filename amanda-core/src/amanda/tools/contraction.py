@@ -1,4 +1,7 @@
-"""The roles of a weight's axes in an Einstein summation, for mapping rules of any framework."""
+"""The roles of a weight's axes in an Einstein summation, for mapping rules of any framework.
+
+``weight_layout("bi,oi->bo", 1)`` is ``"OI"``: the weight has output rows and input columns.
+"""
 
 from __future__ import annotations
 

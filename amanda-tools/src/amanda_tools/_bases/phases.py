@@ -1,4 +1,10 @@
-"""The model's operators in tables: those of other phases stand in one line for each phase."""
+"""The model's operators in tables: those of other phases stand in one line for each phase.
+
+::
+
+    rows = shown(self.op_rows(), self.options)           # with phases=model those of the model
+    yield from other_phases(self.name, self.op_rows(), self.options, ("executions",))
+"""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.compiled_code import make_observer
 from amanda_tools._operators.op_table import row_of
+from amanda_tools._operators.targets import unmet_tables
 from amanda_tools._values.gaps import NotLookedAt
 from amanda_tools._values.moments import KnownMoments, Moments
 from amanda_tools._values.tensors import Array, reader_of
@@ -253,12 +254,8 @@ class WatchingTool(PrintingTool[OptionsT]):
         """Yield a table for each of the :meth:`gaps` that is not empty."""
         found = self.gaps()
         yield from self.not_looked_at.tables(self.name)
-        if missing := found["ops_never_met"]:
-            title = f"{self.name}: types that were asked for and never met"
-            yield Table(title, ("type",), [(kind,) for kind in missing])
-        if missing := found["modules_never_met"]:
-            title = f"{self.name}: patterns of modules that match no op"
-            yield Table(title, ("pattern",), [(pattern,) for pattern in missing])
+        types, patterns = found["ops_never_met"], found["modules_never_met"]
+        yield from unmet_tables(self.name, types, "modules", patterns)
 
     def outside_of_model(self) -> Iterable[Table]:
         """Yield a table with a line for each phase whose tensors other tables leave out."""

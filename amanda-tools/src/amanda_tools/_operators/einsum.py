@@ -1,4 +1,7 @@
-"""Einstein sums: the letters of an equation, and the FLOPs of a contraction."""
+"""Einstein sums: the letters of an equation, and the FLOPs of a contraction.
+
+``parse_equation("...ij,jk->...ik", [3, 2])`` gives the letters of each factor and of the result.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The peak performance of devices, for the share of it that a model uses."""
+"""The peak performance of devices, for the share of it that a model uses.
+
+``peak_of("NVIDIA H100 80GB HBM3")`` gives TFLOP/s; 0.0 for a device that is not in the table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tensors that autograd keeps for the backward pass of an operator; PyTorch only."""
+"""Tensors that autograd keeps for the backward pass of an operator; PyTorch only.
+
+``sum(saved_tensors(context).values())``, in an analysis that sees the outputs, are bytes.
+"""
 
 from __future__ import annotations
 

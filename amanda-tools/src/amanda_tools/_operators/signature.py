@@ -1,4 +1,8 @@
-"""Shapes, roles, layouts and attributes of an operator's execution, as cost formulas read them."""
+"""Shapes, roles, layouts and attributes of an operator's execution, as cost formulas read them.
+
+:class:`OpSignature` has the facts that all executions share, :class:`CallShapes` adds the shapes of
+one execution; a formula of FLOPs is a function of the latter.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The line of the user's program that runs an operator, or that has added it to a graph."""
+"""The line of the user's program that runs an operator, or that has added it to a graph.
+
+``source_of(context)``, in an analysis, is ``train.py:12``; "" where no frame is the user's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The operators that an optimization tool acts on, by type, and why not on others."""
+"""The operators that an optimization tool acts on, by type, and why not on others.
+
+::
+
+    targets = Targets(("conv2d", "linear"), exclude=("decoder.*",))
+    if targets.takes(describe(context)): ...
+    targets.skipped                 # operators of these types that were not treated, and why
+"""
 
 from __future__ import annotations
 
@@ -113,9 +120,16 @@ class Targets:
 
     def unmet(self, tool: str) -> Iterable[Table]:
         """Yield tables of types and patterns that did not occur."""
-        if missing := self.never_met():
-            title = f"{tool}: types that were asked for and never met"
-            yield Table(title, ("type",), [(kind,) for kind in missing])
-        if unused := self.exclude_never_met():
-            title = f"{tool}: patterns of exclude that match no op"
-            yield Table(title, ("pattern",), [(pattern,) for pattern in unused])
+        yield from unmet_tables(tool, self.never_met(), "exclude", self.exclude_never_met())
+
+
+def unmet_tables(
+    tool: str, types: Sequence[str], option: str = "", patterns: Sequence[str] = ()
+) -> Iterable[Table]:
+    """Yield tables of the types, and of the patterns of an option, that no operator had."""
+    for title, column, names in (
+        ("types that were asked for and never met", "type", types),
+        (f"patterns of {option} that match no op", "pattern", patterns),
+    ):
+        if names:
+            yield Table(f"{tool}: {title}", (column,), [(name,) for name in names])

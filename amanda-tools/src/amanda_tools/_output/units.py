@@ -1,4 +1,8 @@
-"""Numbers with units, formatted for people."""
+"""Numbers with units, formatted for people.
+
+``format_quantity(35_128_000_000, "FLOP")`` is ``35.128 GFLOP`` for tables, ``format_short`` of it
+``35.1 GFLOP`` for charts.
+"""
 
 from __future__ import annotations
 

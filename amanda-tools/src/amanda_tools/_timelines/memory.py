@@ -1,4 +1,7 @@
-"""The CUDA device that the process uses: its memory, and the end of its work."""
+"""The CUDA device that the process uses: its memory, and the end of its work.
+
+``device_bytes()`` is 0, and ``synchronize()`` does nothing, as long as no device is in use.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Shapes and sizes of tensors of any framework, as plain Python numbers."""
+"""Shapes and sizes of tensors of any framework, as plain Python numbers.
+
+``shape_of(torch.ones(2, 3))`` is ``(2, 3)``, ``byte_size`` of it 24.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Mechanisms that frameworks offer for watching a model, and which operators each of them sees."""
+"""Mechanisms that frameworks offer for watching a model, and which operators each of them sees.
+
+``make_peers("pytorch")`` makes those of a framework; each is given the points and executions of the
+run, and ``seen()`` are the ids of the operators that it sees.
+"""
 
 from __future__ import annotations
 

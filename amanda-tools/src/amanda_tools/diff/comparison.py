@@ -1,4 +1,8 @@
-"""Compares corresponding tensors of two runs: relative error, largest difference."""
+"""Compares corresponding tensors of two runs: relative error, largest difference.
+
+``compare(run, reference, ops, tolerance)`` yields a :class:`Pair` for each tensor of the run whose
+operator has a counterpart in `ops`, as :func:`amanda_tools.diff.alignment.align_ops` pairs them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Counts the executions of an operator, and adds up their FLOPs by the shapes of each."""
+"""Counts the executions of an operator, and adds up their FLOPs by the shapes of each.
+
+:class:`OpFlops` has the routines before and after an execution, and ``totals()``: executions,
+FLOPs, and executions whose FLOPs are not known. A formula runs once for equal shapes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The tool ``inject``, and how it runs a campaign."""
+"""The tool ``inject``: changes elements of tensors in a run, or in each run of a campaign.
+
+::
+
+    with amanda.apply(InjectTool(rate=1e-6)):
+        model(x)                # elements of activations are drawn (``faults``) and changed
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Recordings of profilers in one form, and the interface of a profiler's recorder."""
+"""The interface of a profiler's recorder, and the module of each framework with one.
+
+``start()`` begins to record, ``watch(context, op)`` marks the executions of an operator, and
+``stop()`` returns the activities and executions as a ``ProfilerRecording``.
+"""
 
 from __future__ import annotations
 

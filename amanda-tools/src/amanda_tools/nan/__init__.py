@@ -219,7 +219,7 @@ class NanTool(PrintingTool[NanOptions]):
         return self._look_at(tensor) is not False
 
     def _look_at(self, tensor: Any) -> bool | None:
-        """Return whether a tensor is finite; None if its numbers cannot be read."""
+        """Return True if a tensor is finite; None if its numbers cannot be read."""
         is_clean = reader_of(tensor).is_clean(tensor)
         if is_clean is None:
             self._not_looked_at.note(tensor)

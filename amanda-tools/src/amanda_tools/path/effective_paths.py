@@ -1,4 +1,10 @@
-"""Effective paths: the critical part of each operator, unions, similarity, files."""
+"""Effective paths: the critical part of each operator, unions, similarity, files.
+
+::
+
+    both = read("out/path.safetensors")
+    similarity(both["class 3"], both["class 5"])        # of their critical neurons
+"""
 
 from __future__ import annotations
 

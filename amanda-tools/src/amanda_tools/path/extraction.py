@@ -1,4 +1,9 @@
-"""Extracts paths: from the critical elements of a pass's output back to its inputs."""
+"""Extracts paths: from the critical elements of a pass's output back to its inputs.
+
+``Extraction(run, Start.of(output, -1, None), 0.5, keep_synapses=False).paths`` are the paths of the
+inputs of a recorded pass. It goes through the executions from the last one on, and applies the
+rule of each type (``rules``, ``weighted_sums``) to the elements that later operators named.
+"""
 
 from __future__ import annotations
 

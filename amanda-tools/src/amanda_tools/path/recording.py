@@ -1,4 +1,8 @@
-"""Records one pass of a model: its operators, their values, and how they are connected."""
+"""Records one pass of a model: its operators, their values, and how they are connected.
+
+:class:`PassRecorder` is a tool; it calls a function with the :class:`RecordedPass` of each pass
+that has ended.
+"""
 
 from __future__ import annotations
 

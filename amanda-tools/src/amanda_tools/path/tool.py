@@ -1,4 +1,11 @@
-"""The tool ``path``."""
+"""The tool ``path``: records passes of a model, and extracts their effective paths.
+
+::
+
+    with amanda.apply(tool := PathTool(theta=0.5)):
+        model(x)
+    [path] = tool.paths         # of each operator the critical elements of its output
+"""
 
 from __future__ import annotations
 

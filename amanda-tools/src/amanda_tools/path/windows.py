@@ -1,4 +1,8 @@
-"""Windows of convolutions and pooling, in every layout and with every kind of padding."""
+"""Windows of convolutions and pooling, in every layout and with every kind of padding.
+
+``windows(call, kernel, groups, fill, strides)`` gives the padded data as a factor of products
+(``synapses.Operand``), with an axis for each position in the window.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Runs of PyTorch operators that are run again in the backward pass."""
+"""Runs of PyTorch operators that are run again in the backward pass.
+
+A :class:`RecordedRun` holds what its operator needs to be run again, and autograd holds a
+:class:`SavedHandle` in place of each tensor that the operator saved.
+"""
 
 from __future__ import annotations
 

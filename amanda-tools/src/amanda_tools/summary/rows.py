@@ -1,4 +1,7 @@
-"""The rows of a model's modules: figures with those of their parts, and the printed tree."""
+"""The rows of a model's modules: figures with those of their parts, and the printed tree.
+
+``model_rows(model, last, times=False)`` makes the rows of a result, ``tree_rows`` their table.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class BackwardPasses:
         return run_backward
 
     def _claims(self, interceptor: Interceptor) -> bool:
-        """Whether tools look at backward operators of gradients, which have owners from now on."""
+        """True if tools look at backward operators of gradients, which have owners from now on."""
         claimer = interceptor.executor.claimer
         claims = any(scope.analyses_backward() for scope in self._dispatcher.scopes())
         if claims and not claimer.marks:

@@ -25,7 +25,7 @@ from amanda.engine.notes import note
 from amanda.errors import CoverageWarning
 from amanda.inline.steps import are_paired
 from amanda.interface.action import Action
-from amanda.interface.extensions import chosen
+from amanda.interface.compiled_extension import chosen
 from amanda.python.patching import PatchSet
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED
 from amanda_torch import _internals, accel

@@ -82,7 +82,7 @@ class OptimizerSteps:
 
 
 def has_optimizer(module: nn.Module) -> bool:
-    """Whether there is an optimizer that has a parameter of `module`."""
+    """True if there is an optimizer that has a parameter of `module`."""
     kinds, found = [torch.optim.Optimizer], []
     for kind in kinds:
         kinds += kind.__subclasses__()

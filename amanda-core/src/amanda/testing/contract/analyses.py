@@ -83,12 +83,11 @@ class AnalysisTests(ContractTests):
 
     def test_operators_of_other_types_are_seen_or_counted(self) -> None:
         """What a driver does not see, such as compiled code, is in ``statistics.not_seen``."""
-        seen: list[str] = []
-        tool = self.probe(before=lambda c: seen.append(self.fw.type_of(c.get_op())))
+        tool = self.probe(before=lambda c: self.fw.type_of(c.get_op()))
         for kind, build in self.fw.further_ops().items():
             with self.apply(tool) as scope:
                 self.fw.program(build, X).run()
-            assert kind in seen or scope.statistics.not_seen, kind
+            assert kind in tool.seen or scope.statistics.not_seen, kind
 
     def test_value_out_of_range(self) -> None:
         """get_value of an input that does not exist is an error that names the op."""
@@ -100,16 +99,15 @@ class AnalysisTests(ContractTests):
     def test_once_per_op(self) -> None:
         """An analysis runs once per op id, however often the op is executed; the next scope
         analyses again."""
-        seen: list[str] = []
-        tool = self.probe("mul", before=lambda c: seen.append(c.get_op_id()))
+        tool = self.probe("mul", before=lambda c: c.get_op_id())
         program = self.multiplication()
         for scopes in 1, 2:
             with self.apply(tool):
                 for _ in range(3):
                     new_iteration()
                     program.run()
-            assert len(seen) == scopes
-        assert len(set(seen)) == 1
+            assert len(tool.seen) == scopes
+        assert len(set(tool.seen)) == 1
 
     @requires(Capability.BACKWARD)
     def test_once_per_backward_op(self) -> None:
@@ -122,20 +120,19 @@ class AnalysisTests(ContractTests):
 
     def test_cache_disabled(self) -> None:
         """Under cache_disabled an analysis runs at every execution, and cache_enabled ends that."""
-        seen: list[str] = []
-        tool = self.probe("mul", before=lambda c: seen.append(c.get_op_id()))
+        tool = self.probe("mul", before=lambda c: c.get_op_id())
         program = self.multiplication()
         with self.apply(tool), cache_disabled():
             for _ in range(3):
                 new_iteration()
                 program.run()
-            uncached = len(seen)
+            uncached = len(tool.seen)
             with cache_enabled():
                 for _ in range(3):
                     new_iteration()
                     program.run()
         assert uncached == 3
-        assert len(seen) == 3
+        assert len(tool.seen) == 3
 
     def test_cache_disabled_drops_earlier_actions(self) -> None:
         """Without the cache, an execution runs the actions of its own analysis, once."""
@@ -167,15 +164,14 @@ class AnalysisTests(ContractTests):
 
     def test_op_met_later(self) -> None:
         """An op that first runs later in the scope is analysed then."""
-        seen: list[str] = []
-        tool = self.probe(before=lambda c: seen.append(self.fw.type_of(c.get_op())))
+        tool = self.probe(before=lambda c: self.fw.type_of(c.get_op()))
         first, later = self.multiplication(), self.fw.program(self.fw.relu, X)
         with self.apply(tool):
             first.run()
             first.run()
-            assert self.fw.types["relu"] not in seen
+            assert self.fw.types["relu"] not in tool.seen
             later.run()
-        assert seen.count(self.fw.types["relu"]) == 1
+        assert tool.seen.count(self.fw.types["relu"]) == 1
 
     def test_reanalyse(self) -> None:
         """Tool.reanalyse drops the tool's actions and lets its analyses run again, once."""
@@ -212,31 +208,29 @@ class AnalysisTests(ContractTests):
 
     def test_reanalyse_one_op(self) -> None:
         """Tool.reanalyse of an op id leaves the other ops alone."""
-        seen: list[str] = []
-        tool = self.probe(before=lambda c: seen.append(c.get_op_id()))
+        tool = self.probe(before=lambda c: c.get_op_id())
         program = self.positive_product()
         with self.apply(tool):
             program.run()
-            met = list(seen)
+            met = list(tool.seen)
             tool.reanalyse(met[0])
             new_iteration()
             program.run()
-        assert seen == [*met, met[0]]
+        assert tool.seen == [*met, met[0]]
 
     @requires(Capability.BACKWARD)
     def test_reanalyse_backward(self) -> None:
         """Tool.reanalyse covers backward ops."""
-        seen: list[str | None] = []
-        tool = self.probe("mul", before_backward=lambda c: seen.append(c.get_backward_op_id()))
+        tool = self.probe("mul", before_backward=lambda c: c.get_backward_op_id())
         program = self.multiplication()
         with self.apply(tool):
             program.train()
-            met = len(seen)
+            met = len(tool.seen)
             tool.reanalyse()
             program.train()
             program.train()
         assert met > 0
-        assert len(seen) == 2 * met
+        assert len(tool.seen) == 2 * met
 
     # -- contract rule 3 ------------------------------------------------------
 

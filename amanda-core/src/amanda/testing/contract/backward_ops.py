@@ -16,6 +16,7 @@ from amanda.testing.framework import Program, requires
 from amanda.tool import cache_disabled
 
 
+@requires(Capability.BACKWARD)
 class BackwardOpTests(ContractTests):
     """The set of backward ops, their owners, and the content of their contexts."""
 
@@ -25,7 +26,6 @@ class BackwardOpTests(ContractTests):
             program, op, before_backward=lambda c: self.fw.type_of(c.get_backward_op())
         )
 
-    @requires(Capability.BACKWARD)
     @pytest.mark.parametrize("op", ["mul", "relu", "linear"])
     def test_all_backward_ops(self, op: str) -> None:
         """Every op that the framework runs for a forward op's gradient is a backward op of it."""
@@ -34,7 +34,6 @@ class BackwardOpTests(ContractTests):
         accumulations = [self.fw.accumulation] * len(values) if self.fw.accumulation else []
         assert sorted(seen) == sorted([*self.fw.backward_types[op], *accumulations])
 
-    @requires(Capability.BACKWARD)
     def test_backward_ops_of_substituted_tensors(self) -> None:
         """An op has the same backward ops where a routine substitutes its tensors."""
 
@@ -47,7 +46,6 @@ class BackwardOpTests(ContractTests):
             seen = self.types_of(self.multiplication(), "mul")
         assert sorted(seen) == sorted(expected)
 
-    @requires(Capability.BACKWARD)
     def test_backward_ops_are_no_forward_ops(self) -> None:
         """No op that runs in a backward pass is taken for a forward op."""
         program = self.fw.program(
@@ -71,7 +69,7 @@ class BackwardOpTests(ContractTests):
             program.second_gradients()
         assert len(ids) > count or scope.statistics.not_seen
 
-    @requires(Capability.BACKWARD, Capability.USER_OPS)
+    @requires(Capability.USER_OPS)
     def test_backward_ops_of_the_user_are_no_forward_ops(self) -> None:
         """The operators that the gradient of a user's operator calls are not forward ops."""
         _, function = self.fw.user_op()
@@ -98,7 +96,6 @@ class BackwardOpTests(ContractTests):
             run()
         return seen
 
-    @requires(Capability.BACKWARD)
     def test_owner_of_an_accumulation(self) -> None:
         """The accumulation of a leaf's gradient belongs to the first op that consumed the leaf."""
         if not self.fw.accumulation:
@@ -107,7 +104,6 @@ class BackwardOpTests(ContractTests):
         assert self.types_of(program, "relu").count(self.fw.accumulation) == 1
         assert self.fw.accumulation not in self.types_of(program, "mul")
 
-    @requires(Capability.BACKWARD)
     def test_point_without_tensors(self) -> None:
         """At a point without tensors the routine is called with none."""
         if not self.fw.accumulation:
@@ -123,7 +119,6 @@ class BackwardOpTests(ContractTests):
         self.train(self.fw.program(self.fw.relu, X), self.probe("relu", before_backward=analyse))
         assert calls == [0]
 
-    @requires(Capability.BACKWARD)
     def test_backward_ids(self) -> None:
         """The id of a backward op is unique and stays the same from run to run."""
         seen: list[str] = []
@@ -139,7 +134,6 @@ class BackwardOpTests(ContractTests):
         assert sorted(seen[:half]) == sorted(seen[half:])
         assert len(set(seen)) == half
 
-    @requires(Capability.BACKWARD)
     def test_backward_context(self) -> None:
         """A backward context shows the backward op and its forward op."""
 
@@ -158,7 +152,6 @@ class BackwardOpTests(ContractTests):
         assert backward == forward
         assert forward[1] == self.fw.types["split"]
 
-    @requires(Capability.BACKWARD)
     def test_gradients_in_a_backward_context(self) -> None:
         """Gradients consumed are there before the backward op, gradients produced after it."""
 
@@ -171,7 +164,6 @@ class BackwardOpTests(ContractTests):
         consumed = self.fw.relu_consumes
         assert seen[:2] == [(consumed, False), (consumed, True)]
 
-    @requires(Capability.BACKWARD)
     def test_a_child_reads_its_parent(self) -> None:
         """Every dict read of a backward context sees the keys of its forward context, which no
         write to it reaches."""
@@ -203,7 +195,6 @@ class BackwardOpTests(ContractTests):
         assert dict(backward) == {"mark": 2, "own": 2}
         assert seen == [1, 1, True, ["mark"], {"mark": 1}, [("mark", 1)], 1, 1, None]
 
-    @requires(Capability.BACKWARD)
     def test_forward_tensors_still_held(self) -> None:
         """A backward analysis reads the forward tensors that the user or autograd still holds."""
         self.needs_concrete_tensors()
@@ -212,7 +203,6 @@ class BackwardOpTests(ContractTests):
         )
         assert seen[0] == [X, W]
 
-    @requires(Capability.BACKWARD)
     def test_forward_outputs_still_held(self) -> None:
         """A backward analysis reads the forward outputs that the user or autograd still holds."""
         program = self.fw.program(self.fw.relu, X)
@@ -221,7 +211,6 @@ class BackwardOpTests(ContractTests):
         symbolic = Capability.STATIC_GRAPH in self.driver_cls.capabilities
         assert seen[0] == ([None] if symbolic else [[[1.0, 0.0], [3.0, 4.0]]])
 
-    @requires(Capability.BACKWARD)
     @pytest.mark.parametrize("acted_on", [False, True], ids=["", "with routines on gradients"])
     def test_several_forward_outputs_still_held(self, acted_on: bool) -> None:
         """A backward analysis reads all forward outputs of an op that has several, also where
@@ -243,13 +232,11 @@ class BackwardOpTests(ContractTests):
         assert outputs is not None
         return self.lists(outputs)
 
-    @requires(Capability.BACKWARD)
     def test_value_in_a_backward_context(self) -> None:
         """get_value gives a parameter's value in a backward context too."""
         seen = self.answers(self.weighted(), "mul", before_backward=self.values)
         assert seen[0] == [None, W]
 
-    @requires(Capability.BACKWARD)
     def test_released_tensor(self) -> None:
         """A forward tensor that is gone raises when that position is read, naming the way out."""
         self.needs_separate_backward()
@@ -275,7 +262,6 @@ class BackwardOpTests(ContractTests):
             backward()
         assert seen[0] == [W][: op == "add"]
 
-    @requires(Capability.BACKWARD)
     def test_backward_context_after_its_analysis(self) -> None:
         """After the analysis the tensors of a backward context are out of reach; the rest stays."""
         context = self.answers(self.multiplication(), "mul", before_backward=lambda c: c)[0]
@@ -293,7 +279,6 @@ class BackwardOpTests(ContractTests):
         assert self.fw.type_of(context.get_backward_op()) in self.fw.backward_types["mul"]
         assert context.get_backward_op_id()
 
-    @requires(Capability.BACKWARD)
     def test_forward_outside_of_the_scope(self) -> None:
         """Backward ops whose forward op ran outside of the scope run vanilla, and are counted."""
         self.needs_separate_backward()
@@ -307,7 +292,6 @@ class BackwardOpTests(ContractTests):
         assert seen == []
         assert sum(scope.statistics.not_seen.values()) > 0
 
-    @requires(Capability.BACKWARD)
     def test_backward_runs_twice(self) -> None:
         """Each forward run has its own backward, also when two are under way at once."""
         self.needs_separate_backward()
@@ -319,7 +303,6 @@ class BackwardOpTests(ContractTests):
             assert second() == first() == [W, X]
         assert len(calls) == 2
 
-    @requires(Capability.BACKWARD)
     def test_gradients_are_summed(self) -> None:
         """A routine before a backward op sees the sum of the gradients of several uses."""
 

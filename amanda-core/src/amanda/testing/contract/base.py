@@ -161,15 +161,10 @@ class ContractTests:
             times: the number of runs.
             questions: a function for each point, such as ``before=lambda c: c.get_op_id()``.
         """
-        seen: list[Any] = []
-
-        def noting(question: Callable[[OpContext], Any]) -> Callable[[OpContext], None]:
-            return lambda context: seen.append(question(context))
-
-        tool = self.probe(op, **{point: noting(question) for point, question in questions.items()})
+        tool = self.probe(op, **questions)
         has_backward = any(point.endswith("backward") for point in questions)
         (self.train if has_backward else self.run)(program, tool, times=times)
-        return seen
+        return tool.seen
 
     def received(self, program: Program, op: str, method: str, **selection: Any) -> list[Any]:
         """The values that a routine gets in each execution of an operator.

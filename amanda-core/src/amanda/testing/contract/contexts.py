@@ -239,15 +239,14 @@ class ContextTests(ContractTests):
 
     def test_ids_are_equal_across_iterations(self) -> None:
         """The ids of two iterations are equal."""
-        seen: list[str] = []
-        tool = self.probe(before=lambda c: seen.append(c.get_op_id()))
+        tool = self.probe(before=lambda c: c.get_op_id())
         program = self.positive_product()
         with self.apply(tool), cache_disabled():
             for _ in range(2):
                 new_iteration()
                 program.run()
-        half = len(seen) // 2
-        assert seen[:half] == seen[half:]
+        half = len(tool.seen) // 2
+        assert tool.seen[:half] == tool.seen[half:]
 
     def test_ids_are_unique(self) -> None:
         """Two ops of one iteration have two ids."""
@@ -257,10 +256,9 @@ class ContextTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_ids_restart_after_backward(self) -> None:
         """The end of a backward is the end of an iteration."""
-        seen: list[str] = []
-        tool = self.probe("mul", before=lambda c: seen.append(c.get_op_id()))
+        tool = self.probe("mul", before=lambda c: c.get_op_id())
         self.train(self.multiplication(), tool, times=3)
-        assert len(seen) == 1
+        assert len(tool.seen) == 1
 
     @requires(Capability.MODULES)
     def test_ids_carry_module_paths(self) -> None:
@@ -278,14 +276,13 @@ class ContextTests(ContractTests):
     @requires(Capability.MODULES)
     def test_ids_of_several_models(self) -> None:
         """Further models of the same class have ids of their own."""
-        seen: list[str] = []
-        tool = self.probe("linear", before=lambda c: seen.append(c.get_op_id()))
+        tool = self.probe("linear", before=lambda c: c.get_op_id())
         programs = [self.fw.program(self.fw.model(W), X) for _ in range(3)]
         with self.apply(tool):
             for program in (*programs, *programs):
                 program.run()
-        assert len(seen) == len(set(seen)) == 6
-        models = [op_id.partition(self.fw.separator)[0] for op_id in seen[::2]]
+        assert len(tool.seen) == len(set(tool.seen)) == 6
+        models = [op_id.partition(self.fw.separator)[0] for op_id in tool.seen[::2]]
         assert models == ["Model", "Model@1", "Model@2"]
 
     @requires(Capability.MODULES)
@@ -303,19 +300,18 @@ class ContextTests(ContractTests):
     @requires(Capability.MODULES)
     def test_ids_restart_when_a_model_is_called_again(self) -> None:
         """A further call of an outermost module begins an iteration; a call of another does not."""
-        seen: list[str] = []
         one, two = self.fw.model(W), self.fw.model(W)
 
         def build(x: Any) -> Any:
             return self.fw.relu(two(self.fw.relu(one(x))))
 
-        tool = self.probe("relu", before=lambda c: seen.append(c.get_op_id()))
+        tool = self.probe("relu", before=lambda c: c.get_op_id())
         program = self.fw.program(build, X)
         with self.apply(tool), cache_disabled():
             for _ in range(2):
                 program.run()
-        assert len(set(seen)) == 2
-        assert seen[2:] == seen[:2]
+        assert len(set(tool.seen)) == 2
+        assert tool.seen[2:] == tool.seen[:2]
 
     @requires(Capability.USER_OPS)
     def test_ops_of_the_user(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,9 @@ WRONG_GRADIENTS: dict[str, Callable[..., Any]] = {
     "too many": lambda g: [g, g, g],
     "a sequence of something else": lambda g: [g, "text"],
 }
+
+
+NESTED = pytest.mark.parametrize("nested", [False, True], ids=["one scope", "nested scopes"])
 
 
 class One(Tool):
@@ -160,46 +164,32 @@ class ReplacementTests(ContractTests):
             self.replaced(lambda x, w: None)
 
     @requires(Capability.REPLACE_OP)
-    def test_two_replacements(self) -> None:
+    @NESTED
+    def test_two_replacements(self, nested: bool) -> None:
         """Two tools that replace one op: an error naming both."""
-        tools = One(self.is_mul, "replace_op"), Two(self.is_mul, "replace_op")
-        with pytest.raises(
-            ReplacementConflictError, match=r"(?i)mul.* twice.*One\._first.*Two\._first"
-        ):
-            self.run(self.multiplication(), *tools)
-
-    @requires(Capability.REPLACE_OP)
-    def test_two_replacements_in_nested_scopes(self) -> None:
-        """Tools of nested scopes that replace one op: an error naming both."""
-        with (
-            self.apply(One(self.is_mul, "replace_op")),
-            pytest.raises(ReplacementConflictError, match=r"One\._first.*Two\._first"),
-        ):
-            self.run(self.multiplication(), Two(self.is_mul, "replace_op"))
+        self.check_conflict(self.run, nested, "replace_op")
 
     @requires(Capability.REPLACE_BACKWARD_OP)
-    def test_two_replacements_of_a_whole_backward(self) -> None:
+    @NESTED
+    def test_two_replacements_of_a_whole_backward(self, nested: bool) -> None:
         """Two tools that replace the gradient of one op: an error naming both."""
-        tools = One(self.is_mul, "replace_backward_op"), Two(self.is_mul, "replace_backward_op")
-        with pytest.raises(ReplacementConflictError, match=r"(?i)mul.*One\._first.*Two\._first"):
-            self.train(self.multiplication(), *tools)
+        self.check_conflict(self.train, nested, "replace_backward_op")
 
     @requires(Capability.BACKWARD, Capability.REPLACE_BACKWARD_OP)
-    def test_two_replacements_of_a_backward_op(self) -> None:
+    @NESTED
+    def test_two_replacements_of_a_backward_op(self, nested: bool) -> None:
         """Two tools that replace one backward op: an error naming both."""
-        tools = [cls(self.is_mul, "replace_backward_op", backward=True) for cls in (One, Two)]
-        with pytest.raises(ReplacementConflictError, match=r"(?i)mul.*One\._first.*Two\._first"):
-            self.train(self.multiplication(), *tools)
+        self.check_conflict(self.train, nested, "replace_backward_op", backward=True)
 
-    @requires(Capability.BACKWARD, Capability.REPLACE_BACKWARD_OP)
-    def test_two_replacements_of_a_backward_op_in_nested_scopes(self) -> None:
-        """Tools of nested scopes that replace one backward op: an error naming both."""
-        one, two = (cls(self.is_mul, "replace_backward_op", backward=True) for cls in (One, Two))
-        with (
-            self.apply(one),
-            pytest.raises(ReplacementConflictError, match=r"One\._first.*Two\._first"),
-        ):
-            self.train(self.multiplication(), two)
+    def check_conflict(
+        self, act: Callable[..., Any], nested: bool, method: str, **kind: bool
+    ) -> None:
+        """Two tools that replace what a context belongs to are refused, in one scope or nested."""
+        one, two = (cls(self.is_mul, method, **kind) for cls in (One, Two))
+        outer = self.apply(one) if nested else contextlib.nullcontext()
+        pattern = r"(?i)mul.* twice.*One\._first.*Two\._first"
+        with outer, pytest.raises(ReplacementConflictError, match=pattern):
+            act(self.multiplication(), *([two] if nested else [one, two]))
 
     @requires(Capability.BACKWARD, Capability.REPLACE_BACKWARD_OP)
     def test_replace_a_backward_op(self) -> None:

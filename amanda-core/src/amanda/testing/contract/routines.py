@@ -133,6 +133,17 @@ class RoutineTests(ContractTests):
         with pytest.raises(RoutineResultError, match=r"sequence of 2 tensors.*got"):
             self.before(lambda a, b: a)
 
+    @pytest.mark.parametrize("method", ["insert_before_op", "insert_after_op"])
+    def test_shape_mismatch(self, method: str) -> None:
+        """A substitute of another shape is an error naming tool, routine, op id and shapes."""
+
+        def shorter(*tensors: Any) -> list[Any]:
+            return [self.fw.tensor([1.0, 2.0, 3.0]), *[None] * (len(tensors) - 1)]
+
+        tool = self.probe("mul", before=lambda c: getattr(c, method)(shorter))
+        with pytest.raises(RoutineResultError, match=r"(?is)Probe\.shorter.*mul.*2, 2.*3"):
+            self.run(self.multiplication(), tool)
+
     def test_the_error_names_the_routine(self) -> None:
         """The error for a wrong return names the routine by its name."""
 

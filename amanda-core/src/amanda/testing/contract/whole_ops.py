@@ -11,22 +11,20 @@ from amanda.testing.contract.base import ONES, ContractTests, W, X, inserting, p
 from amanda.testing.framework import requires
 
 
+@requires(Capability.BACKWARD)
 class WholeOpTests(ContractTests):
     """insert_before_backward_op and insert_after_backward_op in a forward analysis."""
 
-    @requires(Capability.BACKWARD)
     def test_gradients_of_the_outputs(self) -> None:
         """insert_before_backward_op gets the gradients of the operator's outputs, once."""
         assert self.received(self.linear(), "linear", "insert_before_backward_op") == [[ONES]]
 
-    @requires(Capability.BACKWARD)
     def test_gradients_of_the_inputs(self) -> None:
         """insert_after_backward_op gets the gradients of the operator's inputs, once."""
         program = self.linear()
         expected = program.train().gradients
         assert self.received(program, "linear", "insert_after_backward_op") == [expected]
 
-    @requires(Capability.BACKWARD)
     def test_inputs_without_gradient(self) -> None:
         """An input that is absent or has no gradient is None, so that positions do not shift."""
         program = self.fw.program(lambda w: self.fw.linear(self.fw.tensor(X), w), W)
@@ -34,7 +32,6 @@ class WholeOpTests(ContractTests):
         seen = self.received(program, "linear", "insert_after_backward_op")
         assert seen == [[None, gradients[0], None][: len(self.linear_inputs())]]
 
-    @requires(Capability.BACKWARD)
     def test_changed_gradients_of_the_outputs(self) -> None:
         """The operator's backward gets the gradient that a routine returns for an output's."""
         double = inserting(before_backward_op=lambda g: self.fw.scale(g, 2.0))
@@ -42,7 +39,6 @@ class WholeOpTests(ContractTests):
         assert result.outputs == [product(X, W)]
         assert result.gradients == [times(W, 2.0), times(X, 2.0)]
 
-    @requires(Capability.BACKWARD)
     def test_changed_gradients_of_the_inputs(self) -> None:
         """The gradient that a routine returns for an input's flows on to that input."""
         double = inserting([1], after_backward_op=lambda g: self.fw.scale(g, 2.0))
@@ -54,14 +50,12 @@ class WholeOpTests(ContractTests):
         note = self.noting(seen)
         return inserting(before_backward_op=note, after_backward_op=note)
 
-    @requires(Capability.BACKWARD)
     def test_recorded_after_the_op(self) -> None:
         """Backward actions of an after-analysis act in the backward of that very execution."""
         seen: list[Any] = []
         self.train(self.multiplication(), self.probe("mul", after=self.looking_around(seen)))
         assert seen == [[ONES], [W, X]]
 
-    @requires(Capability.BACKWARD)
     def test_inner_ops_of_a_model(self) -> None:
         """Whole-operator routines act on inner operators as on the first and the last."""
         seen: list[Any] = []
@@ -76,7 +70,6 @@ class WholeOpTests(ContractTests):
         ]
         assert seen == [[product(positive, W)]]
 
-    @requires(Capability.BACKWARD)
     def test_around_backward_ops(self) -> None:
         """Whole-operator routines run before the first and after the last backward op of the
         operator, those of a backward op before and after that."""
@@ -103,7 +96,6 @@ class WholeOpTests(ContractTests):
         for entry in before:
             assert seen.index(entry) < seen.index(entry.replace("before", "after"))
 
-    @requires(Capability.BACKWARD)
     def test_they_see_what_routines_of_backward_ops_return(self) -> None:
         """Routines of backward ops get the gradients that a routine before the whole operator has
         returned; a routine after it gets the gradients that they have returned."""
@@ -124,7 +116,7 @@ class WholeOpTests(ContractTests):
         positive = [[1.0, 0.0], [1.0, 1.0]]
         assert seen == [[times(ONES, 2.0)], [times(positive, 8.0)]]
 
-    @requires(Capability.BACKWARD, Capability.REPLACE_OP)
+    @requires(Capability.REPLACE_OP)
     def test_a_replacement_of_several_ops(self) -> None:
         """Whole-operator routines act on all operators of a replacement as on one: each runs once,
         with the gradients of the outputs or the summed gradients of the inputs."""
@@ -138,7 +130,7 @@ class WholeOpTests(ContractTests):
         assert result.gradients == [times(X, 2.0), ONES]
         assert seen == [[ONES], [times(X, 2.0), ONES]] * 2
 
-    @requires(Capability.BACKWARD, Capability.REPLACE_OP)
+    @requires(Capability.REPLACE_OP)
     def test_changed_gradients_of_a_replacement_of_several_ops(self) -> None:
         """Gradients from whole-operator routines reach all operators of a replacement."""
 
@@ -150,14 +142,13 @@ class WholeOpTests(ContractTests):
         result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
         assert result.gradients == [times(X, 16.0), times(ONES, 2.0)]
 
-    @requires(Capability.BACKWARD)
     def test_an_op_with_several_outputs(self) -> None:
         """Whole-operator routines get one gradient per output."""
         program = self.fw.program(self.fw.split, X)
         seen = self.received(program, "split", "insert_before_backward_op")
         assert seen == [[[ONES[0]], [ONES[1]]]]
 
-    @requires(Capability.BACKWARD, Capability.IN_PLACE)
+    @requires(Capability.IN_PLACE)
     def test_an_in_place_op(self) -> None:
         """Whole-operator routines act on an in-place operator, which stays one."""
         seen: list[Any] = []

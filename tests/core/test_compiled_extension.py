@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from amanda.errors import CoverageWarning
-from amanda.interface.extensions import Extension, chosen, mistake
+from amanda.interface.compiled_extension import Extension, chosen, mistake
 
 VARIABLE = "AMANDA_MOON"
 EXTENSION = Extension("amanda-moon", "amanda_moon_accel", interface=3, newest_python=(3, 14))

@@ -1,0 +1,163 @@
+"""``dump``: selected activations, weights and gradients as safetensors, with an index."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from amanda.results import Table
+from amanda.tools.description import OpDescription
+from amanda.tools.reporting import type_names
+from amanda_tools._bases.phases import other_phases
+from amanda_tools._bases.watching import WatchingOptions, WatchingRoutine, WatchingTool, check_kinds
+from amanda_tools._output.units import format_quantity
+from amanda_tools._values.shapes import byte_size
+from amanda_tools._values.tensor_files import WRITABLE
+from amanda_tools._values.tensors import Array, reader_of
+from amanda_tools.dump.files import Entry, TensorFiles
+
+__all__ = ["DumpOptions", "DumpTool", "Entry"]
+
+
+@attrs.frozen(kw_only=True)
+class DumpOptions(WatchingOptions):
+    """The options of ``dump``.
+
+    Attributes:
+        every: write each N-th execution of an operator only.
+        limit: number of tensors to write; later ones are counted only.
+        bytes: number of bytes to write; tensors beyond it are counted only.
+        shard: bytes of a file after which the next one begins.
+    """
+
+    tensors: Sequence[str] = attrs.field(
+        default=("activations",), converter=type_names, validator=check_kinds
+    )
+    bytes: int = attrs.field(default=10_000_000_000, validator=attrs.validators.ge(0))
+    shard: int = attrs.field(default=256_000_000, validator=attrs.validators.ge(1))
+
+
+class DumpTool(WatchingTool[DumpOptions]):
+    """Writes activations, weights and gradients to safetensors while the program runs.
+
+    Full files go to a temporary folder at once, so that at most one is in memory. If the process
+    is killed they stay there, in ``$TMPDIR/amanda-dump-*``, with an index.
+
+    Example: ``amanda run -t dump:every=10,limit=1000 -o out -- train.py``
+
+    Attributes:
+        files: the recorded tensors.
+        described: their operators by id.
+    """
+
+    name = "dump"
+    Options = DumpOptions
+    only_watches = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.files = TensorFiles(self.name, self.options.shard)
+        self.described: dict[str, OpDescription] = {}
+        self._refused = 0
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """Recorded tensors, in order."""
+        return self.files.entries
+
+    @property
+    def dropped(self) -> int:
+        """Number of tensors not recorded: beyond the limits, lost, or of a type that the format
+        lacks."""
+        return self._refused + self.files.lost
+
+    def has_activations(self, op: OpDescription) -> bool:
+        """True: recordings are compared by all values that a program computes."""
+        return True
+
+    # -- taking -----------------------------------------------------------
+
+    def observe(self, routine: WatchingRoutine, tensors: Sequence[Any]) -> None:
+        """Instrumentation routine: keep the values."""
+        for position, tensor in enumerate(tensors):
+            if tensor is not None:
+                self._take(routine, routine.tensor_name(position), tensor)
+
+    def _take(self, routine: WatchingRoutine, name: str, tensor: Any) -> None:
+        reader, op, files = reader_of(tensor), routine.op, self.files
+        dtype = reader.dtype(tensor)
+        is_writable = dtype in WRITABLE and reader.is_readable(tensor)
+        self.not_looked_at.note(tensor, unless=is_writable)
+        remaining = self.options.bytes - files.bytes
+        # Tensors that are too large are not copied.
+        is_small = (byte_size(tensor) or 0) <= remaining and len(files.entries) < self.options.limit
+        stored = reader.storable(tensor) if is_writable and is_small and not files.problem else None
+        is_taken = stored is not None and stored.nbytes <= remaining
+        if is_taken and files.add(
+            stored,
+            key=f"{op.id} {name} {routine.step}",
+            row={**op.identity(), "phase": op.phase},
+            kind=routine.kind,
+            tensor=name,
+            step=routine.step,
+            dtype=dtype,
+            order=routine.order,
+        ):
+            self.described[op.id] = op
+        else:
+            self._refused += 1
+
+    # -- result -----------------------------------------------------------
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """Return the index, one row per tensor.
+
+        ``key``, ``file``, ``kind``, ``tensor``, ``step``, ``shape`` and ``dtype``.
+        """
+        # The last tensors may be lost while they are written.
+        self.files.write_waiting()
+        facts = {op_id: op.facts() for op_id, op in self.described.items()}
+        return [{**e.plain(self.name), **facts[e.row["id"]]} for e in self.entries]
+
+    def summary(self) -> dict[str, Any]:
+        """Number of recorded tensors, bytes and operators, and of tensors not recorded."""
+        kinds = {entry.kind for entry in self.entries}
+        return {
+            "tensors": len(self.entries),
+            "bytes": self.files.bytes,
+            "not_taken": self.dropped,
+            "ops": len({entry.row["id"] for entry in self.entries}),
+            "kinds": {kind: sum(e.kind == kind for e in self.entries) for kind in sorted(kinds)},
+            **self.gaps(),
+            **({"problem": self.files.problem} if self.files.problem else {}),
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """Recorded tensors by kind; the limits if tensors were not recorded."""
+        found = self.summary()
+        title = f"dump: {found['tensors']} tensors, {format_quantity(found['bytes'], 'B')}"
+        taken = [entry for entry in self.entries if self.is_shown(entry.row["phase"])]
+        kinds = collections.Counter(entry.kind for entry in taken)
+        yield Table(title, ("kind", "tensors"), sorted(kinds.items()))
+        if len(taken) < len(self.entries):
+            rows = [{**entry.row, "tensors": 1} for entry in self.entries]
+            yield from other_phases(self.name, rows, self.options, ("tensors",))
+        if found["not_taken"]:
+            title = f"dump: {found['not_taken']} tensors were not taken"
+            limits = [(name, getattr(self.options, name)) for name in ("limit", "bytes")]
+            yield Table(title, ("limit", "value"), limits)
+        if self.files.problem:
+            yield Table(f"dump: {self.files.problem}", (), ())
+        yield from self.gap_tables()
+
+    def load(self, entry: Entry) -> Array:
+        """Return the values of a recorded tensor; types that NumPy lacks as float32."""
+        return self.files.load(entry)
+
+    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
+        """Write ``<stem>-00000.safetensors``, ... and ``<stem>.index.json``."""
+        return self.files.copy_to(folder, stem)
