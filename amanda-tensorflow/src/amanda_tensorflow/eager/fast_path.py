@@ -41,7 +41,6 @@ from typing import Any
 import tensorflow as tf
 
 from amanda.engine.dispatch import Dispatcher
-from amanda.engine.plan import ActionPlan
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.op_request import Vanilla
@@ -178,26 +177,19 @@ class FastPath:
             entry = cell[cell[0] + 1]
         except LookupError:
             return self._look_up(tracker, ctx, op_name, args)
+        if entry is UNKNOWN:
+            return self._look_up(tracker, ctx, op_name, args)
+        if entry.reason is not None:
+            return functools.partial(self._with_routines, tracker, cell, entry)
         # Attributes follow the inputs.
         inputs = args[: _inputs_of[op_name]]
-        if entry.reason is not None:
-            is_marked = entry.has_mark and not _no_tape_records()
-            if entry.stays and not is_marked and _only_tensors(map(type, inputs)):
-                return functools.partial(self._run_routines, cell, entry.plan)
-            if entry.reason is Reason.ANALYSIS:
-                return self._look_up(tracker, ctx, op_name, args)
-            return self._fall_back(entry.reason, tracker, op_name, args)
         if not _no_variables(map(type, inputs)) and any(map(_is_read, inputs)):
             return self._fall_back(Reason.READINGS, tracker, op_name, args)
         if entry is PLAIN:
             return cell
-        marked: Any = ()
-        if entry.plan.claims and not _no_tape_records():
-            marked = entry.marked
-            if marked is None or tracker.local.op_callbacks:
-                marked = self._shared_mark(tracker, entry)
-            if marked is None:
-                return self._fall_back(Reason.MARK, tracker, op_name, args)
+        marked = () if _no_tape_records() else entry.marked
+        if marked is None or (marked and tracker.local.op_callbacks):
+            return self._with_mark(tracker, cell, entry, op_name, args)
         return tracker, cell, marked, entry
 
     def _replacing(self, tracker: EagerTracker, op_name: str, args: tuple[Any, ...]) -> Any:
@@ -226,15 +218,23 @@ class FastPath:
             return self.decide(tracker, {scope: cells}, ctx, op_name, args)
         return self._fall_back(Reason.ANALYSIS, tracker, op_name, args)
 
-    def _shared_mark(self, tracker: EagerTracker, entry: OperatorEntry) -> tuple[Any, ...] | None:
-        """Return the attribute that marks all executions on tapes; None if each has its own mark.
+    def _with_mark(
+        self,
+        tracker: EagerTracker,
+        cell: Cell,
+        entry: OperatorEntry,
+        op_name: str,
+        args: tuple[Any, ...],
+    ) -> Any:
+        """Decide on an operator that tapes record under a mark of ours, which its executions share
+        from the second backward pass on; see :meth:`decide`.
 
         TensorFlow's callbacks are told of attributes: they are not shown this one.
         """
         if tracker.local.op_callbacks or not tracker.has_passed(entry.plan.driver_data):
-            return None
+            return self._fall_back(Reason.MARK, tracker, op_name, args)
         entry.marked = entry.plan.driver_data.marked
-        return entry.marked
+        return tracker, cell, entry.marked, entry
 
     # -- the slow path ----------------------------------------------------
 
@@ -307,24 +307,30 @@ class FastPath:
 
     # -- ways to run an operator ------------------------------------------
 
-    def _run_routines(
+    def _with_routines(
         self,
+        tracker: EagerTracker,
         cell: Cell,
-        plan: ActionPlan,
+        entry: OperatorEntry,
         ctx: Any,
         op_name: str,
         name: Any,
         args: tuple[Any, ...],
     ) -> Any:
-        """Run an operator whose inputs are tensors, none of them in a list, between its routines.
+        """Run an operator between its routines.
 
-        Tapes know it by no mark of ours.
+        Raises:
+            FallbackException: not all inputs are tensors, or tapes record it under a mark of ours.
         """
+        count, run_all, plan = _inputs_of[op_name], self._dispatcher.run_all, entry.plan
+        inputs = list(args[:count])
+        is_marked = entry.has_mark and not _no_tape_records()
+        if is_marked or not entry.stays or not _only_tensors(map(type, inputs)):
+            leave = self._fall_back(Reason.ROUTINES, tracker, op_name, args)
+            return leave(ctx, op_name, name, args)
         if sys.exception() is not None:
             raise_if_retried()
         cell[0] += 1
-        count, run_all = _inputs_of[op_name], self._dispatcher.run_all
-        inputs = list(args[:count])
         values = run_all(plan.before, inputs) if plan.before else inputs
         result = self._vanilla.fast_path(ctx, op_name, name, *values, *args[count:])
         outputs = result if type(result) is list else [] if result is None else [result]

@@ -67,8 +67,8 @@ class OperatorEntry:
         counters: they count each execution that has ended.
         timers: they measure it, each with the action that would stop it.
         is_noted: True if the output may be the value of a variable, which the driver notes.
-        marked: the attribute that marks all executions on tapes, a name and a value; None as long
-            as they do not share one.
+        marked: the attribute that marks all executions on tapes, a name and a value, or nothing;
+            None as long as they do not share one.
     """
 
     def __init__(self, plan: Any, reason: Reason | None = None) -> None:
@@ -80,7 +80,7 @@ class OperatorEntry:
         self.counters: Sequence[Counter] = ()
         self.timers: Sequence[tuple[Timer, Action]] = ()
         self.is_noted = False
-        self.marked: tuple[Any, ...] | None = None
+        self.marked: tuple[Any, ...] | None = None if plan is not None and plan.claims else ()
 
 
 PLAIN = OperatorEntry(EMPTY_PLAN)

@@ -14,6 +14,7 @@ from amanda.inline.steps import StepKind, lowered
 from amanda.interface.action import Action
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.gradient_order import is_sum
 from amanda_tensorflow.graphs.passes import InnerPasses, RunningModules
 from amanda_tensorflow.operators.types import (
     CALLS,
@@ -194,6 +195,9 @@ class Building:
         """
         hard, looks = list[Any](), list[Any]()
         computes = bool(op.outputs) and kind not in _BARRIERS and not _internals.is_stateful(op)
+        # A sum of three adds them in an order that depends on which of them nobody holds any more
+        # (2.16 to 2.21): who looks at them has to be done.
+        computes = computes and not is_sum(op)
         for node in nodes:
             (looks if computes and node.name in self.looks else hard).append(node)
         return hard, looks

@@ -373,6 +373,11 @@ class Replay:
         if looks:
             looks = building.last_of(looks)
             building.late.update({id(tensor): list(looks) for tensor in new.outputs})
+        self._note_added(site, op, new)
+        return new
+
+    def _note_added(self, site: OpSite, op: Any, new: Any) -> None:
+        """Give an operator of the copy the device of the vanilla one, and note it."""
         if self._marks is not None:
             self._marks.note(new)
         if new.type in ENTRIES:
@@ -383,7 +388,6 @@ class Replay:
         for old, tensor in zip(op.outputs, new.outputs, strict=True):
             if old.dtype in UNROUTABLE:
                 _internals.copy_handle_data(old, tensor)
-        return new
 
     def _node_like(
         self, site: OpSite, op: Any, inputs: Sequence[Any], changes: Changes | None
