@@ -10,7 +10,9 @@ transposed, is a ``linear``; its bias is an operator of its own, ``bias_add``.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amanda.tools.contraction import weight_layout
@@ -19,146 +21,17 @@ from amanda_tensorflow.attribute_rules import RULES, permute, reshape
 if TYPE_CHECKING:
     from amanda.interface.context import OpContext
 
-TYPES: Mapping[str, str] = {
-    # arithmetic
-    "abs": "Abs ComplexAbs",
-    "add": "Add AddN AccumulateN",
-    "clamp": "ClipByValue",
-    "div": "Div DivNoNan RealDiv TruncateDiv",
-    "floor_divide": "FloorDiv",
-    "fmod": "Mod TruncateMod",
-    "i0": "BesselI0",
-    "mul": "Mul MulNoNan",
-    "reciprocal": "Inv Reciprocal",
-    "remainder": "FloorMod",
-    "round": "Rint Round",
-    "to": "Cast",
-    # comparison and logic
-    "bitwise_left_shift": "LeftShift",
-    "bitwise_not": "Invert",
-    "bitwise_right_shift": "RightShift",
-    "eq": "Equal",
-    "ge": "GreaterEqual",
-    "gt": "Greater",
-    "isfinite": "IsFinite",
-    "isinf": "IsInf",
-    "isnan": "IsNan",
-    "le": "LessEqual",
-    "lt": "Less",
-    "ne": "NotEqual",
-    "nonzero": "Where",
-    "where": "Select",
-    # activations and losses
-    "cross_entropy_loss": "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits",
-    "ctc_loss": "CTCLoss",
-    "local_response_norm": "LRN",
-    # reductions
-    "amax": "Max",
-    "amin": "Min",
-    "argmax": "ArgMax",
-    "argmin": "ArgMin",
-    "logcumsumexp": "CumulativeLogsumexp",
-    "norm": "EuclideanNorm",
-    "topk": "TopK",
-    # pooling and resizing
-    "avg_pool2d": "AvgPool",
-    "avg_pool3d": "AvgPool3D",
-    "fractional_max_pool2d": "FractionalMaxPool",
-    "max_pool2d": "MaxPool MaxPoolWithArgmax",
-    "max_pool3d": "MaxPool3D",
-    "upsample_bicubic2d": "ResizeBicubic",
-    "upsample_bilinear2d": "ResizeBilinear",
-    "upsample_nearest2d": "ResizeNearestNeighbor",
-    # shapes, lists and selections
-    "cat": "Concat ParallelConcat",
-    "detach": "StopGradient",
-    "diag_embed": "BatchMatrixDiag Diag MatrixDiag",
-    "diagonal": "BatchMatrixDiagPart DiagPart MatrixDiagPart",
-    "flip": "Reverse",
-    "getitem": "Slice StridedSlice",
-    "index_select": "Gather",
-    "pad": "MirrorPad Pad",
-    "permute": "ConjugateTranspose Transpose",
-    "stack": "Pack",
-    "stack_handle": "Stack",
-    "unbind": "Unpack",
-    "unique": "Unique UniqueWithCounts",
-    "unsqueeze": "ExpandDims",
-    "split": "Split SplitV",
-    # newly created tensors
-    "arange": "Range",
-    "full": "Fill",
-    "linspace": "LinSpace",
-    "multinomial": "Multinomial StatelessMultinomial",
-    "poisson": "RandomPoisson StatelessRandomPoisson",
-    "rand": "RandomUniform StatefulUniform StatelessRandomUniform",
-    "randint": "RandomUniformInt StatefulUniformInt StatelessRandomUniformInt",
-    "randn": "RandomStandardNormal StatefulStandardNormal StatelessRandomNormal",
-    # linear algebra and Fourier transforms
-    "fft_fft": "BatchFFT FFT",
-    "fft_fft2": "BatchFFT2D FFT2D",
-    "fft_fftn": "BatchFFT3D FFT3D FFTND",
-    "fft_ifft": "BatchIFFT IFFT",
-    "fft_ifft2": "BatchIFFT2D IFFT2D",
-    "fft_ifftn": "BatchIFFT3D IFFT3D IFFTND",
-    "fft_irfft": "IRFFT",
-    "fft_irfft2": "IRFFT2D",
-    "fft_irfftn": "IRFFT3D IRFFTND",
-    "fft_rfft": "RFFT",
-    "fft_rfft2": "RFFT2D",
-    "fft_rfftn": "RFFT3D RFFTND",
-    "linalg_cholesky": "BatchCholesky Cholesky",
-    "linalg_cross": "Cross",
-    "linalg_det": "BatchMatrixDeterminant MatrixDeterminant",
-    "linalg_eig": "Eig",
-    "linalg_eigh": "BatchSelfAdjointEig SelfAdjointEig",
-    "linalg_inv": "BatchMatrixInverse MatrixInverse",
-    "linalg_lstsq": "BatchMatrixSolveLs MatrixSolveLs",
-    "linalg_lu_factor": "Lu",
-    "linalg_matrix_exp": "MatrixExponential",
-    "linalg_qr": "Qr",
-    "linalg_slogdet": "LogMatrixDeterminant",
-    "linalg_solve": "BatchMatrixSolve MatrixSolve",
-    "linalg_solve_triangular": "BatchMatrixTriangularSolve MatrixTriangularSolve",
-    "linalg_svd": "BatchSvd Svd",
-    "matmul": "BatchMatMul MatMul SparseMatMul",
-    # recurrent cells
-    "gru_cell": "GRUBlockCell",
-    "lstm": "BlockLSTM",
-    "lstm_cell": "LSTMBlockCell",
-    # training's fake quantization
-    "fake_quantize_per_channel_affine": "FakeQuantWithMinMaxVarsPerChannel",
-    "fake_quantize_per_tensor_affine": "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars",
-    # with weights: see WEIGHTED
-    "batch_norm": "BatchNormWithGlobalNormalization FusedBatchNorm",
-    "bias_add": "BiasAdd",
-    "conv2d": "Conv2D DepthwiseConv2dNative FusedPadConv2D FusedResizeAndPadConv2D",
-    "conv3d": "Conv3D",
-    "conv_transpose2d": "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput",
-    "conv_transpose3d": "Conv3DBackpropInput",
-    "embedding": "ResourceGather",
-}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+
+TYPES: Mapping[str, str] = _TABLES["types"]
 """By canonical type, TensorFlow's types without versions (``V2``), where it is not their name in
 lower case."""
 
 _CANONICAL = {kind: name for name, kinds in TYPES.items() for kind in kinds.split()}
 
 WEIGHTED: Mapping[str, tuple[int | None, int | None, str | None]] = {
-    "Conv2D": (1, None, "HWIO"),
-    "Conv3D": (1, None, "DHWIO"),
-    "DepthwiseConv2dNative": (1, None, "HWCM"),
-    "FusedPadConv2D": (2, None, "HWIO"),
-    "FusedResizeAndPadConv2D": (3, None, "HWIO"),
-    "Conv2DBackpropInput": (1, None, "HWOI"),
-    "DepthwiseConv2dNativeBackpropInput": (1, None, "HWCM"),
-    "Conv3DBackpropInput": (1, None, "DHWOI"),
-    "Dilation2D": (1, None, "HWC"),
-    "FusedBatchNorm": (1, 2, "C"),
-    "BatchNormWithGlobalNormalization": (4, 3, "C"),
-    "BiasAdd": (None, 1, None),
-    "ResourceGather": (0, None, "VE"),
-    "LSTMBlockCell": (3, 7, "IO"),
-    "BlockLSTM": (4, 8, "IO"),
+    kind: (row.get("weight"), row.get("bias"), row.get("layout"))
+    for kind, row in _TABLES["weighted"].items()
 }
 """By type without version, the index of the weight, the index of the bias, and the weight's layout.
 
@@ -171,18 +44,7 @@ _LAYOUT_FUNCTIONS = (permute, reshape)
 _TRANSPOSED = (("transpose_a", "adj_x", "a"), ("transpose_b", "adj_y", "b"))
 """Attributes of products by which the left and the right factor are transposed."""
 
-_GRADIENT_ROLES: Mapping[str, Mapping[str, int]] = {
-    "Conv2DBackpropFilter": {"weight": 0},
-    "Conv2DBackpropInput": {"input": 0},
-    "Conv3DBackpropFilter": {"weight": 0},
-    "Conv3DBackpropInput": {"input": 0},
-    "DepthwiseConv2dNativeBackpropFilter": {"weight": 0},
-    "DepthwiseConv2dNativeBackpropInput": {"input": 0},
-    "Dilation2DBackpropFilter": {"weight": 0},
-    "Dilation2DBackpropInput": {"input": 0},
-    "FusedBatchNormGrad": {"input": 0, "weight": 1, "bias": 2},
-    "BiasAddGrad": {"bias": 0},
-}
+_GRADIENT_ROLES: Mapping[str, Mapping[str, int]] = _TABLES["gradient_roles"]
 """By backward type without version, the output that is the gradient of each role.
 
 Used where the driver does not know the names of gradients."""

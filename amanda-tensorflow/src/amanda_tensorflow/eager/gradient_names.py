@@ -12,48 +12,19 @@ identifies has no name:
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from amanda_tensorflow.mapping_rules import unversioned
 
 _PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
 
-_OF_FIRST = {
-    "Relu": "ReluGrad",
-    "Relu6": "Relu6Grad",
-    "LeakyRelu": "LeakyReluGrad",
-    "Elu": "EluGrad",
-    "Selu": "SeluGrad",
-    "Softplus": "SoftplusGrad",
-    "Softsign": "SoftsignGrad",
-    "Tanh": "TanhGrad",
-    "Sigmoid": "SigmoidGrad",
-    "Sqrt": "SqrtGrad",
-    "Rsqrt": "RsqrtGrad",
-    "MaxPool": "MaxPoolGrad",
-    "AvgPool": "AvgPoolGrad",
-    "MaxPool3D": "MaxPool3DGrad",
-    "AvgPool3D": "AvgPool3DGrad",
-    "LRN": "LRNGrad",
-    "MirrorPad": "MirrorPadGrad",
-}
-"""By forward type, the backward type whose output is the gradient of the first input."""
-
-_POSITIONS: Mapping[tuple[str, str], Sequence[int]] = {
-    **dict.fromkeys(_OF_FIRST.items(), (0,)),
-    ("BiasAdd", "BiasAddGrad"): (1,),
-    ("Conv2D", "Conv2DBackpropInput"): (0,),
-    ("Conv2D", "Conv2DBackpropFilter"): (1,),
-    ("Conv2DBackpropInput", "Conv2DBackpropFilter"): (1,),
-    ("Conv2DBackpropInput", "Conv2D"): (2,),
-    ("Conv3D", "Conv3DBackpropInput"): (0,),
-    ("Conv3D", "Conv3DBackpropFilter"): (1,),
-    ("DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropInput"): (0,),
-    ("DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropFilter"): (1,),
-    ("FusedBatchNorm", "FusedBatchNormGrad"): (0, 1, 2),
-}
-"""By forward and backward type, without versions, the input whose gradient each output is."""
+_POSITIONS: Mapping[str, Mapping[str, Sequence[int]]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text("utf-8")
+)
+"""By forward and by backward type, without versions, the input whose gradient each output is."""
 
 
 def gradient_names(
@@ -71,7 +42,7 @@ def gradient_names(
         inputs: the forward operator's inputs; None for those that are gone.
         names: declared names of the forward operator's inputs.
     """
-    positions = _POSITIONS.get((unversioned(forward), unversioned(backward)), ())
+    positions = _POSITIONS.get(unversioned(forward), {}).get(unversioned(backward), ())
     if forward in _PRODUCTS and backward == forward and len(inputs) == 2:
         positions = _other_factor(consumed, inputs)
     return [names[position] for position in positions if position < len(names)]
