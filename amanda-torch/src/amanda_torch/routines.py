@@ -291,15 +291,6 @@ class RoutineCall:
     the program, and they see it. Function modes have been hidden by whoever runs the routine.
     """
 
-    __slots__ = (
-        "_action",
-        "_given",
-        "_isolated",
-        "_mark",
-        "_selected",
-        "_versions",
-    )
-
     def __init__(self, action: Action, selected: Sequence[Any], isolated: bool) -> None:
         self._action = action
         self._isolated = isolated

@@ -42,8 +42,6 @@ class Passes:
         outputs: which outputs of the graph belong to forward passes.
     """
 
-    __slots__ = ("_computed", "_interceptor", "begun", "entered", "outputs")
-
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
         self.begun: tuple[Sequence[Any], str] | None = None

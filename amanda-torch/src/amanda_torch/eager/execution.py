@@ -128,10 +128,6 @@ class Executor:
         self._tracker = tracker
         self.claimer = Claimer(dispatcher)
 
-    def clear(self) -> None:
-        """Forget everything, at the end of the thread's scopes."""
-        self.claimer.clear()
-
     # -- by its plan ------------------------------------------------------
 
     def run_known(
@@ -150,7 +146,8 @@ class Executor:
         values: Any = None
         is_blind = known.around <= Around.BLIND
         if not is_blind:
-            if _internals.is_plain() and not (layout.is_in_place and _is_grad_enabled()):
+            is_plain = not _mode_depth() and _internals.is_untransformed()
+            if is_plain and not (layout.is_in_place and _is_grad_enabled()):
                 values = layout.values(func, args, kwargs, key)
             if values is None:
                 return self.run_described(known, func, args, kwargs, key)
