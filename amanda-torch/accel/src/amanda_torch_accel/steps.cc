@@ -170,8 +170,7 @@ int begin_measures(const Lowered& lowered, int64_t& begun) {
 }
 
 int end_measures(const Lowered& lowered, int64_t begun) {
-  int64_t end = lowered.has_clock ? read_clock() : 0;
-  return run_measures(lowered.after, begun, end);
+  return run_measures(lowered.after, begun, lowered.has_clock ? read_clock() : 0);
 }
 
 // ---- the code of tools ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from amanda.state import STATE, unwind
+from amanda_torch._internals.function_modes import mode_depth
 from amanda_torch._internals.symbols import require, symbol
 
 _tracing_state = symbol("torch._C._get_tracing_state")
@@ -162,6 +163,11 @@ def is_untransformed() -> bool:
         and _tracing_state() is None
         and not (torch.compiler.is_compiling() and is_compiling())
     )
+
+
+def is_plain() -> bool:
+    """:func:`is_untransformed`, and no function mode is on."""
+    return not mode_depth() and is_untransformed()
 
 
 def is_traced() -> bool:

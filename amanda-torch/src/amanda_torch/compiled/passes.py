@@ -49,11 +49,6 @@ class Passes:
         self.outputs: Sequence[int] = ()
         self.entered: list[tuple[CalledModule, Sequence[Any]]] = []
 
-    @property
-    def is_in_one(self) -> bool:
-        """True if the begin of a pass has been reported to tools, but not its end."""
-        return self.begun is not None
-
     def begin(self, module: nn.Module) -> None:
         """The call of an outermost module has been entered: the pass begins, if it is reported to a
         tool.

@@ -146,8 +146,7 @@ class Executor:
         values: Any = None
         is_blind = known.around <= Around.BLIND
         if not is_blind:
-            is_plain = not _mode_depth() and _internals.is_untransformed()
-            if is_plain and not (layout.is_in_place and _is_grad_enabled()):
+            if _internals.is_plain() and not (layout.is_in_place and _is_grad_enabled()):
                 values = layout.values(func, args, kwargs, key)
             if values is None:
                 return self.run_described(known, func, args, kwargs, key)
