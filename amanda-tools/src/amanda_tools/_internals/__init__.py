@@ -316,7 +316,9 @@ def may_be_batched(tensors: Iterable[Any]) -> bool:
         return False
     is_old = old_batch_check()
     # Not _transforms(), which gives a thread a stack of transforms (2.13).
-    return _in_transforms()() or any([isinstance(t, torch.Tensor) and is_old(t) for t in tensors])
+    # A generator would be a frame for each tensor.
+    are_old = [isinstance(t, torch.Tensor) and is_old(t) for t in tensors]
+    return any(are_old) or bool(_in_transforms()())
 
 
 def batch_sizes(tensor: Any) -> dict[int, int]:
