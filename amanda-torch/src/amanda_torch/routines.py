@@ -166,11 +166,7 @@ class RoutineDispatcher(Dispatcher):
         return values
 
     def go_on(
-        self,
-        actions: Sequence[Action],
-        values: list[Any],
-        done: int,
-        result: Any,
+        self, actions: Sequence[Action], values: list[Any], done: int, result: Any
     ) -> list[Any]:
         """Put in what a routine has returned, and run the routines that follow it.
 

@@ -240,16 +240,6 @@ def _reports(function: types.FunctionType) -> bool:
     return any("torch_function" in name for name in (*names, *function.__code__.co_names))
 
 
-def module_call(vanilla: Callable[..., Any], wrapped: Callable[..., Any]) -> Any:
-    """``nn.Module.__call__``: enters the frame of a module in C++ if it was called there before.
-
-    Args:
-        vanilla: PyTorch's own.
-        wrapped: the driver's, for all other calls.
-    """
-    return accel.load().module_call(vanilla, wrapped)
-
-
 @functools.cache
 def gated_class() -> type[Interceptor]:
     """The class of interceptors whose events the extension awaits."""

@@ -14,9 +14,9 @@ import functools
 import sys
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,9 +31,6 @@ from amanda_torch import _internals
 from amanda_torch.eager.fused_modules import ASKING
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
 from amanda_torch.eager.module_calls import CallPatch, trace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Tracers:
