@@ -11,7 +11,6 @@ what has to be done at that call in later runs::
 from __future__ import annotations
 
 import functools
-import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -242,7 +241,7 @@ class NotedRun:
         callers = list(self._callers.items()) if acts else []
         functions = [
             step.function(interceptor, self._passes, acts, before)
-            for before, step in itertools.pairwise((None, *self.steps))
+            for before, step in zip((None, *self.steps), self.steps, strict=False)
         ]
         run = self._code.function(functions)
         if acts:
