@@ -27,7 +27,8 @@ _transforms = symbol("torch._C._functorch.get_interpreter_stack")
 _BATCHING = symbol("torch._C._functorch.TransformType.Vmap")
 # Not ``_functorch.peek_interpreter_stack``: asking it gives the thread a stack of transforms, which
 # autograd copies with each state of the thread, several times per node (2.13).
-_is_transformed: Callable[[], bool] = symbol("torch._C._are_functorch_transforms_active")
+in_functorch: Callable[[], bool] = symbol("torch._C._are_functorch_transforms_active")
+"""True if a functorch transform (vmap, grad, jvp) is active."""
 require("torch.autograd.forward_ad._current_level")
 
 set_grad_enabled: Callable[[bool], None] = symbol("torch._C._set_grad_enabled")
@@ -109,11 +110,6 @@ def in_backward() -> bool:
     return bool(graph_task() != -1)
 
 
-def in_functorch() -> bool:
-    """True if a functorch transform (vmap, grad, jvp) is active."""
-    return _is_transformed()
-
-
 def is_within_differentiation() -> bool:
     """True if ``torch.func`` is to differentiate once more what it differentiates now.
 
@@ -159,7 +155,7 @@ def is_untransformed() -> bool:
     return (
         not dispatch_depth()
         and forward_ad._current_level < 0
-        and not _is_transformed()
+        and not in_functorch()
         and _tracing_state() is None
         and not (torch.compiler.is_compiling() and is_compiling())
     )
