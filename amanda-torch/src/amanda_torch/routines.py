@@ -166,11 +166,7 @@ class RoutineDispatcher(Dispatcher):
         return values
 
     def go_on(
-        self,
-        actions: Sequence[Action],
-        values: list[Any],
-        done: int,
-        result: Any,
+        self, actions: Sequence[Action], values: list[Any], done: int, result: Any
     ) -> list[Any]:
         """Put in what a routine has returned, and run the routines that follow it.
 
@@ -290,15 +286,6 @@ class RoutineCall:
     checkpoints would take its operators for the model's. A replacement stands for an operator of
     the program, and they see it. Function modes have been hidden by whoever runs the routine.
     """
-
-    __slots__ = (
-        "_action",
-        "_given",
-        "_isolated",
-        "_mark",
-        "_selected",
-        "_versions",
-    )
 
     def __init__(self, action: Action, selected: Sequence[Any], isolated: bool) -> None:
         self._action = action

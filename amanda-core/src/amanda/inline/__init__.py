@@ -419,7 +419,7 @@ class ShapeSum(Inline):
             inputs: all inputs of the operator; absent ones are None.
             outputs: all outputs, or none.
         """
-        found = self.shapes_of(inputs), self.shapes_of(outputs)
+        found = self.shapes_of(inputs), self.shapes_of(outputs) if outputs else ()
         self.add(self.weigh(found), found)
 
     def add(self, weight: int | None, shapes: tuple[Any, Any]) -> None:

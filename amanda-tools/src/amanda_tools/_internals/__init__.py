@@ -28,7 +28,8 @@ def _symbol(path: str) -> Callable[[], Any]:
     """Return a function that returns a private symbol, or None where it is gone."""
     _SYMBOLS.append(path)
     module, _, name = path.rpartition(".")
-    return lambda: getattr(sys.modules.get(module) or importlib.import_module(module), name, None)
+    # Without a function at each call: operators ask for some of them.
+    return functools.cache(lambda: getattr(importlib.import_module(module), name, None))
 
 
 _profiler_enabled = _symbol("torch.autograd._profiler_enabled")
@@ -276,6 +277,7 @@ def transform_check() -> Callable[[], Any]:
     return _transforms() or (lambda: None)
 
 
+@functools.cache
 def old_batch_check() -> Callable[[Any], bool]:
     """Return a function that says whether a tensor stands for the batch of the older ``vmap``.
 
@@ -314,7 +316,9 @@ def may_be_batched(tensors: Iterable[Any]) -> bool:
         return False
     is_old = old_batch_check()
     # Not _transforms(), which gives a thread a stack of transforms (2.13).
-    return _in_transforms()() or any(isinstance(t, torch.Tensor) and is_old(t) for t in tensors)
+    # A generator would be a frame for each tensor.
+    are_old = [isinstance(t, torch.Tensor) and is_old(t) for t in tensors]
+    return any(are_old) or bool(_in_transforms()())
 
 
 def batch_sizes(tensor: Any) -> dict[int, int]:

@@ -296,14 +296,14 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         counted = tuple(self._counted)
         executions = [known.sum.executions for known in counted]
         flops = [known.sum.amount for known in counted]
-        parts = ["elementwise" if one.is_elementwise else _part_of(one.op) for one in counted]
         model = {name: total.count for name, total in self._totals.items()}
         for number in [n for n, known in enumerate(counted) if known.static]:
             for counter, amount in tuple(counted[number].static.values()):
                 count, of_these = counter.count, counter.count * (amount or 0)
                 executions[number] += count
                 flops[number] += of_these
-                model[parts[number]] += of_these
+                part = "elementwise" if counted[number].is_elementwise else None
+                model[part or _part_of(counted[number].op)] += of_these
         self._op_counts = {"executions": executions, "flops": flops}
         forward = model["forward"] + model["within"]
         return {

@@ -97,7 +97,7 @@ PyTypeObject make_type(const char* name, size_t size, destructor dealloc, traver
 // Names of attributes, as objects of Python's that are made once.
 #define ACCEL_NAMES(NAME)                                                                                          \
   NAME(action) NAME(add) NAME(after) NAME(before) NAME(cache) NAME(claimed) NAME(count) NAME(due) NAME(enabled)    \
-  NAME(ends) NAME(executions) NAME(extend) NAME(func) NAME(go_on_after) NAME(has_after) NAME(has_before)           \
+  NAME(ends) NAME(executions) NAME(frombytes) NAME(func) NAME(go_on_after) NAME(has_after) NAME(has_before)           \
   NAME(held) NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(nanoseconds) NAME(natives)                       \
   NAME(note_execution) NAME(number) NAME(numbers) NAME(op_id) NAME(paused) NAME(routine) NAME(routines)            \
   NAME(run_described) NAME(run_known) NAME(scopes) NAME(select) NAME(statistics) NAME(steps_after)                 \
@@ -177,6 +177,7 @@ struct Lowered {
   Way way = Way::PYTHON;
   bool acts_before = false;    // something happens before the operator that cannot be taken back
   bool takes_tensors = false;  // some step is given tensors
+  bool has_clock = false;      // some steps read the clock
   bool is_joined = false;      // steps after it are given what it has run on
 };
 

@@ -7,6 +7,7 @@
 #include "accel.h"
 #include "torch_api.h"
 
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -472,9 +473,9 @@ enum NodeKind { PLAIN, ACCUMULATION, FUNCTION, UNCERTAIN };
 // By class: an accumulation; a function of the program's own, whose classes are Python's; one that may be a node of
 // amanda-torch's (KINDS of amanda_torch.autograd.nodes).
 NodeKind kind_of(const NodePointer& node, Ref& cls) {
-  static std::unordered_map<std::type_index, NodeKind> kinds;
+  static std::unordered_map<const std::type_info*, NodeKind> kinds;
   const Node& target = *node;
-  auto key = std::type_index(typeid(target));
+  const std::type_info* key = &typeid(target);  // a type_index would be hashed by its whole name
   auto found = kinds.find(key);
   if (found == kinds.end()) {
     Ref object(torch::autograd::functionToPyObject(node));
@@ -502,14 +503,14 @@ constexpr int NOWHERE = -1, OUTSIDE = -2, LEAF = -3;
 
 // The nodes that an operator has made, those of its outputs first, and the leaves that they feed.
 struct Trace {
-  std::vector<const NodePointer*> nodes, leaves;
-  std::vector<std::type_index> types;
-  std::vector<Ref> classes;  // weak references to those of functions of the program's own, one after the other
-  std::vector<int> edges;    // for each node their number, and where they lead
-  std::vector<NodePointer> roots;
+  c10::SmallVector<const NodePointer*, 8> nodes, leaves;
+  c10::SmallVector<std::type_index, 8> types;
+  std::vector<Ref> classes;        // weak references to those of functions of the program's own, one after the other
+  c10::SmallVector<int, 16> edges;  // for each node their number, and where they lead
+  c10::SmallVector<NodePointer, 4> roots;
   size_t entries = 0;
 
-  int place(const std::vector<const NodePointer*>& among, const NodePointer& node) const {
+  int place(const c10::SmallVectorImpl<const NodePointer*>& among, const NodePointer& node) const {
     for (size_t i = among.size(); i > 0; i--) {
       if (among[i - 1]->get() == node.get()) {
         return static_cast<int>(i - 1);

@@ -5,7 +5,6 @@
 #include "invocation.h"
 #include "torch_api.h"
 
-#include <algorithm>
 #include <chrono>
 #include <memory>
 
@@ -60,6 +59,7 @@ int choose_way(Lowered& lowered, PyObject* before, PyObject* after) {
     for (const Step& step : *steps) {
       bool is_blind = step.select.get() != Py_None && PyTuple_GET_SIZE(step.select.get()) == 0;
       lowered.is_joined |= step.kind == EXECUTION;
+      lowered.has_clock |= step.kind == CLOCK;
       lowered.takes_tensors |= step.kind == EXECUTION || !is_blind;
       lowered.acts_before |= step.kind == COUNT && steps == &lowered.before;
       calls |= step.kind == CALL || step.kind == EXECUTION;
@@ -119,20 +119,21 @@ int add_time(PyObject* timer, int64_t start, int64_t end) {
     return -1;
   }
   if (log.get() != Py_None) {
-    Ref due(PyObject_GetAttr(log.get(), names.due)), first(PyLong_FromLongLong(start)), last(PyLong_FromLongLong(end));
-    int is_due = !due || !first || !last ? -1
-                 : due.get() == Py_None  ? 0
-                                         : PyObject_RichCompareBool(last.get(), due.get(), Py_GE);
-    if (is_due > 0) {
-      // It calls Log.look(), which is code of tools.
-      Ref add(PyObject_GetAttr(timer, names.add));
-      return add && call_as_routine(add.get(), first.get(), last.get()) ? 0 : -1;
+    Ref due(PyObject_GetAttr(log.get(), names.due)), number(due ? PyObject_GetAttr(timer, names.number) : nullptr);
+    static thread_local auto thread = static_cast<int64_t>(PyThread_get_thread_native_id());
+    bool is_due = number && due.get() != Py_None && end >= PyLong_AsLongLong(due.get());
+    int64_t row[] = {number ? PyLong_AsLongLong(number.get()) : 0, start, end, thread};
+    if (PyErr_Occurred()) {
+      return -1;
     }
-    Ref number(is_due == 0 ? PyObject_GetAttr(timer, names.number) : nullptr);
-    Ref numbers(number ? PyObject_GetAttr(log.get(), names.numbers) : nullptr);
-    static thread_local unsigned long thread = PyThread_get_thread_native_id();
-    Ref row(numbers ? Py_BuildValue("OOOk", number.get(), first.get(), last.get(), thread) : nullptr);
-    if (!row || !Ref(PyObject_CallMethodOneArg(numbers.get(), names.extend, row.get()))) {
+    if (is_due) {
+      // It calls Log.look(), which is code of tools.
+      Ref add(PyObject_GetAttr(timer, names.add)), first(PyLong_FromLongLong(start)), last(PyLong_FromLongLong(end));
+      return add && first && last && call_as_routine(add.get(), first.get(), last.get()) ? 0 : -1;
+    }
+    Ref bytes(PyBytes_FromStringAndSize(reinterpret_cast<char*>(row), sizeof row));
+    Ref numbers(bytes ? PyObject_GetAttr(log.get(), names.numbers) : nullptr);
+    if (!numbers || !Ref(PyObject_CallMethodOneArg(numbers.get(), names.frombytes, bytes.get()))) {
       return -1;
     }
   }
@@ -159,20 +160,17 @@ int run_measures(const std::vector<Step>& steps, int64_t start, int64_t end) {
   return 0;
 }
 
-bool is_clock(const Step& step) { return step.kind == CLOCK; }
-
 }  // namespace
 
 int begin_measures(const Lowered& lowered, int64_t& begun) {
   int failed = run_measures(lowered.before, 0, 0);
   // What is done for other steps is no part of the time.
-  begun = std::any_of(lowered.before.begin(), lowered.before.end(), is_clock) ? read_clock() : 0;
+  begun = lowered.has_clock ? read_clock() : 0;
   return failed;
 }
 
 int end_measures(const Lowered& lowered, int64_t begun) {
-  int64_t end = std::any_of(lowered.after.begin(), lowered.after.end(), is_clock) ? read_clock() : 0;
-  return run_measures(lowered.after, begun, end);
+  return run_measures(lowered.after, begun, lowered.has_clock ? read_clock() : 0);
 }
 
 // ---- the code of tools ---------------------------------------------------------------------------------------

@@ -65,10 +65,8 @@ def show_modes(hidden: Sequence[Any]) -> None:
 
 def set_modes(wanted: Sequence[Any]) -> None:
     """Make these the function modes of the current thread, whatever they are."""
-    while mode_depth():
-        pop_mode()
-    for mode in wanted:
-        push_mode(mode)
+    hide_modes()
+    show_modes(wanted)
 
 
 def restore_modes(hidden: Sequence[Any]) -> None:

@@ -125,12 +125,7 @@ _compile_session = symbol("torch.compiler._compile_session_context")
 
 
 def compile_later(
-    context: Any,
-    compiler: Any,
-    module: Any,
-    inputs: Sequence[Any],
-    *,
-    with_backward: bool = False,
+    context: Any, compiler: Any, module: Any, inputs: Sequence[Any], *, with_backward: bool = False
 ) -> Any:
     """Compile a captured graph after Dynamo has captured it.
 

@@ -75,11 +75,7 @@ def schema_of(overload: Any) -> Any:
     return overload._schema
 
 
-OVERRIDE_CHECKS = (
-    "has_torch_function",
-    "has_torch_function_unary",
-    "has_torch_function_variadic",
-)
+OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 OVERRIDE_CHECKERS = (torch.functional, torch.nn.functional)
 """Modules of Python-level operators that ask these before they do their work."""
 

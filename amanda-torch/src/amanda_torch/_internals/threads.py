@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -28,16 +27,9 @@ _transforms = symbol("torch._C._functorch.get_interpreter_stack")
 _BATCHING = symbol("torch._C._functorch.TransformType.Vmap")
 # Not ``_functorch.peek_interpreter_stack``: asking it gives the thread a stack of transforms, which
 # autograd copies with each state of the thread, several times per node (2.13).
-_is_transformed: Callable[[], bool] = symbol("torch._C._are_functorch_transforms_active")
+in_functorch: Callable[[], bool] = symbol("torch._C._are_functorch_transforms_active")
+"""True if a functorch transform (vmap, grad, jvp) is active."""
 require("torch.autograd.forward_ad._current_level")
-
-# ``torch.compiler.is_compiling()`` by what it returns, where that is kept as in 2.13: two functions
-# in Python, and it is asked for each operator with a gradient.
-_is_compiling: Callable[[], bool] = (
-    functools.partial(vars(torch.compiler).__getitem__, "_is_compiling_flag")
-    if "_is_compiling_flag" in vars(torch.compiler)
-    else torch.compiler.is_compiling
-)
 
 set_grad_enabled: Callable[[bool], None] = symbol("torch._C._set_grad_enabled")
 """``torch.set_grad_enabled`` without the context object, six times cheaper."""
@@ -118,11 +110,6 @@ def in_backward() -> bool:
     return bool(graph_task() != -1)
 
 
-def in_functorch() -> bool:
-    """True if a functorch transform (vmap, grad, jvp) is active."""
-    return _is_transformed()
-
-
 def is_within_differentiation() -> bool:
     """True if ``torch.func`` is to differentiate once more what it differentiates now.
 
@@ -162,27 +149,21 @@ def is_compiling() -> bool:
     )
 
 
-def is_plain() -> bool:
-    """True if operators that are called now go straight to PyTorch's eager kernels: no
-    mode is on, and no transform, forward-mode AD or tracer is active."""
-    return (
-        not (mode_depth() or dispatch_depth())
-        and forward_ad._current_level < 0
-        and not _is_transformed()
-        and _tracing_state() is None
-        and not (torch.compiler.is_compiling() and is_compiling())
-    )
-
-
 def is_untransformed() -> bool:
-    """True if :func:`is_plain` holds but for function modes, which may be on."""
+    """True if operators that are called now go straight to PyTorch's eager kernels, function modes
+    aside: no dispatch mode is on, and no transform, forward-mode AD or tracer is active."""
     return (
         not dispatch_depth()
         and forward_ad._current_level < 0
-        and not _is_transformed()
+        and not in_functorch()
         and _tracing_state() is None
         and not (torch.compiler.is_compiling() and is_compiling())
     )
+
+
+def is_plain() -> bool:
+    """:func:`is_untransformed`, and no function mode is on."""
+    return not mode_depth() and is_untransformed()
 
 
 def is_traced() -> bool:
@@ -208,29 +189,12 @@ FORWARD_LEVEL: Question = (vars(forward_ad), "_current_level")
 """Not negative in forward-mode AD."""
 
 
-def is_only_run() -> bool:
-    """True if the current operators are neither recorded nor transformed."""
-    return (
-        not _is_transformed()
-        and _tracing_state() is None
-        and _dispatch_mode(_PROXY) is None
-        and not (_is_compiling() and is_compiling())
-    )
-
-
 _saving_hooks = symbol("torch._C._autograd._top_saved_tensors_default_hooks")
 
 
 def is_eager() -> bool:
-    """True if operators go straight to PyTorch's kernels, function modes aside: no other mode,
-    transform, forward-mode AD, tracer or hook on saved tensors is there, and no backward pass."""
-    return (
-        is_only_run()
-        and not dispatch_depth()
-        and forward_ad._current_level < 0
-        and graph_task() == -1
-        and _saving_hooks(True) is None
-    )
+    """:func:`is_untransformed`, and no hook on saved tensors is there, and no backward pass."""
+    return is_untransformed() and graph_task() == -1 and _saving_hooks(True) is None
 
 
 require("torch.Tensor._version", "torch.Tensor._base", "torch.UntypedStorage._cdata")

@@ -123,8 +123,6 @@ class GraphShape:
         ways: for each node of an output the way to all nodes behind it.
     """
 
-    __slots__ = ("edges", "names", "suffixes", "ways")
-
     def __init__(self, traced: Traced) -> None:
         self.edges = traced.edges
         self.names = [node_name(node) for node in traced.nodes]

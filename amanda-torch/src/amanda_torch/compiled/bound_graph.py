@@ -33,8 +33,6 @@ class CounterChange:
         is_outside: whether it is in no module call: a module called in it may begin an iteration.
     """
 
-    __slots__ = ("_begins", "_calls", "_counts", "_is_outside")
-
     def __init__(
         self,
         counts: Sequence[tuple[Cell, int, int]],
@@ -121,11 +119,6 @@ class BoundGraph:
         observers: those of a compiler's code, which calls them by number.
         waiting: what is to be compiled once all is known of its backward operators.
     """
-
-    __slots__ = (
-        *("_base", "_callers", "_generation", "_parameter", "_passes", "_roots", "_change"),
-        *("function", "observers", "waiting"),
-    )
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ module calls being looked up, in one of three ways:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +49,7 @@ from amanda_torch.compiled.compilers import (
 from amanda_torch.compiled.deferred import Deferred
 from amanda_torch.compiled.dry_run import GraphDryRun
 from amanda_torch.compiled.dry_run import reason_against as reason_against_dry_run
-from amanda_torch.compiled.first_call import FirstCall, FirstRun
+from amanda_torch.compiled.first_call import first_call, run_after_dry_run
 from amanda_torch.compiled.first_run import CallRecord, NotedRun
 from amanda_torch.compiled.gradients import RunCounts, other_nodes_said
 from amanda_torch.compiled.inlining import CompiledCode, OpActions, Writer, notes_of
@@ -223,7 +224,7 @@ class CapturedGraph:
         if dry_run is not None:
             first = self._after_dry_run(interceptor, binding, dry_run, run, outputs)
         if first is not None:
-            outputs, reason = first.run(interceptor, inputs, outputs)
+            outputs, reason = first(interceptor, inputs, outputs)
             if reason:
                 self._say(reason)
             return outputs, "" if reason else self._own_name()
@@ -294,8 +295,8 @@ class CapturedGraph:
         dry_run: GraphDryRun,
         run: NotedRun,
         outputs: Sequence[Any],
-    ) -> FirstRun | None:
-        """Let the program's compiler have the graph as it is; None if it is not to be.
+    ) -> Callable[..., tuple[Any, str]] | None:
+        """What lets the program's compiler run the graph as it is; None if it is not to.
 
         Args:
             run: the dry run.
@@ -324,7 +325,8 @@ class CapturedGraph:
         name = self._own_name()
         code = CompiledCode(function, self._module, name, (), counts, interceptor)
         self._own.is_refused = False
-        return FirstRun(binding, dry_run, counts, code, run.entering(code))
+        later = run.entering(code)
+        return functools.partial(run_after_dry_run, binding, dry_run, counts, code, later)
 
     def _counts_of(self, interceptor: Interceptor, dry_run: GraphDryRun) -> RunCounts:
         """What later runs add to counters and sums, as a dry run has."""
@@ -444,7 +446,7 @@ class CapturedGraph:
             self._refuse(name, reason)
             self._note(interceptor, "operator by operator")
 
-        binding.function = FirstCall(code, otherwise, self._code, accept, refuse)
+        binding.function = first_call(code, otherwise, self._code, accept, refuse)
         binding.observers = writer.observers
 
     def _refuse(self, name: str, reason: str) -> None:

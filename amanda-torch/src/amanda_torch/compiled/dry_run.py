@@ -156,11 +156,7 @@ class GraphDryRun:
                 self.sites.append(LeafSite(known.gradients, leaves, past))
 
     def note_module(
-        self,
-        called: CalledModule,
-        is_exit: bool,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
+        self, called: CalledModule, is_exit: bool, inputs: Sequence[Any], outputs: Sequence[Any]
     ) -> None:
         """Note that the call or the return of a module has been reported to tools."""
         point = Point.MODULE_EXIT if is_exit else Point.MODULE_ENTRY
@@ -282,10 +278,7 @@ class GraphDryRun:
             torch.autograd.grad(roots, wanted, ones, retain_graph=True, allow_unused=True)
 
     def note(
-        self,
-        backward: OpRecord,
-        grad_outputs: Sequence[Any],
-        grad_inputs: Sequence[Any] | None,
+        self, backward: OpRecord, grad_outputs: Sequence[Any], grad_inputs: Sequence[Any] | None
     ) -> None:
         """See :class:`amanda.engine.records.DryRun`."""
         found = self._executed.get(id(backward))

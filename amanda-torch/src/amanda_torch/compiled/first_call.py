@@ -4,12 +4,12 @@ A compiler may make code that does not run. Therefore what the first call has ch
 it fails, and the graph runs operator by operator instead. Code with actions in it the program has
 not asked for::
 
-    binding.function = FirstCall(code, function, graph, accept, refuse)
+    binding.function = first_call(code, function, graph, accept, refuse)
 
 An error that running operator by operator raises, too, is the program's own. Code of the graph as
 it is follows a :class:`~amanda_torch.compiled.dry_run.GraphDryRun`, whose outputs are there::
 
-    outputs, reason = FirstRun(binding, dry_run, counts, code, later).run(interceptor, inputs, ...)
+    outputs, reason = run_after_dry_run(binding, dry_run, counts, code, later, interceptor, ...)
 """
 
 from __future__ import annotations
@@ -27,8 +27,14 @@ from amanda_torch.compiled.saved_state import SavedState
 from amanda_torch.eager.interceptors import Interceptor
 
 
-class FirstCall:
-    """Runs compiled code for the first time, in place of what runs it later.
+def first_call(
+    code: CompiledCode,
+    otherwise: Callable[..., Any],
+    graph: GraphCode,
+    accept: Callable[[], None],
+    refuse: Callable[[str], None],
+) -> Callable[..., Any]:
+    """A function that runs compiled code for the first time, in place of what runs it later.
 
     Args:
         code: the compiled code.
@@ -38,26 +44,11 @@ class FirstCall:
         refuse: called with the reason when it has failed, and the graph has run.
     """
 
-    def __init__(
-        self,
-        code: CompiledCode,
-        otherwise: Callable[..., Any],
-        graph: GraphCode,
-        accept: Callable[[], None],
-        refuse: Callable[[str], None],
-    ) -> None:
-        self._code = code
-        self._otherwise = otherwise
-        self._graph = graph
-        self._accept = accept
-        self._refuse = refuse
-
-    def __call__(self, *inputs: Any) -> Any:
-        """The outputs of the graph."""
-        before = _internals.without_modes(SavedState, self._graph, inputs)
+    def run(*inputs: Any) -> Any:
+        before = _internals.without_modes(SavedState, graph, inputs)
         try:
-            result = self._code.run(inputs)
-            self._accept()
+            result = code.run(inputs)
+            accept()
             return result
         except Exception as error:
             # A routine that the code has called has ended the program, and is to do so.
@@ -66,13 +57,24 @@ class FirstCall:
             _internals.without_modes(before.restore)
             reason = f"its code fails with {type(error).__name__}"
         # Not within the handler: an error of the program's own has nothing before it.
-        result = self._otherwise(*inputs)
-        self._refuse(reason)
+        result = otherwise(*inputs)
+        refuse(reason)
         return result
 
+    return run
 
-class FirstRun:
-    """The first run of a graph by the program's compiler, after a dry run.
+
+def run_after_dry_run(
+    binding: BoundGraph,
+    dry_run: GraphDryRun,
+    counts: RunCounts,
+    code: Callable[..., Any],
+    later: Callable[..., Any],
+    interceptor: Interceptor,
+    inputs: Sequence[Any],
+    dry_outputs: Any,
+) -> tuple[Any, str]:
+    """Run a graph by the program's compiler for the first time, after a dry run.
 
     Args:
         binding: of the graph; it still runs the graph operator by operator.
@@ -81,43 +83,24 @@ class FirstRun:
         code: what runs the graph.
         later: what runs it from the second time on: `code`, after the modules have been entered
             that the dry run has entered for the first run.
+        interceptor: that of the current thread.
+        inputs: of the graph.
+        dry_outputs: the outputs of the dry run.
+
+    Returns:
+        The outputs, and why they were computed operator by operator; "" if they were not.
     """
-
-    def __init__(
-        self,
-        binding: BoundGraph,
-        dry_run: GraphDryRun,
-        counts: RunCounts,
-        code: Callable[..., Any],
-        later: Callable[..., Any],
-    ) -> None:
-        self._binding = binding
-        self._dry_run = dry_run
-        self._counts = counts
-        self._code = code
-        self._later = later
-        self._otherwise = binding.function
-
-    def run(
-        self, interceptor: Interceptor, inputs: Sequence[Any], dry_outputs: Any
-    ) -> tuple[Any, str]:
-        """The outputs, and why they were computed operator by operator; "" if they were not.
-
-        Args:
-            dry_outputs: the outputs of the dry run.
-        """
-        redo = self._dry_run.undo()
-        self._counts.is_first = True
-        binding = self._binding
-        binding.function = self._code
-        try:
-            result = binding.run(interceptor, inputs)
-            binding.function = self._later
-            return result, ""
-        except OtherBackwardError:
-            reason = "its backward pass is not compiled"
-        except Exception as error:
-            reason = f"its code fails with {type(error).__name__}"
-        redo()
-        binding.function = self._otherwise
-        return dry_outputs, reason
+    redo, otherwise = dry_run.undo(), binding.function
+    counts.is_first = True
+    binding.function = code
+    try:
+        result = binding.run(interceptor, inputs)
+        binding.function = later
+        return result, ""
+    except OtherBackwardError:
+        reason = "its backward pass is not compiled"
+    except Exception as error:
+        reason = f"its code fails with {type(error).__name__}"
+    redo()
+    binding.function = otherwise
+    return dry_outputs, reason

@@ -103,9 +103,9 @@ class NotedRun:
         interceptor = self._interceptor
         # Dynamo notes no module calls with what switches gradients or autocast on and off.
         is_switch = not site.calls and kind_of(site.function) is Kind.IGNORED
-        was_in_pass = self._passes.is_in_one
+        was_in_pass = self._passes.begun is not None
         entered = () if is_switch else self._go(site)
-        leaves = was_in_pass and not self._passes.is_in_one
+        leaves = was_in_pass and self._passes.begun is None
         if site.function is _internals.module_mark:
             self._mark(site, entered, leaves, *args)
             return None
@@ -117,7 +117,7 @@ class NotedRun:
         interceptor.met = []
         if self._dry_run is not None:
             self._dry_run.note_operators(met, start, site.name, result)
-        if self._passes.is_in_one:
+        if self._passes.begun is not None:
             self._passes.note_computed(result)
         operator = Operator.found(met, args, kwargs, result, self.is_static)
         is_one = isinstance(result, torch.Tensor)
@@ -239,7 +239,10 @@ class NotedRun:
         change = CounterChange.since(self._start, self._base, self._begins, has_restarted)
         acts = any(step.acts() for step in self.steps)
         callers = list(self._callers.items()) if acts else []
-        functions = [step.function(interceptor, self._passes, acts) for step in self.steps]
+        functions = [
+            step.function(interceptor, self._passes, acts, before)
+            for before, step in zip((None, *self.steps), self.steps, strict=False)
+        ]
         run = self._code.function(functions)
         if acts:
             run = _intercepted(interceptor, run)
@@ -262,6 +265,7 @@ class CallRecord:
 
     Attributes:
         name: of the call's node.
+        frame: the module call that it belongs to.
         begun: the module calls that have begun since the last operator.
     """
 
@@ -281,7 +285,7 @@ class CallRecord:
         self.begun: Sequence[Frame] = ()
         self.name = site.name
         self._site = site
-        self._frame = frame
+        self.frame = frame
         self._entered = [weakref.ref(module) for module in entered]
         self._leaves = leaves
         # Read now: an id that occurs again in an iteration of the same run gets a new entry.
@@ -353,19 +357,25 @@ class CallRecord:
         return plan
 
     def function(
-        self, interceptor: Interceptor, passes: Passes, is_intercepted: bool
+        self,
+        interceptor: Interceptor,
+        passes: Passes,
+        is_intercepted: bool,
+        before: CallRecord | None,
     ) -> Callable[..., Any]:
         """The function that does the same in later runs.
 
         Args:
             passes: tells tools of the forward passes that begin and end before it.
             is_intercepted: whether the interceptor is on, and has to know the module call.
+            before: the call before it; None for the first one.
         """
         found = self._site.function
+        goes_on = before is not None and before.frame is self.frame
         if self.called is not None:
-            found = _marking(interceptor, self.called, self._frame, passes)
-        elif is_intercepted:
-            found = _in_frame(interceptor, found, self._frame, self.begun)
+            found = _marking(interceptor, self.called, self.frame, passes)
+        elif is_intercepted and (self.begun or self._entered or not goes_on):
+            found = _in_frame(interceptor, found, self.frame, self.begun)
         if self._entered:
             return self.entering(interceptor, found, passes)
         return _leaving(found, passes) if self._leaves else found

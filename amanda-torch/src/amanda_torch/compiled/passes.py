@@ -42,19 +42,12 @@ class Passes:
         outputs: which outputs of the graph belong to forward passes.
     """
 
-    __slots__ = ("_computed", "_interceptor", "begun", "entered", "outputs")
-
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
         self.begun: tuple[Sequence[Any], str] | None = None
         self._computed: list[weakref.ref[torch.Tensor]] = []
         self.outputs: Sequence[int] = ()
         self.entered: list[tuple[CalledModule, Sequence[Any]]] = []
-
-    @property
-    def is_in_one(self) -> bool:
-        """True if the begin of a pass has been reported to tools, but not its end."""
-        return self.begun is not None
 
     def begin(self, module: nn.Module) -> None:
         """The call of an outermost module has been entered: the pass begins, if it is reported to a

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amanda.python.patching import PatchSet, named_as
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.eager.interceptors import LOCAL
 from amanda_torch.eager.module_frames import Frame
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Checkpoints:

@@ -21,7 +21,7 @@ from amanda.python.patching import PatchSet
 from amanda.python.references import is_own
 from amanda.registry.proofs import is_proving
 from amanda.state import LIVE_SCOPES, WeakMembers
-from amanda_torch import _internals
+from amanda_torch import _internals, accel
 from amanda_torch.autograd.substitution import reason_to_keep, substitute
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager import functions, gate, proofs
@@ -201,7 +201,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     def _called_modules(self, vanilla: Any) -> Any:
         wrapped = called_modules(self.dispatcher, vanilla)
-        return gate.module_call(vanilla, wrapped) if self._has_gate else wrapped
+        # Enters the frame of a module in C++ if it was called there before.
+        return accel.load().module_call(vanilla, wrapped) if self._has_gate else wrapped
 
     def _script_call(self, vanilla: Any) -> Any:
         def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807

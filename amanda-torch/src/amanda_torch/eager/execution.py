@@ -31,12 +31,7 @@ from amanda_torch.eager.operation import Operation, made_leaf
 from amanda_torch.eager.phases import phase_of
 from amanda_torch.operators.calls import TorchCall, outputs_of, tensors_of, with_tensors
 from amanda_torch.operators.layouts import NO_LAYOUT, Layout
-from amanda_torch.routines import (
-    TOOL_CODE,
-    RoutineDispatcher,
-    call_joined,
-    until_result,
-)
+from amanda_torch.routines import TOOL_CODE, RoutineDispatcher, call_joined, until_result
 
 if TYPE_CHECKING:
     from amanda_torch.eager.op_ids import Tracker
@@ -127,10 +122,6 @@ class Executor:
         self._dispatcher = dispatcher
         self._tracker = tracker
         self.claimer = Claimer(dispatcher)
-
-    def clear(self) -> None:
-        """Forget everything, at the end of the thread's scopes."""
-        self.claimer.clear()
 
     # -- by its plan ------------------------------------------------------
 
@@ -224,13 +215,7 @@ class Executor:
         return result
 
     def go_on_after(
-        self,
-        known: KnownOp,
-        key: Any,
-        inputs: Sequence[Any],
-        result: Any,
-        done: int,
-        returned: Any,
+        self, known: KnownOp, key: Any, inputs: Sequence[Any], result: Any, done: int, returned: Any
     ) -> Any:
         """Go on after a routine after an operator has returned something.
 

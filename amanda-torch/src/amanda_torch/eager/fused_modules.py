@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,25 +36,11 @@ _MAY_ACT: Any = torch.utils.weak.WeakIdKeyDictionary()
 """By tool."""
 
 
-class _Interceptor(Protocol):
-    """The part of :class:`~amanda_torch.eager.interceptors.Interceptor` that is used here."""
-
-    stale: bool
-
-    @property
-    def active(self) -> tuple[Any, ...]: ...
-
-    def refresh(self) -> bool: ...
-
-    def forget_plans(self) -> None: ...
-
-    def path_of(self, module: nn.Module) -> str | None: ...
-
-    def forget_call(self, module: nn.Module) -> None: ...
-
-
 class FusedModules:
     """The fused modules that one thread calls.
+
+    Args:
+        interceptor: that of the thread.
 
     Attributes:
         is_trial: operators are analysed, and no routine is called.
@@ -64,7 +50,7 @@ class FusedModules:
         was_asked: it would have been taken.
     """
 
-    def __init__(self, interceptor: _Interceptor, dispatcher: RoutineDispatcher) -> None:
+    def __init__(self, interceptor: Any, dispatcher: RoutineDispatcher) -> None:
         # The interceptor holds this object.
         self._interceptor = weakref.proxy(interceptor)
         self._dispatcher = dispatcher

@@ -31,7 +31,7 @@ from amanda.state import STATE, TOOL_LOCK, UNPAUSED
 from amanda_torch import _internals, accel
 from amanda_torch.autograd.nodes import OWN_NODES
 from amanda_torch.eager.execution import unswallowed
-from amanda_torch.eager.interceptors import Interceptor, NoTools
+from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.eager.module_names import Labels
 from amanda_torch.operators.calls import tensors_of
 from amanda_torch.operators.names import IGNORED, VIEW_PROPERTIES, Kind, kind_of, name_of
@@ -240,16 +240,6 @@ def _reports(function: types.FunctionType) -> bool:
     return any("torch_function" in name for name in (*names, *function.__code__.co_names))
 
 
-def module_call(vanilla: Callable[..., Any], wrapped: Callable[..., Any]) -> Any:
-    """``nn.Module.__call__``: enters the frame of a module in C++ if it was called there before.
-
-    Args:
-        vanilla: PyTorch's own.
-        wrapped: the driver's, for all other calls.
-    """
-    return accel.load().module_call(vanilla, wrapped)
-
-
 @functools.cache
 def gated_class() -> type[Interceptor]:
     """The class of interceptors whose events the extension awaits."""
@@ -263,6 +253,14 @@ def gated_class() -> type[Interceptor]:
 
 
 # -- the self-test ------------------------------------------------------------
+
+
+class _NoTools(RoutineDispatcher):
+    """Without scopes every operator has an empty plan."""
+
+    def is_cacheable(self) -> bool:
+        """Plans may be kept, whatever the scope that is opened has switched off."""
+        return True
 
 
 def _forms() -> Sequence[Callable[[torch.Tensor], Any]]:
@@ -293,7 +291,7 @@ def _notices(cls: type[Interceptor]) -> list[list[str]]:
     noticed: list[list[str]] = []
     for form in _forms():
         x = torch.ones(2, 2)
-        interceptor = cls(NoTools(), Labels())  # type: ignore[arg-type]
+        interceptor = cls(_NoTools(), Labels())
         interceptor.stale = False
         # Where operators are asked for their phase, all calls are left to Python.
         interceptor.root.check(False)

@@ -199,7 +199,7 @@ class Interceptor(Tracker, TorchFunctionMode):
     def clear(self) -> None:
         """Drop the scopes, and what was learned under them."""
         super().clear()
-        self.executor.clear()
+        self.executor.claimer.clear()
         self.active = ()
         self._above = None
         self._entered.clear()
@@ -498,27 +498,6 @@ def remove_leftovers() -> bool:
         LOCAL.interceptor.clear()
         LOCAL.interceptor = None
     return bool(left)
-
-
-class NoTools:
-    """A dispatcher of no tools: every operator has an empty plan."""
-
-    changes = 0
-
-    def scopes(self) -> tuple[Any, ...]:
-        """No scope covers anything."""
-        return ()
-
-    def plan(self, op_id: str, scopes: tuple[Any, ...]) -> Any:
-        """The empty plan."""
-        return ()
-
-    def is_cacheable(self) -> bool:
-        """Plans may be kept."""
-        return True
-
-    def not_seen(self, reason: str) -> None:
-        """Nothing is counted."""
 
 
 class muted:  # noqa: N801 - reads as a statement

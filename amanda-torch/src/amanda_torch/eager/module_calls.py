@@ -61,7 +61,8 @@ class NamedCall(VanillaCall):
     __slots__ = ("_module", "_tracker", "parent")
 
     def __init__(self, run: Callable[..., Any], tracker: Tracker, module: nn.Module) -> None:
-        super().__init__(run)
+        # As the base class does, without a function: for each call of a module.
+        self.run, self.result = run, None
         self._tracker = tracker
         # The wrapper that PyTorch calls, where ids name the module in it.
         self._module = module
@@ -75,7 +76,7 @@ class NamedCall(VanillaCall):
         tracker, frame = self._tracker, self._tracker.frame
         if frame is not self.parent:
             frame.caller = None
-            tracker.go_to(self.parent)
+            tracker.frame, tracker.cells = self.parent, self.parent.cells
 
 
 class ReportedCall(NamedCall):

@@ -35,12 +35,7 @@ class Child(records.ChildFields):
     __slots__ = ("inner", "model", "name")
 
     def __init__(
-        self,
-        ref: Called,
-        name: str,
-        transparent: bool,
-        is_fused: bool,
-        model: Model | None = None,
+        self, ref: Called, name: str, transparent: bool, is_fused: bool, model: Model | None = None
     ) -> None:
         self.model = model
         self.ref = ref

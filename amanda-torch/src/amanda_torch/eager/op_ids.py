@@ -52,8 +52,6 @@ _CALL_NUMBER = re.compile(r"#\d+")
 class Noted:
     """The last tensors that were noted, held weakly, and found by their identity."""
 
-    __slots__ = ("_references",)
-
     def __init__(self) -> None:
         self._references: dict[int, Reference] = {}
 
@@ -112,29 +110,6 @@ class Tracker(records.TrackerFields):
         labels: the names of outermost modules.
         not_seen: called with a reason where operators run that cannot be seen.
     """
-
-    __slots__ = (
-        "_labels",
-        "_last",
-        "_measured",
-        "_more_results",
-        "_not_seen",
-        "_places",
-        "_seen_outermost",
-        "active",
-        "checked",
-        "codes",
-        "has_continued",
-        "has_recorded",
-        "has_run",
-        "has_trained",
-        "is_building",
-        "is_inferring",
-        "known_codes",
-        "results",
-        "tells",
-        "tells_modules",
-    )
 
     def __init__(self, labels: Labels, not_seen: Callable[[str], None]) -> None:
         self._not_seen = not_seen

@@ -162,7 +162,10 @@ def _phase_without_loss(name: str, tensors: Sequence[Any], tracker: Tracker) -> 
 
 def _updates(name: str, tensors: Sequence[Any]) -> bool:
     """True if an operator writes into a parameter, and records no gradient."""
-    return name.endswith("_") and not torch.is_grad_enabled() and _changes_parameter(tensors)
+    first = tensors[0] if tensors else None
+    if not name.endswith("_") or torch.is_grad_enabled():
+        return False
+    return isinstance(first, torch.Tensor) and first.requires_grad and first.is_leaf
 
 
 def _computes(tensors: Sequence[Any], tracker: Tracker) -> bool:
@@ -189,11 +192,6 @@ def _is_recorded(tensors: Sequence[Any]) -> bool:
 
 def _wants_gradient(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _changes_parameter(tensors: Sequence[Any]) -> bool:
-    first = tensors[0] if tensors else None
-    return isinstance(first, torch.Tensor) and first.requires_grad and first.is_leaf
 
 
 def _by_caller(tracker: Tracker) -> Phase | None:

@@ -14,9 +14,9 @@ import functools
 import sys
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,9 +31,6 @@ from amanda_torch import _internals
 from amanda_torch.eager.fused_modules import ASKING
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
 from amanda_torch.eager.module_calls import CallPatch, trace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Tracers:
@@ -342,43 +339,27 @@ _PLAIN = frozenset(
 """Types without ``__torch_function__`` of their own, most of what is asked about."""
 
 
-def _overrides_one(vanilla: Any) -> Any:
-    """``has_torch_function_unary`` as if our mode were not there.
+def _overrides(takes_list: bool, vanilla: Any) -> Any:
+    """A check for overrides of ``__torch_function__``, as if our mode were not there.
 
     Functions written in Python then go straight to the operators that they call.
+
+    Args:
+        takes_list: the check is given a list of what is asked about.
     """
-
-    def has_torch_function_unary(*args: Any, **kwargs: Any) -> bool:
-        interceptor = LOCAL.interceptor
-        if interceptor is None or not interceptor.is_alone() or kwargs or len(args) != 1:
-            return bool(vanilla(*args, **kwargs))
-        return type(args[0]) not in _PLAIN and _ask_vanilla(interceptor, vanilla, args[0])
-
-    return has_torch_function_unary
-
-
-def _overrides_several(vanilla: Any) -> Any:
-    """``has_torch_function_variadic``, likewise."""
-
-    def has_torch_function_variadic(*relevant_args: Any, **kwargs: Any) -> bool:
-        interceptor = LOCAL.interceptor
-        if interceptor is None or not interceptor.is_alone() or kwargs:
-            return bool(vanilla(*relevant_args, **kwargs))
-        if _PLAIN.issuperset(map(type, relevant_args)):
-            return False
-        return _ask_vanilla(interceptor, vanilla, *relevant_args)
-
-    return has_torch_function_variadic
-
-
-def _overrides_any(vanilla: Any) -> Any:
-    """``has_torch_function``, likewise."""
 
     def has_torch_function(*args: Any, **kwargs: Any) -> bool:
         interceptor = LOCAL.interceptor
-        if interceptor is None or not interceptor.is_alone():
+        if interceptor is None or not interceptor.is_alone() or kwargs or not args:
             return bool(vanilla(*args, **kwargs))
-        return _ask_vanilla(interceptor, vanilla, *args, **kwargs)
+        given = args[0] if takes_list and isinstance(args[0], (tuple, list)) else args
+        if _PLAIN.issuperset(map(type, given)):
+            return False
+        interceptor.exit()
+        try:
+            return bool(vanilla(*args))
+        finally:
+            interceptor.enter()
 
     return has_torch_function
 
@@ -389,7 +370,7 @@ def _overrides_of_modules(vanilla: Any) -> Any:
     Higher-order operators (``torch.cond``) ask the same function whether to report themselves to
     a mode; they must go on to do so.
     """
-    without_mode = _overrides_any(vanilla)
+    without_mode = _overrides(True, vanilla)
 
     def has_torch_function(*args: Any, **kwargs: Any) -> bool:
         interceptor = LOCAL.interceptor
@@ -406,16 +387,7 @@ def _overrides_of_modules(vanilla: Any) -> Any:
     return has_torch_function
 
 
-_CHECKS = (_overrides_any, _overrides_one, _overrides_several)
-
-
-def _ask_vanilla(interceptor: Interceptor, check: Any, /, *args: Any, **kwargs: Any) -> bool:
-    """Ask PyTorch's own check while our mode is off."""
-    interceptor.exit()
-    try:
-        return bool(check(*args, **kwargs))
-    finally:
-        interceptor.enter()
+_CHECKS = tuple(functools.partial(_overrides, takes) for takes in (True, False, False))
 
 
 def _is_covered() -> bool:

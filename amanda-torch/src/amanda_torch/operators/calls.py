@@ -262,8 +262,6 @@ class FlatArguments:
         written: the positions of inputs that the operator writes into.
     """
 
-    __slots__ = ("attributes", "inputs", "names", "places", "written")
-
     def __init__(
         self, slots: Iterable[Slot], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
