@@ -24,8 +24,8 @@ from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, OpSignature
 from amanda_tools._values.shapes import batch_of, byte_size, shape_of
 
-Add = Callable[[int, int], None]
-"""Called with the FLOPs and the bytes of one execution."""
+Add = Callable[[int | None, int], None]
+"""Called with the FLOPs of one execution, None where they are not known, and its bytes."""
 
 
 @attrs.define(eq=False)
@@ -34,12 +34,14 @@ class OpFigures:
 
     Attributes:
         signature: facts that all executions share.
-        formula: computes its FLOPs; None for an operator without any.
+        formula: computes its FLOPs; None for an operator without a formula.
+        is_free: True if it counts no FLOPs by convention.
         is_view: True if its outputs are views, which are no activations.
     """
 
     signature: OpSignature
     formula: FlopFormula | None
+    is_free: bool
     is_view: bool
     _inputs: Handover[Any] = attrs.field(factory=Handover)
     _add: Add = attrs.field(default=lambda flops, size: None)
@@ -51,13 +53,14 @@ class OpFigures:
         kind = str(context["op_type"] or "")
         op = context.get_op()
         name = op_name(op)
-        formula = formula_of(kind, name, None if is_free(kind) else op)
+        has_none = is_free(kind)
+        formula = formula_of(kind, name, None if has_none else op)
         updates = updates_a_value(context, name)
         is_view = updates or not has_activation(kind)
-        if formula is None and is_view:
+        if formula is None and has_none and is_view:
             return None
         attributes = None if formula is None else plain_attributes(context)
-        return cls(OpSignature.of(context, kind, attributes), formula, is_view)
+        return cls(OpSignature.of(context, kind, attributes), formula, has_none, is_view)
 
     def insert(
         self, context: OpContext, add: Add, see: Callable[[Sequence[Any]], None] | None = None
@@ -85,12 +88,13 @@ class OpFigures:
             self._see(outputs)
         if not self.is_view:
             size = sum(byte_size(tensor) or 0 for tensor in outputs if tensor is not None)
-        flops = 0
+        flops = 0 if self.is_free else None
         if self.formula is not None:
             shapes, sizes = self._inputs.take() or ((), {})
             call = CallShapes(self.signature, shapes, _shapes(outputs))
-            flops = self.formula.flops(call) or 0
-            flops *= math.prod({**sizes, **_batch(outputs)}.values())
+            flops = self.formula.flops(call)
+            if flops:
+                flops *= math.prod({**sizes, **_batch(outputs)}.values())
         self._add(flops, size)
 
 
