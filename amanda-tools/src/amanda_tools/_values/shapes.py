@@ -81,12 +81,14 @@ def total_bytes(tensors: Iterable[Any] | None) -> int | None:
 
 
 def element_count(tensor: Any) -> int | None:
-    """Return the number of elements of all samples of ``torch.vmap``, and of a distributed tensor
-    those of this process; None if its shape is unknown."""
+    """Return the number of elements of all samples of ``torch.vmap``, of all items of a nested
+    tensor, of a distributed tensor those of this process; None if its shape is unknown."""
     try:
+        if getattr(tensor, "is_nested", False):
+            return size_of(tensor)
         return math.prod(map(int, physical_shape(tensor)))
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        # Symbolic, or nested: a size of its own for each item.
+        # Symbolic.
         return None
 
 
