@@ -4,8 +4,6 @@ import torch
 from bits import digest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import tests.torchvision_ops  # noqa: F401 - before transformers, where torchvision is broken
-
 torch.manual_seed(0)
 size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 100}
 model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, attn_implementation="eager", **size))

@@ -4,8 +4,6 @@ import torch
 from bits import digest
 from transformers import T5Config, T5ForConditionalGeneration
 
-import tests.torchvision_ops  # noqa: F401 - before transformers, where torchvision is broken
-
 torch.manual_seed(0)
 size = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
 plain = {"dropout_rate": 0.0, "attn_implementation": "eager"}
