@@ -69,19 +69,21 @@ def program_of(report: RunReport) -> str:
 def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[str, str]:
     """Return the main figures of all tools, by name."""
     found: dict[str, str] = {}
+    is_bound = any(summary_of(tool).get("bound") for tool in tools)
     if model is not None:
         for figure in model.figures:
             if figure.over or figure.key == "not_finite":
                 continue
             parts = [model.total(figure.key, way) for way in ("forward", "backward")]
-            found.update(_figure(figure, parts, model.steps, _range(tools, figure.key)))
+            spread, least = _range(tools, figure.key), figure.key == "flops" and is_bound
+            found.update(_figure(figure, parts, model.steps, spread, "≥ " if least else ""))
     for tool in tools:
         found.update(_special(tool, model))
     return found
 
 
 def _figure(
-    figure: Figure, parts: Sequence[float | None], steps: int, spread: Sequence[float]
+    figure: Figure, parts: Sequence[float | None], steps: int, spread: Sequence[float], bound: str
 ) -> dict[str, str]:
     there = [part for part in parts if part is not None]
     if not there or (figure.key == _NOTHING_SAVED and not any(there)):
@@ -89,7 +91,7 @@ def _figure(
     name = _NAMES.get(figure.key, figure.name)
     if figure.per_step:
         name = f"{name} per step" if steps else f"{name}, whole run"
-    text = format_short(sum(there), figure.unit)
+    text = bound + format_short(sum(there), figure.unit)
     notes = []
     if len(there) == len(parts) and all(there):
         ways = zip(there, ("forward", "backward"), strict=True)
