@@ -143,8 +143,12 @@ class RunReport:
         title: one line.
         facts: lines about the run as a whole, by heading.
         tools: a section for each tool, in order.
+        modules: a row for each module of the models that were called, with ``path``, ``model`` (the
+            beginning of its operators' ids), ``type``, and ``inputs`` and ``outputs``, mappings
+            with ``shape`` and ``dtype``.
     """
 
     title: str
     facts: Mapping[str, str]
     tools: Sequence[ToolReport]
+    modules: Sequence[Mapping[str, Any]] = ()

@@ -439,7 +439,9 @@ class Run:
             AmandaError: the tools cannot be applied.
         """
         self._asked = drivers or ()
-        tools = (named.tool for named in self.report.tools)
+        tools = [named.tool for named in self.report.tools]
+        if self.report.page is not None:
+            tools.append(self.report.modules)
         self._scope = apply(*tools, drivers=drivers, op_filter=self.report.op_filter or None)
         _apply(self._scope)
         self._opened = LIVE_SCOPES[-1]

@@ -34,8 +34,7 @@ def describe_run(report: RunReport, model: ModelView | None) -> dict[str, str]:
         return facts
     found = {
         "steps": f"{model.steps:,}" if model.steps else "",
-        "input": (given := _input_of(report.tools)),
-        "first operator takes": "" if given else model.inputs,
+        "input": _input_of(report.tools) or model.inputs,
         "batch": _batch_of(report.tools),
         "device": model.device,
         "framework": str(report.facts.get("namespaces", "")),
@@ -125,8 +124,10 @@ def _special(tool: ToolReport, model: ModelView | None) -> dict[str, str]:
     if kind == "nan" and "first" in summary:
         first = summary["first"]
         if isinstance(first, Mapping):
-            return {"NaN or infinity": f"first from {first.get('type')} ({first.get('id')})"}
-        return {"NaN or infinity": "none"}
+            found = f"first from {first.get('type')} ({first.get('id')})"
+            fate = first.get("fate")
+            return {"NaN or infinity": f"{fate}, {found}" if fate else found}
+        return {"NaN or infinity": f"none in {summary.get('watched', '?')} operators watched"}
     # The shares of the tool's summary are of all phases.
     zeros = None if model is None else model.total("zeros", "forward")
     elements = None if model is None else model.total("elements", "forward")
