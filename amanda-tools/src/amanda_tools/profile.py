@@ -171,7 +171,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        self._ops[op.id] = op
+        if self.is_shown(context) or op.id not in self._ops:
+            self._ops[op.id] = op
         if context.is_forward():
             self._sources[op.id] = source_of(context)
         if not self.options.memory or not context.runs_at_once:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -77,6 +78,10 @@ def write_page(path: Path, report: RunReport) -> None:
         file.write(text)
 
 
+_CALL = re.compile(r"#\d+")
+"""The number of a repeated call in an id."""
+
+
 class ModuleTensors(Tool):
     """Notes what modules are given and what they return, in the last step where there is one."""
 
@@ -93,18 +98,17 @@ class ModuleTensors(Tool):
     def _left(self, point: PointContext) -> None:
         if point.outputs is None:
             return
+        path = _CALL.sub("", point.id)
         row = {
-            "path": point.module,
-            "model": point.id.partition(".")[0],
+            "path": path,
             "type": "" if point.target is None else type(point.target).__name__,
             "inputs": specs_of(point.inputs),
             "outputs": specs_of(point.outputs),
         }
-        name, called_again, _ = point.id.partition("#")
-        if called_again:
-            self._now.setdefault(name, row)
+        if path == point.id:
+            self._now[path] = row
         else:
-            self._now[name] = row
+            self._now.setdefault(path, row)
 
     def _end_step(self, _: PointContext) -> None:
         # What is evaluated after a step is not of it.
@@ -112,7 +116,7 @@ class ModuleTensors(Tool):
         self._now = {}
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each module: ``path``, ``model``, ``type``, ``inputs`` and ``outputs``."""
+        """The ``modules`` of :class:`~amanda.results.RunReport`."""
         return [
             {**row, **{key: [s and s.row() for s in row[key]] for key in ("inputs", "outputs")}}
             for row in (self._now | self._in_step).values()

@@ -33,6 +33,7 @@ from typing import Any, ClassVar, Generic, Literal, TextIO, TypeVar
 import attrs
 
 from amanda.errors import close_matches
+from amanda.interface.context import OpContext
 from amanda.interface.points import PointContext
 from amanda.interface.specs import PHASES
 from amanda.interface.tool import Tool
@@ -114,6 +115,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
             raise type(error)(f"{self.name}: {error.args[0]}") from None
         _check_effects(self.name, self.options, options)
         self.trains_late = False
+        self._has_gradients = False
         self._step_figures = StepFigures()
         self._noted_figures: Mapping[str, float] = {}
         self._noted_counts: _Counts = {}
@@ -144,6 +146,15 @@ class ReportingTool(Tool, Generic[OptionsT]):
         self._step_figures.end(
             point.iteration, self._noted_figures, momentary, self._noted_counts, point.end
         )
+
+    def is_shown(self, context: OpContext) -> bool:
+        """True if results are to show an operator as it is in this analysis.
+
+        False in a graph that is first run when gradients have been computed in another one, which
+        is that of an evaluation, or of other sizes. To be asked in each analysis, backward ones too.
+        """
+        self._has_gradients |= not context.is_forward()
+        return context.runs_at_once or not self._has_gradients
 
     def _read_figures(self) -> None:
         self._noted_figures = dict(self.running_figures())

@@ -162,10 +162,13 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        known = self._ops.get(op.id) or self._forward_op(op, context)
+        known, is_shown = self._ops.get(op.id) or self._forward_op(op, context), self.is_shown(context)
         self._used[op.id] = self._parameters.used_by(context)
         if isinstance(known, OpDescription):
+            self._ops[op.id] = op if is_shown else known
             return
+        if is_shown:
+            known.op = op
         if context.runs_at_once:
             _count_at_once(known, context)
         else:
@@ -215,6 +218,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
+        self.is_shown(context)
         self._parameters.note_gradient(op.forward)
         known = self._ops.get(op.id) or self._backward_op(op)
         if isinstance(known, OpDescription):
