@@ -430,6 +430,24 @@ def test_each_forward_pass_of_an_iteration_decides_about_its_own() -> None:
     assert [event.fate for event in events] == ["reached", "reached", "masked"]
 
 
+def test_passes_after_the_last_step_are_decided_too() -> None:
+    """What an evaluation after training has masked is masked; what a loss holds that has no gradient
+    is not known to be."""
+    model = Dropping()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+
+    def run() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            Dropping(after=torch.relu)(torch.ones(2, 4)).min().log()
+
+    tool = searched(run)
+    fates = {event.op.id: event.fate for event in tool.events}
+    assert fates == {"Dropping/log:0": "masked", "Dropping@1/log:0": "masked", "/log:0": ""}
+    assert "is not known" in next(iter(tool.tables())).title
+
+
 def test_what_has_become_of_it_is_not_known_without_outputs() -> None:
     """A forward pass that raises shows no outputs: what it produced is not said to be masked."""
     x = torch.ones(2, requires_grad=True)

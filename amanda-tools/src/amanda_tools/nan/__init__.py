@@ -144,7 +144,8 @@ class NanTool(PrintingTool[NanOptions]):
             self._fates.note_check()
 
     def exit_scope(self) -> None:
-        """Warn of what is still open."""
+        """End an iteration that has not ended, as evaluations after training, and warn."""
+        self._fates.end_iteration()
         self._warn_of_first(self.findings())
 
     def _warn_of_first(self, events: Sequence[NonFiniteEvent]) -> None:

@@ -18,6 +18,8 @@ class Fates:
         self._before: dict[NonFiniteEvent, str] = {}
         # Whether outputs, gradients and parameters of this iteration were finite; None: not known.
         self._were_finite: set[bool | None] = set()
+        # Whether a gradient or a parameter was among them.
+        self._has_gradients = False
         # Whether an optimizer has found a gradient that is not finite, and written nothing like it.
         self._is_skipped = False
 
@@ -29,6 +31,7 @@ class Fates:
     def look(self, is_finite: bool) -> None:
         """Note whether a gradient or a parameter is finite."""
         self._were_finite.add(is_finite)
+        self._has_gradients = True
 
     def note_check(self) -> None:
         """An optimizer asks whether gradients are finite, and one is not."""
@@ -57,7 +60,8 @@ class Fates:
         self._before = self._decide()
         for event, fate in self._before.items():
             event.fates[fate] += 1
-        self._now, self._were_finite, self._is_skipped = {}, set(), False
+        self._now, self._were_finite = {}, set()
+        self._has_gradients = self._is_skipped = False
 
     def _decide(self) -> dict[NonFiniteEvent, str]:
         # Among several, those masked before are harmless, and those that left finite outputs.
@@ -65,8 +69,11 @@ class Fates:
         causes = [event for event in able if not self._now[event]] or able or list(self._now)
         has_reached = False in self._were_finite
         reached = "skipped" if self._is_skipped else "reached"
-        other = "masked" if self._were_finite and None not in self._were_finite else ""
-        return {e: reached if has_reached and e in causes else other for e in self._now}
+        known = bool(self._were_finite) and None not in self._were_finite
+        # Without gradients the outputs of models do not tell of what follows them, as a loss.
+        masked = {e for e, within in self._now.items() if known and (within or self._has_gradients)}
+        other = {e: "masked" if e in masked else "" for e in self._now}
+        return {e: reached if has_reached and e in causes else other[e] for e in self._now}
 
     def end_step(self, is_skipped: bool) -> None:
         """A gradient scaler tells whether it has skipped the step of the last iteration.
