@@ -285,6 +285,9 @@ def create_report(given: argparse.Namespace) -> Report:
     # Absolute: the program may change the current folder.
     folder = given.output[0].absolute() if given.output else None
     rank = Rank.of_environment()
+    recording = [named.name for named in tools if getattr(named.tool, "needs_folder", False)]
+    if recording and folder is None:
+        raise UsageError(f"{recording[0]} writes what it records into files: give a folder, -o DIR")
     if folder is not None:
         check_folder(*given.output)
         _check_files(folder, (f"{named.name}{rank.suffix}.json" for named in tools))
