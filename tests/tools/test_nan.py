@@ -431,8 +431,8 @@ def test_each_forward_pass_of_an_iteration_decides_about_its_own() -> None:
 
 
 def test_passes_after_the_last_step_are_decided_too() -> None:
-    """What an evaluation after training has masked is masked; what a loss holds that has no gradient
-    is not known to be."""
+    """What an evaluation after training has masked is masked; what a loss holds that has no
+    gradient is not known to be."""
     model = Dropping()
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
 

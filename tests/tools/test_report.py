@@ -317,6 +317,11 @@ def test_the_head_tells_what_ran_and_the_main_figures() -> None:
         "command": "amanda run", "steps": "3", "device": "cuda:0", "not seen": "a function",
     }  # fmt: skip
     assert document.figures == {"FLOPs per step": "2 kFLOP"}
+    unseen = {"ops": ops, "summary": {"steps": 3, "not_seen": {"a function": 2}}}
+    bound = document_of(
+        RunReport(title="t", facts={}, tools=[ToolReport(name="flops", result=unseen)])
+    )
+    assert bound.figures == {"FLOPs per step": "≥ 2 kFLOP"}
     assert document.facts == {"program ended": "normally", "x": "y"}
     given = {"shape": [2, 7], "dtype": "float32"}
     result = {"ops": ops, "summary": {"steps": 3, "batch": 2, "input": given}}

@@ -163,6 +163,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
         """Start recording garbage collections, which count in no operator's time."""
+        super().enter_scope(drivers)
         self.timeline.begin(drivers)
 
     def exit_scope(self) -> None:

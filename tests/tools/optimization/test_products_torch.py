@@ -170,8 +170,8 @@ def test_each_weight_of_a_recurrent_layer_has_a_scale_per_output(
 
 @pytest.mark.parametrize("make", RECURRENT)
 def test_data_and_states_of_a_recurrent_layer_are_its_activations(make: type[nn.Module]) -> None:
-    """They are rounded with ``activation_bits``, weights with ``weight_bits``, no bias is; files and
-    the export to torchao name each input alike."""
+    """They are rounded with ``activation_bits``, weights with ``weight_bits``, no bias is; files
+    and the export to torchao name each input alike."""
     layer, x = make(4, 6), torch.rand(3, 4)
     tool = QuantizeTool(weight_bits=4, activation_bits=6, method="dynamic")
     with amanda.apply(tool):
@@ -185,7 +185,7 @@ def test_data_and_states_of_a_recurrent_layer_are_its_activations(make: type[nn.
         with safe_open(path, "numpy") as file:
             names = {name for name in file.keys() if name.endswith("integers")}  # noqa: SIM118
     assert names == {f"{op_id}|{index}|integers" for index in (1 + states, 2 + states)}
-    with pytest.raises(AmandaError, match="torchao has no .* with a quantized weight"):
+    with pytest.raises(AmandaError, match="with a quantized weight"):
         tool.to_torchao(layer, lambda: layer(x))
 
 

@@ -285,9 +285,7 @@ def create_report(given: argparse.Namespace) -> Report:
     # Absolute: the program may change the current folder.
     folder = given.output[0].absolute() if given.output else None
     rank = Rank.of_environment()
-    recording = [named.name for named in tools if getattr(named.tool, "needs_folder", False)]
-    if recording and folder is None:
-        raise UsageError(f"{recording[0]} writes what it records into files: give a folder, -o DIR")
+    _check_recordings(folder, tools)
     if folder is not None:
         check_folder(*given.output)
         _check_files(folder, (f"{named.name}{rank.suffix}.json" for named in tools))
@@ -297,6 +295,17 @@ def create_report(given: argparse.Namespace) -> Report:
         check_folder(page.parent)
     hint = "" if given.tool else TOOLS_OF_PAGE if tools else NO_TOOL
     return Report(tools, folder, rank, sys.stdout, page, op_filter, hint=hint)
+
+
+def _check_recordings(folder: Path | None, tools: Iterable[NamedTool]) -> None:
+    """Check that there is a folder for tools whose result is in their files.
+
+    Raises:
+        UsageError: there is none for one of them.
+    """
+    for name in (named.name for named in tools if getattr(named.tool, "needs_folder", False)):
+        if folder is None:
+            raise UsageError(f"{name} writes what it records into files: give a folder, -o DIR")
 
 
 def create_tools(texts: Sequence[str]) -> list[NamedTool]:

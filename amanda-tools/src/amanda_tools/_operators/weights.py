@@ -131,10 +131,11 @@ def weight_of(context: OpContext) -> Weight:
 
 
 _MATRICES = {
-    **dict.fromkeys(("params", "w_ih", "w_hh"), "OI"), **dict.fromkeys(("w", "w_ru", "w_c"), "IO"),
-}  # fmt: skip
-"""The inputs of recurrent operators that hold weights, by the names that PyTorch and TensorFlow give
-them, and the layout of a weight; a vector among them is a bias."""
+    **dict.fromkeys(("params", "w_ih", "w_hh"), "OI"),
+    **dict.fromkeys(("w", "w_ru", "w_c"), "IO"),
+}
+"""The inputs of recurrent operators that hold weights, by their names in PyTorch and TensorFlow,
+and the layout of a weight; a vector among them is a bias."""
 
 _SEQUENCES = frozenset({"input", "data", "hx", "x", "h_prev", "cs_prev"})
 """The inputs of recurrent operators that hold data and states."""
@@ -146,13 +147,16 @@ def recurrent_inputs(context: OpContext) -> tuple[list[Weight], list[int]]:
     Raises:
         Untreatable: one of the weights cannot be changed, or they are packed into one vector.
     """
-    pairs = list(enumerate(zip(context.get_input_names(), context.get_inputs(), strict=False)))
-    places = [i for i, (name, t) in pairs if name in _MATRICES and t is not None and rank_of(t) == 2]
+    given = list(enumerate(zip(context.get_input_names(), context.get_inputs(), strict=False)))
+    places = [
+        (position, _MATRICES[name])
+        for position, (name, tensor) in given
+        if name in _MATRICES and tensor is not None and rank_of(tensor) == 2
+    ]
     if not places:
         raise Untreatable("none of its inputs is a matrix of weights")
-    names = context.get_input_names()
-    weights = [_weight_at(context, index, _MATRICES[names[index]]) for index in places]
-    return weights, [i for i, (name, _) in pairs if name in _SEQUENCES]
+    weights = [_weight_at(context, position, layout) for position, layout in places]
+    return weights, [position for position, (name, _) in given if name in _SEQUENCES]
 
 
 def _weight_at(context: OpContext, index: int, layout: str) -> Weight:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,12 +60,8 @@ class DiffTool(DumpTool):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._reference = _recording(self.options.reference)
+        self.needs_folder = self._reference is None
         self._pairs: tuple[int, list[Pair], dict[str, Counterpart]] | None = None
-
-    @property
-    def needs_folder(self) -> bool:
-        """True for a recording."""
-        return self._reference is None
 
     def pairs(self) -> list[Pair]:
         """Return the corresponding tensors of both runs, in the order of this run."""
@@ -108,7 +104,10 @@ class DiffTool(DumpTool):
             return {"recorded": True, **super().summary()}
         pairs, ops = self._compared()
         first = next((pair for pair in pairs if not pair.agrees), None)
-        here, theirs = self._ops_by_kind()
+        here = {entry.kind for entry in self.entries}
+        theirs = {record.kind for record in self._reference.records}
+        own = dict.fromkeys(entry.row["id"] for entry in self.entries if entry.kind in theirs)
+        others = dict.fromkeys(r.id for r in self._reference.records if r.kind in here)
         paired = {counterpart.id for counterpart in ops.values()}
         return {
             "recorded": False,
@@ -116,19 +115,13 @@ class DiffTool(DumpTool):
             "compared": len(pairs),
             "agreeing": sum(pair.agrees for pair in pairs),
             "tolerance": self.options.tolerance,
-            "only_here": _without(here, theirs, ops),
-            "only_in_reference": _without(theirs, here, paired),
-            "kinds_only_here": sorted(here.keys() - theirs.keys()),
-            "kinds_only_in_reference": sorted(theirs.keys() - here.keys()),
+            "only_here": [op_id for op_id in own if op_id not in ops],
+            "only_in_reference": [op_id for op_id in others if op_id not in paired],
+            "kinds_only_here": sorted(here - theirs),
+            "kinds_only_in_reference": sorted(theirs - here),
             "not_taken": self.dropped,
             **self.gaps(),
         }
-
-    def _ops_by_kind(self) -> tuple[dict[str, dict[str, None]], dict[str, dict[str, None]]]:
-        """Return the ids of the operators of each kind of tensor, of this run and the reference."""
-        assert self._reference is not None
-        pairs = [(entry.kind, entry.row["id"]) for entry in self.entries]
-        return _grouped(pairs), _grouped([(r.kind, r.id) for r in self._reference.records])
 
     def tables(self) -> Iterable[Table]:
         """Yield tables of the first divergence, all others, and operators without a counterpart."""
@@ -205,21 +198,6 @@ def _recording(reference: Any) -> Recording | None:
     if isinstance(reference, Recording):
         return reference
     return Recording.read(Path(reference)) if reference else None
-
-
-def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, dict[str, None]]:
-    found: dict[str, dict[str, None]] = {}
-    for kind, op_id in pairs:
-        found.setdefault(kind, {})[op_id] = None
-    return found
-
-
-def _without(
-    ops: Mapping[str, Iterable[str]], other: Container[str], paired: Container[str]
-) -> list[str]:
-    """Return the operators without a counterpart, of the kinds that both runs have."""
-    found = dict.fromkeys(op_id for kind, ids in ops.items() if kind in other for op_id in ids)
-    return [op_id for op_id in found if op_id not in paired]
 
 
 def _about(pair: Pair) -> dict[str, Any]:

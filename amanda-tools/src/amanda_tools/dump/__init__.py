@@ -141,7 +141,8 @@ class DumpTool(WatchingTool[DumpOptions]):
     def tables(self) -> Iterable[Table]:
         """Recorded tensors by kind; the limits if tensors were not recorded."""
         found = self.summary()
-        title = f"{self.name}: {found['tensors']} tensors recorded, {format_quantity(found['bytes'], 'B')}"
+        size = format_quantity(found["bytes"], "B")
+        title = f"{self.name}: {found['tensors']} tensors recorded, {size}"
         taken = [entry for entry in self.entries if self.is_shown(entry.row["phase"])]
         kinds = collections.Counter(entry.kind for entry in taken)
         yield Table(title, ("kind", "tensors"), sorted(kinds.items()))

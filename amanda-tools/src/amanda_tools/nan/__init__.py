@@ -404,32 +404,37 @@ class NanTool(PrintingTool[NanOptions]):
         yield from self._about_received()
         harmless = self.masked_or_skipped()
         events = self.findings() or harmless[:1]
-        if harmless and events == harmless[:1]:
-            skipped = any(event.fate == "skipped" for event in harmless)
-            but = ", but in steps that the loss scaling skipped" if skipped else ""
-            yield Table(f"nan: no operator's NaN or infinity reached {_ENDS}{but}", (), ())
         if events:
             yield from self._about_findings(events)
         else:
             count = len(self._watches)
             of_model = " of the model" if self.events else ""
             yield Table(f"nan: no operator{of_model} of {count} watched produced any", (), ())
-        if folded := [event for event in harmless if event not in events]:
-            rows = [(e.op.id, e.kind, e.source, e.times, e.fate) for e in folded]
-            title = "nan: masked before an output or a gradient, or skipped by the loss scaling"
-            yield Table(title, ("op", "kind", "source", "times", "fate"), rows)
-        if only_in_setup := [event for event in self.events if event not in (*events, *harmless)]:
-            title = "nan: made while the model was built, and removed before it was used"
-            made = [(event.op.id, event.kind, event.source) for event in only_in_setup]
-            yield Table(title, ("op", "kind", "source"), made)
+        yield from self._about_others([event for event in self.events if event not in events])
         yield from self._not_looked_at.tables(self.name)
+        yield from self.unseen_tables("what they produced is not known")
         if missing := self._never_met():
             title = "nan: types that were to be ignored and never met"
             yield Table(title, ("type",), [(kind,) for kind in missing])
 
+    def _about_others(self, events: Sequence[NonFiniteEvent]) -> Iterable[Table]:
+        """Those that reached nothing, in the model and while it was built."""
+        harmless = [event for event in self.masked_or_skipped() if event in events]
+        if harmless:
+            rows = [(e.op.id, e.kind, e.source, e.times, e.fate) for e in harmless]
+            title = "nan: masked before an output or a gradient, or skipped by the loss scaling"
+            yield Table(title, ("op", "kind", "source", "times", "fate"), rows)
+        if only_in_setup := [event for event in events if event not in harmless]:
+            title = "nan: made while the model was built, and removed before it was used"
+            made = [(event.op.id, event.kind, event.source) for event in only_in_setup]
+            yield Table(title, ("op", "kind", "source"), made)
+
     def _about_findings(self, events: Sequence[NonFiniteEvent]) -> Iterable[Table]:
         """The first finding with its tensors and history, and the others."""
         first = events[0]
+        if first.fate in ("masked", "skipped"):
+            but = ", but in steps that the loss scaling skipped" * (first.fate == "skipped")
+            yield Table(f"nan: no operator's NaN or infinity reached {_ENDS}{but}", (), ())
         yield Table(f"nan: {first.message()}{'' if first.fate else _UNKNOWN}", (), ())
         columns = ("tensor", "shape", "dtype", "nan", "inf", "min", "max", "mean", "std")
         names = [f"input {i}" for i in range(len(first.inputs))]

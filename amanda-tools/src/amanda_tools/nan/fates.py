@@ -67,13 +67,14 @@ class Fates:
         # Among several, those masked before are harmless, and those that left finite outputs.
         able = [event for event in self._now if event.fate in ("", "reached")]
         causes = [event for event in able if not self._now[event]] or able or list(self._now)
-        has_reached = False in self._were_finite
         reached = "skipped" if self._is_skipped else "reached"
-        known = bool(self._were_finite) and None not in self._were_finite
+        fates = dict.fromkeys(causes, reached if False in self._were_finite else "")
+        return {event: fates.get(event) or self._otherwise(event) for event in self._now}
+
+    def _otherwise(self, event: NonFiniteEvent) -> str:
         # Without gradients the outputs of models do not tell of what follows them, as a loss.
-        masked = {e for e, within in self._now.items() if known and (within or self._has_gradients)}
-        other = {e: "masked" if e in masked else "" for e in self._now}
-        return {e: reached if has_reached and e in causes else other[e] for e in self._now}
+        is_told = self._were_finite and (self._now[event] or self._has_gradients)
+        return "masked" if is_told and None not in self._were_finite else ""
 
     def end_step(self, is_skipped: bool) -> None:
         """A gradient scaler tells whether it has skipped the step of the last iteration.

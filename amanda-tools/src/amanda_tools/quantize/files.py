@@ -69,9 +69,7 @@ def to_integers(quantizer: Quantizer, value: Any) -> Array:
     return integers(array, scale, zero, grid).astype(kind)
 
 
-def integer_weights(
-    quantizers: Quantizers, run: Callable[[], Any]
-) -> dict[tuple[str, int], Array]:
+def integer_weights(quantizers: Quantizers, run: Callable[[], Any]) -> dict[tuple[str, int], Array]:
     """Return the integers that stand for weights, by op id and position.
 
     Raises:

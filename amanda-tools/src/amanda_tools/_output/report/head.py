@@ -68,12 +68,14 @@ def program_of(report: RunReport) -> str:
 def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[str, str]:
     """Return the main figures of all tools, by name."""
     found: dict[str, str] = {}
+    is_bound = any(summary_of(tool).get("not_seen") for tool in tools)
     if model is not None:
         for figure in model.figures:
             if figure.over or figure.key == "not_finite":
                 continue
             parts = [model.total(figure.key, way) for way in ("forward", "backward")]
-            found.update(_figure(figure, parts, model.steps, _range(tools, figure.key)))
+            texts = _figure(figure, parts, model.steps, _range(tools, figure.key))
+            found.update({n: f"{'≥ ' if is_bound else ''}{text}" for n, text in texts.items()})
     for tool in tools:
         found.update(_special(tool, model))
     return found

@@ -272,8 +272,7 @@ def _aside(aside: dict[str, dict[str, TreeNode]], op: ModelOp) -> TreeNode:
 
 
 def _modules_by_path(rows: Iterable[Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of modules by their paths; the last of each, since the tensors of the run's own
-    rows are of its last step."""
+    """Return the rows of modules by their paths, the last of each."""
     known: dict[str, Mapping[str, Any]] = {}
     for row in map(mapping_of, rows):
         if isinstance(row.get("path"), str):
