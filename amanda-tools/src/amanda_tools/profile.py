@@ -172,7 +172,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        if self.is_shown(context) or op.id not in self._ops:
+        if self.shows(context) or op.id not in self._ops:
             self._ops[op.id] = op
         if context.is_forward():
             self._sources[op.id] = source_of(context)

@@ -175,7 +175,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
             point.iteration, self._noted_figures, momentary, self._noted_counts, point.end
         )
 
-    def is_shown(self, context: OpContext) -> bool:
+    def shows(self, context: OpContext) -> bool:
         """True if results are to show an operator as it is in this analysis.
 
         False in a graph that is first run when gradients have been computed in another one, which

@@ -155,7 +155,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         op = describe(context)
         known, is_shown = (
             self._ops.get(op.id) or self._forward_op(op, context),
-            self.is_shown(context),
+            self.shows(context),
         )
         self._used[op.id] = self._parameters.used_by(context)
         if isinstance(known, OpDescription):
@@ -212,7 +212,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
-        self.is_shown(context)
+        self.shows(context)
         self._parameters.note_gradient(op.forward)
         known = self._ops.get(op.id) or self._backward_op(op)
         if isinstance(known, OpDescription):
