@@ -160,7 +160,7 @@ def test_values_of_variables_are_no_shapes_of_modules() -> None:
     modules_shown = {node.name: node for node in found.nodes if node.kind == "module"}
     assert found.inputs == modules_shown["conv"].shape == "2×9×9×1 f32"
     assert modules_shown["conv"].details["inputs"] == "2×9×9×1 f32"
-    assert modules_shown["compile_loss"].shape == ""
+    assert modules_shown["loss"].shape == ""
 
 
 def names(view: ModelView, kind: str = "") -> list[str]:
