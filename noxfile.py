@@ -193,6 +193,7 @@ def mutants(session: nox.Session, package: str) -> None:
 def programs(session: nox.Session, framework: str) -> None:
     """Programs of published packages, vanilla and under tools that change nothing, bit for bit.
 
+    Then the figures of unusual programs, beside independent ones (tests/programs/test_scripts.py).
     Arguments go to ``python -m tests.programs``: names of programs; ``--write``, which puts their
     lines into amanda-core/docs/programs.md; ``--together``, which runs them in one process and is
     quicker.
@@ -203,6 +204,9 @@ def programs(session: nox.Session, framework: str) -> None:
     if framework == "torch":
         session.install("-q", "--no-build-isolation", "./amanda-torch/accel")
     session.run("python", "-m", "tests.programs", framework, *session.posargs)
+    if not session.posargs:
+        tests = ("-q", "tests/programs/test_scripts.py")
+        session.run("python", "-m", "pytest", *tests, env={"AMANDA_PROGRAMS": "all"})
 
 
 @nox.session(venv_backend="virtualenv", reuse_venv=True)

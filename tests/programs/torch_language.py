@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
 
 from tests.programs.registry import program
 from tests.programs.torch_parts import grown, tokens, trained
@@ -52,22 +51,6 @@ def transformers_bert_trainer() -> Any:
         trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:4])
         trainer.train()
         return grown(model), trainer.evaluate()["eval_loss"], trainer.predict(rows).predictions
-
-
-@program("transformers")
-def transformers_t5_beams() -> Any:
-    """T5: two steps with gradient checkpointing, generation with four beams."""
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
-        vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, pad_token_id=0
-    )
-    config.decoder_start_token_id = 0
-    model, ids = T5ForConditionalGeneration(config), tokens(2, 12)
-    model.gradient_checkpointing_enable()
-    steps = trained(model, lambda: model(input_ids=ids, labels=ids).loss, steps=2)
-    model.eval()
-    return steps, model.generate(ids, num_beams=4, max_new_tokens=6)
 
 
 @program("transformers")
@@ -199,60 +182,3 @@ def sentence_transformers_contrastive() -> Any:
         return F.cross_entropy(one @ other.T * 20, torch.arange(len(sentences)))
 
     return trained(model, loss), model.encode(sentences, show_progress_bar=False)
-
-
-@program("torch")
-def nano_gpt() -> Any:
-    """A decoder in the style of nanoGPT: weights tied, schedule, accumulation, sampling."""
-
-    class Block(nn.Module):
-        def __init__(self, width: int, heads: int) -> None:
-            super().__init__()
-            self.heads = heads
-            self.norm, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.mlp = nn.Sequential(
-                nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1)
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            batch, length, width = x.shape
-            parts = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, -1)
-            q, k, v = parts.permute(2, 0, 3, 1, 4)
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1)
-            x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-            return x + self.mlp(self.norm2(x))
-
-    class GPT(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens, self.places = nn.Embedding(100, 32), nn.Embedding(32, 32)
-            self.blocks = nn.ModuleList(Block(32, 4) for _ in range(2))
-            self.head = nn.Linear(32, 100, bias=False)
-            self.head.weight = self.tokens.weight
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
-            for block in self.blocks:
-                x = block(x)
-            return self.head(x)
-
-    model, ids = GPT(), tokens(4, 17)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
-    losses = []
-    for _ in range(4):
-        for half in ids.split(2):
-            loss = F.cross_entropy(model(half[:, :-1]).flatten(0, 1), half[:, 1:].flatten()) / 2
-            loss.backward()
-            losses.append(loss.detach())
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        text = ids[:1, :3]
-        for _ in range(6):
-            drawn = torch.multinomial(model(text)[:, -1].softmax(-1), 1)
-            text = torch.cat([text, drawn], 1)
-    return losses, model.state_dict(), optimizer.state_dict()["state"], text

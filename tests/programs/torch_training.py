@@ -327,31 +327,6 @@ def fully_sharded() -> Any:
 
 
 @program("torch")
-def gradients_of_samples() -> Any:
-    """torch.func: gradients of each sample, a Hessian, an ensemble, and a step of meta-learning."""
-    from torch.func import functional_call, grad, hessian, jvp, stack_module_state, vmap
-
-    images, labels = digits(8)
-    models = [nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(3)]
-    model, weights = models[0], dict(models[0].named_parameters())
-
-    def loss(weights: Any, image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(functional_call(model, weights, (image[None],)), label[None])
-
-    def adapted(weights: Any) -> torch.Tensor:
-        inner = grad(loss)(weights, images[0], labels[0])
-        moved = {name: w - 0.1 * inner[name] for name, w in weights.items()}
-        return loss(moved, images[1], labels[1])
-
-    stacked, buffers = stack_module_state(models)
-    together = vmap(lambda p, b: functional_call(model, (p, b), (images,)))(stacked, buffers)
-    curvature = hessian(lambda bias: loss({**weights, "1.bias": bias}, images[0], labels[0]))
-    tangent = jvp(lambda x: model(x).logsumexp(-1), (images,), (torch.ones_like(images),))
-    samples = vmap(grad(loss), in_dims=(None, 0, 0))(weights, images, labels)
-    return samples, curvature(weights["1.bias"]), together, grad(adapted)(weights), tangent
-
-
-@program("torch")
 def recurrent_network() -> Any:
     """An LSTM on packed sequences, CTC loss, forward and backward hooks, weight normalization."""
     from torch.nn.utils import parametrizations, rnn
@@ -371,32 +346,3 @@ def recurrent_network() -> Any:
         return F.ctc_loss(likelihood, targets, lengths, torch.full((3,), 3))
 
     return trained(model, loss), seen
-
-
-@program("torch")
-def adversarial_networks() -> Any:
-    """Two networks against each other with a penalty on gradients, two optimizers, detached."""
-    images, _ = digits(16)
-    maker = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 64), nn.Sigmoid())
-    judge = nn.Sequential(
-        nn.utils.parametrizations.spectral_norm(nn.Linear(64, 16)),
-        nn.LeakyReLU(0.2),
-        nn.Linear(16, 1),
-    )
-    real, losses = images.flatten(1), []
-    first = torch.optim.RMSprop(maker.parameters(), 1e-3)
-    second = torch.optim.Adam(judge.parameters(), 1e-3, amsgrad=True)
-    for _ in range(3):
-        made = maker(torch.randn(16, 4))
-        mixed = torch.lerp(real, made.detach(), torch.rand(16, 1)).requires_grad_()
-        (slope,) = torch.autograd.grad(judge(mixed).sum(), mixed, create_graph=True)
-        penalty = (slope.norm(dim=1) - 1).square().mean()
-        cost = judge(made.detach()).mean() - judge(real).mean() + 10 * penalty
-        second.zero_grad()
-        cost.backward()
-        second.step()
-        first.zero_grad()
-        (-judge(made).mean()).backward()
-        first.step()
-        losses.append(cost.detach())
-    return losses, grown(maker), grown(judge)

@@ -12,13 +12,12 @@ import torch
 pytest.importorskip("sklearn")
 pytest.importorskip("accelerate")
 
-from tests.programs import torch_language, torch_training, torch_vision
+from tests.programs import torch_training, torch_vision
 from tests.programs.comparison import compare
 
 SAMPLE = (
-    torch_language.nano_gpt,
     torch_training.accelerate_loop,
-    torch_training.gradients_of_samples,
+    torch_training.recurrent_network,
     torch_vision.timm_swin,
 )
 

@@ -23,7 +23,7 @@ from amanda import OpContext
 from amanda.interface.specs import TensorSpec
 from amanda.python.references import Reference, nothing
 from amanda_tools._operators.op_table import row_of
-from amanda_tools._values.shapes import byte_size, size_of
+from amanda_tools._values.shapes import byte_size, element_count, size_of
 from amanda_tools._values.tensors import reader_of
 
 
@@ -172,7 +172,7 @@ class Parameters:
         return use
 
     def _new_parameter(self, value: Any) -> UsedParameter:
-        parameter = UsedParameter(self._count, size_of(value), byte_size(value) or 0)
+        parameter = UsedParameter(self._count, _size_of(value), byte_size(value) or 0)
         self._count += 1
         return parameter
 
@@ -187,7 +187,7 @@ class Parameters:
             # A driver that gives values of variables makes a new object at each reading.
             place = context.get_op_id(), position
             found = self._by_input.get(place)
-            if found is None or found.size != size_of(value):
+            if found is None or found.size != _size_of(value):
                 found = self._by_input[place] = self._new_parameter(value)
             parameter = found
         try:
@@ -198,6 +198,12 @@ class Parameters:
             # Objects that take no weak reference are recognized by their place alone.
             pass
         return parameter
+
+
+def _size_of(value: Any) -> int:
+    """Return the elements of a parameter, of a nested one those of all items."""
+    count = element_count(value)
+    return size_of(value) if count is None else count
 
 
 def _is_in_use(context: OpContext, tensor: Any, position: int, *, has_role: bool) -> bool:

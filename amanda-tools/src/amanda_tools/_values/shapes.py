@@ -80,6 +80,18 @@ def total_bytes(tensors: Iterable[Any] | None) -> int | None:
     return None if None in sizes else sum(size or 0 for size in sizes)
 
 
+def element_count(tensor: Any) -> int | None:
+    """Return the number of elements of all samples of ``torch.vmap``, of all items of a nested
+    tensor, of a distributed tensor those of this process; None if its shape is unknown."""
+    try:
+        if getattr(tensor, "is_nested", False):
+            return size_of(tensor)
+        return math.prod(map(int, physical_shape(tensor)))
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        # Symbolic.
+        return None
+
+
 def byte_size(tensor: Any) -> int | None:
     """Return the bytes of the elements of a tensor, or of one described; None if its shape or
     element type is unknown."""
@@ -88,9 +100,5 @@ def byte_size(tensor: Any) -> int | None:
     if isinstance(dtype, str):
         # The description of a tensor.
         item = getattr(tensor, "itemsize", None)
-    try:
-        size = math.prod(map(int, physical_shape(tensor)))
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        # Symbolic, or nested: a size of its own for each item.
-        return None
-    return None if item is None else size * int(item)
+    size = element_count(tensor)
+    return None if item is None or size is None else size * int(item)

@@ -9,7 +9,7 @@ Formulas are in a registry, to which :func:`register` adds::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._operators.call_shapes import is_nested, item_shapes_of
 from amanda_tools._operators.flop_registry import backward_formula_of, formula_of, register
 from amanda_tools._operators.op_table import (
     FlopFormula,
@@ -46,7 +47,6 @@ from amanda_tools._output.ranked_charts import (
 from amanda_tools._output.units import format_quantity
 from amanda_tools.flops.batches import Batches
 from amanda_tools.flops.counting import OpFlops, known_shapes
-from amanda_tools.flops.nested import is_nested, item_shapes_of
 
 __all__ = ["CallShapes", "FlopsOptions", "FlopsTool", "register"]
 
@@ -110,9 +110,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._written = WrittenBytes()
         self._batches = Batches()
         # What an optimizer multiplies is no work of the model.
-        self._totals = {
-            part: Counter() for part in (*_DIRECTIONS, "within", "elementwise", "other")
-        }
+        self._totals = {part: Counter() for part in (*_DIRECTIONS, "elementwise", "other")}
         self._input: dict[str, Any] | None = None
         self._input_of_step: dict[str, Any] | None = None
         self._has_input_of_training = False
@@ -303,7 +301,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
                 flops[number] += of_these
                 model[parts[number]] += of_these
         self._op_counts = {"executions": executions, "flops": flops}
-        forward = model["forward"] + model["within"]
+        forward = model["forward"]
         return {
             "flops": forward,
             "flops_backward": model["backward"],
@@ -413,24 +411,25 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def summary(self) -> dict[str, Any]:
         """Sums over all operators, by type and by module; types that count zero, and unknown
-        ones; executions that were ``not_seen``, by reason, beside which sums are lower bounds.
+        ones; ``bound``: ``lower`` where executions were not seen, or are of no known FLOPs.
         ``activation_bytes`` is what the operators of one forward pass write, of the last step if
         there is one: a lower bound if there are ``activations_of_unknown_size``."""
         rows = self.op_rows()
         forward = [row for row in rows if row["direction"] == "forward"]
         unknown = [row for row in rows if row["counted"] == "unknown"]
-        flops = sum(row["flops"] for row in forward)
+        flops = _flops_of(rows, "forward")
         return {
             **self._given(),
             **{f"per_{part}": self._share_of(f"{part}s") for part in ("sample", "token")},
             **self.utilization(),
             "flops": flops,
-            "flops_backward": sum(row["flops"] for row in rows) - flops,
+            "flops_backward": _flops_of(rows, "backward"),
             "flops_recomputed": self._recomputed,
             "elementwise": self._elementwise(rows),
-            "macs": sum(row["macs"] for row in forward),
+            "macs": flops // 2,
             **self._memory_of([row for row in forward if row["phase"] == "forward"]),
             "zero_ops": sorted({row["type"] for row in rows if row["counted"] == "zero"}),
+            "bound": "lower" if unknown or self.not_seen() else None,
             "unknown_ops": _calls(unknown),
             "unknown_share": len(unknown) / len(rows) if rows else 0.0,
             "by_type": self._grouped(rows, lambda row: str(row["type"])),
@@ -487,7 +486,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             flops = {"forward": 0, "backward": 0}
             activations = forward = 0
             for row in part:
-                flops[row["direction"]] += row["flops"]
+                flops[_way_of(row["direction"], row["phase"])] += row["flops"]
                 forward += row["direction"] == "forward"
                 activations += row.get("activation_bytes") or 0
             groups[group] = {
@@ -520,10 +519,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _totals_of(self, every: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
         """Return lines of the first table: of the last step if there is one, and of the run."""
         found, rows = self.summary(), shown(every, self.options)
-        flops = [
-            sum(row["flops"] for row in rows if row["direction"] == way) for way in _DIRECTIONS
-        ]
-        runs = [format_quantity(n, "FLOP") for n in flops]
+        flops = [_flops_of(rows, way) for way in _DIRECTIONS]
+        runs = [_amount(n, found["bound"]) for n in flops]
         totals = [
             ("parameters", format_quantity(found["params"], "")),
             ("weights", format_quantity(found["weight_bytes"], "B")),
@@ -545,23 +542,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if found["mfu"] != found["hfu"]:
             totals.append(("with recomputed work (HFU)", f"{100 * found['hfu']:.1f} %"))
         whole = [(f"{way}, whole run", n) for way, n in zip(_DIRECTIONS, runs, strict=True)]
-        return [*self._step_rows(step, steps["steps"]), *totals, *whole]
-
-    def _step_rows(self, step: dict[str, Any], steps: int) -> Iterable[tuple[str, str]]:
-        """Yield lines with the operations of the last step, and of each of its samples and tokens
-        if they are known."""
-        per_step = {"forward": step["flops"], "backward": step["flops_backward"]}
-        for direction, flops in per_step.items():
-            last = f"the last of {steps} steps" if steps > 1 else "one step"
-            yield f"{direction}, {last}", format_quantity(flops, "FLOP")
-        if again := step.get("flops_recomputed"):
-            yield "of forward, recomputed for backward", format_quantity(again, "FLOP")
-        for part in ("sample", "token"):
-            if number := step.get(f"{part}s"):
-                for direction, flops in per_step.items():
-                    amount = format_quantity(flops / number, "FLOP")
-                    one = f"one of {number} {part}s" if number > 1 else f"the one {part}"
-                    yield f"{direction}, {one}", amount
+        return [*_step_rows(step, steps["steps"], found["bound"]), *totals, *whole]
 
     def _place(self, row: dict[str, Any]) -> str:
         """Return the group of a row in the largest table."""
@@ -619,6 +600,28 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         yield from rank_modules("parameters by module", inside, {"parameters": "params"})
 
 
+def _step_rows(step: dict[str, Any], steps: int, bound: str | None) -> Iterator[tuple[str, str]]:
+    """Yield lines with the operations of the last step, and of each of its samples and tokens if
+    they are known."""
+    per_step = {"forward": step["flops"], "backward": step["flops_backward"]}
+    for direction, flops in per_step.items():
+        last = f"the last of {steps} steps" if steps > 1 else "one step"
+        yield f"{direction}, {last}", _amount(flops, bound)
+    if again := step.get("flops_recomputed"):
+        yield "of forward, recomputed for backward", format_quantity(again, "FLOP")
+    for part in ("sample", "token"):
+        if number := step.get(f"{part}s"):
+            for direction, flops in per_step.items():
+                amount = _amount(flops / number, bound)
+                one = f"one of {number} {part}s" if number > 1 else f"the one {part}"
+                yield f"{direction}, {one}", amount
+
+
+def _amount(flops: float, bound: str | None) -> str:
+    """Format operations: ``≥ 2 kFLOP`` for a lower bound."""
+    return ("≥ " if bound else "") + format_quantity(flops, "FLOP")
+
+
 def _count_at_once(known: OpFlops, context: OpContext) -> None:
     """Count the executions of a forward operator that runs when the program calls it.
 
@@ -648,11 +651,19 @@ def _figures(known: OpFlops, executions: int, flops: int) -> dict[str, int]:
 
 
 def _part_of(op: OpDescription) -> str:
-    """Return the total that an operator belongs to: a direction of the model, ``within`` for an
-    operator that only a backward pass calls, or ``other``."""
-    if op.phase not in _DIRECTIONS:
-        return "other"
-    return "within" if (op.direction, op.phase) == _DIRECTIONS else op.direction
+    """Return the total that an operator belongs to: a direction of the model, or ``other``."""
+    return _way_of(op.direction, op.phase) if op.phase in _DIRECTIONS else "other"
+
+
+def _way_of(direction: str, phase: str) -> str:
+    """Return the direction that an operator works for: what only a backward pass calls is a part of
+    it."""
+    return "backward" if phase == "backward" else direction
+
+
+def _flops_of(rows: Iterable[Mapping[str, Any]], way: str) -> int:
+    """Sum the operations of the rows that work for a direction."""
+    return sum(row["flops"] for row in rows if _way_of(row["direction"], row["phase"]) == way)
 
 
 def _calls(rows: Iterable[dict[str, Any]]) -> dict[str, int]:

@@ -16,17 +16,24 @@ from typing import Any
 
 from amanda.interface.points import PointContext
 from amanda.interface.specs import specs_of
-from amanda_tools._values.shapes import shape_of
+from amanda_tools._values.shapes import batch_of, shape_of
 
 
 class Batches:
-    """The samples and tokens of the forward passes so far; unknown as soon as those of one are."""
+    """The samples and tokens of the forward passes so far; unknown as soon as those of one are.
+
+    Several outermost modules that run between two readings, such as parts of one model, are given
+    the same samples if their numbers agree. Those of modules without parameters, such as a loss,
+    are none of the model.
+    """
 
     def __init__(self) -> None:
         self._samples: int | None = 0
         self._tokens: int | None = 0
         self._largest = 0
         self._since: dict[str, Any] | None = None
+        # By the identity of the module.
+        self._passes: dict[int, tuple[int, int | None]] = {}
         self._order: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     @property
@@ -35,20 +42,31 @@ class Batches:
         return self._largest if self._samples else None
 
     def take(self) -> dict[str, Any] | None:
-        """Return the description of the largest input since the last call; None without any."""
+        """Add the passes since the last call; return the description of the largest input of one,
+        or None without any."""
         since, self._since = self._since, None
+        passes, self._passes = list(self._passes.values()), {}
+        if self._samples is None or not passes:
+            return since
+        if len({samples for samples, _ in passes}) > 1:
+            self._samples = self._tokens = None
+            return None
+        self._samples += passes[0][0]
+        tokens = {count for _, count in passes if count is not None}
+        if self._tokens is not None:
+            self._tokens = self._tokens + tokens.pop() if len(tokens) == 1 else None
         return since
 
     def note(self, point: PointContext) -> None:
         """Count a forward pass, where its inputs are known."""
-        if self._samples is None:
+        if self._samples is None or not _may_have_parameters(point.target):
             return
         tensor = _first(point.inputs)
         if tensor is None or not self._has_batch_first(point.target):
             self._samples = self._tokens = None
             return
-        sizes = shape_of(tensor)
-        self._samples += sizes[0]
+        # The axes of torch.vmap come first.
+        sizes = (*batch_of([tensor]).values(), *shape_of(tensor))
         self._largest = max(self._largest, sizes[0])
         if self._since is None or sizes[0] > self._since["shape"][0]:
             [spec] = specs_of([tensor])
@@ -58,8 +76,10 @@ class Batches:
         is_tokens = (
             len(sizes) == 2 and "uint" not in dtype and ("int32" in dtype or "int64" in dtype)
         )
-        if self._tokens is not None:
-            self._tokens = self._tokens + sizes[0] * sizes[1] if is_tokens else None
+        samples, tokens = self._passes.get(id(point.target), (0, 0))
+        if tokens is not None:
+            tokens = tokens + sizes[0] * sizes[1] if is_tokens else None
+        self._passes[id(point.target)] = samples + sizes[0], tokens
 
     def figures(self) -> Mapping[str, int]:
         """Return the numbers of ``samples`` and ``tokens`` so far, each if it is known."""
@@ -75,6 +95,14 @@ class Batches:
             parts = module.modules()
             self._order[module] = all(getattr(part, "batch_first", True) for part in parts)
         return self._order[module]
+
+
+def _may_have_parameters(module: Any) -> bool:
+    """Return False for a module of PyTorch without parameters."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(module, torch.nn.Module):
+        return True
+    return next(module.parameters(), None) is not None
 
 
 def _first(tensors: Sequence[Any]) -> Any:

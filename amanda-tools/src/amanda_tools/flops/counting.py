@@ -6,7 +6,6 @@ FLOPs, and executions whose FLOPs are not known. A formula runs once for equal s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,15 +15,11 @@ import amanda
 from amanda.inline import Counter, ShapeSum
 from amanda.python.memo import Memo
 from amanda.tools.description import OpDescription
-from amanda_tools._internals import local_part, may_be_batched
+from amanda_tools._operators.call_shapes import Shapes, plain, shapes_of, sum_of_parts
 from amanda_tools._operators.op_table import FlopFormula
 from amanda_tools._operators.routines import Handover
-from amanda_tools._operators.signature import CallShapes, OpSignature, Shape
-from amanda_tools._values.shapes import HANDLES, batch_of
-from amanda_tools.flops.nested import item_shapes_of, split_by_item
-
-Shapes = tuple[tuple[Any, ...], tuple[Any, ...]]
-"""The shapes of inputs and outputs, as their framework represents them."""
+from amanda_tools._operators.signature import CallShapes, OpSignature
+from amanda_tools._values.shapes import HANDLES
 
 SHAPES_KEPT = 1024
 """Shapes of one operator whose FLOPs are kept."""
@@ -115,13 +110,7 @@ class OpFlops:
     def _computed(self, formula: FlopFormula, shapes: Shapes, forward: Shapes | None) -> int | None:
         own = shapes[0], shapes[1] if formula.reads_outputs else ()
         calls = [own] if self.forward is None or forward is None else [own, forward]
-        try:
-            samples = _samples([*own[0], *own[1]])
-            parts = split_by_item([tuple(tuple(map(_of_one, s)) for s in call) for call in calls])
-            found = [self._of_part(formula, *part) for part in parts]
-        except LookupError:
-            return None
-        return None if None in found else samples * sum(flops or 0 for flops in found)
+        return sum_of_parts(calls, lambda *part: self._of_part(formula, *part))
 
     def _of_part(
         self, formula: FlopFormula, own: Shapes, forward: Shapes | None = None
@@ -139,7 +128,7 @@ class OpFlops:
         Raises:
             LookupError: a size is unknown, such as that of a ragged axis.
         """
-        return CallShapes(self.signature, _plain(inputs), _plain(outputs))
+        return CallShapes(self.signature, plain(inputs), plain(outputs))
 
     def counter(self, shapes: Shapes, forward: Shapes | None = None) -> Counter:
         """Return the counter of the executions with these shapes, which the graph tells."""
@@ -198,41 +187,6 @@ class OpFlops:
         self.sum.add(self.flops(shapes, forward), shapes)
 
 
-def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the shapes of tensors, of distributed ones those of the local parts; None for absent
-    ones."""
-    if may_be_batched(tensors):
-        return tuple([None if tensor is None else _batched_shape(tensor) for tensor in tensors])
-    try:
-        shapes = [None if tensor is None else local_part(tensor).shape for tensor in tensors]
-        # Kept for each operator: the garbage collector does not visit tuples of numbers, but
-        # torch.Size.
-        return tuple([tuple(shape) if isinstance(shape, tuple) else shape for shape in shapes])
-    except (RuntimeError, ValueError):
-        return item_shapes_of(tensors)
-
-
-@attrs.frozen
-class BatchedShape:
-    """The shape of one sample under ``torch.vmap``, and the sizes of the axes mapped over, None if
-    they cannot be found."""
-
-    shape: Shape
-    sizes: tuple[tuple[int, int], ...] | None
-
-
-def _batched_shape(tensor: Any) -> BatchedShape:
-    try:
-        sizes = tuple(batch_of([tensor]).items())
-    except LookupError:
-        return BatchedShape(tuple(tensor.shape), None)
-    return BatchedShape(tuple(tensor.shape), sizes)
-
-
-def _of_one(shape: Any) -> Any:
-    return shape.shape if type(shape) is BatchedShape else shape
-
-
 def known_shapes(
     specs: Sequence[Any] | None, suffices: Callable[[tuple[Any, ...]], bool] | None = None
 ) -> tuple[Any, ...] | None:
@@ -253,28 +207,3 @@ def known_shapes(
         shapes.append(shape)
     found = tuple(shapes)
     return None if is_open and not (suffices and suffices(found)) else found
-
-
-def _samples(shapes: Sequence[Any]) -> int:
-    """Return how many samples under ``torch.vmap`` an operator computes at once.
-
-    Raises:
-        LookupError: the size of a batch is not known.
-    """
-    batches = [shape.sizes for shape in shapes if type(shape) is BatchedShape]
-    if None in batches:
-        raise LookupError("the size of a batch is not known")
-    return math.prod(dict(size for sizes in batches for size in sizes or ()).values())
-
-
-def _plain(shapes: Sequence[Any]) -> tuple[Shape | None, ...]:
-    """Convert shapes to tuples of int.
-
-    Raises:
-        LookupError: a size is unknown, such as that of a ragged axis.
-    """
-    try:
-        # For each operator that is new: a generator costs a frame for each size.
-        return tuple([None if s is None else tuple(map(int, s)) for s in shapes])
-    except (AttributeError, TypeError, ValueError) as error:
-        raise LookupError("a size is not known") from error

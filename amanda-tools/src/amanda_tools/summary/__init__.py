@@ -143,8 +143,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         ``model``; ``path``, ``type``, ``depth``; ``output``, the shape of the first tensor that its
         first call returned, and ``outputs``, all of its tensors; ``parameters``, ``trainable`` ones
         and their ``parameter_bytes``; ``macs``, ``flops``, ``activation_bytes``, null where they
-        are not known, and ``bound``: ``lower`` where parts of it run unseen; ``calls``; with the
-        option ``time``, ``seconds``.
+        are not known, and ``bound``: ``lower`` where parts of it run unseen, or have operators
+        without a formula; ``calls``; with the option ``time``, ``seconds``.
         """
         found = [
             row

@@ -6,10 +6,9 @@ to the current pass. Operators of a graph in which no layer is called add to the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from amanda.interface.points import Point, PointContext
 from amanda_tools.summary.keras_layers import KerasModules, is_keras
+from amanda_tools.summary.op_figures import Add
 from amanda_tools.summary.recorder import Recorder, tensor_rows
 from amanda_tools.summary.scopes import ScopedOp
 from amanda_tools.summary.tensorflow_modules import DroppedModule, TensorFlowModules
@@ -29,7 +28,7 @@ class GraphOps:
         self._modules = TensorFlowModules()
         self._gone: dict[str, DroppedModule] = {}
 
-    def adder(self, module: str, scoped: ScopedOp | None) -> Callable[[int, int], None]:
+    def adder(self, module: str, scoped: ScopedOp | None) -> Add:
         """Return a function that adds the executions of an operator to the module that runs.
 
         Args:
@@ -37,7 +36,7 @@ class GraphOps:
             scoped: the operator in its name scope, for graphs in which no module is called.
         """
 
-        def add(flops: int, size: int) -> None:
+        def add(flops: int | None, size: int) -> None:
             if not self._recorder.add_at(module, flops, size) and scoped is not None:
                 scoped.add(flops, size)
 

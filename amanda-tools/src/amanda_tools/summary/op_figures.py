@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,15 +16,22 @@ import attrs
 
 from amanda import OpContext, deferrable
 from amanda.tools.description import op_name, plain_attributes
-from amanda_tools._internals import local_part
+from amanda_tools._operators.call_shapes import (
+    Shapes,
+    is_nested,
+    item_shapes_of,
+    plain,
+    shapes_of,
+    sum_of_parts,
+)
 from amanda_tools._operators.flop_registry import formula_of
 from amanda_tools._operators.op_table import FlopFormula, has_activation, is_free, updates_a_value
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, OpSignature
-from amanda_tools._values.shapes import batch_of, byte_size, shape_of
+from amanda_tools._values.shapes import byte_size
 
-Add = Callable[[int, int], None]
-"""Called with the FLOPs and the bytes of one execution."""
+Add = Callable[[int | None, int], None]
+"""Called with the FLOPs of one execution, None where they are not known, and its bytes."""
 
 
 @attrs.define(eq=False)
@@ -34,14 +40,17 @@ class OpFigures:
 
     Attributes:
         signature: facts that all executions share.
-        formula: computes its FLOPs; None for an operator without any.
+        formula: computes its FLOPs; None for an operator without a formula.
+        is_free: True if it counts no FLOPs by convention.
         is_view: True if its outputs are views, which are no activations.
     """
 
     signature: OpSignature
     formula: FlopFormula | None
+    is_free: bool
     is_view: bool
     _inputs: Handover[Any] = attrs.field(factory=Handover)
+    _shapes_of: Callable[[Sequence[Any]], tuple[Any, ...]] = attrs.field(default=shapes_of)
     _add: Add = attrs.field(default=lambda flops, size: None)
     _see: Callable[[Sequence[Any]], None] | None = None
 
@@ -51,13 +60,14 @@ class OpFigures:
         kind = str(context["op_type"] or "")
         op = context.get_op()
         name = op_name(op)
-        formula = formula_of(kind, name, None if is_free(kind) else op)
+        has_none = is_free(kind)
+        formula = formula_of(kind, name, None if has_none else op)
         updates = updates_a_value(context, name)
         is_view = updates or not has_activation(kind)
-        if formula is None and is_view:
+        if formula is None and has_none and is_view:
             return None
         attributes = None if formula is None else plain_attributes(context)
-        return cls(OpSignature.of(context, kind, attributes), formula, is_view)
+        return cls(OpSignature.of(context, kind, attributes), formula, has_none, is_view)
 
     def insert(
         self, context: OpContext, add: Add, see: Callable[[Sequence[Any]], None] | None = None
@@ -70,12 +80,14 @@ class OpFigures:
         self._add, self._see = add, see
         if self.formula is not None:
             context.insert_before_op(self.begin)
+        if context.runs_at_once and any(map(is_nested, context.get_inputs())):
+            self._shapes_of = item_shapes_of
         context.insert_after_op(self.end)
 
     @deferrable
     def begin(self, *inputs: Any) -> None:
         """Instrumentation routine before an execution."""
-        self._inputs.leave((_shapes(inputs), _batch(inputs)))
+        self._inputs.leave(self._shapes_of(inputs))
 
     @deferrable
     def end(self, *outputs: Any) -> None:
@@ -85,29 +97,13 @@ class OpFigures:
             self._see(outputs)
         if not self.is_view:
             size = sum(byte_size(tensor) or 0 for tensor in outputs if tensor is not None)
-        flops = 0
+        flops = 0 if self.is_free else None
         if self.formula is not None:
-            shapes, sizes = self._inputs.take() or ((), {})
-            call = CallShapes(self.signature, shapes, _shapes(outputs))
-            flops = self.formula.flops(call) or 0
-            flops *= math.prod({**sizes, **_batch(outputs)}.values())
+            calls = [(self._inputs.take() or (), self._shapes_of(outputs))]
+            flops = sum_of_parts(calls, self._flops)
         self._add(flops, size)
 
-
-def _shapes(tensors: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(None if tensor is None else _shape(tensor) for tensor in tensors)
-
-
-def _batch(tensors: Sequence[Any]) -> dict[int, int]:
-    try:
-        return batch_of(tensors)
-    except LookupError:
-        return {}
-
-
-def _shape(tensor: Any) -> Any:
-    try:
-        return shape_of(local_part(tensor))
-    except (TypeError, ValueError, RuntimeError):
-        # A nested tensor, or one of a rank that is not known.
-        return None
+    def _flops(self, call: Shapes) -> int | None:
+        """Return the FLOPs of one call."""
+        shapes = CallShapes(self.signature, *map(plain, call))
+        return None if self.formula is None else self.formula.flops(shapes)

@@ -99,6 +99,7 @@ class Figures:
         calls: number of its calls.
         outputs: shape, dtype and device of the outputs of its first call that has any; None before.
         flops, bytes: floating-point operations, and bytes of the outputs of its operators.
+        is_partial: True if the operations of some operators are not known.
         seconds: duration of its calls, its parts included.
     """
 
@@ -106,6 +107,7 @@ class Figures:
     outputs: list[dict[str, Any]] | None = None
     flops: int = 0
     bytes: int = 0
+    is_partial: bool = False
     seconds: float = 0.0
 
 
@@ -129,10 +131,11 @@ class ForwardPass:
         figures.calls += 1
         return figures.calls - 1
 
-    def add(self, path: str, flops: int, size: int) -> None:
+    def add(self, path: str, flops: int | None, size: int) -> None:
         """Add the figures of an operator to the module at a path."""
         figures = self.at(path)
-        figures.flops += flops
+        figures.flops += flops or 0
+        figures.is_partial |= flops is None
         figures.bytes += size
 
 
@@ -366,13 +369,13 @@ class Recorder:
             self._running[:] = [one for one in self._running if one is not frame.within]
         return frame if frame is not None and frame.module == id(module) else None
 
-    def add(self, flops: int, size: int) -> None:
+    def add(self, flops: int | None, size: int) -> None:
         """Add the figures of an operator that has run in this thread."""
         frames = self._frames()
         if frames and (within := frames[-1].within) is not None and not self._is_building():
             within.add(frames[-1].path, flops, size)
 
-    def add_at(self, path: str, flops: int, size: int) -> bool:
+    def add_at(self, path: str, flops: int | None, size: int) -> bool:
         """Add an operator of a graph to the module at a path; False if its model does not run."""
         frames = self._frames()
         within = frames[0].within if frames else self._eager_pass(path)

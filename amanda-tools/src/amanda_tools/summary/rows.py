@@ -31,7 +31,8 @@ def model_rows(model: ModelRecord, last: ForwardPass, times: bool) -> list[dict[
     for fact in facts:
         parts = [figures[path] for path in inside(fact.path, figures)]
         row = module_row(model.name, fact, figures.get(fact.path) or Figures(), parts)
-        row["bound"] = "lower" if inside(fact.path, unseen) else None
+        if inside(fact.path, unseen):
+            row["bound"] = "lower"
         # Without a call its operators, if any, are those of the module that runs its code.
         if not fact.is_seen or not (fact.output or any(part.calls for part in parts)):
             row.update(dict.fromkeys(("macs", "flops", "activation_bytes")))
@@ -61,7 +62,7 @@ def module_row(
         "macs": flops // 2,
         "flops": flops,
         "activation_bytes": sum(part.bytes for part in parts),
-        "bound": None,
+        "bound": "lower" if any(part.is_partial for part in parts) else None,
         "calls": own.calls,
     }
 

@@ -33,7 +33,7 @@ class ScopedOp:
         parameters: parameters that it reads, candidates included.
         outputs: outputs of its last execution, or before one as far as the graph declares them.
         executions: number of executions.
-        flops, bytes: figures of its last execution.
+        flops, bytes: figures of its last execution; None for FLOPs that are not known.
     """
 
     module: str
@@ -41,10 +41,10 @@ class ScopedOp:
     parameters: Sequence[UsedParameter]
     outputs: list[dict[str, Any]]
     executions: int = 0
-    flops: int = 0
+    flops: int | None = 0
     bytes: int = 0
 
-    def add(self, flops: int, size: int) -> None:
+    def add(self, flops: int | None, size: int) -> None:
         """Count one execution."""
         self.executions += 1
         self.flops, self.bytes = flops, size
@@ -55,7 +55,10 @@ class ScopedOp:
         An operator in a loop has several executions in a run.
         """
         times = max(1, round(self.executions / runs)) if self.executions else 0
-        return Figures(flops=times * self.flops, bytes=times * self.bytes)
+        is_partial = self.flops is None
+        return Figures(
+            flops=times * (self.flops or 0), bytes=times * self.bytes, is_partial=is_partial
+        )
 
     def see(self, outputs: Sequence[Any]) -> None:
         """Record the outputs of one execution."""

@@ -68,21 +68,23 @@ def program_of(report: RunReport) -> str:
 def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[str, str]:
     """Return the main figures of all tools, by name."""
     found: dict[str, str] = {}
-    is_bound = any(summary_of(tool).get("not_seen") for tool in tools)
+    is_bound = any(summary_of(tool).get("bound") for tool in tools)
+    is_unseen = any(summary_of(tool).get("not_seen") for tool in tools)
     if model is not None:
         for figure in model.figures:
             if figure.over or figure.key == "not_finite":
                 continue
             parts = [model.total(figure.key, way) for way in ("forward", "backward")]
-            texts = _figure(figure, parts, model.steps, _range(tools, figure.key))
-            found.update({n: f"{'≥ ' if is_bound else ''}{text}" for n, text in texts.items()})
+            least = is_unseen or (figure.key == "flops" and is_bound)
+            spread = _range(tools, figure.key)
+            found.update(_figure(figure, parts, model.steps, spread, "≥ " if least else ""))
     for tool in tools:
         found.update(_special(tool, model))
     return found
 
 
 def _figure(
-    figure: Figure, parts: Sequence[float | None], steps: int, spread: Sequence[float]
+    figure: Figure, parts: Sequence[float | None], steps: int, spread: Sequence[float], bound: str
 ) -> dict[str, str]:
     there = [part for part in parts if part is not None]
     if not there or (figure.key == _NOTHING_SAVED and not any(there)):
@@ -90,7 +92,7 @@ def _figure(
     name = _NAMES.get(figure.key, figure.name)
     if figure.per_step:
         name = f"{name} per step" if steps else f"{name}, whole run"
-    text = format_short(sum(there), figure.unit)
+    text = bound + format_short(sum(there), figure.unit)
     notes = []
     if len(there) == len(parts) and all(there):
         ways = zip(there, ("forward", "backward"), strict=True)
