@@ -129,6 +129,7 @@ def check(name: str, way: str | Callable[[Any, Any, Any], object], samples: int)
     sizes = [min(BATCH, samples - begin) for begin in range(0, samples, BATCH)]
     series = list(tool.figures_of_steps().values())
     assert [step["samples"] for step in series] == sizes, (name, way, series)
+    assert tool.result()["summary"]["batch"] == BATCH
     if data is tokens:
         assert [step["tokens"] for step in series] == [STEPS * size for size in sizes], (name, way)
 

@@ -60,6 +60,7 @@ def test_a_graph_of_two_models_leaves_samples_out() -> None:
                 both(tf.constant(data(BATCH)))
                 amanda.new_iteration()
         summary = tool.result()["summary"]
+        assert summary["batch"] is None
         if given:
             assert summary["per_sample"]["flops"] == summary["per_step"]["flops"] / BATCH
         else:

@@ -61,7 +61,7 @@ def passes(model: Any, *inputs: Any, **options: Any) -> dict[str, Any]:
 def test_samples_are_the_first_size_of_the_input(model: nn.Module, x: Any) -> None:
     """Of each pass, with operations of one sample; there are no tokens without integers."""
     found = passes(model, x)
-    assert found["per_step"]["samples"] == BATCH
+    assert found["batch"] == found["per_step"]["samples"] == BATCH
     assert found["per_sample"]["flops"] == found["per_step"]["flops"] / BATCH
     assert found["per_token"] is None
 
@@ -79,7 +79,7 @@ def test_data_with_positions_first_have_unknown_samples(layer: Any) -> None:
     """A part of the model says so; the figure is left out, and the option gives it."""
     model, x = Embedded(layer(batch_first=False)), tokens(STEPS, BATCH)
     found = passes(model, x)
-    assert found["per_sample"] is found["per_token"] is None
+    assert found["batch"] is found["per_sample"] is found["per_token"] is None
     assert not {"samples", "tokens"} & found["per_step"].keys()
     given = passes(model, x, samples=BATCH)
     assert given["per_step"]["samples"] == BATCH
@@ -92,6 +92,7 @@ def test_one_pass_of_unknown_samples_leaves_the_figure_out() -> None:
     with amanda.apply(tool), torch.no_grad():
         model(torch.rand(BATCH, WIDTH))
         lstm(batch_first=False)(torch.rand(STEPS, BATCH, WIDTH))
+    assert tool.result()["summary"]["batch"] is None
     assert "samples" not in tool.running_figures()
 
 

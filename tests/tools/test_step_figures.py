@@ -210,8 +210,9 @@ def test_shapes_and_batches_are_those_of_training(evaluations: str) -> None:
             if evaluations == "between":
                 evaluate()
     flops, profile = (tool.result() for tool in tools)
-    assert flops["summary"]["per_step"]["samples"] == 5
+    assert flops["summary"]["batch"] == 5
     assert flops["summary"]["activation_bytes"] == 4 * (5 * (16 + 16 + 4 + 4) + 1)
+    assert flops["summary"]["input"]["shape"] == [5, 8]
     [last] = [row for row in flops["ops"] if row["id"] == "Sequential.2/linear:0"]
     assert last["outputs"][0]["shape"] == [5, 4]
     shapes = [(row["path"], row["inputs"][0]["shape"], row["outputs"][0]["shape"]) for row in

@@ -111,6 +111,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._batches = Batches()
         # What an optimizer multiplies is no work of the model.
         self._totals = {part: Counter() for part in (*_DIRECTIONS, "elementwise", "other")}
+        self._input: dict[str, Any] | None = None
+        self._input_of_step: dict[str, Any] | None = None
+        self._has_input_of_training = False
         self._begins: list[int] = []
         self._recomputed = 0
         self._counted: list[OpFlops] = []
@@ -284,7 +287,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def running_figures(self) -> dict[str, float]:
         """Operations of the model so far, forward and backward, and the samples that it was given,
         and tokens, as far as these are known."""
-        self._batches.add()
+        self._input = self._batches.take()
         # Other threads may add operators, and counters of an operator.
         counted = tuple(self._counted)
         executions = [known.sum.executions for known in counted]
@@ -307,6 +310,14 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             **({"elementwise": model["elementwise"]} if self.options.elementwise else {}),
             **self._batches.figures(),
         }
+
+    def momentary_figures(self) -> dict[str, float]:
+        """None; notes the input of the step that ends, if none was larger since training began."""
+        given, known = self._input, self._input_of_step
+        begins = self.trains_late and not self._has_input_of_training
+        if begins or known is None or (given and given["shape"][0] > known["shape"][0]):
+            self._input_of_step, self._has_input_of_training = given, self.trains_late
+        return {}
 
     def op_counts(self) -> dict[str, list[int]]:
         """Executions and FLOPs of the operators that do not count zero by convention, as
@@ -408,6 +419,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         unknown = [row for row in rows if row["counted"] == "unknown"]
         flops = _flops_of(rows, "forward")
         return {
+            **self._given(),
             **{f"per_{part}": self._share_of(f"{part}s") for part in ("sample", "token")},
             **self.utilization(),
             "flops": flops,
@@ -429,6 +441,12 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if not self.options.elementwise:
             return None
         return sum(int(row.get("elementwise", 0)) for row in rows)
+
+    def _given(self) -> dict[str, Any]:
+        """Return the largest ``batch`` of a step of training, or else of all, and its ``input``."""
+        if self._batches.largest is None or self._input_of_step is None:
+            return {"batch": self._batches.largest, "input": None}
+        return {"batch": self._input_of_step["shape"][0], "input": self._input_of_step}
 
     def _memory_of(self, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
         """Return the parameters of the model's operators, and the bytes of these and of their

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amanda.interface.points import PointContext
+from amanda.interface.specs import specs_of
 from amanda_tools._values.shapes import batch_of, shape_of
 
 
@@ -29,22 +30,32 @@ class Batches:
     def __init__(self) -> None:
         self._samples: int | None = 0
         self._tokens: int | None = 0
+        self._largest = 0
+        self._since: dict[str, Any] | None = None
         # By the identity of the module.
         self._passes: dict[int, tuple[int, int | None]] = {}
         self._order: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
-    def add(self) -> None:
-        """Add the passes since the last call."""
+    @property
+    def largest(self) -> int | None:
+        """The most samples of one pass; None where they are not known."""
+        return self._largest if self._samples else None
+
+    def take(self) -> dict[str, Any] | None:
+        """Add the passes since the last call; return the description of the largest input of one,
+        or None without any."""
+        since, self._since = self._since, None
         passes, self._passes = list(self._passes.values()), {}
         if self._samples is None or not passes:
-            return
+            return since
         if len({samples for samples, _ in passes}) > 1:
             self._samples = self._tokens = None
-            return
+            return None
         self._samples += passes[0][0]
         tokens = {count for _, count in passes if count is not None}
         if self._tokens is not None:
             self._tokens = self._tokens + tokens.pop() if len(tokens) == 1 else None
+        return since
 
     def note(self, point: PointContext) -> None:
         """Count a forward pass, where its inputs are known."""
@@ -56,6 +67,10 @@ class Batches:
             return
         # The axes of torch.vmap come first.
         sizes = (*batch_of([tensor]).values(), *shape_of(tensor))
+        self._largest = max(self._largest, sizes[0])
+        if self._since is None or sizes[0] > self._since["shape"][0]:
+            [spec] = specs_of([tensor])
+            self._since = {**spec.row(), "shape": list(sizes)} if spec is not None else None
         # Token ids are integers, which select rows of an embedding.
         dtype = str(getattr(tensor, "dtype", ""))
         is_tokens = (
