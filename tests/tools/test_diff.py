@@ -239,6 +239,35 @@ def test_a_dump_can_be_the_reference(tmp_path: Path) -> None:
         DiffTool(reference=str(tmp_path / "nothing.json"))
 
 
+@pytest.mark.parametrize("lacks", ["here", "in_reference"])
+def test_a_kind_of_tensors_that_one_run_lacks_is_named(lacks: str) -> None:
+    """Its operators are not listed one by one as those of one run only."""
+    kinds = ["activations", "gradients"]
+    runs = [kinds[:1], kinds] if lacks == "here" else [kinds, kinds[:1]]
+    x = torch.ones(2, requires_grad=True)
+
+    def run() -> None:
+        x.exp().sum().backward()  # type: ignore[no-untyped-call]
+
+    reference = applied(DiffTool(tensors=runs[0]), run)
+    tool = applied(DiffTool(reference=reference, tensors=runs[1]), run)
+    found = tool.summary()
+    assert found["only_here"] == found["only_in_reference"] == []
+    assert found[f"kinds_only_{lacks}"] == ["gradients"]
+    which = "the reference" if lacks == "here" else "this run"
+    assert f"diff: {which} has no gradients" in [table.title for table in tool.tables()]
+
+
+@pytest.mark.parametrize("tool", ["dump", "diff"])
+def test_a_recording_needs_a_folder(tool: str, tmp_path: Path) -> None:
+    """Without one the values would be lost: it is wrong usage, before the program starts."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = run_python("-m", "amanda", "run", "-t", tool, "program.py", "1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{tool} writes what it records into files: give a folder, -o DIR" in done.stderr
+    assert not done.stdout
+
+
 def test_the_toy_framework() -> None:
     """The tool has no branch for a framework."""
 

@@ -241,7 +241,8 @@ def test_gradients_under_vmap_are_not_seen() -> None:
     and no silent zero."""
     layer = nn.Linear(4, 5)
     per_sample = torch.vmap(torch.func.grad(lambda x: layer(x).sum()))
-    found = applied(FlopsTool(), lambda: per_sample(torch.rand(3, 4))).summary()
+    tool = applied(FlopsTool(), lambda: per_sample(torch.rand(3, 4)))
+    found = tool.result()["summary"]
     assert found["flops_backward"] == 0
     assert sum(found["not_seen"].values()) > 0
 

@@ -317,7 +317,9 @@ def test_an_infinity_that_is_masked_is_no_finding() -> None:
     tool = bucketed(False, False)
     assert tool.findings() == []
     assert tool.summary()["first"]["fate"] == "masked"
-    assert "reached no output" in next(iter(tool.tables())).title
+    first, second, *_ = tool.tables()
+    assert first.title.startswith("nan: no operator's NaN or infinity reached an output of")
+    assert "reached no output" in second.title
     with pytest.warns(NonFiniteWarning, match="div produced") as caught:
         tool = bucketed(False, True, True)
     assert len(caught) == 1
@@ -365,6 +367,31 @@ def test_an_overflow_that_a_gradient_scaler_skips_is_no_finding(skips: bool) -> 
     tool = searched(run, action="warn")
     assert scaler.get_scale() < 2.0**126
     assert (tool.findings(), tool.summary()["first"]["fate"]) == ([], "skipped")
+    assert next(iter(tool.tables())).title.endswith("but in steps that the loss scaling skipped")
+
+
+@pytest.mark.parametrize("updates", [False, True])
+def test_an_optimizer_that_looks_at_gradients_and_drops_them_skips(updates: bool) -> None:
+    """A gradient that an optimizer finds not to be finite reaches nothing if the update is left
+    out, as Keras' loss scaling does; it is a finding if the optimizer writes it."""
+
+    class Scaling(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            finite = all(torch.isfinite(p.grad).all() for p in self.param_groups[0]["params"])
+            return super().step(closure) if finite or updates else None
+
+    model = nn.Linear(4, 4)
+    nn.init.ones_(model.weight)
+    optimizer = Scaling(model.parameters(), 0.1)
+
+    def run() -> None:
+        for factor in (1.0, 1e30):
+            optimizer.zero_grad()
+            (model(torch.ones(2, 4)) * factor).square().sum().backward()
+            optimizer.step()
+
+    fates = {event.fate for event in searched(run).events}
+    assert fates == ({"reached"} if updates else {"skipped"})
 
 
 @pytest.mark.parametrize("steps", [[(0, 1), (0, 1e38), (1, 1)], [(1, 1), (0, 1e38)]])
@@ -402,6 +429,24 @@ def test_each_forward_pass_of_an_iteration_decides_about_its_own() -> None:
     events = searched(run).events
     assert [event.op.id for event in events] == ["Dropping/log:0", "/log:0", "Dropping@1/log:0"]
     assert [event.fate for event in events] == ["reached", "reached", "masked"]
+
+
+def test_passes_after_the_last_step_are_decided_too() -> None:
+    """What an evaluation after training has masked is masked; what a loss holds that has no
+    gradient is not known to be."""
+    model = Dropping()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+
+    def run() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            Dropping(after=torch.relu)(torch.ones(2, 4)).min().log()
+
+    tool = searched(run)
+    fates = {event.op.id: event.fate for event in tool.events}
+    assert fates == {"Dropping/log:0": "masked", "Dropping@1/log:0": "masked", "/log:0": ""}
+    assert "is not known" in next(iter(tool.tables())).title
 
 
 def test_what_has_become_of_it_is_not_known_without_outputs() -> None:

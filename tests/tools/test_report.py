@@ -152,11 +152,15 @@ def test_values_of_variables_are_no_shapes_of_modules() -> None:
     ]
     view = model({"ops": ops})
     shapes = {node.name: node.shape for node in view.nodes if node.kind == "module"}
-    assert (view.names, view.inputs) == (["net"], "2×9×9×1 f32")
+    assert (view.names, view.inputs) == (["net"], "")
     assert shapes["conv"] == ""
-    modules = [{"path": "net/conv", "model": "net", "outputs": [image]}]
-    found = model({"ops": ops, "modules": modules})
-    assert "2×9×9×1 f32" in {node.shape for node in found.nodes if node.kind == "module"}
+    modules = [{"path": p, "inputs": [image], "outputs": [image]} for p in ("net", "net/conv")]
+    found = model_of([ToolReport(name="t", result={"ops": ops})], modules)
+    assert found is not None
+    modules_shown = {node.name: node for node in found.nodes if node.kind == "module"}
+    assert found.inputs == modules_shown["conv"].shape == "2×9×9×1 f32"
+    assert modules_shown["conv"].details["inputs"] == "2×9×9×1 f32"
+    assert modules_shown["loss"].shape == ""
 
 
 def names(view: ModelView, kind: str = "") -> list[str]:
@@ -310,10 +314,14 @@ def test_the_head_tells_what_ran_and_the_main_figures() -> None:
     document = document_of(RunReport(title="t", facts=facts, tools=[tool]))
     assert document.heading == "Net"
     assert document.lead == {
-        "command": "amanda run", "steps": "3", "first operator takes": "2×3 f32",
-        "device": "cuda:0", "not seen": "a function",
+        "command": "amanda run", "steps": "3", "device": "cuda:0", "not seen": "a function",
     }  # fmt: skip
     assert document.figures == {"FLOPs per step": "2 kFLOP"}
+    unseen = {"ops": ops, "summary": {"steps": 3, "not_seen": {"a function": 2}}}
+    bound = document_of(
+        RunReport(title="t", facts={}, tools=[ToolReport(name="flops", result=unseen)])
+    )
+    assert bound.figures == {"FLOPs per step": "≥ 2 kFLOP"}
     assert document.facts == {"program ended": "normally", "x": "y"}
     given = {"shape": [2, 7], "dtype": "float32"}
     result = {"ops": ops, "summary": {"steps": 3, "batch": 2, "input": given}}
@@ -360,6 +368,8 @@ def test_two_models_keep_their_own_shapes() -> None:
     modules = [
         {"model": "G", "path": "net", "type": "Linear", "output": [2, 32]},
         {"model": "D", "path": "net", "type": "Linear", "output": [2, 1]},
+        {"model": "G", "path": "", "inputs": tensors(2, 8)},
+        {"model": "D", "path": "", "inputs": tensors(2, 32)},
     ]
     found = model({"ops": ops, "modules": modules})
     shapes = {node.details["path"]: node.shape for node in found.nodes if node.kind == "module"}

@@ -153,7 +153,7 @@ def test_the_result_has_the_common_form() -> None:
         "tool": "minimal",
         "schema": 1,
         "namespaces": ["w/1", "x/1"],
-        "summary": {"n": 2},
+        "summary": {"n": 2, "not_seen": {}},
         "ops": Minimal().op_rows(),
     }
 

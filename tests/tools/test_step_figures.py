@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import amanda
+from amanda.cli.pages import ModuleTensors
 from amanda_tools._operators.peaks import peak_of
 from amanda_tools.count import CountTool
 from amanda_tools.flops import FlopsTool
@@ -193,13 +194,13 @@ def test_shapes_and_batches_are_those_of_training(evaluations: str) -> None:
     evaluates before it trains, or between its steps, with other samples."""
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    tools = FlopsTool(), ProfileTool(timeline=False)
+    tools, modules = (FlopsTool(), ProfileTool(timeline=False)), ModuleTensors()
 
     def evaluate() -> None:
         with torch.no_grad():
             model(torch.rand(64, 8))
 
-    with amanda.apply(*tools):
+    with amanda.apply(*tools, modules):
         if evaluations == "before":
             evaluate()
         for _ in range(2):
@@ -214,5 +215,11 @@ def test_shapes_and_batches_are_those_of_training(evaluations: str) -> None:
     assert flops["summary"]["input"]["shape"] == [5, 8]
     [last] = [row for row in flops["ops"] if row["id"] == "Sequential.2/linear:0"]
     assert last["outputs"][0]["shape"] == [5, 4]
+    shapes = [(row["path"], row["inputs"][0]["shape"], row["outputs"][0]["shape"]) for row in
+              modules.rows()]  # fmt: skip
+    assert shapes == [
+        ("Sequential.0", [5, 8], [5, 16]), ("Sequential.1", [5, 16], [5, 16]),
+        ("Sequential.2", [5, 16], [5, 4]), ("Sequential", [5, 8], [5, 4]),
+    ]  # fmt: skip
     [gelu] = [row for row in profile["ops"] if row["type"] == "gelu"]
     assert (gelu["saved_bytes"], gelu["outputs"][0]["shape"]) == (4 * 5 * 16, [5, 16])

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda.cli.pages import ModuleTensors
 from amanda_tools.flops import FlopsTool
 
 BATCH, TOKENS, WIDTH, HEADS, INNER, CLASSES = 4, 8, 16, 2, 32, 3
@@ -151,8 +152,8 @@ def test_bytes_are_those_of_the_last_training_step() -> None:
     layers = [keras.layers.Dense(64, activation="relu", name="a"), keras.layers.Dense(10, name="b")]
     model = keras.Sequential([keras.Input((32,)), *layers], name="net")
     model.compile("sgd", "mse")
-    flops, profile = FlopsTool(), amanda.tools.load("profile")()
-    with amanda.apply(flops, profile):
+    flops, profile, modules = FlopsTool(), amanda.tools.load("profile")(), ModuleTensors()
+    with amanda.apply(flops, profile, modules):
         model.predict(np.ones((5, 32)), verbose=0)
         model.fit(np.ones((40, 32)), np.ones((40, 10)), batch_size=16, verbose=0)
         model.predict(np.ones((3, 32)), verbose=0)
@@ -161,6 +162,26 @@ def test_bytes_are_those_of_the_last_training_step() -> None:
         found = tool.summary()["by_module"]
         assert {name: found[name][figure] for name in expected} == expected
     assert flops.summary()["activations_of_unknown_size"] == 0
+    shapes = {row["path"]: [row[key][0]["shape"] for key in ("inputs", "outputs")] for row in
+              modules.rows()}  # fmt: skip
+    assert shapes["net/a"] == [[8, 32], [8, 64]]
+    assert shapes["net/b"] == [[8, 64], [8, 10]]
+
+
+@pytest.mark.parametrize("order", ["evaluate fit", "fit evaluate"])
+def test_operators_are_shown_as_in_training(order: str) -> None:
+    """Keras trains and evaluates in graphs of their own, with the same ids: shapes are those of the
+    graph that computes gradients."""
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, name="a")], name="net")
+    model.compile("sgd", "mse")
+    tools = FlopsTool(), amanda.tools.load("profile")()
+    x, y = np.ones((8, 6)), np.ones((8, 4))
+    with amanda.apply(*tools):
+        for what in order.split():
+            getattr(model, what)(x, y, batch_size=2 if what == "evaluate" else 4, verbose=0)
+    for tool in tools:
+        found = [row for row in tool.op_rows() if row["id"] == "net/a/BiasAdd:0"]
+        assert [row["outputs"][0]["shape"] for row in found] == [[4, 4]]
 
 
 @pytest.mark.parametrize(

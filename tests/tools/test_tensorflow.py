@@ -64,6 +64,21 @@ def test_nan_in_a_graph(mode: Any) -> None:
     assert (first["direction"], first["type"]) == ("backward", "sqrt_backward")
 
 
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_an_overflow_that_loss_scaling_skips_is_no_finding(eagerly: bool) -> None:
+    """Keras' optimizer for ``mixed_float16`` provokes it and leaves the parameters alone."""
+    half = keras.DTypePolicy("mixed_float16")
+    layers = [keras.layers.Dense(4, dtype=half), keras.layers.Dense(1, dtype="float32")]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=2.0**40)
+    model.compile(scaling, "mse", run_eagerly=eagerly, jit_compile=False)
+    tool = NanTool(action="warn")
+    with amanda.apply(tool):
+        model.fit(np.ones((6, 4)), np.ones((6, 1)) * 9, batch_size=2, verbose=0)
+    assert float(scaling.dynamic_scale) < 2.0**40
+    assert (tool.findings(), tool.summary()["first"]["fate"]) == ([], "skipped")
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 def test_nan_looks_at_the_outputs_of_a_model(keeps: bool) -> None:
     """In eager mode an infinity is masked only if the outputs are finite, as the gradients are."""

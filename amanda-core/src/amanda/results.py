@@ -143,8 +143,12 @@ class RunReport:
         title: one line.
         facts: lines about the run as a whole, by heading.
         tools: a section for each tool, in order.
+        modules: a row for each module that was called: ``path`` (what the ids of its operators
+            begin with), ``type``, and ``inputs`` and ``outputs``, mappings with ``shape`` and
+            ``dtype``.
     """
 
     title: str
     facts: Mapping[str, str]
     tools: Sequence[ToolReport]
+    modules: Sequence[Mapping[str, Any]] = ()

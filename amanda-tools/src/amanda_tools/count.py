@@ -130,6 +130,7 @@ class CountTool(PrintingTool[CountOptions]):
         yield self._modules(steps, runs)
         if len(rows) < len(every):
             yield from other_phases("count", every, self.options, ("executions",))
+        yield from self.unseen_tables("executions are lower bounds")
         yield from unmet_tables("count", self.summary()["ops_never_met"])
 
     def _modules(self, rows: Sequence[Mapping[str, Any]], runs: Sequence[str]) -> Table:

@@ -163,6 +163,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
         """Start recording garbage collections, which count in no operator's time."""
+        super().enter_scope(drivers)
         self.timeline.begin(drivers)
 
     def exit_scope(self) -> None:
@@ -171,7 +172,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        self._ops[op.id] = op
+        if self.shows(context) or op.id not in self._ops:
+            self._ops[op.id] = op
         if context.is_forward():
             self._sources[op.id] = source_of(context)
         if not self.options.memory or not context.runs_at_once:

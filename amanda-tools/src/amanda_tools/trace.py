@@ -85,6 +85,7 @@ class TraceTool(PrintingTool[TraceOptions]):
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
         """Start recording garbage collections, which count in no operator's time."""
+        super().enter_scope(drivers)
         if self.options.timeline:
             self.timeline.begin(drivers)
 

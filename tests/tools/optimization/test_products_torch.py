@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 import amanda
+from amanda.errors import AmandaError
 from amanda_tools.prune import PruneTool
 from amanda_tools.quantize import QuantizeTool
 from tests import models
@@ -125,20 +130,80 @@ def test_every_convolution_is_treated_by_default(layer: nn.Module, shape: tuple[
         assert (len(tool.ops), tool.summary()["skipped"]) == (1, [])
 
 
-@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-def test_a_recurrent_layer_is_listed_as_skipped(make: type[nn.Module]) -> None:
-    """Its several weights have no rule: it stays exact, and the result says why."""
+RECURRENT = [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell]
+
+
+@pytest.mark.parametrize("make", RECURRENT)
+def test_pruning_lists_a_recurrent_layer_as_skipped(make: type[nn.Module]) -> None:
+    """Its several weights have no mask: it stays exact, and the result says why."""
     layer, x = make(4, 4), torch.rand(3, 4)
-    exact = layer(x)
-    named = QuantizeTool(ops=["lstm", "gru", "rnn", *RECURRENT_CELLS], weight_bits=4)
-    for tool in (PruneTool(), QuantizeTool(), named):
-        with amanda.apply(tool):
-            layer(x)
-            found = layer(x)
-        pairs = zip(models.tensors(found), models.tensors(exact), strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
-        reasons = {row["reason"] for row in tool.summary()["skipped"]}
-        assert reasons == {"none of its inputs is known as its weight"}
+    exact, tool = layer(x), PruneTool()
+    with amanda.apply(tool):
+        found = layer(x)
+    pairs = zip(models.tensors(found), models.tensors(exact), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    reasons = {row["reason"] for row in tool.summary()["skipped"]}
+    assert reasons == {"none of its inputs is known as its weight"}
+
+
+@pytest.mark.parametrize("make", RECURRENT)
+@pytest.mark.parametrize("options", [{}, {"ops": ["lstm", "gru", "rnn", *RECURRENT_CELLS]}])
+def test_each_weight_of_a_recurrent_layer_has_a_scale_per_output(
+    make: type[nn.Module], options: dict[str, Any]
+) -> None:
+    """The layer computes as one whose matrices were rounded by hand; its biases stay."""
+    torch.manual_seed(0)
+    layer, x = make(4, 6), torch.rand(3, 4)
+    tool = QuantizeTool(weight_bits=4, activation_bits=0, **options)
+    with amanda.apply(tool):
+        found = [*models.tensors(layer(x))]
+    by_hand = copy.deepcopy(layer)
+    for weight in by_hand.parameters():
+        if weight.dim() == 2:
+            scale = weight.detach().abs().amax(1, keepdim=True) / 7
+            weight.data = (weight / scale).round() * scale
+    torch.testing.assert_close(found, [*models.tensors(by_hand(x))])
+    assert not torch.equal(found[0], next(models.tensors(layer(x))))
+    shapes = [tuple(whole.shape) for whole in tool.integer_weights(lambda: layer(x)).values()]
+    assert shapes == [tuple(p.shape) for p in layer.parameters() if p.dim() == 2]
+
+
+@pytest.mark.parametrize("make", RECURRENT)
+def test_data_and_states_of_a_recurrent_layer_are_its_activations(make: type[nn.Module]) -> None:
+    """They are rounded with ``activation_bits``, weights with ``weight_bits``, no bias is; files
+    and the export to torchao name each input alike."""
+    layer, x = make(4, 6), torch.rand(3, 4)
+    tool = QuantizeTool(weight_bits=4, activation_bits=6, method="dynamic")
+    with amanda.apply(tool):
+        layer(x)
+    [(op_id, found)] = tool.quantizers.items()
+    states = 2 if "LSTM" in make.__name__ else 1
+    kinds = [(quantizer.role, quantizer.bits) for quantizer in found]
+    assert kinds == [("activation", 6)] * (1 + states) + [("weight", 4)] * 2
+    with tempfile.TemporaryDirectory() as folder:
+        path = tool.export(Path(folder) / "net.safetensors", lambda: layer(x))
+        with safe_open(path, "numpy") as file:
+            names = {name for name in file.keys() if name.endswith("integers")}  # noqa: SIM118
+    assert names == {f"{op_id}|{index}|integers" for index in (1 + states, 2 + states)}
+    with pytest.raises(AmandaError, match="with a quantized weight"):
+        tool.to_torchao(layer, lambda: layer(x))
+
+
+@pytest.mark.parametrize("options", [{}, {"learning_rate": 0.01}])
+def test_ranges_of_a_recurrent_layer_are_learned(options: dict[str, float]) -> None:
+    """Quantization-aware training learns a range for each weight and activation of it."""
+    torch.manual_seed(0)
+    layer, x = nn.LSTM(4, 6, num_layers=2, bidirectional=True), torch.rand(5, 2, 4)
+    tool = QuantizeTool(method="qat", weight_bits=4, **options)
+    with amanda.apply(tool):
+        layer(x)
+        before = [value.clone() for value in tool.parameters()]
+        optimizer = torch.optim.SGD(tool.parameters(), 0.0 if options else 0.01)
+        for _ in range(2):
+            layer(x)[0].square().sum().backward()
+            optimizer.step()
+    learned = [not torch.equal(*pair) for pair in zip(before, tool.parameters(), strict=True)]
+    assert (len(learned), all(learned[3:])) == (3 + 8, True)
 
 
 def test_a_parameter_without_a_rule_is_no_activation() -> None:

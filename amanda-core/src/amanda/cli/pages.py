@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,7 +18,9 @@ import attrs
 
 from amanda.errors import AmandaError, described
 from amanda.files import plain_data, replaced
-from amanda.interface.tool import Tool
+from amanda.interface.points import PointContext
+from amanda.interface.specs import specs_of
+from amanda.interface.tool import Tool, deferrable
 from amanda.registry import distributions, drivers, plugins
 from amanda.results import Chart, RunReport, Table, ToolReport
 
@@ -73,6 +76,51 @@ def write_page(path: Path, report: RunReport) -> None:
         raise PageError(f"amanda_render_report() gave {described(text)}, not the text of a page")
     with replaced(path) as file:
         file.write(text)
+
+
+_CALL = re.compile(r"#\d+")
+"""The number of a repeated call in an id."""
+
+
+class ModuleTensors(Tool):
+    """Notes what modules are given and what they return, in the last step where there is one."""
+
+    only_watches = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now: dict[str, dict[str, Any]] = {}
+        self._in_step: dict[str, dict[str, Any]] = {}
+        self.add_inst_for_module(self._left, exit=True)
+        self.add_inst_for_iteration(self._end_step, end=True)
+
+    @deferrable
+    def _left(self, point: PointContext) -> None:
+        if point.outputs is None:
+            return
+        path = _CALL.sub("", point.id)
+        row = {
+            "path": path,
+            "type": "" if point.target is None else type(point.target).__name__,
+            "inputs": specs_of(point.inputs),
+            "outputs": specs_of(point.outputs),
+        }
+        if path == point.id:
+            self._now[path] = row
+        else:
+            self._now.setdefault(path, row)
+
+    def _end_step(self, _: PointContext) -> None:
+        # What is evaluated after a step is not of it.
+        self._in_step |= self._now
+        self._now = {}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The ``modules`` of :class:`~amanda.results.RunReport`."""
+        return [
+            {**row, **{key: [s and s.row() for s in row[key]] for key in ("inputs", "outputs")}}
+            for row in (self._now | self._in_step).values()
+        ]
 
 
 @attrs.define

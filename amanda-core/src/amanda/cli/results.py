@@ -135,6 +135,7 @@ class Report:
             are printed.
         error: why the run is one of wrong usage, for stderr; "" if it is not.
         written: the files that have been written.
+        modules: notes the tensors of modules, for the page.
     """
 
     tools: Sequence[NamedTool]
@@ -150,6 +151,7 @@ class Report:
     has_failed: bool = False
     error: str = ""
     written: list[Path] = attrs.field(factory=list)
+    modules: pages.ModuleTensors = attrs.field(factory=pages.ModuleTensors)
     _collected: list[pages.Collector] = attrs.field(factory=list)
     _lost: list[str] = attrs.field(factory=list)
 
@@ -232,7 +234,8 @@ class Report:
         tools = [part.report(path.parent) for part in self._collected]
         names = ", ".join(part.name for part in tools)
         title = f"amanda run: {names}" if names else "amanda run"
-        pages.write_page(path, RunReport(title=title, facts=facts, tools=tools))
+        rows = self.modules.rows()
+        pages.write_page(path, RunReport(title=title, facts=facts, tools=tools, modules=rows))
         self.written.append(path)
 
     def _print(self, statistics: Statistics, seconds: float) -> None:

@@ -285,6 +285,7 @@ def create_report(given: argparse.Namespace) -> Report:
     # Absolute: the program may change the current folder.
     folder = given.output[0].absolute() if given.output else None
     rank = Rank.of_environment()
+    _check_recordings(folder, tools)
     if folder is not None:
         check_folder(*given.output)
         _check_files(folder, (f"{named.name}{rank.suffix}.json" for named in tools))
@@ -294,6 +295,17 @@ def create_report(given: argparse.Namespace) -> Report:
         check_folder(page.parent)
     hint = "" if given.tool else TOOLS_OF_PAGE if tools else NO_TOOL
     return Report(tools, folder, rank, sys.stdout, page, op_filter, hint=hint)
+
+
+def _check_recordings(folder: Path | None, tools: Iterable[NamedTool]) -> None:
+    """Check that there is a folder for tools whose result is in their files.
+
+    Raises:
+        UsageError: there is none for one of them.
+    """
+    for name in (named.name for named in tools if getattr(named.tool, "needs_folder", False)):
+        if folder is None:
+            raise UsageError(f"{name} writes what it records into files: give a folder, -o DIR")
 
 
 def create_tools(texts: Sequence[str]) -> list[NamedTool]:
@@ -439,7 +451,9 @@ class Run:
             AmandaError: the tools cannot be applied.
         """
         self._asked = drivers or ()
-        tools = (named.tool for named in self.report.tools)
+        tools = [named.tool for named in self.report.tools]
+        if self.report.page is not None:
+            tools.append(self.report.modules)
         self._scope = apply(*tools, drivers=drivers, op_filter=self.report.op_filter or None)
         _apply(self._scope)
         self._opened = LIVE_SCOPES[-1]

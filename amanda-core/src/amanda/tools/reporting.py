@@ -33,12 +33,17 @@ from typing import Any, ClassVar, Generic, Literal, TextIO, TypeVar
 import attrs
 
 from amanda.errors import close_matches
+from amanda.interface.context import OpContext
 from amanda.interface.points import PointContext
 from amanda.interface.specs import PHASES
 from amanda.interface.tool import Tool
 from amanda.python.signatures import signature_of
 from amanda.python.text import printable
 from amanda.results import Chart, Table
+from amanda.state import LIVE_SCOPES
+
+if typing.TYPE_CHECKING:
+    from amanda.driver import Driver
 
 OptionsT = TypeVar("OptionsT")
 
@@ -114,11 +119,36 @@ class ReportingTool(Tool, Generic[OptionsT]):
             raise type(error)(f"{self.name}: {error.args[0]}") from None
         _check_effects(self.name, self.options, options)
         self.trains_late = False
+        self._statistics: dict[int, Any] = {}
+        self._has_gradients = False
         self._step_figures = StepFigures()
         self._noted_figures: Mapping[str, float] = {}
         self._noted_counts: _Counts = {}
         self.add_inst_for_iteration(self._begin_step)
         self.add_inst_for_iteration(self._end_step, end=True)
+
+    def enter_scope(self, drivers: Sequence[Driver]) -> None:
+        """Keep the statistics of the scope, for what is not seen in it."""
+        live = [scope for scope in LIVE_SCOPES if any(tool is self for tool in scope.tools)]
+        self._statistics.update({id(scope.statistics): scope.statistics for scope in live})
+
+    def not_seen(self) -> dict[str, int]:
+        """The executions that were not seen by reason; 0 for an unknown number."""
+        found = collections.Counter[str]()
+        for statistics in self._statistics.values():
+            found.update(statistics.not_seen)
+        return dict(found)
+
+    def unseen_tables(self, then: str) -> Iterable[Table]:
+        """A table of what was not seen, if there is any.
+
+        Args:
+            then: what that says about the tool's figures.
+        """
+        if missed := self.not_seen():
+            title = f"{self.name}: {then}, for these executions were not seen"
+            counts = [(reason, count or "?") for reason, count in missed.items()]
+            yield Table(title, ("reason", "calls"), counts)
 
     @property
     def steps(self) -> int:
@@ -144,6 +174,16 @@ class ReportingTool(Tool, Generic[OptionsT]):
         self._step_figures.end(
             point.iteration, self._noted_figures, momentary, self._noted_counts, point.end
         )
+
+    def shows(self, context: OpContext) -> bool:
+        """True if results are to show an operator as it is in this analysis.
+
+        False in a graph that is first run when gradients have been computed in another one, which
+        is that of an evaluation, or of other sizes. To be asked in each analysis, also in backward
+        ones.
+        """
+        self._has_gradients |= not context.is_forward()
+        return context.runs_at_once or not self._has_gradients
 
     def _read_figures(self) -> None:
         self._noted_figures = dict(self.running_figures())
@@ -198,13 +238,21 @@ class ReportingTool(Tool, Generic[OptionsT]):
         return [times for number, times in known.items() if number or len(known) == 1]
 
     def result(self) -> dict[str, Any]:
-        """The result as plain data: the contents of ``DIR/<tool>.json``."""
+        """The result as plain data: the contents of ``DIR/<tool>.json``.
+
+        ``summary`` has ``not_seen`` as well, the executions that were not seen by reason: figures
+        are without them.
+        """
         rows = self.op_rows()
         return {
             "tool": self.name,
             "schema": self.schema,
             "namespaces": sorted({row["namespace"] for row in rows}),
-            "summary": {**self.summary(), **self.summary_of_steps(rows)},
+            "summary": {
+                **self.summary(),
+                **self.summary_of_steps(rows),
+                "not_seen": self.not_seen(),
+            },
             "ops": rows,
         }
 

@@ -11,7 +11,7 @@ In an analysis::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
 import attrs
@@ -24,7 +24,7 @@ from amanda.interface.calls import Variable
 from amanda.python.references import Reference, nothing
 from amanda.tools.mapping import MappingTool
 from amanda_tools._operators.running import run_model
-from amanda_tools._values.shapes import Shape, shape_of
+from amanda_tools._values.shapes import Shape, rank_of, shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 
 
@@ -127,6 +127,44 @@ def weight_of(context: OpContext) -> Weight:
     index, layout = context["weight_index"], context["weight_layout"]
     if index is None or layout is None:
         raise Untreatable("none of its inputs is known as its weight")
+    return _weight_at(context, index, layout)
+
+
+_MATRICES = {
+    **dict.fromkeys(("params", "w_ih", "w_hh"), "OI"),
+    **dict.fromkeys(("w", "w_ru", "w_c"), "IO"),
+}
+"""The inputs of recurrent operators that hold weights, by their names in PyTorch and TensorFlow,
+and the layout of a weight; a vector among them is a bias."""
+
+_SEQUENCES = frozenset({"input", "data", "hx", "x", "h_prev", "cs_prev"})
+"""The inputs of recurrent operators that hold data and states."""
+
+
+def recurrent_inputs(context: OpContext) -> tuple[list[Weight], list[int]]:
+    """Return the weights of a recurrent operator, and the positions of its data and states.
+
+    Raises:
+        Untreatable: one of the weights cannot be changed, or they are packed into one vector.
+    """
+    given = list(enumerate(zip(context.get_input_names(), context.get_inputs(), strict=False)))
+    places = [
+        (position, _MATRICES[name])
+        for position, (name, tensor) in given
+        if name in _MATRICES and tensor is not None and rank_of(tensor) == 2
+    ]
+    if not places:
+        raise Untreatable("none of its inputs is a matrix of weights")
+    weights = [_weight_at(context, position, layout) for position, layout in places]
+    return weights, [position for position, (name, _) in given if name in _SEQUENCES]
+
+
+def _weight_at(context: OpContext, index: int, layout: str) -> Weight:
+    """Return the weight at a position.
+
+    Raises:
+        Untreatable: it cannot be changed.
+    """
     if context.get_inputs()[index] is None:
         raise Untreatable("it is called without a weight")
     value = context.get_value(index)
@@ -184,12 +222,12 @@ class WeightsOfRun:
 
     Args:
         run: runs the model.
-        places: op id to the position of the weight among its inputs.
+        places: op id to the positions of weights among its inputs.
     """
 
-    def __init__(self, run: Callable[[], Any], places: Mapping[str, int]) -> None:
+    def __init__(self, run: Callable[[], Any], places: Mapping[str, Collection[int]]) -> None:
         self._places = places
-        self._by_op: dict[str, FoundWeight] = {}
+        self._by_place: dict[tuple[str, int], FoundWeight] = {}
         self._by_identity: dict[Hashable, FoundWeight] = {}
         collector = amanda.Tool()
         collector.depends_on(MappingTool.standard())
@@ -198,46 +236,48 @@ class WeightsOfRun:
             run_model(run)
 
     def _collect(self, context: OpContext) -> None:
-        op_id = context.get_op_id()
-        index = self._places.get(op_id, context["weight_index"])
-        value = None if index is None else context.get_value(index)
-        if value is None:
-            return
-        key = context.get_value_key(index)
-        identity = None if key is None else (key, context.get_value_view(index))
-        found = FoundWeight(value, context.get_variable(index), identity)
-        if op_id in self._places:
-            self._by_op[op_id] = found
-        if identity is not None:
-            self._by_identity[identity] = found
+        op_id, own = context.get_op_id(), context["weight_index"]
+        for index in self._places.get(op_id, () if own is None else (own,)):
+            value = context.get_value(index)
+            if value is None:
+                continue
+            key = context.get_value_key(index)
+            identity = None if key is None else (key, context.get_value_view(index))
+            found = FoundWeight(value, context.get_variable(index), identity)
+            self._by_place[op_id, index] = found
+            if identity is not None:
+                self._by_identity[identity] = found
 
-    def of_op(self, op_id: str) -> FoundWeight | None:
-        """Return the weight that an operator has read; None if it has not run."""
-        return self._by_op.get(op_id)
+    def of_op(self, op_id: str, index: int) -> FoundWeight | None:
+        """Return the weight that an operator has read at a position; None if it has not run."""
+        return self._by_place.get((op_id, index))
 
     def of_variable(self, identity: Hashable) -> FoundWeight | None:
         """Return the weight with this identity, whichever operator has read it."""
         return self._by_identity.get(identity)
 
 
-def values_of_run(run: Callable[[], Any], places: Mapping[str, int], tool: str) -> dict[str, Any]:
-    """Run a model once and return the values of weights, as the framework holds them, by op id.
+def values_of_run(
+    run: Callable[[], Any], places: Mapping[str, Collection[int]], tool: str
+) -> dict[tuple[str, int], Any]:
+    """Run a model once and return the values of weights, as the framework holds them, by op id and
+    position.
 
     Args:
         run: runs the model.
-        places: op id to the position of the weight among its inputs.
+        places: op id to the positions of weights among its inputs.
         tool: name of the tool, for the error message.
 
     Raises:
         AmandaError: `run` did not execute one of the operators.
     """
     weights = WeightsOfRun(run, places)
-    found = {op_id: weights.of_op(op_id) for op_id in places}
     values = {}
-    for op_id, weight in found.items():
+    for op_id, index in [(op_id, index) for op_id, found in places.items() for index in found]:
+        weight = weights.of_op(op_id, index)
         if weight is None:
             raise not_executed(tool, op_id)
-        values[op_id] = weight.value
+        values[op_id, index] = weight.value
     return values
 
 

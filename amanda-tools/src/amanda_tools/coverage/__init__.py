@@ -78,6 +78,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
         """Make the mechanisms of the drivers' frameworks."""
+        super().enter_scope(drivers)
         frameworks = {driver.namespace.tags[0]: driver.framework for driver in drivers}
         for name in frameworks:
             self._peers_of(name)
@@ -189,6 +190,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         for direction in DIRECTIONS:
             yield self._groups(_in(listed, direction), direction, names)
         yield from other_phases("coverage", every, self.options, ("executions",))
+        yield from self.unseen_tables("shares are of what amanda sees")
 
     def _groups(
         self, rows: Iterable[Mapping[str, Any]], direction: str, names: Sequence[str]

@@ -60,6 +60,7 @@ class DiffTool(DumpTool):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._reference = _recording(self.options.reference)
+        self.needs_folder = self._reference is None
         self._pairs: tuple[int, list[Pair], dict[str, Counterpart]] | None = None
 
     def pairs(self) -> list[Pair]:
@@ -103,7 +104,10 @@ class DiffTool(DumpTool):
             return {"recorded": True, **super().summary()}
         pairs, ops = self._compared()
         first = next((pair for pair in pairs if not pair.agrees), None)
-        here = dict.fromkeys(entry.row["id"] for entry in self.entries)
+        here = {entry.kind for entry in self.entries}
+        theirs = {record.kind for record in self._reference.records}
+        own = dict.fromkeys(entry.row["id"] for entry in self.entries if entry.kind in theirs)
+        others = dict.fromkeys(r.id for r in self._reference.records if r.kind in here)
         paired = {counterpart.id for counterpart in ops.values()}
         return {
             "recorded": False,
@@ -111,8 +115,10 @@ class DiffTool(DumpTool):
             "compared": len(pairs),
             "agreeing": sum(pair.agrees for pair in pairs),
             "tolerance": self.options.tolerance,
-            "only_here": [op_id for op_id in here if op_id not in ops],
-            "only_in_reference": [op_id for op_id in self._reference.ops() if op_id not in paired],
+            "only_here": [op_id for op_id in own if op_id not in ops],
+            "only_in_reference": [op_id for op_id in others if op_id not in paired],
+            "kinds_only_here": sorted(here - theirs),
+            "kinds_only_in_reference": sorted(theirs - here),
             "not_taken": self.dropped,
             **self.gaps(),
         }
@@ -153,6 +159,9 @@ class DiffTool(DumpTool):
             ids = [op_id for op_id in found[key] if self.is_shown(of[op_id])]
             if ids:
                 yield Table(f"diff: only in {title}", ("op",), [(op,) for op in ids])
+            if kinds := found[f"kinds_{key}"]:
+                other = "the reference" if key == "only_here" else "this run"
+                yield Table(f"diff: {other} has no {' and no '.join(kinds)}", (), ())
 
     def charts(self) -> Iterable[Chart]:
         """Relative errors along the run, those beyond the tolerance as a series of their own."""

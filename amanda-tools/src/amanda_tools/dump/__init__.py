@@ -60,6 +60,8 @@ class DumpTool(WatchingTool[DumpOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        # Read by `amanda run`: without a folder what is recorded is lost.
+        self.needs_folder = True
         self.files = TensorFiles(self.name, self.options.shard)
         self.described: dict[str, OpDescription] = {}
         self._refused = 0
@@ -139,7 +141,8 @@ class DumpTool(WatchingTool[DumpOptions]):
     def tables(self) -> Iterable[Table]:
         """Recorded tensors by kind; the limits if tensors were not recorded."""
         found = self.summary()
-        title = f"dump: {found['tensors']} tensors, {format_quantity(found['bytes'], 'B')}"
+        size = format_quantity(found["bytes"], "B")
+        title = f"{self.name}: {found['tensors']} tensors recorded, {size}"
         taken = [entry for entry in self.entries if self.is_shown(entry.row["phase"])]
         kinds = collections.Counter(entry.kind for entry in taken)
         yield Table(title, ("kind", "tensors"), sorted(kinds.items()))
@@ -147,11 +150,11 @@ class DumpTool(WatchingTool[DumpOptions]):
             rows = [{**entry.row, "tensors": 1} for entry in self.entries]
             yield from other_phases(self.name, rows, self.options, ("tensors",))
         if found["not_taken"]:
-            title = f"dump: {found['not_taken']} tensors were not taken"
+            title = f"{self.name}: {found['not_taken']} tensors were not taken"
             limits = [(name, getattr(self.options, name)) for name in ("limit", "bytes")]
             yield Table(title, ("limit", "value"), limits)
         if self.files.problem:
-            yield Table(f"dump: {self.files.problem}", (), ())
+            yield Table(f"{self.name}: {self.files.problem}", (), ())
         yield from self.gap_tables()
 
     def load(self, entry: Entry) -> Array:

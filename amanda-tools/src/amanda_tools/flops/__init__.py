@@ -9,7 +9,6 @@ Formulas are in a registry, to which :func:`register` adds::
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal
@@ -17,11 +16,9 @@ from typing import Any, Literal
 import attrs
 
 from amanda import OpContext
-from amanda.driver import Driver
 from amanda.inline import Counter
 from amanda.interface.points import Point, PointContext
 from amanda.results import Chart, Table
-from amanda.state import LIVE_SCOPES
 from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
@@ -112,7 +109,6 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._used: dict[str, Sequence[UsedParameter]] = {}
         self._written = WrittenBytes()
         self._batches = Batches()
-        self._statistics: dict[int, Any] = {}
         # What an optimizer multiplies is no work of the model.
         self._totals = {part: Counter() for part in (*_DIRECTIONS, "elementwise", "other")}
         self._input: dict[str, Any] | None = None
@@ -148,11 +144,6 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if not self._begins:
             self._recomputed += self._totals["forward"].count - begin
 
-    def enter_scope(self, drivers: Sequence[Driver]) -> None:
-        """Keep the statistics of the scope, for what is not seen in it."""
-        live = [scope for scope in LIVE_SCOPES if any(tool is self for tool in scope.tools)]
-        self._statistics.update({id(scope.statistics): scope.statistics for scope in live})
-
     def _keep_written(self, _: PointContext) -> None:
         self._written.end_step()
 
@@ -160,10 +151,16 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        known = self._ops.get(op.id) or self._forward_op(op, context)
+        known, is_shown = (
+            self._ops.get(op.id) or self._forward_op(op, context),
+            self.shows(context),
+        )
         self._used[op.id] = self._parameters.used_by(context)
         if isinstance(known, OpDescription):
+            self._ops[op.id] = op if is_shown else known
             return
+        if is_shown:
+            known.op = op
         if context.runs_at_once:
             _count_at_once(known, context)
         else:
@@ -213,6 +210,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
+        self.shows(context)
         self._parameters.note_gradient(op.forward)
         known = self._ops.get(op.id) or self._backward_op(op)
         if isinstance(known, OpDescription):
@@ -413,7 +411,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def summary(self) -> dict[str, Any]:
         """Sums over all operators, by type and by module; types that count zero, and unknown
-        ones; executions that were ``not_seen``, by reason, beside which sums are lower bounds.
+        ones; ``bound``: ``lower`` where executions were not seen, or are of no known FLOPs.
         ``activation_bytes`` is what the operators of one forward pass write, of the last step if
         there is one: a lower bound if there are ``activations_of_unknown_size``."""
         rows = self.op_rows()
@@ -431,10 +429,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             "macs": flops // 2,
             **self._memory_of([row for row in forward if row["phase"] == "forward"]),
             "zero_ops": sorted({row["type"] for row in rows if row["counted"] == "zero"}),
-            "bound": "lower" if unknown or self._not_seen() else None,
+            "bound": "lower" if unknown or self.not_seen() else None,
             "unknown_ops": _calls(unknown),
             "unknown_share": len(unknown) / len(rows) if rows else 0.0,
-            "not_seen": self._not_seen(),
             "by_type": self._grouped(rows, lambda row: str(row["type"])),
             "by_module": self._grouped(rows, lambda row: str(row["module"])),
         }
@@ -450,13 +447,6 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if self._batches.largest is None or self._input_of_step is None:
             return {"batch": self._batches.largest, "input": None}
         return {"batch": self._input_of_step["shape"][0], "input": self._input_of_step}
-
-    def _not_seen(self) -> dict[str, int]:
-        """Return the executions that were not seen by reason; 0 for an unknown number."""
-        found = collections.Counter[str]()
-        for statistics in self._statistics.values():
-            found.update(statistics.not_seen)
-        return dict(found)
 
     def _memory_of(self, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
         """Return the parameters of the model's operators, and the bytes of these and of their
@@ -524,10 +514,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             share = f"{100 * len(unknown) / len(rows):.1f} % of the operators"
             title = f"flops: types without a formula, {share}"
             yield Table(title, ("type", "calls"), list(_calls(unknown).items()))
-        if missed := self._not_seen():
-            title = "flops: figures are lower bounds, for these executions were not seen"
-            counts = [(reason, count or "?") for reason, count in missed.items()]
-            yield Table(title, ("reason", "calls"), counts)
+        yield from self.unseen_tables("figures are lower bounds")
 
     def _totals_of(self, every: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
         """Return lines of the first table: of the last step if there is one, and of the run."""

@@ -85,6 +85,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         Raises:
             CapabilityError: the profiler is in use.
         """
+        super().enter_scope(drivers)
         for framework in dict.fromkeys(driver.namespace.tags[0] for driver in drivers):
             # A framework with several drivers (eager, session) has one profiler.
             if framework in MODULES and framework not in self._recorders:

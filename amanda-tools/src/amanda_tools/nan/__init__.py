@@ -49,6 +49,9 @@ from amanda_tools.nan.replay import OpReplay
 
 __all__ = ["NanOptions", "NanTool", "NonFiniteError", "NonFiniteWarning"]
 
+_ENDS = "an output of the model, a gradient or a parameter"
+_UNKNOWN = f" (whether it reached {_ENDS} is not known)"
+
 _SETUP = "setup"
 """The phase in which a model is built and initialised."""
 
@@ -135,8 +138,14 @@ class NanTool(PrintingTool[NanOptions]):
         """Instrumentation routine: a gradient scaler updates its scale after a step or none."""
         self._fates.end_step(bool(reader_of(tensors[-1]).numpy(tensors[-1]).any()))
 
+    def _see_check(self, gradient: Any) -> None:
+        """Instrumentation routine: an optimizer asks whether a gradient is finite."""
+        if self._look_at(gradient) is False:
+            self._fates.note_check()
+
     def exit_scope(self) -> None:
-        """Warn of what is still open."""
+        """End an iteration that has not ended, as evaluations after training, and warn."""
+        self._fates.end_iteration()
         self._warn_of_first(self.findings())
 
     def _warn_of_first(self, events: Sequence[NonFiniteEvent]) -> None:
@@ -161,6 +170,8 @@ class NanTool(PrintingTool[NanOptions]):
         op = describe(context)
         if op.name == "_amp_update_scale_":
             context.insert_before_op(self._see_scale, inputs=[0, 1, 2])
+        elif op.type == "isfinite" and op.phase == "optimizer":
+            context.insert_before_op(self._see_check, inputs=[0])
         made_at = line_made_at(context)
         self._sources[op.id] = made_at or source_line()
         if not any(tensor is not None for tensor in context.get_inputs()):
@@ -227,7 +238,9 @@ class NanTool(PrintingTool[NanOptions]):
 
     def note_reach(self, op: OpDescription) -> None:
         """Note that a gradient or a parameter is not finite, if the operator has written one."""
-        if op.direction == "backward" or op.phase == "optimizer":
+        if op.phase == "optimizer":
+            self._fates.note_update()
+        elif op.direction == "backward":
             self._fates.look(False)
 
     def suspect(
@@ -397,23 +410,32 @@ class NanTool(PrintingTool[NanOptions]):
             count = len(self._watches)
             of_model = " of the model" if self.events else ""
             yield Table(f"nan: no operator{of_model} of {count} watched produced any", (), ())
-        if folded := [event for event in harmless if event not in events]:
-            rows = [(e.op.id, e.kind, e.source, e.times, e.fate) for e in folded]
-            title = "nan: masked before an output or a gradient, or skipped by a gradient scaler"
-            yield Table(title, ("op", "kind", "source", "times", "fate"), rows)
-        if only_in_setup := [event for event in self.events if event not in (*events, *harmless)]:
-            title = "nan: made while the model was built, and removed before it was used"
-            made = [(event.op.id, event.kind, event.source) for event in only_in_setup]
-            yield Table(title, ("op", "kind", "source"), made)
+        yield from self._about_others([event for event in self.events if event not in events])
         yield from self._not_looked_at.tables(self.name)
+        yield from self.unseen_tables("what they produced is not known")
         if missing := self._never_met():
             title = "nan: types that were to be ignored and never met"
             yield Table(title, ("type",), [(kind,) for kind in missing])
 
+    def _about_others(self, events: Sequence[NonFiniteEvent]) -> Iterable[Table]:
+        """Those that reached nothing, in the model and while it was built."""
+        harmless = [event for event in self.masked_or_skipped() if event in events]
+        if harmless:
+            rows = [(e.op.id, e.kind, e.source, e.times, e.fate) for e in harmless]
+            title = "nan: masked before an output or a gradient, or skipped by the loss scaling"
+            yield Table(title, ("op", "kind", "source", "times", "fate"), rows)
+        if only_in_setup := [event for event in events if event not in harmless]:
+            title = "nan: made while the model was built, and removed before it was used"
+            made = [(event.op.id, event.kind, event.source) for event in only_in_setup]
+            yield Table(title, ("op", "kind", "source"), made)
+
     def _about_findings(self, events: Sequence[NonFiniteEvent]) -> Iterable[Table]:
         """The first finding with its tensors and history, and the others."""
         first = events[0]
-        yield Table(f"nan: {first.message()}", (), ())
+        if first.fate in ("masked", "skipped"):
+            but = ", but in steps that the loss scaling skipped" * (first.fate == "skipped")
+            yield Table(f"nan: no operator's NaN or infinity reached {_ENDS}{but}", (), ())
+        yield Table(f"nan: {first.message()}{'' if first.fate else _UNKNOWN}", (), ())
         columns = ("tensor", "shape", "dtype", "nan", "inf", "min", "max", "mean", "std")
         names = [f"input {i}" for i in range(len(first.inputs))]
         names += [f"output {i}" for i in range(len(first.outputs))]
@@ -430,12 +452,12 @@ class NanTool(PrintingTool[NanOptions]):
         if last:
             yield Table("nan: watched before it", ("op",), [(op_id,) for op_id in last])
         if len(events) > 1:
-            others = [(e.op.id, e.op.direction, e.kind, e.source) for e in events[1:]]
-            yield Table(
-                "nan: later ones, which may follow from it",
-                ("op", "direction", "kind", "source"),
-                others,
-            )
+            others = [
+                (e.op.id, e.op.direction, e.kind, e.source, e.fate or "not known")
+                for e in events[1:]
+            ]
+            title = "nan: later ones, which may follow from it"
+            yield Table(title, ("op", "direction", "kind", "source", "fate"), others)
 
     def _about_received(self) -> Iterable[Table]:
         """The first NaN in a parameter or in the data, which no operator has produced."""

@@ -59,7 +59,7 @@ class NonFiniteEvent:
         last: ids of the operators watched before it, the latest last.
         times: number of executions that produced NaN or an infinity.
         fates: in how many iterations it ``reached`` the outputs of the model, a gradient or a
-            parameter, was ``masked`` before, or ``skipped`` with the step of a gradient scaler;
+            parameter, was ``masked`` before, or ``skipped`` with the step by the loss scaling;
             ``""`` where that is not known.
         replay: the operator with its inputs; None if they are not kept.
     """
@@ -114,7 +114,7 @@ class NonFiniteEvent:
 
 _FATES = {
     "masked": ", which reached no output of the model and no gradient",
-    "skipped": ", and the gradient scaler skipped the step",
+    "skipped": ", and the loss scaling skipped the step",
 }
 
 _PLACES = {

@@ -18,6 +18,10 @@ class Fates:
         self._before: dict[NonFiniteEvent, str] = {}
         # Whether outputs, gradients and parameters of this iteration were finite; None: not known.
         self._were_finite: set[bool | None] = set()
+        # Whether a gradient or a parameter was among them.
+        self._has_gradients = False
+        # Whether an optimizer has found a gradient that is not finite, and written nothing like it.
+        self._is_skipped = False
 
     def note(self, event: NonFiniteEvent) -> None:
         """Note an execution of the event's operator."""
@@ -27,6 +31,16 @@ class Fates:
     def look(self, is_finite: bool) -> None:
         """Note whether a gradient or a parameter is finite."""
         self._were_finite.add(is_finite)
+        self._has_gradients = True
+
+    def note_check(self) -> None:
+        """An optimizer asks whether gradients are finite, and one is not."""
+        self._is_skipped = True
+
+    def note_update(self) -> None:
+        """An operator of an optimizer gives something that is not finite."""
+        self._is_skipped = False
+        self.look(False)
 
     def end_forward(self, model: str, were_finite: Set[bool | None]) -> None:
         """End a forward pass.
@@ -47,14 +61,20 @@ class Fates:
         for event, fate in self._before.items():
             event.fates[fate] += 1
         self._now, self._were_finite = {}, set()
+        self._has_gradients = self._is_skipped = False
 
     def _decide(self) -> dict[NonFiniteEvent, str]:
         # Among several, those masked before are harmless, and those that left finite outputs.
         able = [event for event in self._now if event.fate in ("", "reached")]
         causes = [event for event in able if not self._now[event]] or able or list(self._now)
-        has_reached = False in self._were_finite
-        other = "masked" if self._were_finite and None not in self._were_finite else ""
-        return {e: "reached" if has_reached and e in causes else other for e in self._now}
+        reached = "skipped" if self._is_skipped else "reached"
+        fates = dict.fromkeys(causes, reached if False in self._were_finite else "")
+        return {event: fates.get(event) or self._otherwise(event) for event in self._now}
+
+    def _otherwise(self, event: NonFiniteEvent) -> str:
+        # Without gradients the outputs of models do not tell of what follows them, as a loss.
+        is_told = self._were_finite and (self._now[event] or self._has_gradients)
+        return "masked" if is_told and None not in self._were_finite else ""
 
     def end_step(self, is_skipped: bool) -> None:
         """A gradient scaler tells whether it has skipped the step of the last iteration.

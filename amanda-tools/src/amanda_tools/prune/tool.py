@@ -229,14 +229,14 @@ class PruneTool(TargetingTool[PruneOptions]):
             AmandaError: `run` does not read one of the weights.
         """
         known = list({id(weight): weight for weight in self._weights().values()}.values())
-        places = {op_id: weight.weight.index for op_id, weight in self._weights().items()}
+        places = {op_id: (weight.weight.index,) for op_id, weight in self._weights().items()}
         weights = WeightsOfRun(run, places)
         taken = {weight.weight.identity for weight in known}
         found = []
         for weight in known:
             one = weights.of_variable(weight.weight.identity)
             for op_id in weight.readers if one is None else ():
-                other = weights.of_op(op_id)
+                other = weights.of_op(op_id, *places[op_id])
                 # In another mode the operator with this id can read a weight with another mask.
                 if other is not None and other.identity not in taken:
                     one = other

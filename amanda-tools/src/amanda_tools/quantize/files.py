@@ -39,9 +39,10 @@ def ready(quantizers: Quantizers) -> Quantizers:
     return run
 
 
-def weight_quantizers(quantizers: Quantizers) -> dict[str, Quantizer]:
-    """Return the quantizer of the weight by op id."""
-    return {op_id: q for op_id, found in quantizers.items() for q in found if q.role == "weight"}
+def weight_quantizers(quantizers: Quantizers) -> dict[tuple[str, int], Quantizer]:
+    """Return the quantizers of weights by op id and position."""
+    every = [(op_id, q) for op_id, found in quantizers.items() for q in found]
+    return {(op_id, q.index): q for op_id, q in every if q.role == "weight"}
 
 
 def grid_of(quantizer: Quantizer, shape: Sequence[int]) -> tuple[Array, Array]:
@@ -68,16 +69,17 @@ def to_integers(quantizer: Quantizer, value: Any) -> Array:
     return integers(array, scale, zero, grid).astype(kind)
 
 
-def integer_weights(quantizers: Quantizers, run: Callable[[], Any]) -> dict[str, Array]:
-    """Return the integers that stand for weights, by op id.
+def integer_weights(quantizers: Quantizers, run: Callable[[], Any]) -> dict[tuple[str, int], Array]:
+    """Return the integers that stand for weights, by op id and position.
 
     Raises:
         AmandaError: `run` does not execute all operators.
     """
-    weights = weight_quantizers(quantizers)
-    places = {op_id: quantizer.index for op_id, quantizer in weights.items()}
+    weights, places = weight_quantizers(quantizers), dict[str, list[int]]()
+    for op_id, index in weights:
+        places.setdefault(op_id, []).append(index)
     values = values_of_run(run, places, "quantize")
-    return {op_id: to_integers(weights[op_id], value) for op_id, value in values.items()}
+    return {place: to_integers(weights[place], value) for place, value in values.items()}
 
 
 def write_ranges(path: Path, quantizers: Quantizers, header: Mapping[str, Any]) -> None:
@@ -121,8 +123,8 @@ def write_tensors(
                 tensors[f"{name}scale"] = np.ascontiguousarray(final[0])
                 tensors[f"{name}zero_point"] = np.asarray(final[1], np.int32)
     if run is not None and has_integers:
-        for op_id, whole in integer_weights(quantizers, run).items():
-            tensors[f"{op_id}|{weights[op_id].index}|integers"] = np.ascontiguousarray(whole)
+        for (op_id, index), whole in integer_weights(quantizers, run).items():
+            tensors[f"{op_id}|{index}|integers"] = np.ascontiguousarray(whole)
     ops = {op_id: [_about(q) for q in found] for op_id, found in quantizers.items()}
     tensor_files.write_tensors(path, tensors, {"amanda": json.dumps({**header, "ops": ops})})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterable
@@ -17,8 +18,15 @@ from amanda.errors import AmandaError, CapabilityError
 from amanda.results import Table
 from amanda.tools.description import OpDescription
 from amanda_tools._bases.targeting import TargetingTool
+from amanda_tools._operators.op_table import row_of
 from amanda_tools._operators.running import run_model
-from amanda_tools._operators.weights import Untreatable, Weight, data_index, weight_of
+from amanda_tools._operators.weights import (
+    Untreatable,
+    Weight,
+    data_index,
+    recurrent_inputs,
+    weight_of,
+)
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.quantize import files
 from amanda_tools.quantize.numbers import fake_float, fake_quantize
@@ -165,9 +173,9 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
             Untreatable: there is none.
         """
         inputs = context.get_inputs()
-        weight = self._weight(context, op)
+        weights, data = self._roles_of_inputs(context, op)
         found, reason = [], ""
-        for index in data_inputs(context, op, weight):
+        for index in data:
             value = inputs[index]
             is_rounded = value is not None and arithmetic_of(value).is_floating(value)
             if is_rounded and self.options.activation_bits:
@@ -176,7 +184,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
                     reason = reason or f"its input {refusal}"
                     continue
                 found.append(Quantizer.of_activation(self.options, index))
-        if weight is not None and self.options.weight_bits:
+        for weight in weights if self.options.weight_bits else ():
             # TensorFlow's depthwise convolutions have C and M in place of O; embeddings have no O
             # either.
             axes = weight.axes("OB") or weight.axes("C")
@@ -185,13 +193,29 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
             raise Untreatable(reason or "it has no input of floating point numbers that is rounded")
         return found
 
-    def _weight(self, context: OpContext, op: OpDescription) -> Weight | None:
-        """Return the weight; None for an operator that multiplies activations with each other."""
-        reads = range(min(3, len(context.get_inputs()))) if op.type != "attention" else ()
+    def _roles_of_inputs(
+        self, context: OpContext, op: OpDescription
+    ) -> tuple[list[Weight], list[int]]:
+        """Return the weights of an operator, and the positions of the activations that take part
+        in its arithmetic; no weight where it multiplies activations with each other.
+
+        Raises:
+            Untreatable: a weight cannot be changed, or no rule names it.
+        """
+        if "recurrent" in row_of(op.type).traits:
+            return recurrent_inputs(context)
+        count = len(context.get_inputs())
+        reads = range(min(3, count)) if op.type != "attention" else ()
         has_parameter = any(context.get_value(index) is not None for index in reads)
-        if context["weight_index"] is None and op.type not in DEFAULT_OPS and not has_parameter:
-            return None
-        return weight_of(context)
+        if context["weight_index"] is not None or op.type in DEFAULT_OPS or has_parameter:
+            weight = weight_of(context)
+            return [weight], [data_index(context, weight)]
+        if op.type == "attention":
+            return [], list(range(min(3, count)))
+        if op.type == "matmul":
+            # baddbmm has a third one, which is added.
+            return [], [count - 2, count - 1]
+        return [], [i for i in range(count) if i != context["bias_index"]]
 
     def parameters(self) -> list[Any]:
         """Return what method=qat learns, for an optimizer; known after the first run."""
@@ -272,6 +296,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
     def integer_weights(self, run: Callable[[], Any]) -> dict[str, Array]:
         """Return the integers that stand for weights by op id, in the framework's layout.
 
+        Those of an operator with several weights are at ``<op id>|<input>``.
         ``(integers - zero_point) * scale``, in float32, is what the operator computes with.
 
         Args:
@@ -282,7 +307,12 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         """
         if self.options.number != "int":
             raise AmandaError(f"quantize: number={self.options.number} has no integers")
-        return files.integer_weights(self.quantizers, run)
+        found = files.integer_weights(self.quantizers, run)
+        counts = collections.Counter(op_id for op_id, _ in found)
+        return {
+            op_id if counts[op_id] == 1 else f"{op_id}|{index}": whole
+            for (op_id, index), whole in found.items()
+        }
 
     def export(self, path: str | os.PathLike[str], run: Callable[[], Any] | None = None) -> Path:
         """Write scales and zero points by op id and input.
@@ -351,16 +381,3 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
             title = f"quantize: {len(missing)} ops are not calibrated yet"
             yield Table(title, ("op",), [(op_id,) for op_id in missing])
         yield from self.targets.tables("quantize")
-
-
-def data_inputs(context: OpContext, op: OpDescription, weight: Weight | None) -> list[int]:
-    """Return the positions of the activations that take part in an operator's arithmetic."""
-    inputs = context.get_inputs()
-    if weight is not None:
-        return [data_index(context, weight)]
-    if op.type == "attention":
-        return list(range(min(3, len(inputs))))
-    if op.type == "matmul":
-        # baddbmm has a third one, which is added.
-        return [len(inputs) - 2, len(inputs) - 1]
-    return [i for i in range(len(inputs)) if i != context["bias_index"]]

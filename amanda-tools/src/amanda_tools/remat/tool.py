@@ -277,4 +277,5 @@ class RematTool(PrintingTool[RematOptions]):
         ]
         yield Table("remat: what is kept", ("op", "type", "bytes", "µs", "plan"), lines)
         yield from other_phases("remat", every, self.options, ("saved_bytes",))
+        yield from self.unseen_tables("figures and budget are without what more they keep")
         yield from self._targets.unmet("remat")

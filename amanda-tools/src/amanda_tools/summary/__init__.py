@@ -101,6 +101,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
         """Begin to follow the calls of modules."""
+        super().enter_scope(drivers)
         if self._torch_calls is None and any(driver.framework == "torch" for driver in drivers):
             from amanda_tools.summary.pytorch import TorchCalls
 

@@ -34,8 +34,7 @@ def describe_run(report: RunReport, model: ModelView | None) -> dict[str, str]:
         return facts
     found = {
         "steps": f"{model.steps:,}" if model.steps else "",
-        "input": (given := _input_of(report.tools)),
-        "first operator takes": "" if given else model.inputs,
+        "input": _input_of(report.tools) or model.inputs,
         "batch": _batch_of(report.tools),
         "device": model.device,
         "framework": str(report.facts.get("namespaces", "")),
@@ -70,12 +69,14 @@ def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[s
     """Return the main figures of all tools, by name."""
     found: dict[str, str] = {}
     is_bound = any(summary_of(tool).get("bound") for tool in tools)
+    is_unseen = any(summary_of(tool).get("not_seen") for tool in tools)
     if model is not None:
         for figure in model.figures:
             if figure.over or figure.key == "not_finite":
                 continue
             parts = [model.total(figure.key, way) for way in ("forward", "backward")]
-            spread, least = _range(tools, figure.key), figure.key == "flops" and is_bound
+            least = is_unseen or (figure.key == "flops" and is_bound)
+            spread = _range(tools, figure.key)
             found.update(_figure(figure, parts, model.steps, spread, "≥ " if least else ""))
     for tool in tools:
         found.update(_special(tool, model))
@@ -127,8 +128,10 @@ def _special(tool: ToolReport, model: ModelView | None) -> dict[str, str]:
     if kind == "nan" and "first" in summary:
         first = summary["first"]
         if isinstance(first, Mapping):
-            return {"NaN or infinity": f"first from {first.get('type')} ({first.get('id')})"}
-        return {"NaN or infinity": "none"}
+            found = f"first from {first.get('type')} ({first.get('id')})"
+            fate = first.get("fate")
+            return {"NaN or infinity": f"{fate}, {found}" if fate else found}
+        return {"NaN or infinity": f"none in {summary.get('watched', '?')} operators watched"}
     # The shares of the tool's summary are of all phases.
     zeros = None if model is None else model.total("zeros", "forward")
     elements = None if model is None else model.total("elements", "forward")

@@ -89,7 +89,6 @@ class ModelOp:
         outputs: shapes and element types of its outputs, for people.
         details: further lines of the details view, by heading.
         device: device of its first tensor; "" if no tool gives it.
-        inputs: shapes of its inputs.
         values: figures by key, of one step if the run has steps.
         run: sums over the whole run by key, if ``values`` has those of a step.
     """
@@ -103,7 +102,6 @@ class ModelOp:
     outputs: str = ""
     details: dict[str, str] = attrs.field(factory=dict)
     device: str = ""
-    inputs: str = ""
     values: dict[str, float] = attrs.field(factory=dict)
     run: dict[str, float] = attrs.field(factory=dict)
 
@@ -192,7 +190,6 @@ def names_of(op_id: str, module: str) -> tuple[str, ...]:
 def _describe(op: ModelOp, row: Mapping[str, Any]) -> None:
     op.phase = op.phase or str(row.get("phase") or "")
     op.outputs = op.outputs or shapes_text(row.get("outputs"))
-    op.inputs = op.inputs or shapes_text(row.get("inputs"))
     op.device = op.device or _device(row)
     if (source := row.get("source")) and "source" not in op.details:
         op.details["source"] = str(source)

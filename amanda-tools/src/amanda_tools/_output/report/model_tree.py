@@ -2,7 +2,7 @@
 
 ::
 
-    model = model_of(report.tools)
+    model = model_of(report.tools, report.modules)
     model.total("flops", "forward")
     model.data()                    # JSON data for model.js
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -31,6 +31,7 @@ from amanda_tools._output.report.model_ops import (
     merge_ops,
     pairs_of,
     run_text,
+    shapes_text,
     steps_of,
     tensor_text,
 )
@@ -155,14 +156,22 @@ class TreeNode:
     children: list[TreeNode] = attrs.field(factory=list)
 
 
-def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
-    """Create the tree of a run; None if no tool has rows of operators, or if there are too many."""
+def model_of(
+    tools: Sequence[ToolReport], modules: Sequence[Mapping[str, Any]] = ()
+) -> ModelView | None:
+    """Create the tree of a run; None if no tool has rows of operators, or if there are too many.
+
+    Args:
+        modules: as of :class:`~amanda.results.RunReport`.
+    """
     ops = merge_ops(tools)
     if not ops or len(ops) > MAX_OPS:
         return None
     pairs = pairs_of(tools)
     root, at = _tree(ops)
-    _note_modules(root, tools)
+    of_tools = [row for tool in tools for row in list_of(mapping_of(tool.result).get("modules"))]
+    known = _modules_by_path([*of_tools, *modules])
+    _note(root, known)
     _divide(root)
     nodes = list(_numbered(root))
     numbers = {id(node): number for number, node in enumerate(nodes)}
@@ -174,7 +183,7 @@ def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
         steps=steps_of(tools),
         of=_span_of(tools),
         device=", ".join(dict.fromkeys(op.device for op in first if op.device)),
-        inputs=_inputs(first, names),
+        inputs=_inputs(known, names),
         figures=[f for f in FIGURES if _is_told(f, ops)],
         nodes=nodes,
         edges=[(shown[a], shown[b]) for a, b in pairs if a in shown and b in shown],
@@ -210,15 +219,10 @@ def _span_of(tools: Sequence[ToolReport]) -> str:
     return f"one step, the mean of {steps:,}" if steps > 1 else "the only step"
 
 
-def _inputs(ops: Sequence[ModelOp], names: Sequence[str]) -> str:
+def _inputs(known: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> str:
     """Return the shape of the first input of each model, with its name if there are several."""
-    found: dict[str, str] = {}
-    for op in ops:
-        # The handle of a variable has no shape of its own.
-        first = op.inputs.partition(", ")[0]
-        if op.path and first and not first.endswith("resource"):
-            found.setdefault(op.path[0], first)
-    shapes = {name: found[name] for name in names if name in found} or found
+    found = {name: _first_text(known.get(name, {}).get("inputs")) for name in names}
+    shapes = {name: text for name, text in found.items() if text}
     if len(shapes) > 1:
         return ", ".join(f"{name} {shape}" for name, shape in shapes.items())
     return next(iter(shapes.values()), "")
@@ -267,39 +271,36 @@ def _aside(aside: dict[str, dict[str, TreeNode]], op: ModelOp) -> TreeNode:
     return by_type[op.type]
 
 
-def _note_modules(root: TreeNode, tools: Sequence[ToolReport]) -> None:
-    """Set types and shapes of modules, which ``summary`` knows; the last operator of a module may
-    give something else than the module."""
+def _modules_by_path(rows: Iterable[Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the rows of modules by their paths, the last of each."""
     known: dict[str, Mapping[str, Any]] = {}
-    for tool in tools:
-        for row in map(mapping_of, list_of(mapping_of(tool.result).get("modules"))):
-            if isinstance(row.get("path"), str):
-                # As in the tree, whose separator is one for all frameworks.
-                path = row["path"].replace("/", ".")
-                known[path] = row
-                # Of two models, both have a module of this path.
-                known[f"{row.get('model', '')}.{path}".strip(".")] = row
-    _note(root, known)
+    for row in map(mapping_of, rows):
+        if isinstance(row.get("path"), str):
+            # As in the tree, whose separator is one for all frameworks.
+            path = row["path"].replace("/", ".")
+            # Of two models, both have a module of this path.
+            known[path] = known[f"{row.get('model', '')}.{path}".strip(".")] = row
+    return known
 
 
 def _note(node: TreeNode, known: Mapping[str, Mapping[str, Any]]) -> None:
+    """Set types and shapes of modules; the last operator of a module may give something else than
+    the module."""
     for child in node.children:
         _note(child, known)
     if node.kind != "module":
         return
     path = node.details["path"]
-    row = known.get(path) or known.get(path.partition(".")[2]) or {}
+    row = known.get(path) or known.get(path.partition(".")[2] or path) or {}
     node.type = str(row.get("type") or _types(node))
-    node.shape = _output_text(row.get("outputs") or row.get("output"))
+    node.shape = _first_text(row.get("outputs")) or tensor_text({"shape": row.get("output")})
+    if given := shapes_text(row.get("inputs")):
+        node.details["inputs"] = given
 
 
-def _output_text(output: Any) -> str:
-    """Format the output of a module: a tensor, a shape, or the first of several tensors."""
-    if isinstance(output, Mapping):
-        return tensor_text(output)
-    if output and all(isinstance(n, int) for n in list_of(output)):
-        return tensor_text({"shape": output})
-    return tensor_text(mapping_of(next(iter(list_of(output)), None)))
+def _first_text(tensors: Any) -> str:
+    """Format the first of several tensors; "" without one."""
+    return tensor_text(mapping_of(next(iter(list_of(tensors)), None)))
 
 
 def _types(node: TreeNode) -> str:

@@ -67,7 +67,7 @@ def _without_repeats(sections: Sequence[Section]) -> list[Section]:
 
 def _model(report: RunReport, sections: list[Section]) -> ModelView | None:
     try:
-        return model_of(report.tools)
+        return model_of(report.tools, report.modules)
     except Exception as error:
         # Rows of any tool may hold anything.
         lost = f"the model: {type(error).__name__}: {error}"

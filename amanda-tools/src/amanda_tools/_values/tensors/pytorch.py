@@ -220,7 +220,9 @@ class TorchArithmetic(Arithmetic):
                 return str(tensor.layout).removeprefix("torch.")
             if tensor.is_complex() or tensor.is_quantized or tensor.dtype is _PACKED:
                 return self.dtype(tensor)
-            return type(tensor).__name__ if tensor.is_floating_point() else ""
+            if not tensor.is_floating_point():
+                return ""
+            return self.dtype(tensor) if type(tensor) in _OWN else type(tensor).__name__
 
     def shape(self, tensor: Any) -> list[int]:
         # A nested tensor of the strided layout raises when it is asked for its shape, and that of
