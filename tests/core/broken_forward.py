@@ -208,7 +208,7 @@ class SkipsTheFirstExecution(LoopbackDriver):
             return result
 
 
-@fault("test_forward_routine_fails", "test_wrong_return_before")
+@fault("test_routine_fails", "test_wrong_return_before")
 class SwallowsErrors(LoopbackDriver):
     """Errors of routines do not reach the user."""
 

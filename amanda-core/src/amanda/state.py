@@ -204,7 +204,8 @@ class ThreadState(threading.local):
     attribute lookup through the thread-local object is too slow: at every routine.
 
     Attributes:
-        blocks: the open blocks, in the order of their entry. What follows is found from them.
+        blocks: the open blocks, in the order of their entry. The other attributes are found from
+            them.
         held: True if one of them belongs to a generator or a coroutine, so that
             :func:`find_active` has to be called before the next four are read.
         scopes: the active scopes, outermost first.

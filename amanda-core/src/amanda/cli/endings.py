@@ -22,8 +22,8 @@ _ENDING = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
 ENDING = tuple(number for name in _ENDING if (number := getattr(signal, name, None)))
 """Signals that end a program which does not handle them, so that its results can be given before:
-those that schedulers send before they kill it, and SIGHUP, where the terminal is closed. Windows
-has SIGTERM only."""
+the signals that schedulers send before they kill it, and SIGHUP of a terminal that is closed.
+Windows has SIGTERM only."""
 
 
 def handle_signals(handler: Callable[..., None]) -> None:

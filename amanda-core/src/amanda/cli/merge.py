@@ -181,7 +181,7 @@ def merge_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:
         "tool": tool,
         "schema": schema,
         "ranks": list(results),
-        # Those that the numbers of the others show; results of `amanda run` know all ranks.
+        # Missing below the highest rank; results of `amanda run` know the number of ranks.
         "missing_ranks": [r for r in range(min(max(results), _MOST_RANKS)) if r not in results],
         "namespaces": sorted({n for result in results.values() for n in result["namespaces"]}),
         "summary": _merge_summaries(summaries),

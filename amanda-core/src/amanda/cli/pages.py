@@ -145,7 +145,7 @@ class Collector:
         """The tool's section of a page in `folder`."""
         tables = self._ask("tables", Table)
         nothing = self.result is None and not tables
-        # In one list: a function that gives a single value is tried as those that give several.
+        # In a list of one item: _try() takes functions that give several values.
         result = self._try("result", lambda: [plain_data(self.result)])
         return ToolReport(
             name=self.name,

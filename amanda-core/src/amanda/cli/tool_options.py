@@ -201,7 +201,7 @@ def _convert(annotation: Any, text: str) -> Any:
 
 
 def _rank(kind: Any) -> int:
-    """The order in which the types of a union are tried: those that accept less come first."""
+    """The order in which the types of a union are tried: types that accept less come first."""
     # int before float, which accepts 3, and before bool, which accepts 1; str accepts every text.
     return {float: 1, bool: 2, str: 3}.get(kind, 0)
 

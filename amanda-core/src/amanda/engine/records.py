@@ -229,5 +229,5 @@ class DryRun(Protocol):
         Args:
             backward: its record in one scope.
             grad_outputs: the gradients that it consumes.
-            grad_inputs: those that it has produced; None before it runs.
+            grad_inputs: the gradients that it has produced; None before it runs.
         """

@@ -483,7 +483,7 @@ class MemoryUse:
     Attributes:
         used: as given. It may be set at any time outside of the program's operators.
         peak: the most bytes that were read. It may be set, too. A driver that adds executions when
-            the run of a graph has ended may leave out those that raise.
+            the run of a graph has ended may leave out executions that raise.
     """
 
     __slots__ = ("__weakref__", "peak", "used")

@@ -176,7 +176,7 @@ class BackwardCall:
         """Tensors of the shapes and types of the gradients, which need not be those themselves.
 
         Args:
-            grad_outputs, grad_inputs: those that the operator consumes and produces; None where
+            grad_outputs, grad_inputs: gradients that the operator consumes and produces; None where
                 they do not exist yet.
         """
         return grad_outputs, grad_inputs

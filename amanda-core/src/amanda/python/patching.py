@@ -128,7 +128,7 @@ class PatchSet:
             function.__closure__,
         )
         vanilla.__kwdefaults__ = function.__kwdefaults__
-        # Programs that ask for the parameters find those that they know.
+        # Programs that ask for the parameters find the declared ones.
         self.set(function, "__signature__", inspect.signature(function), create=True)
         self.set(function, "__code__", _code_calling(wrapper(vanilla), code))
 
@@ -155,8 +155,8 @@ def named_as(vanilla: Any, function: _Function) -> _Function:
     """`function` with the name and parameters of the one that it replaces.
 
     Python's errors about wrong arguments have the name; with parameters of the same names they are
-    those that the program would have met without the patch. ``functools.wraps`` is for functions of
-    which nobody asks whose they are: it takes the module, too, and links the two.
+    the errors of the original. ``functools.wraps`` would take the module, too, and link the two
+    functions: it is for functions whose origin no program asks for.
     """
     # Another library may have put something without a name there.
     function.__name__ = getattr(vanilla, "__name__", function.__name__)

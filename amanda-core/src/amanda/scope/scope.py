@@ -1,7 +1,7 @@
 """Scopes: one ``with amanda.apply(...)`` block, from entry to exit.
 
-``enter()`` attaches the drivers and covers the current thread; ``exit()`` detaches those that no
-other scope needs. In between the dispatcher asks the scope for its tools, analyses and records.
+``enter()`` attaches the drivers and covers the current thread; ``exit()`` detaches drivers that
+no other scope needs. In between the dispatcher asks the scope for its tools, analyses and records.
 """
 
 from __future__ import annotations

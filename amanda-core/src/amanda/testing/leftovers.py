@@ -38,7 +38,7 @@ def end() -> list[str]:
     STATE.blocks = tuple(block for block in STATE.blocks if block.scope is None)
     for switch, value in vars(ThreadState()).items():
         if getattr(STATE, switch) != value:
-            if switch != "blocks":  # what follows from them is told
+            if switch != "blocks":  # the scopes of open blocks are named
                 found.append(f"STATE.{switch} is {getattr(STATE, switch)!r}")
             setattr(STATE, switch, value)
     return found

@@ -327,7 +327,7 @@ def element_count(shape: Sequence[int | None] | None) -> int | None:
 
 
 def known(**found: Any) -> dict[str, Any]:
-    """The attributes whose value is known: those that are not None."""
+    """The attributes whose value is known, which None is not."""
     return {name: value for name, value in found.items() if value is not None}
 
 

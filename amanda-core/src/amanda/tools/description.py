@@ -129,8 +129,8 @@ _DESCRIPTION = object()
 def plain_attributes(context: OpContext) -> dict[str, Any]:
     """The canonical attributes of the forward operator, in types that JSON has.
 
-    Those that the framework gives where no rule knows the operator, or this form of it; of both,
-    values of other types are left out.
+    Where no rule knows the operator, or this form of it, they are the framework's own attributes.
+    Values of other types are left out.
     """
     try:
         # canonical.has_rule(), without a function.

@@ -132,7 +132,7 @@ class OpFilter:
 
 
 def _met(name: str, met: Mapping[str, bool]) -> str:
-    """The names among which none was selected: those that are like it, or the first ones.
+    """The names among which none was selected: similar names, or the first ones.
 
     Where there are any, only those of forward passes: in a graph the operators of optimizers and
     initializers have their name scope as a module.

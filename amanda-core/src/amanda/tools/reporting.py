@@ -261,8 +261,8 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
         ``steps``, the iterations that have ended; ``phases``, of each phase the number of ``ops``
         and the sums of :attr:`figures`; ``per_step``, the :meth:`running_figures` and
-        :meth:`momentary_figures` of the last step
-        that has ended, with ``min`` and ``max`` of those that are not the same in all steps.
+        :meth:`momentary_figures` of the last step that has ended, with ``min`` and ``max`` of
+        figures that are not the same in all steps.
         Nothing where the rows have no phases and no step was seen.
         """
         rows = list(rows)

@@ -55,7 +55,7 @@ class Op:
         return f"Op({'|'.join(self.types)!r}{inputs})"
 
     def all_types(self) -> list[str]:
-        """The types of this operator and of those that it reads."""
+        """The types of this operator and of the operators that it reads."""
         below = [entry for entry in self.inputs if isinstance(entry, Op)]
         return [*self.types, *(kind for entry in below for kind in entry.all_types())]
 

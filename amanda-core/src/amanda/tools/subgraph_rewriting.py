@@ -84,7 +84,7 @@ class Match:
 
         Args:
             name: its name in the pattern.
-            inputs: its input tensors; those that are left out at the end are None.
+            inputs: its input tensors; tensors that are left out at the end are None.
         """
         op = self.ops[name]
         missing = len(op.inputs) - len(inputs)
@@ -269,7 +269,7 @@ class SubgraphRewritingTool(Tool):
             known = None if tensor is None else graph.tensor_of(tensor)
             match = self._active.get(known.producer) if known is not None else None
             if match is not None and (match.is_symbolic or not context.runs_at_once):
-                continue  # In a graph the operator still runs for those that read it.
+                continue  # In a graph the operator still runs for the operators that read it.
             if match is not None and known is not None and known.producer != match.root.id:
                 raise AmandaError(
                     f"SubgraphRewritingTool: op {context.get_op_id()} reads the output of op "

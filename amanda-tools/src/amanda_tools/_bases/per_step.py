@@ -26,7 +26,7 @@ def per_step_by_id(
     """Return ``per_step`` of rows by operator id; {} before a step has ended.
 
     Args:
-        ids: operators in the order of `counts`; those that came after the step are at the end.
+        ids: operators in the order of `counts`; operators that came after the step are at the end.
         counts: as of :meth:`~amanda.tools.reporting.ReportingTool.op_counts_of_step`.
     """
     if not counts:

@@ -50,7 +50,7 @@ class ProfilerUses:
         self._patches.wrap(pywrap_tf_session, "TF_SessionRunCallable", self._calling)
 
     def undo(self) -> None:
-        """Report no further uses, only the end of those that have begun."""
+        """Report no further uses, only the end of uses that have begun."""
         self._patches.undo()
         self._callables.clear()
 

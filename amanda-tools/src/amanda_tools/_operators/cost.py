@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from amanda_tools._operators.einsum import einsum
-from amanda_tools._operators.signature import CallShapes, Shape, Suffices, broadcast
+from amanda_tools._operators.signature import CallShapes, Shape, Suffices, broadcast, by_name
 
 
 def linear(call: CallShapes) -> int:
@@ -55,16 +55,14 @@ def grouped_matmul(call: CallShapes) -> int:
 
 def rows_by_matrix(call: CallShapes) -> int:
     """A product whose first input has the rows, and whose other inputs may be packed or scales."""
-    output = next(shape for shape in call.outputs if shape is not None)
-    return 2 * math.prod(output) * call.given[0][-1]
+    return 2 * math.prod(call.output) * call.given[0][-1]
 
 
 def packed(call: CallShapes) -> int:
     """A linear operator or convolution whose weight is in an object of PyTorch."""
-    output = next(shape for shape in call.outputs if shape is not None)
     held = next(value for value in call.attributes.values() if hasattr(value, "unpack"))
     weight: Sequence[int] = held.unpack()[0].shape
-    source = call.given[0] if "transpose" in call.signature.type else output
+    source = call.given[0] if "transpose" in call.signature.type else call.output
     return 2 * math.prod(source) * math.prod(weight[1:])
 
 
@@ -131,9 +129,10 @@ def bilinear(call: CallShapes) -> int:
 
 def convolution(call: CallShapes) -> int:
     """Per output element one kernel over the input channels of its group."""
-    output = next(shape for shape in call.outputs if shape is not None)
     features = "O" if "O" in call.signature.weight_layout else "CM"
-    return 2 * (math.prod(output) * math.prod(call.weight) // max(call.weight_axes(features), 1))
+    return 2 * (
+        math.prod(call.output) * math.prod(call.weight) // max(call.weight_axes(features), 1)
+    )
 
 
 def transposed_convolution(call: CallShapes) -> int:
@@ -144,17 +143,15 @@ def transposed_convolution(call: CallShapes) -> int:
 
 def general_convolution(call: CallShapes) -> int:
     """``torch.convolution``, whose first weight axis is that of the direction it runs in."""
-    output = next(shape for shape in call.outputs if shape is not None)
     data, weight = call.given[:2]
-    source = data if call.attributes.get("transposed") else output
+    source = data if call.attributes.get("transposed") else call.output
     return 2 * (math.prod(source) * math.prod(weight) // max(weight[0], 1))
 
 
 def temporal_convolution(call: CallShapes) -> int:
     """``conv_tbc``: data (time, batch, channels), weight (width, in, out)."""
-    output = next(shape for shape in call.outputs if shape is not None)
     weight = call.named("weight")
-    return 2 * math.prod(output) * weight[0] * weight[1]
+    return 2 * math.prod(call.output) * weight[0] * weight[1]
 
 
 def attention(call: CallShapes) -> int:
@@ -214,37 +211,35 @@ def _matrix(shape: Shape, *, flip: bool, is_row: bool) -> Sequence[int]:
     return (*shape[:-2], shape[-1], shape[-2]) if flip else shape
 
 
-FORMULAS: Mapping[str, Callable[[CallShapes], int]] = {
-    "linear": linear,
-    **dict.fromkeys("matmul linalg_matmul addmm addmv addbmm mv _addmm_activation".split(), matmul),
-    "einsum": einsum,
-    "grouped_mm": grouped_matmul,
-    **dict.fromkeys(("dot", "vdot", "linalg_vecdot"), dot),
-    **dict.fromkeys(
-        "_int_mm _scaled_mm _weight_int8pack_mm _weight_int4pack_mm".split(), rows_by_matrix
-    ),
-    **{
-        f"packed_{kind}{suffix}": packed
-        for kind in "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d".split()
+_PACKED = "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d"
+
+FORMULAS = by_name({
+    linear: "linear",
+    matmul: "matmul linalg_matmul addmm addmv addbmm mv _addmm_activation",
+    einsum: "einsum",
+    grouped_matmul: "grouped_mm",
+    dot: "dot vdot linalg_vecdot",
+    rows_by_matrix: "_int_mm _scaled_mm _weight_int8pack_mm _weight_int4pack_mm",
+    packed: " ".join(
+        f"packed_{kind}{suffix}"
+        for kind in _PACKED.split()
         for suffix in ("", "_relu", "_dynamic", "_relu_dynamic")
-    },
-    **dict.fromkeys(("linalg_multi_dot", "chain_matmul"), chain),
-    **dict.fromkeys(("linalg_matrix_power", "matrix_power"), power),
-    **dict.fromkeys(("cov", "corrcoef"), covariance),
-    "inner": inner,
-    "tensordot": tensordot,
-    "bilinear": bilinear,
-    **dict.fromkeys(("conv", "_convolution"), general_convolution),
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution),
-    "conv_tbc": temporal_convolution,
-    **dict.fromkeys(
-        ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), transposed_convolution
     ),
-    "attention": attention,
-    "_transformer_encoder_layer_fwd": encoder_layer,
-    **dict.fromkeys(("rnn", "lstm", "gru"), recurrent),
-    **dict.fromkeys("rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell".split(), recurrent_cell),
-}
+    chain: "linalg_multi_dot chain_matmul",
+    power: "linalg_matrix_power matrix_power",
+    covariance: "cov corrcoef",
+    inner: "inner",
+    tensordot: "tensordot",
+    bilinear: "bilinear",
+    general_convolution: "conv _convolution",
+    convolution: "conv1d conv2d conv3d",
+    temporal_convolution: "conv_tbc",
+    transposed_convolution: "conv_transpose1d conv_transpose2d conv_transpose3d",
+    attention: "attention",
+    encoder_layer: "_transformer_encoder_layer_fwd",
+    recurrent: "rnn lstm gru",
+    recurrent_cell: "rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell",
+})  # fmt: skip
 """Formulas by canonical type."""
 
 READING_OUTPUTS = frozenset(

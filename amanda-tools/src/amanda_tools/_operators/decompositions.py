@@ -13,10 +13,10 @@ iterations converge in more or fewer steps. Numbers are counted as real ones::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from amanda_tools._operators.signature import CallShapes, Shape, broadcast
+from amanda_tools._operators.signature import CallShapes, Shape, broadcast, by_name
 
 Count = Callable[[CallShapes], int]
 
@@ -149,41 +149,34 @@ def _least_squares(rows: int, columns: int, count: int) -> Fraction:
     return householder(rows, columns) + applied + count * small**2
 
 
-_LU = _of_matrix(lambda _, rows, columns: lu(rows, columns))
-_CHOLESKY = _of_matrix(lambda _, rows, __: cholesky(rows))
-_INVERSE = _of_matrix(lambda _, rows, __: 2 * rows**3)
-_VALUES = _of_matrix(lambda _, rows, columns: singular_values(rows, columns))
-_SYSTEM = _solver(lambda rows, columns, count: lu(rows, columns) + 2 * rows**2 * count)
-
-COUNTS: Mapping[str, Count] = {
-    **dict.fromkeys(
-        "linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_det det linalg_slogdet slogdet"
-        " logdet".split(),
-        _LU,
-    ),
-    **dict.fromkeys("linalg_cholesky linalg_cholesky_ex cholesky".split(), _CHOLESKY),
-    **dict.fromkeys("linalg_inv linalg_inv_ex inverse".split(), _INVERSE),
-    "cholesky_inverse": _of_matrix(lambda _, rows, __: Fraction(2 * rows**3, 3)),
-    **dict.fromkeys("linalg_solve linalg_solve_ex".split(), _SYSTEM),
+COUNTS = by_name({
+    _of_matrix(lambda _, rows, columns: lu(rows, columns)): """
+        linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_det det linalg_slogdet slogdet logdet
+    """,
+    _of_matrix(lambda _, rows, __: cholesky(rows)): "linalg_cholesky linalg_cholesky_ex cholesky",
+    _of_matrix(lambda _, rows, __: 2 * rows**3): "linalg_inv linalg_inv_ex inverse",
+    _of_matrix(lambda _, rows, __: Fraction(2 * rows**3, 3)): "cholesky_inverse",
+    _solver(lambda rows, columns, count: lu(rows, columns) + 2 * rows**2 * count):
+        "linalg_solve linalg_solve_ex",
     # The triangular factors come behind the right sides, or before them.
-    "linalg_lu_solve": _solver(lambda rows, _, count: 2 * rows**2 * count, right=2),
-    "lu_solve": _solver(lambda rows, _, count: 2 * rows**2 * count, matrix=1, right=0),
-    "cholesky_solve": _solver(lambda rows, _, count: 2 * rows**2 * count, matrix=1, right=0),
-    "linalg_solve_triangular": _solver(lambda rows, _, count: rows**2 * count),
-    "triangular_solve": _solver(lambda rows, _, count: rows**2 * count, matrix=1, right=0),
-    "linalg_lstsq": _solver(_least_squares),
-    "linalg_qr": _of_matrix(_qr),
-    "qr": _of_matrix(_old_qr),
-    "geqrf": _of_matrix(lambda _, rows, columns: householder(rows, columns)),
-    "linalg_householder_product": _of_matrix(_householder_product),
-    "orgqr": _of_matrix(_householder_product),
-    **dict.fromkeys("linalg_svd svd".split(), _of_matrix(_svd)),
-    **dict.fromkeys("linalg_svdvals linalg_matrix_rank".split(), _VALUES),
-    **dict.fromkeys("linalg_pinv pinverse".split(), _of_matrix(_pseudo_inverse)),
-    "linalg_eigh": _of_matrix(_eigh),
-    "linalg_eigvalsh": _of_matrix(lambda _, rows, __: Fraction(4 * rows**3, 3)),
-    "linalg_eig": _of_matrix(_eig),
-    "linalg_eigvals": _of_matrix(lambda _, rows, __: 10 * rows**3),
-}
+    _solver(lambda rows, _, count: 2 * rows**2 * count, right=2): "linalg_lu_solve",
+    _solver(lambda rows, _, count: 2 * rows**2 * count, matrix=1, right=0):
+        "lu_solve cholesky_solve",
+    _solver(lambda rows, _, count: rows**2 * count): "linalg_solve_triangular",
+    _solver(lambda rows, _, count: rows**2 * count, matrix=1, right=0): "triangular_solve",
+    _solver(_least_squares): "linalg_lstsq",
+    _of_matrix(_qr): "linalg_qr",
+    _of_matrix(_old_qr): "qr",
+    _of_matrix(lambda _, rows, columns: householder(rows, columns)): "geqrf",
+    _of_matrix(_householder_product): "linalg_householder_product orgqr",
+    _of_matrix(_svd): "linalg_svd svd",
+    _of_matrix(lambda _, rows, columns: singular_values(rows, columns)):
+        "linalg_svdvals linalg_matrix_rank",
+    _of_matrix(_pseudo_inverse): "linalg_pinv pinverse",
+    _of_matrix(_eigh): "linalg_eigh",
+    _of_matrix(lambda _, rows, __: Fraction(4 * rows**3, 3)): "linalg_eigvalsh",
+    _of_matrix(_eig): "linalg_eig",
+    _of_matrix(lambda _, rows, __: 10 * rows**3): "linalg_eigvals",
+})  # fmt: skip
 """Counts by canonical type. ``linalg_matrix_exp`` has none: how many products it makes depends on
 the values."""

@@ -37,7 +37,7 @@ def register(
             ``call.inputs`` and ``call.outputs`` are the shapes of the tensors, tuples of int, with
             None for an absent tensor; ``call.attributes`` are the canonical attributes by name, and
             the framework's own. A backward operator's inputs are the gradients that it takes,
-            its outputs those that it computes; ``call.forward`` is the call of the forward
+            its outputs the gradients that it computes; ``call.forward`` is the call of the forward
             operator, and ``call.forward_flops`` its FLOPs. In a graph whose shapes are not known
             before it runs, ``call.forward`` has None for inputs that its formula does not read.
         backward: True for backward operators.

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from amanda_tools._operators.signature import CallShapes, Shape, Suffices, channels
+from amanda_tools._operators.signature import CallShapes, Shape, Suffices, by_name, channels
 
 Formula = Callable[[CallShapes], int]
 
@@ -136,65 +136,38 @@ def whole_recurrence(call: CallShapes) -> int:
     return 2 * _of_forward(call)
 
 
-_FUSED = dict.fromkeys(
-    (
-        "ScaledDotProductFlashAttentionForCpuBackward",
-        "ScaledDotProductFlashAttentionBackward",
-        "ScaledDotProductEfficientAttentionBackward",
-        "ScaledDotProductCudnnAttentionBackward",
-        "ScaledDotProductFusedAttentionOverrideableBackward",
-    ),
-    fused_attention,
-)
-
-_FACTORS = """
-    linear matmul einsum tensordot bilinear grouped_mm conv1d conv2d conv3d
-    conv_transpose1d conv_transpose2d conv_transpose3d
-"""
-"""Canonical types with one gradient for each factor."""
-
-_RECURRENT = "rnn lstm gru rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell"
-
-FORMULAS: Mapping[str, Formula] = {
-    "MmBackward": product(0, 1),
-    "BmmBackward": product(0, 1),
-    "MatmulBackward": product(0, 1),
-    "LinearBackward": product(0, 1),
-    "AddmmBackward": product(1, 2),
-    "BaddbmmBackward": product(1, 2),
-    "AddbmmBackward": as_forward,
-    "AddmvBackward": matrix_by_vector(2),
-    "MvBackward": matrix_by_vector(1),
-    "TrilinearBackward": as_forward,
-    "GroupedMmBackward": as_forward,
-    "ConvTbcBackward": as_forward,
-    "ConvolutionBackward": convolution,
-    "MkldnnRnnLayerBackward": recurrent_layer,
-    "CudnnRnnBackward": whole_recurrence,
-    "MiopenRnnBackward": whole_recurrence,
-    **_FUSED,
-    "MatMul": matrix_product,
-    "BatchMatMul": matrix_product,
-    "BatchMatMulV2": matrix_product,
-    "BatchMatMulV3": matrix_product,
-    "Einsum": as_forward,
-    "Conv2DBackpropFilter": one_convolution,
-    "Conv2DBackpropInput": one_convolution,
-    "Conv3DBackpropFilterV2": one_convolution,
-    "Conv3DBackpropInputV2": one_convolution,
-    "DepthwiseConv2dNativeBackpropFilter": one_convolution,
-    "DepthwiseConv2dNativeBackpropInput": one_convolution,
+FORMULAS = by_name({
+    product(0, 1): "MmBackward BmmBackward MatmulBackward LinearBackward",
+    product(1, 2): "AddmmBackward BaddbmmBackward",
+    matrix_by_vector(1): "MvBackward",
+    matrix_by_vector(2): "AddmvBackward",
+    matrix_product: "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3",
+    convolution: "ConvolutionBackward",
     # The data's gradient of a transposed convolution is a plain convolution.
-    "Conv2D": one_convolution,
-    "Conv3D": one_convolution,
-    "DepthwiseConv2dNative": one_convolution,
-    "CudnnRNNBackprop": whole_recurrence,
-    "CudnnRNNBackpropV3": whole_recurrence,
-    # Of frameworks with one backward operator for each operator.
-    **{f"{kind}_backward": as_forward for kind in _FACTORS.split()},
-    "attention_backward": fused_attention,
-    **{f"{kind}_backward": whole_recurrence for kind in _RECURRENT.split()},
-}
+    one_convolution: """
+        Conv2DBackpropFilter Conv2DBackpropInput Conv3DBackpropFilterV2 Conv3DBackpropInputV2
+        DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput
+        Conv2D Conv3D DepthwiseConv2dNative
+    """,
+    fused_attention: """
+        ScaledDotProductFlashAttentionForCpuBackward ScaledDotProductFlashAttentionBackward
+        ScaledDotProductEfficientAttentionBackward ScaledDotProductCudnnAttentionBackward
+        ScaledDotProductFusedAttentionOverrideableBackward attention_backward
+    """,
+    recurrent_layer: "MkldnnRnnLayerBackward",
+    # The canonical types are of frameworks with one backward operator for each operator.
+    whole_recurrence: """
+        CudnnRnnBackward MiopenRnnBackward CudnnRNNBackprop CudnnRNNBackpropV3
+        rnn_backward lstm_backward gru_backward rnn_tanh_cell_backward rnn_relu_cell_backward
+        lstm_cell_backward gru_cell_backward
+    """,
+    as_forward: """
+        AddbmmBackward TrilinearBackward GroupedMmBackward ConvTbcBackward Einsum
+        linear_backward matmul_backward einsum_backward tensordot_backward bilinear_backward
+        grouped_mm_backward conv1d_backward conv2d_backward conv3d_backward
+        conv_transpose1d_backward conv_transpose2d_backward conv_transpose3d_backward
+    """,
+})  # fmt: skip
 """Formulas by the framework's name of a backward operator, without the number that PyTorch appends,
 and by canonical type."""
 

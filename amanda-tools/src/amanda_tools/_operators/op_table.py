@@ -168,7 +168,7 @@ def set_row(name: str, *, backward: bool = False, like: str = "", **columns: Any
     Args:
         name: the canonical type; the framework's own name for an operator without one.
         backward: True for the type or name of a backward operator.
-        like: a type whose columns the row begins with; "" for those that it has.
+        like: a type whose columns the row begins with; "" for its own columns.
         columns: attributes of :class:`OperatorRow`. A function as ``flops`` is a formula that reads
             the shapes of the outputs, too.
 

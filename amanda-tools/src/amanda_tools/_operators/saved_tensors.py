@@ -45,7 +45,7 @@ def saved_tensors(context: OpContext) -> dict[int, int]:
 
 
 def saved_items(context: OpContext) -> Iterator[Any]:
-    """Yield all tensors that an operator has saved; :data:`HOOKED` for those that a hook keeps."""
+    """Yield all tensors that an operator has saved; :data:`HOOKED` for one that a hook keeps."""
     inputs, outputs = context.get_inputs(), context.get_outputs() or ()
     name = op_name(context.get_op()).partition(".")[0]
     writes = name.endswith("_")

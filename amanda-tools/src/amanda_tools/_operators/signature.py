@@ -7,13 +7,14 @@ one execution; a formula of FLOPs is a function of the latter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
 from amanda import OpContext
 
 Shape = tuple[int, ...]
+FormulaT = TypeVar("FormulaT", bound=Callable[..., Any])
 
 
 @attrs.frozen
@@ -95,6 +96,15 @@ class CallShapes:
         return [shape for shape in self.inputs if shape is not None]
 
     @property
+    def output(self) -> Shape:
+        """Shape of the first output that is present.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        return next(shape for shape in self.outputs if shape is not None)
+
+    @property
     def weight(self) -> Shape:
         """Shape of the weight.
 
@@ -144,6 +154,11 @@ class CallShapes:
             if letter in letters:
                 product *= size
         return product
+
+
+def by_name(formulas: Mapping[FormulaT, str]) -> dict[str, FormulaT]:
+    """Return formulas by type, from the types of each, separated by blanks."""
+    return {name: formula for formula, names in formulas.items() for name in names.split()}
 
 
 def channels(shape: Shape, layout: str) -> int:

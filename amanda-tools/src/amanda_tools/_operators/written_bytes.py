@@ -1,8 +1,8 @@
 """The bytes that operators write.
 
-In eager mode they are those of the first step of training, at which operators are analysed; in a
-graph those that it tells before it runs, or else those of the last step. Without training they are
-those of the last evaluation.
+In eager mode they are the bytes of the first step of training, at which operators are analysed; in
+a graph the bytes that are known before it runs, or else those of the last step. Without training
+they are the bytes of the last evaluation.
 
 ::
 

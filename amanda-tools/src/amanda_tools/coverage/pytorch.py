@@ -59,6 +59,14 @@ class HookedCall:
     ops: list[Borders] = attrs.field(factory=list)
 
 
+class _HooksInThread(threading.local):
+    """Of a thread the running calls, and node and tensor of the inputs of the current operator."""
+
+    def __init__(self) -> None:
+        self.calls: list[HookedCall] = []
+        self.edges: list[tuple[Any, Any]] = []
+
+
 class ModuleHooks(Peer):
     """Forward hooks on modules: their arguments are compared with the operators' tensors.
 
@@ -76,31 +84,24 @@ class ModuleHooks(Peer):
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
-        self._local = threading.local()
-
-    @property
-    def _calls(self) -> list[HookedCall]:
-        calls: list[HookedCall] | None = getattr(self._local, "calls", None)
-        if calls is None:
-            calls = self._local.calls = []
-        return calls
+        self._local = _HooksInThread()
 
     def exit(self) -> None:
-        self._local = threading.local()
+        self._local = _HooksInThread()
 
     def passed(self, point: PointContext) -> None:
         module = point.target
         if not isinstance(module, nn.Module):
             return
         if point.point is Point.MODULE_ENTRY:
-            self._calls.append(HookedCall(id(module)))
+            self._local.calls.append(HookedCall(id(module)))
         else:
             self._leave(module, point.inputs, point.outputs or ())
 
     def _leave(
         self, module: nn.Module, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> None:
-        calls = self._calls
+        calls = self._local.calls
         call = None
         # Discard calls without an exit, as when a routine of another tool fails.
         while calls and (call is None or call.module != id(module)):
@@ -123,9 +124,8 @@ class ModuleHooks(Peer):
         ]
 
     def look_at_outputs(self, context: OpContext) -> None:
-        edges = getattr(self._local, "edges", [])
-        self._local.edges = []
-        if not self._calls:
+        edges, self._local.edges = self._local.edges, []
+        if not self._local.calls:
             return
         op_id = context.get_op_id()
         inputs, outputs = (
@@ -135,7 +135,7 @@ class ModuleHooks(Peer):
         backward = list(find_border_nodes(op_id, outputs, edges))
         # The innermost module's call; whether it shows the operator is known when it returns.
         borders = Borders(op_id, _references(inputs), _references(outputs), backward)
-        self._calls[-1].ops.append(borders)
+        self._local.calls[-1].ops.append(borders)
 
     def seen(self) -> frozenset[str]:
         return frozenset(self._seen)

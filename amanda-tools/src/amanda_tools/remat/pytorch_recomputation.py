@@ -32,7 +32,7 @@ class Recomputer:
 
     Args:
         recomputed: ids of the operators that are run again.
-        drawing: ids of those that draw random numbers.
+        drawing: ids of the recomputed operators that draw random numbers.
         changing: ids of operators that change results of those in place.
     """
 
@@ -192,7 +192,7 @@ class Recomputer:
         return tensor
 
     def _compute(self, target: runs.RecordedRun) -> None:
-        """Run a recorded run again, and first those that its inputs come out of."""
+        """Run a recorded run again, and first the runs that its inputs come out of."""
         stack = [target]
         while stack:
             execution = stack[-1]

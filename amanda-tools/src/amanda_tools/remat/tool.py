@@ -1,4 +1,4 @@
-"""The tool ``remat``: measures an iteration, and recomputes activations in those that follow.
+"""The tool ``remat``: measures an iteration, and recomputes activations in later ones.
 
 The first iteration is measured (``pytorch_measurement``), a plan is chosen from it (``plan``), and
 in the backward passes of later ones the chosen operators run again (``pytorch_recomputation``).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -44,25 +45,24 @@ class FailureTests(ContractTests):
         return [n for n in found if self.fw.types["mul"] in n]
 
     @requires(Capability.BACKWARD)
-    @pytest.mark.parametrize("method", ["insert_before_op", "insert_after_op", "replace_op"])
-    def test_forward_routine_fails(self, method: str) -> None:
-        """An exception in a routine reaches the user as itself, with one note that names
-        tool, routine and op id; the framework is vanilla after it."""
-        error = self.failure(before=lambda c: getattr(c, method)(unlucky))
-        assert len(self.notes(error, "unlucky")) == 1
-
-    @requires(Capability.BACKWARD)
-    @pytest.mark.parametrize("method", ["insert_before_backward_op", "insert_after_backward_op"])
-    def test_backward_routine_fails(self, method: str) -> None:
-        """An exception in a routine around a backward op reaches the user likewise."""
-        error = self.failure(before_backward=lambda c: getattr(c, method)(unlucky))
-        assert len(self.notes(error, "unlucky")) == 1
-
-    @requires(Capability.BACKWARD)
-    @pytest.mark.parametrize("method", ["insert_before_backward_op", "insert_after_backward_op"])
-    def test_whole_op_routine_fails(self, method: str) -> None:
-        """An exception in a routine on the whole operator's gradients reaches the user likewise."""
-        error = self.failure(before=lambda c: getattr(c, method)(unlucky))
+    @pytest.mark.parametrize(
+        ("point", "method"),
+        [
+            *(
+                ("before", f"{action}_op")
+                for action in ("insert_before", "insert_after", "replace")
+            ),
+            # Around a backward op, and on the gradients of the whole operator.
+            *itertools.product(
+                ["before_backward", "before"],
+                ["insert_before_backward_op", "insert_after_backward_op"],
+            ),
+        ],
+    )
+    def test_routine_fails(self, point: str, method: str) -> None:
+        """An exception in a routine reaches the user as itself, with one note that names tool,
+        routine and op id; the framework is vanilla after it."""
+        error = self.failure(**{point: lambda c: getattr(c, method)(unlucky)})
         assert len(self.notes(error, "unlucky")) == 1
 
     @requires(Capability.BACKWARD)
