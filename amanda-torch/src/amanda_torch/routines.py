@@ -20,7 +20,7 @@ import torch
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.notes import note
 from amanda.engine.tool_code import ToolCode
-from amanda.errors import InPlaceWarning
+from amanda.errors import CoverageWarning, InPlaceWarning
 from amanda.inline.steps import Step, StepKind, around, joined, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
@@ -86,12 +86,18 @@ class RoutineDispatcher(Dispatcher):
         super().__init__()
         self.tool_code = TOOL_CODE
         self.settled: dict[object, BackwardRoutines] = {}
-        self._has_told = False
+        self._told: set[str] = set()
 
-    def tells_of_transforms(self) -> bool:
-        """True if it is to be reported, once, that something is not done under ``torch.func``."""
-        tells, self._has_told = not self._has_told, True
-        return tells
+    def warn_once(self, message: str, op_id: str, advice: str) -> None:
+        """Warn of something that the driver does not do as tools or programs expect it.
+
+        Args:
+            op_id: the first operator that it happens at.
+        """
+        if message not in self._told:
+            self._told.add(message)
+            text = f"{message}, first at op {op_id}{advice}"
+            warnings.warn(text, CoverageWarning, stacklevel=3)
 
     def call_alone(
         self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]

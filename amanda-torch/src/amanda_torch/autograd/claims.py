@@ -286,7 +286,8 @@ def _names_of(node: Any, inputs: Sequence[tuple[Edge, str]]) -> Iterator[str]:
     for target, number in node.next_functions:
         if KINDS.get(type(target), UNCERTAIN) == UNCERTAIN and target is not None:
             while is_own(target) and target.next_functions:
-                target, number = target.next_functions[0]
+                # AmandaDelayed has tensors before its results.
+                target, number = target.next_functions[getattr(target, "count", 0) + number]
         for position, (edge, name) in enumerate(left):
             is_same = target is edge[0] and number == edge[1]
             if is_same or (edge[1] == -1 and is_edge(target, number, edge)):

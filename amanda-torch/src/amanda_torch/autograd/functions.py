@@ -103,6 +103,29 @@ class AmandaViews(AmandaGradients):
             return tuple(tensor.view_as(tensor) for tensor in tensors)
 
 
+class AmandaDelayed(torch.autograd.Function):
+    """The identity on the last of several tensors; the gradients of all of them come from `change`,
+    which gets those of the results.
+
+    The arguments are `change`, the number of tensors that are no results, and the tensors.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, change: Gradients, count: int, *tensors: torch.Tensor) -> Any:
+        ctx.change, ctx.count = change, count
+        ctx.set_materialize_grads(False)
+        with _internals.no_dispatch_modes():
+            return tuple(tensor.detach() for tensor in tensors[count:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return (None, None, *ctx.change(list(gradients)))
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, __: Any, *tangents: Any) -> Any:
+        return _passed(tangents[ctx.count :])
+
+
 class Replacement(Protocol):
     """Supplies the gradients of a whole operator."""
 
@@ -181,6 +204,7 @@ OWN_FUNCTIONS = (
     AmandaSubstituteInTransform,
     AmandaGradients,
     AmandaViews,
+    AmandaDelayed,
     AmandaOperator,
     TracedGradients,
     TracedOperator,

@@ -151,7 +151,7 @@ class FunctionNode:
     def hook_outputs(self, plan: ActionPlan, outputs: list[Any], start: int) -> None:
         """Put the routines before it, and a replacement of its backward, in place."""
         if plan.before_backward and not self._is_hidden:
-            hook_outputs(self._whole.before, outputs, start)
+            hook_outputs(self._whole, outputs, start)
         if plan.replace_backward or self._is_hidden:
             numbers = {
                 i: 0 if self._is_hidden else output.output_nr

@@ -24,9 +24,10 @@ from amanda.engine.backward import OperatorGradients
 from amanda.errors import RoutineResultError
 from amanda.interface.action import ActionKind
 from amanda_torch import _internals
-from amanda_torch.autograd.functions import AmandaGradients
+from amanda_torch.autograd.functions import AmandaDelayed, AmandaGradients
 from amanda_torch.autograd.nodes import (
     Edge,
+    edge_of,
     is_accumulation,
     is_edge,
     new_nodes,
@@ -34,6 +35,10 @@ from amanda_torch.autograd.nodes import (
     set_alias,
 )
 from amanda_torch.autograd.substitution import alias_for
+
+
+DELAYED = "amanda_delayed"
+"""Key in a node's metadata: the gradients that were taken off it, by the number of the pass."""
 
 
 class WholeOperator(OperatorGradients):
@@ -48,6 +53,26 @@ class WholeOperator(OperatorGradients):
     def after(self, grad_inputs: list[Any]) -> list[Any]:
         """Run the routines on the gradients of the inputs."""
         return _internals.without_modes(super().after, grad_inputs)  # type: ignore[no-any-return]
+
+    def before_sums(self, grad_outputs: list[Any]) -> list[Any]:
+        """As :meth:`before`, in an identity of several tensors, which sums gradients."""
+        self._warn_of_sums()
+        return self.before(grad_outputs)
+
+    def after_sums(self, grad_inputs: list[Any]) -> list[Any]:
+        """As :meth:`after`, in an identity of several tensors, which sums gradients."""
+        self._warn_of_sums()
+        return self.after(grad_inputs)
+
+    def _warn_of_sums(self) -> None:
+        """Say that gradients of gradients of the tensors are summed in another order."""
+        if torch.is_grad_enabled() and self.acts():
+            self._dispatcher.warn_once(
+                "routines on the gradients of whole operators may change the last bits of "
+                "gradients of gradients, which autograd adds in another order",
+                self._handle.op_id,
+                "; routines at its backward operators do not",
+            )
 
     def replaced(self, grad_outputs: list[Any], count: int) -> list[Any] | None:
         """The gradients of the `count` inputs that a replacement supplies; None without one."""
@@ -181,12 +206,12 @@ def _gathered(
 
 
 def hook_outputs(
-    change: Change,
+    whole: WholeOperator,
     outputs: list[Any],
     start: int,
     identity: type[torch.autograd.Function] = AmandaGradients,
 ) -> list[Any]:
-    """Let `change` get the gradients of all outputs together.
+    """Let routines get the gradients of all outputs together.
 
     An output that the operator has not made (``x.to(x.dtype)`` is `x`) has no backward operator.
 
@@ -201,14 +226,14 @@ def hook_outputs(
         return outputs
     nodes = {outputs[i].grad_fn for i in positions}
     if len(nodes) > 1:
-        return _gathered(change, outputs, positions, identity)
+        return _gathered(whole.before_sums, outputs, positions, identity)
     (node,) = nodes
     numbers = {i: outputs[i].output_nr for i in positions}
     count = len(outputs)
 
     def before(grad_outputs: tuple[Any, ...]) -> Any:
         full = [grad_outputs[numbers[i]] if i in numbers else None for i in range(count)]
-        changed = change(full)
+        changed = whole.before(full)
         if changed is full:
             return None
         result = list(grad_outputs)
@@ -227,7 +252,7 @@ def _is_made(tensor: Any, start: int) -> bool:
 
 
 class _BegunNotes(threading.local):
-    """The notes of :class:`ViewGradients` that the pass which runs in this thread has begun, and
+    """The notes of :class:`ViewGradients` and :class:`DelayedGradients` that the pass which runs in this thread has begun, and
     its number; None outside of :func:`notes_dropped`."""
 
     begun: list[tuple[dict[int, Any], int]] | None = None
@@ -447,8 +472,83 @@ class View:
         return gradient.t() if self._shape is None else gradient.reshape(old.shape)
 
 
-_VIEW_NODES = {"TBackward0": False, "ViewBackward0": True}
-"""The nodes of the views of its inputs that ``linear`` computes with; whether they reshape."""
+_VIEW_NODES = {"TBackward0": False, "ViewBackward0": True, "UnsqueezeBackward0": True}
+"""The nodes of the views of inputs that operators compute with; whether they reshape."""
+
+
+class DelayedGradients:
+    """Routines on the gradients of an operator's inputs, after the routines of all its nodes.
+
+    One node of the operator produces the gradients of some inputs; others go through nodes of
+    views behind it. An identity before all inputs would sum what comes to one of them in a pass
+    through gradients, and so change the order of the sum. It is before the views only: the
+    gradients that the first node produces are taken off it, and follow where the identity is.
+
+    Args:
+        behind: positions of the inputs that the operator uses by views, and that need a gradient.
+        in_order: the node gives the gradients of others in the order of the inputs, not backwards.
+    """
+
+    def __init__(
+        self,
+        whole: WholeOperator,
+        values: Sequence[Any],
+        behind: Sequence[int],
+        in_order: bool,
+    ) -> None:
+        self._whole = whole
+        self._values = len(values)
+        wanted = [i for i, value in enumerate(values) if value is not None and value.requires_grad]
+        # Leaves get their gradients in this order.
+        wanted = wanted if in_order else wanted[::-1]
+        self._direct = [index for index in wanted if index not in behind]
+        self._behind = behind
+        # By the number of a backward pass the gradients that were taken off, by input.
+        self.taken: dict[int, dict[int, Any]] = {}
+
+    def before_views(self, values: list[Any]) -> list[Any]:
+        """The values to run the operator on."""
+        values = list(values)
+        tensors = [values[index] for index in (*self._direct, *self._behind)]
+        count = len(self._direct)
+        results = _internals.apply_function(AmandaDelayed, self._changed, count, *tensors)
+        for index, result in zip(self._behind, results, strict=True):
+            values[index] = alias_for(values[index], result)
+        return values
+
+    def hook(self, values: Sequence[Any], outputs: Sequence[Any], start: int) -> None:
+        """Take the gradients off the node that produces them, after all its other hooks.
+
+        Args:
+            values: the inputs.
+            start: the sequence number before the operator.
+        """
+        edges = [edge_of(value) if i in self._direct else None for i, value in enumerate(values)]
+        for node in new_nodes(outputs, start):
+            if not is_accumulation(node) and (places := _places(node, edges)):
+                node.register_hook(functools.partial(self._take, places))
+                node.metadata[DELAYED] = self.taken
+
+    def _take(self, places: dict[int, int], produced: tuple[Any, ...], _: tuple[Any, ...]) -> Any:
+        """Posthook of the node."""
+        if not self._whole.acts():
+            return None
+        task = _internals.graph_task()
+        self.taken[task] = {index: produced[place] for index, place in places.items()}
+        if _NOTES.begun is not None:
+            _NOTES.begun.append((self.taken, task))
+        taken = places.values()
+        return tuple(None if place in taken else one for place, one in enumerate(produced))
+
+    def _changed(self, gradients: list[Any]) -> list[Any]:
+        """The gradients of the direct inputs and of those behind views."""
+        full: list[Any] = [None] * self._values
+        for index, gradient in self.taken.pop(_internals.graph_task(), {}).items():
+            full[index] = gradient
+        for index, gradient in zip(self._behind, gradients, strict=True):
+            full[index] = gradient
+        full = self._whole.after(full)
+        return [full[index] for index in (*self._direct, *self._behind)]
 
 
 def hook_input_edges(

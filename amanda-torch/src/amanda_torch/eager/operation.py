@@ -9,8 +9,7 @@ into, and the tensors that they alias, must stay the caller's own.
 from __future__ import annotations
 
 import operator
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import torch
 from amanda.engine.backward import OpHandle
 from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import ActionPlan
-from amanda.errors import CapabilityError, CoverageWarning, RoutineResultError, described
+from amanda.errors import CapabilityError, RoutineResultError, described
 from amanda.interface.action import Action, ActionKind
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaGradients, AmandaOperator, AmandaViews
@@ -31,6 +30,7 @@ from amanda_torch.autograd.user_functions import (
     skip_functions,
 )
 from amanda_torch.autograd.whole_operator import (
+    DelayedGradients,
     ReplacedGradients,
     ViewGradients,
     WholeOperator,
@@ -71,19 +71,71 @@ _RESHAPING = frozenset(
 """Operators in place that change a tensor's sizes and strides, or its place in autograd's graph,
 and none of its elements."""
 
-_ONE_NODE = frozenset({"batch_norm", "layer_norm"})
+_ONE_NODE = frozenset(
+    "batch_norm layer_norm true_divide divide multiply subtract var var_mean std std_mean".split()
+)
 """Operators made of others, of which one has the only autograd node."""
-
-_CONVOLUTIONS = {
-    f"{kind}{number}d": number for kind in ("conv", "conv_transpose") for number in (1, 2, 3)
-}
-"""Such operators too, and the number of their spatial dimensions."""
 
 _IN_ORDER = frozenset({"lstm", "group_norm"})
 """Operators of several nodes whose first input gets its gradient first."""
 
 _TENSORS = _internals.PLAIN_TENSORS | {type(None)}
 """Types of inputs on which an operator is no other code of the program."""
+
+
+Behind = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[int] | None]
+"""For the inputs and attributes of an operator, the inputs that it uses by views of them, if a
+single node of it produces the gradients of the others and of the views; otherwise None."""
+
+
+def _behind_linear(values: Sequence[Any], _: Mapping[str, Any]) -> Sequence[int] | None:
+    # The weight is transposed. An input of more dimensions is made a matrix, by a copy if need be.
+    dimensions = values[0].dim()
+    if dimensions < 2 or not values[0].is_contiguous():
+        return None
+    return (1,) if dimensions == 2 else (0, 1)
+
+
+def _behind_matmul(values: Sequence[Any], _: Mapping[str, Any]) -> Sequence[int] | None:
+    first, second = values[0].dim(), values[1].dim()
+    if (first, second) in ((1, 1), (2, 1), (2, 2)):
+        return ()
+    is_folded = first > 2 and second == 2 and values[0].is_contiguous()
+    return (0,) if is_folded and values[0].numel() else None
+
+
+def _behind_prelu(values: Sequence[Any], _: Mapping[str, Any]) -> Sequence[int] | None:
+    if values[0].dim() == values[1].dim():
+        return ()
+    return (1,) if values[1].is_contiguous() else None
+
+
+def _behind_convolution(
+    values: Sequence[Any], attributes: Mapping[str, Any]
+) -> Sequence[int] | None:
+    # Where it is uneven, padding by name is done by a node of its own.
+    if isinstance(attributes.get("padding"), str) and attributes["padding"] != "valid":
+        return None
+    return (0,) if values[0].dim() < values[1].dim() else ()
+
+
+def _behind_group_norm(values: Sequence[Any], _: Mapping[str, Any]) -> Sequence[int] | None:
+    return () if all(value is None or value.is_contiguous() for value in values) else None
+
+
+_BEHIND_VIEWS: Mapping[str, Behind] = {
+    "group_norm": _behind_group_norm,
+    "linear": _behind_linear,
+    "matmul": _behind_matmul,
+    "__matmul__": _behind_matmul,
+    "prelu": _behind_prelu,
+    **{
+        f"{kind}{number}d": _behind_convolution
+        for kind in ("conv", "conv_transpose")
+        for number in (1, 2, 3)
+    },
+}
+"""Operators made of others, by what they compute with views of."""
 
 
 class Operation:
@@ -121,6 +173,7 @@ class Operation:
         self._function: FunctionNode | None = None
         self._gathered = False
         self._alias: Any = None
+        self._delayed: DelayedGradients | None = None
         self._overlaps = False
         self.values: list[Any] = []
         self._edges: list[Any] = []
@@ -175,7 +228,7 @@ class Operation:
         if self._writes_by_copies(values) and plan.replace_backward is None:
             # For an in-place operator on a view, autograd rebuilds the nodes of all views of the
             # base, and the gathering identity with them: compute on a copy, and write it back.
-            gathered = gather_inputs(self._whole.after, values)
+            gathered = gather_inputs(self._whole.after_sums, values)
             self._gathered = True
             if plan.replace is None:
                 return self._in_place_on_substitute(gathered)
@@ -186,12 +239,19 @@ class Operation:
         if plan.replace_backward is not None:
             self._gathered = True
             return self._with_gradient(values)
-        if self._leaves_by_one_node(values):
+        behind = self._behind_views(values)
+        if behind and plan.claims:
+            # The order of routines (contract rule 8) wants those of all its nodes first.
+            in_order = self._call.op.__name__ != "linear"
+            self._delayed = DelayedGradients(self._whole, values, behind, in_order)
+            self._gathered = True
+            return self._handed_on(self._delayed.before_views(values))
+        if behind is not None:
             return self._vanilla(values)
         in_order = self._call.op.__name__ in _IN_ORDER
         self._gathered = True
         gathered = gather_inputs(
-            self._whole.after, values, in_order=in_order, identity=self._identity
+            self._whole.after_sums, values, in_order=in_order, identity=self._identity
         )
         return self._handed_on(gathered)
 
@@ -204,14 +264,12 @@ class Operation:
             self._dispatcher.not_seen("actions on gradients in forward-mode differentiation")
         else:
             self._dispatcher.not_seen("actions on gradients under a functorch transform")
-            if self._dispatcher.tells_of_transforms():
-                warnings.warn(
-                    "actions on the gradients of operators do nothing under a transform of "
-                    f"torch.func, first at op {self.plan.op_id}: compute its gradient by "
-                    "torch.autograd.grad() or backward(), outside of torch.func",
-                    CoverageWarning,
-                    stacklevel=2,
-                )
+            self._dispatcher.warn_once(
+                "actions on the gradients of operators do nothing under a transform of torch.func",
+                self.plan.op_id,
+                ": compute its gradient by torch.autograd.grad() or backward(), outside of "
+                "torch.func",
+            )
 
     @property
     def _takes_no_identity(self) -> bool:
@@ -265,9 +323,10 @@ class Operation:
         """What tensors pass through whose gradients are gathered."""
         return AmandaViews if self._aliases and not self.in_place else AmandaGradients
 
-    def _leaves_by_one_node(self, values: Sequence[Any]) -> bool:
-        """True if it is known before the run that one node produces all input gradients."""
-        name = self._call.op.__name__
+    def _behind_views(self, values: Sequence[Any]) -> Sequence[int] | None:
+        """Positions of the inputs that need a gradient and that the operator uses by views of them,
+        if it is known before the run that one node produces all other gradients of inputs, and
+        those of the views; otherwise None."""
         if (
             self.plan.replace is not None
             or self._outer
@@ -275,18 +334,15 @@ class Operation:
             or not is_builtin(self._call.func)
             or not _TENSORS.issuperset(map(type, values))
         ):
-            return False
-        if name == "linear":
-            # Its nodes are views of the inputs and one product, where the input need not be copied.
-            # The order of routines (contract rule 8) wants those of all its nodes first.
-            is_flat = values[0].dim() > 1 and values[0].is_contiguous()
-            return bool(is_flat) and not self.plan.claims
-        if name in _CONVOLUTIONS:
-            # A batch dimension, or a padding by name, is added by a node of its own.
-            dimensions = _CONVOLUTIONS[name] + 2
-            padding = self._call.attributes.get("padding")
-            return bool(values[0].dim() == dimensions) and not isinstance(padding, str)
-        return name in _ONE_NODE or _internals.is_one_node(base_name(name))
+            return None
+        name = base_name(self._call.op.__name__)
+        find = _BEHIND_VIEWS.get(name)
+        if find is None:
+            return () if name in _ONE_NODE or _internals.is_one_node(name) else None
+        if any(value is not None and value.layout is not torch.strided for value in values):
+            return None
+        behind = find(values, self._call.attributes)
+        return behind and [index for index in behind if values[index].requires_grad]
 
     def _is_nested(self, values: Sequence[Any]) -> bool:
         """True if no ``autograd.Function`` takes the values, or the caller's tensors."""
@@ -334,7 +390,7 @@ class Operation:
             views = ViewGradients(self._whole, len(outputs))
             views.register(outputs, self._alias, self.start)
             return outputs
-        return hook_outputs(self._whole.before, outputs, self.start, self._identity)
+        return hook_outputs(self._whole, outputs, self.start, self._identity)
 
     def hook_inputs(self, result: Any) -> None:
         """Put the actions on the input gradients in place, where it was not done before the run.
@@ -348,6 +404,8 @@ class Operation:
             return
         if not (plan.acts_on_gradients and self.records_gradients):
             return
+        if self._delayed is not None:
+            self._delayed.hook(self.values, tensors_of(result), self.start)
         late = self._not_gathered()
         if not late:
             return
