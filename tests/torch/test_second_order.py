@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import functional, grad
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 
 import amanda
 from amanda.errors import CoverageWarning

@@ -191,10 +191,11 @@ def unwind(undo: list[Undo], mark: int) -> None:
     or at the latest the end of the scope.
     """
     while len(undo) > mark:
-        function, args = undo[-1]
-        function(*args)
-        # Not before: an interrupt in between would lose it.
-        del undo[-1]
+        entry = undo[-1]
+        entry[0](*entry[1])
+        # Not before: an interrupt in between would lose it. A signal may have replaced the entry.
+        if undo[-1] is entry:
+            del undo[-1]
 
 
 class ThreadState(threading.local):
@@ -216,6 +217,7 @@ class ThreadState(threading.local):
             are vanilla.
         call: the execution whose replacement runs in this thread, None if none does.
         undo: what restores the thread as it was, the last change last (:func:`unwind`).
+        waiting: the handlers of signals that wait until it is restored, by number.
     """
 
     def __init__(self) -> None:
@@ -228,6 +230,7 @@ class ThreadState(threading.local):
         self.paused: int = 0
         self.call: CurrentCall | None = None
         self.undo: list[Undo] = []
+        self.waiting: dict[int, Callable[..., Any]] = {}
 
 
 STATE = ThreadState()

@@ -19,6 +19,7 @@ with :meth:`Dispatcher.run`. Backward operators go through
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -384,12 +385,18 @@ class Dispatcher:
             if only is not None:
                 tools = [t for t in tools if t in only or not t.analyses_at(point)]
         if tools and (only is None or any(tool.analyses_at(point) for tool in tools)):
-            state = record.state
+            state, undo = record.state, STATE.undo
+            mark = len(undo)
+            if gc.isenabled():
+                # Finalizers of the program's garbage run afterwards, as code of the program.
+                undo.append((gc.enable, ()))
+                gc.disable()
             try:
                 state.point = point
                 self.call_alone(scope, run_analyses, (scope, tools, record, point))
             finally:
                 state.point = state.tool = None
+                unwind(undo, mark)
             if state.actions:
                 record.sort(scope.tools)
         record.note_analysed(point)

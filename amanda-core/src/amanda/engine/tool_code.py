@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+from amanda.engine.signals import deliver
 from amanda.interface.driver import Driver, ThreadSwitches
 from amanda.state import (
     ATTACHED,
@@ -87,9 +88,10 @@ class ToolCode:
                 _release()
             # unwind(), without a function: at every point of every operator.
             while len(undo) > mark:
-                restore, given = undo[-1]
-                restore(*given)
-                del undo[-1]
+                entry = undo[-1]
+                entry[0](*entry[1])
+                if undo[-1] is entry:
+                    del undo[-1]
 
     def _within(
         self,
@@ -130,6 +132,7 @@ def paused() -> Iterator[None]:
         yield
     finally:
         thread["paused"] = outer
+        deliver()
 
 
 @contextmanager

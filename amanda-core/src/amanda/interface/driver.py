@@ -225,6 +225,11 @@ class Driver(abc.ABC):
     def vanilla(self) -> AbstractContextManager[Any]:
         """Within it, the current thread's framework calls are not instrumented."""
 
+    def resumed(self) -> AbstractContextManager[Any]:
+        """Within it, operators of the program are noticed in the midst of another one, where a
+        handler of a signal runs."""
+        return nullcontext()
+
     @abc.abstractmethod
     def ad_isolated(self) -> AbstractContextManager[Any]:
         """Within it, framework calls take no part in automatic differentiation."""

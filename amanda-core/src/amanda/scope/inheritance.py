@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from amanda.engine.signals import stand_in
 from amanda.python.patching import PatchSet
 from amanda.registry import drivers, import_hook
 from amanda.state import (
@@ -162,6 +163,7 @@ def _vanilla_child() -> None:
     LIVE_SCOPES.clear()
     _INHERITED.clear()
     cover_new_threads(False)
+    stand_in(False)
     import_hook.await_nothing()
     with contextlib.ExitStack() as stack:
         # Last, also if a driver raises.

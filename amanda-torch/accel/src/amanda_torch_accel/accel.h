@@ -101,7 +101,7 @@ PyTypeObject make_type(const char* name, size_t size, destructor dealloc, traver
   NAME(held) NAME(is_idle) NAME(kind) NAME(kwargs) NAME(log) NAME(nanoseconds) NAME(natives)                       \
   NAME(note_execution) NAME(number) NAME(numbers) NAME(op_id) NAME(paused) NAME(routine) NAME(routines)            \
   NAME(run_described) NAME(run_known) NAME(scopes) NAME(select) NAME(statistics) NAME(steps_after)                 \
-  NAME(steps_before) NAME(tool_seconds)
+  NAME(steps_before) NAME(tool_seconds) NAME(waiting)
 
 struct Names {
 #define NAME(name) PyObject* name;
@@ -220,9 +220,9 @@ bool is_only_driver();
 
 // The objects of amanda, amanda_torch and PyTorch that the units need; see _objects() of amanda_torch.eager.gate.
 #define ACCEL_OBJECTS(OBJECT)                                                                                      \
-  OBJECT(acquire) OBJECT(are_paired) OBJECT(as_routine) OBJECT(changed) OBJECT(compiling) OBJECT(forward_level)    \
-  OBJECT(function) OBJECT(is_report_of) OBJECT(mode) OBJECT(own_nodes) OBJECT(parameter) OBJECT(raised)            \
-  OBJECT(release) OBJECT(state) OBJECT(tensor) OBJECT(tensors_of) OBJECT(unpaused)
+  OBJECT(acquire) OBJECT(are_paired) OBJECT(as_routine) OBJECT(changed) OBJECT(compiling) OBJECT(deliver)          \
+  OBJECT(forward_level) OBJECT(function) OBJECT(is_report_of) OBJECT(mode) OBJECT(own_nodes) OBJECT(parameter)     \
+  OBJECT(raised) OBJECT(release) OBJECT(state) OBJECT(tensor) OBJECT(tensors_of) OBJECT(unpaused)
 
 struct Objects {
 #define OBJECT(name) PyObject* name;

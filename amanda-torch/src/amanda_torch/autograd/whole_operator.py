@@ -36,7 +36,6 @@ from amanda_torch.autograd.nodes import (
 )
 from amanda_torch.autograd.substitution import alias_for
 
-
 DELAYED = "amanda_delayed"
 """Key in a node's metadata: the gradients that were taken off it, by the number of the pass."""
 
@@ -252,8 +251,8 @@ def _is_made(tensor: Any, start: int) -> bool:
 
 
 class _BegunNotes(threading.local):
-    """The notes of :class:`ViewGradients` and :class:`DelayedGradients` that the pass which runs in this thread has begun, and
-    its number; None outside of :func:`notes_dropped`."""
+    """The notes of :class:`ViewGradients` and :class:`DelayedGradients` that the pass which runs in
+    this thread has begun, and its number; None outside of :func:`notes_dropped`."""
 
     begun: list[tuple[dict[int, Any], int]] | None = None
 

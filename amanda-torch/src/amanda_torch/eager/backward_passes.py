@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from amanda.engine.signals import handlers_wait
 from amanda.python.patching import PatchSet, named_as
 from amanda_torch import _internals
 from amanda_torch.autograd.gradients_of_gradients import MadeGraph
@@ -48,7 +49,7 @@ class BackwardPasses:
             if transformed:
                 # A transform always makes a graph, which only an outer differentiation uses.
                 continues = _internals.is_within_differentiation()
-            with self._pass(interceptor, roots, continues):
+            with handlers_wait(), self._pass(interceptor, roots, continues):
                 if transformed or not (makes_graph and self._claims(interceptor)):
                     return vanilla(roots, *args, **kwargs)
                 with MadeGraph(interceptor.executor.claimer, roots) as made:

@@ -11,8 +11,8 @@ import abc
 import functools
 import types
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 from amanda.interface.action import Action
@@ -183,6 +183,19 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         """Mute the current thread's interceptor."""
         # Analyses run in it, which look at tensors and compute with them in routines.
         return muted(only_reads=True)
+
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Put the interceptor on, which PyTorch takes off while it handles an operator."""
+        interceptor = LOCAL.interceptor
+        if interceptor is None or interceptor.is_quiet() or interceptor.is_listening():
+            yield
+            return
+        _internals.push_mode(interceptor)
+        try:
+            yield
+        finally:
+            _internals.pop_mode()
 
     def routine(
         self, action: Action, selected: Sequence[Any], isolated: bool

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from amanda.engine.notes import note
+from amanda.engine.signals import deliver
 from amanda.errors import CoverageWarning
 from amanda.inline.steps import are_paired
 from amanda.interface.action import Action
@@ -105,6 +106,7 @@ def _objects() -> dict[str, Any]:
         "changed": _changed,
         "tensors_of": tensors_of,
         "compiling": _internals.compiling_asked,
+        "deliver": deliver,
         "forward_level": _internals.FORWARD_LEVEL,
         "function": _internals.FUNCTION_OBJECT,
         "is_report_of": _is_report_of,
