@@ -173,17 +173,26 @@ def test_a_run_without_tools_tells_what_it_saw(amanda: Command, program: str) ->
     assert "amanda: 2 ops seen (2 forward), 0 instrumented" in amanda("run", program).stdout
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+_CHILDREN = {
+    "os.fork": "os.wait() if os.fork() else os._exit(0)",
+    **{
+        name: f"child = multiprocessing.get_context('{name}').Process(target=print); "
+        "child.start(), child.join()"
+        for name in ("fork", "spawn")
+    },
+}
+
+
+@pytest.mark.parametrize("method", _CHILDREN)
 def test_child_processes_are_counted_as_not_seen(
     amanda: Command, script: Script, method: str
 ) -> None:
     """What a child process runs is not seen, however it is started; the last line says so. Only
     where the program itself computes nothing, it asks for a run of each."""
     text = (
-        "import multiprocessing, minigrad as mg\n"
+        "import multiprocessing, os, minigrad as mg\n"
         "if __name__ == '__main__':\n"
-        f"    child = multiprocessing.get_context('{method}').Process(target=print)\n"
-        "    child.start(), child.join()\n"
+        f"    {_CHILDREN[method]}\n"
     )
     loading = script(text + "    mg.add(mg.MiniTensor(2), mg.MiniTensor(2))\n")
     said = "not seen: what child processes run, such as workers that load data (1);"

@@ -236,15 +236,32 @@ def test_gradients_whose_sizes_are_not_known_are_unknown(case: str) -> None:
     assert sum(found["unknown_ops"][kind] for kind in found["unknown_ops"] if "backward" in kind)
 
 
-def test_gradients_under_vmap_are_not_seen() -> None:
-    """PyTorch gives no access to the backward operators of gradients per sample: they are listed,
-    and no silent zero."""
-    layer = nn.Linear(4, 5)
-    per_sample = torch.vmap(torch.func.grad(lambda x: layer(x).sum()))
-    tool = applied(FlopsTool(), lambda: per_sample(torch.rand(3, 4)))
-    found = tool.result()["summary"]
-    assert found["flops_backward"] == 0
-    assert sum(found["not_seen"].values()) > 0
+@pytest.mark.parametrize("case", ["gradients", "gradients of samples", "Jacobians", "ensemble"])
+def test_gradients_under_transforms_are_those_of_all_samples(case: str) -> None:
+    """Backward operators under ``torch.func`` count as PyTorch's counter counts their kernels."""
+    layer, x = nn.Linear(4, 5), torch.rand(3, 4)
+    parameters, _ = torch.func.stack_module_state([nn.Linear(4, 5) for _ in range(6)])
+
+    def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, parameters, (x,)).square().sum()
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        # FlopCounterMode fails where a module is called under jacrev.
+        return functional.linear(x, layer.weight.detach())
+
+    one = dict(layer.named_parameters())
+    run: Any = {
+        "gradients": lambda: torch.func.grad(loss)(one, x),
+        "gradients of samples": lambda: torch.vmap(torch.func.grad(loss), (None, 0))(one, x),
+        "Jacobians": lambda: torch.vmap(torch.func.jacrev(product))(x),
+        "ensemble": lambda: torch.vmap(loss, (0, None))(parameters, x).sum().backward(),
+    }[case]
+    with FlopCounterMode(display=False) as counter:
+        run()
+    found = applied(FlopsTool(), run).result()["summary"]
+    assert found["flops_backward"] > 0
+    assert found["flops"] + found["flops_backward"] == counter.get_total_flops()
+    assert not found["not_seen"]
 
 
 # -- executions ---------------------------------------------------------------

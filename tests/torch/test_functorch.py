@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 
 import amanda
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
 from tests.torch.support import (
     TRANSPARENT,
+    Counter,
     ForwardCounter,
     On,
     after,
@@ -50,6 +52,7 @@ TRANSFORMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "vjp": lambda x: torch.func.vjp(_f, x)[1](torch.ones(2)),
     "jacrev": torch.func.jacrev(_f),
     "jacfwd": torch.func.jacfwd(_f),
+    "jacrev of jacrev": torch.func.jacrev(torch.func.jacrev(_scalar)),
     "hessian": torch.func.hessian(_scalar),
     "functionalize": torch.func.functionalize(lambda x: x.clone().mul_(2)),
     "forward AD": lambda x: torch.autograd.functional.jvp(_f, x, torch.ones_like(x)),
@@ -133,14 +136,35 @@ def test_per_sample_gradients_of_a_module() -> None:
     assert wanted <= set(counter.ids)
 
 
-def test_backward_operators_under_a_transform_are_counted_as_not_seen() -> None:
-    """What cannot be instrumented under a transform, its backward operators, is counted."""
-    tool = amanda.Tool()
-    tool.add_inst_for_op(lambda _: None, backward=True)
-    scope = applied(tool)
-    with scope:
-        torch.func.grad(_scalar)(X)
-    assert sum(scope.statistics.not_seen.values()) > 0
+@pytest.mark.parametrize("transform", ["grad", "vmap of grad", "vjp", "jacrev"])
+def test_backward_operators_under_a_transform(transform: str) -> None:
+    """They are seen with the ids that they have outside of it; routines change their gradients."""
+    counter = Counter()
+    run = TRANSFORMS[transform]
+    expected = run(X)
+    with applied(counter) as scope:
+        run(X)
+    assert set(counter.backward_ids) >= {"/sin:0/grad/SinBackward0:0", "/mul:0/grad/MulBackward0:0"}
+    assert not scope.statistics.not_seen
+    halving = amanda.Tool()
+
+    def halve(context: amanda.OpContext) -> None:
+        if context.get_backward_op().__name__ == "SumBackward1":
+            context.insert_after_backward_op(lambda *gradients: [g / 2 for g in gradients])
+
+    halving.add_inst_for_op(halve, backward=True)
+    with applied(halving):
+        found = run(X)
+    for one, other in zip(tree_leaves(expected), tree_leaves(found), strict=True):
+        assert torch.equal(one, 2 * other)
+
+
+@pytest.mark.parametrize("transform", ["grad of grad", "jacrev of jacrev", "hessian"])
+def test_derivatives_of_gradients_under_transforms_are_counted_as_not_seen(transform: str) -> None:
+    """Backward operators are seen; what differentiates them is counted."""
+    with applied(Counter()) as scope:
+        TRANSFORMS[transform](X)
+    assert any("gradients under a transform" in reason for reason in scope.statistics.not_seen)
 
 
 def test_forward_mode_duals_outside_of_functorch() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from amanda.python._internals import child_processes
 from amanda.registry import drivers, plugins
+from amanda.scope.inheritance import FORKS
 from amanda.scope.scope import Statistics
 
 
@@ -54,7 +55,7 @@ def explain_unseen(statistics: Statistics) -> str:
     """The reasons for which operators were not seen, with their numbers where they are known."""
     missing = {**statistics.not_seen, **uncovered_frameworks()}
     missing |= dict.fromkeys(plugins.explain_unseen(drivers.covered_frameworks()), 0)
-    if count := child_processes():
+    if count := child_processes() + FORKS.count:
         # They are not told apart: where this process computes, they may only load its data.
         about = "such as workers that load data" if statistics.ops_seen else _ADVICE
         missing[f"what child processes run, {about}"] = count

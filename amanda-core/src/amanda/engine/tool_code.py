@@ -86,8 +86,7 @@ class ToolCode:
                     scope.statistics.tool_seconds += seconds
             if not owned and owns_tool_lock():
                 _release()
-            # unwind(), without a function: at every point of every operator.
-            while len(undo) > mark:
+            while len(undo) > mark:  # unwind(), without a function: at every point
                 entry = undo[-1]
                 entry[0](*entry[1])
                 if undo[-1] is entry:

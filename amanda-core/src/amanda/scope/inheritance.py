@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import threading
 from collections.abc import Callable
@@ -134,10 +135,28 @@ def _before_fork() -> None:
     _FORKING.is_locked = SCOPE_LOCK.acquire(timeout=_FORK_PATIENCE)
 
 
+def _after_fork_in_parent() -> None:
+    _after_fork()
+    fork = inspect.currentframe()
+    caller = fork.f_back.f_globals.get("__name__", "") if fork is not None and fork.f_back else ""
+    # multiprocessing counts its own; subprocess runs another program.
+    if not caller.startswith(("multiprocessing.", "subprocess")):
+        FORKS.count += 1
+
+
 def _after_fork() -> None:
     if _FORKING.is_locked:
         _FORKING.is_locked = False
         SCOPE_LOCK.release()
+
+
+class _Forks:
+    """How often the program has forked itself by ``os.fork``."""
+
+    count = 0
+
+
+FORKS = _Forks()
 
 
 class _Forking(threading.local):
@@ -176,5 +195,5 @@ def _vanilla_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_vanilla_child
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_vanilla_child
     )

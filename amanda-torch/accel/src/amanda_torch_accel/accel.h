@@ -219,9 +219,9 @@ Ref thread_state();
 bool is_only_driver();
 
 // The objects of amanda, amanda_torch and PyTorch that the units need; see _objects() of amanda_torch.eager.gate.
-#define ACCEL_OBJECTS(OBJECT)                                                                                      \
-  OBJECT(acquire) OBJECT(are_paired) OBJECT(as_routine) OBJECT(changed) OBJECT(compiling) OBJECT(deliver)          \
-  OBJECT(forward_level) OBJECT(function) OBJECT(is_report_of) OBJECT(mode) OBJECT(own_nodes) OBJECT(parameter)     \
+#define ACCEL_OBJECTS(OBJECT)                                                                                    \
+  OBJECT(acquire) OBJECT(are_paired) OBJECT(as_routine) OBJECT(changed) OBJECT(compiling) OBJECT(deliver)        \
+  OBJECT(forward_level) OBJECT(function) OBJECT(is_report_of) OBJECT(mode) OBJECT(own_nodes) OBJECT(parameter)   \
   OBJECT(raised) OBJECT(release) OBJECT(state) OBJECT(tensor) OBJECT(tensors_of) OBJECT(unpaused)
 
 struct Objects {

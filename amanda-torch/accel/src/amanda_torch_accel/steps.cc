@@ -249,11 +249,9 @@ class ToolCode {
     if (failed && !PyErr_Occurred()) {
       PyErr_SetString(PyExc_RuntimeError, "the code of a tool cannot be left");
     }
-    if (failed || PyErr_Occurred()) {
-      return failed ? -1 : 0;
-    }
-    PyObject* waiting = PyDict_GetItemWithError(state_, names.waiting);
-    return waiting == nullptr || PyDict_GET_SIZE(waiting) == 0 || Ref(PyObject_CallNoArgs(objects.deliver)) ? 0 : -1;
+    PyObject* waiting = PyErr_Occurred() ? nullptr : PyDict_GetItemWithError(state_, names.waiting);
+    bool waits = waiting != nullptr && PyDict_GET_SIZE(waiting) > 0;
+    return failed || (waits && !Ref(PyObject_CallNoArgs(objects.deliver))) ? -1 : 0;
   }
 
  private:

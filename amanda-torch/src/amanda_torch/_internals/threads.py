@@ -24,6 +24,7 @@ _OWN_MODES = (
 _is_wrapped = symbol("torch._C._functorch.is_functorch_wrapped_tensor")
 _unwrapped = symbol("torch._C._functorch.get_unwrapped")
 _transforms = symbol("torch._C._functorch.get_interpreter_stack")
+_level_of = symbol("torch._C._functorch.maybe_get_level")
 _BATCHING = symbol("torch._C._functorch.TransformType.Vmap")
 # Not ``_functorch.peek_interpreter_stack``: asking it gives the thread a stack of transforms, which
 # autograd copies with each state of the thread, several times per node (2.13).
@@ -110,13 +111,26 @@ def in_backward() -> bool:
     return bool(graph_task() != -1)
 
 
-def is_within_differentiation() -> bool:
+def is_within_differentiation(root: Any) -> bool:
     """True if ``torch.func`` is to differentiate once more what it differentiates now.
 
     To be asked within a transform.
+
+    Args:
+        root: what the backward pass begins with. ``vjp`` may have left its own level.
     """
-    levels = _transforms() or ()
-    return len([level for level in levels if level.key() != _BATCHING]) > 1
+    own = _level_of(root) if isinstance(root, torch.Tensor) else -1
+    levels = [one.level() for one in _transforms() or () if one.key() != _BATCHING]
+    return any(level != own for level in levels)
+
+
+def differentiated(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of a graph behind one of a transform of functorch: the outermost one that is
+    differentiated."""
+    inner = tensor
+    while not inner.requires_grad and _is_wrapped(inner):
+        inner = _unwrapped(inner)
+    return inner if inner.requires_grad else tensor
 
 
 def needs_gradient(tensor: torch.Tensor) -> bool:

@@ -168,11 +168,10 @@ class Claimer(LeafClaimer):
             start: the sequence number read before it ran.
             iteration: the iteration of its thread.
         """
-        if _internals.in_functorch():
-            self.dispatcher.not_seen("backward operators under a functorch transform")
-            return
         self.iterations[plan.op_id] = iteration
         outputs = tensors_of(result)
+        if _internals.in_functorch():
+            outputs = [_internals.differentiated(output) for output in outputs]
         traced = None
         if STATE.cache and not plan.acts_on_gradients:
             traced = trace_graph(outputs, start)

@@ -48,7 +48,9 @@ class BackwardPasses:
             continues, transformed = makes_graph, _internals.in_functorch()
             if transformed:
                 # A transform always makes a graph, which only an outer differentiation uses.
-                continues = _internals.is_within_differentiation()
+                continues = _internals.is_within_differentiation(next(iter(roots), None))
+                if continues and self._looks_at_gradients():
+                    self._dispatcher.not_seen("derivatives of gradients under a transform")
             with handlers_wait(), self._pass(interceptor, roots, continues):
                 if transformed or not (makes_graph and self._claims(interceptor)):
                     return vanilla(roots, *args, **kwargs)
@@ -59,10 +61,12 @@ class BackwardPasses:
 
         return run_backward
 
+    def _looks_at_gradients(self) -> bool:
+        return any(scope.analyses_backward() for scope in self._dispatcher.scopes())
+
     def _claims(self, interceptor: Interceptor) -> bool:
         """True if tools look at backward operators of gradients, which have owners from now on."""
-        claimer = interceptor.executor.claimer
-        claims = any(scope.analyses_backward() for scope in self._dispatcher.scopes())
+        claimer, claims = interceptor.executor.claimer, self._looks_at_gradients()
         if claims and not claimer.marks:
             # What the extension has learned to do without marks is forgotten.
             interceptor.replan()
