@@ -12,7 +12,7 @@ from amanda.interface.driver import Capability
 from amanda.interface.points import Point, PointContext
 from amanda.interface.specs import PHASES
 from amanda.testing.contract.base import ContractTests, W, X, inserting
-from amanda.testing.framework import requires
+from amanda.testing.framework import FunctionalFramework, requires
 from amanda.tool import Tool, cache_disabled, new_iteration
 
 
@@ -189,6 +189,28 @@ class PointTests(ContractTests):
             program.second_gradients()
         passes = [context.iteration for context in tool.of(Point.BACKWARD_BEGIN)]
         assert (len(passes), {*passes}, len(tool.of(Point.ITERATION_END))) == (2, {0}, 1)
+
+    @requires(Capability.BACKWARD)
+    def test_a_gradient_within_a_function_ends_no_iteration(self) -> None:
+        """Operators behind a gradient that a differentiated function computes have ids of their
+        own."""
+        fw = self.fw
+        if not isinstance(fw, FunctionalFramework):
+            pytest.skip("the framework differentiates no functions")
+
+        def function(x: Any) -> list[Any]:
+            _, backward = fw.vjp(lambda y: [fw.mul(y, y)], [x])
+            return [fw.mul(backward()[0], x)]
+
+        ids: set[str] = set()
+        executed: list[str] = []
+
+        def note(context: OpContext) -> None:
+            ids.add(context.get_op_id())
+            context.insert_before_op(lambda *_: executed.append(context.get_op_id()))
+
+        self.train(fw.program(function, X), self.probe("mul", before=note))
+        assert len(executed) == len(ids) == 2
 
     @requires(Capability.BACKWARD)
     def test_a_step_of_the_optimizer_ends_an_iteration(self) -> None:

@@ -8,6 +8,7 @@ not the names.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -118,7 +119,8 @@ class AutogradEagerDriver(AutogradDriver):
             for node in toposort(end):
                 if node.parents and not isinstance(node.vjp, Known):
                     self.count_unclaimed()
-            with self.backward_pass():
+            # Within the function of an outer differentiation the program goes on.
+            with self.backward_pass(continues=_is_traced()):
                 return backward_pass(gradient, end)
 
         return run
@@ -197,6 +199,15 @@ class AutogradEagerDriver(AutogradDriver):
             return [found.pop(i, None) for i in range(count)]
 
         return [self.unbox(output) for output in outputs], vjp
+
+
+def _is_traced() -> bool:
+    """Whether a function that is to be differentiated runs; an exception in one spoils the count
+    that autograd keeps of them."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not tracer.trace.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _collect(found: dict[int, Any], position: int, gradient: Any) -> tuple[()]:
