@@ -546,6 +546,13 @@ class EndsIterationsEarly(LoopbackDriver):
         return super().backward_pass()
 
 
+@fault("test_a_gradient_within_a_function_ends_no_iteration")
+class EndsIterationsOfFunctions(EndsIterationsEarly):
+    """So does a pass in a function that is differentiated."""
+
+    differentiates_functions = True
+
+
 @fault(
     "test_modules_are_entered_and_left_in_pairs",
     "test_operators_run_between_entry_and_exit_of_their_module",

@@ -22,7 +22,7 @@ BROKEN = """
 from amanda.testing import DriverContract
 from tests.core import broken_backward, broken_forward
 from tests.core.faults import FAULTS
-from tests.core.loopback_framework import LoopbackFramework
+from tests.core.loopback_framework import FunctionalLoopback, LoopbackFramework
 from amanda.testing.loopback import LoopbackDriver
 
 TESTS = [name for name in dir(DriverContract) if name.startswith("test_")]
@@ -30,7 +30,9 @@ for fault, (driver, tests) in {"Sound": (LoopbackDriver, None), **FAULTS}.items(
     tests = tests or [name for _, names in FAULTS.values() for name in names]
     dropped = set(TESTS) - {*tests, "test_contract_is_not_weakened"}
     members = dict.fromkeys(dropped)  # pytest does not collect None
-    members |= {"driver_cls": driver, "framework_cls": LoopbackFramework}
+    functional = getattr(driver, "differentiates_functions", False)
+    toy = FunctionalLoopback if functional else LoopbackFramework
+    members |= {"driver_cls": driver, "framework_cls": toy}
     globals()[f"Test{fault}"] = type(f"Test{fault}", (DriverContract,), members)
 """
 

@@ -55,7 +55,7 @@ def explain_unseen(statistics: Statistics) -> str:
     """The reasons for which operators were not seen, with their numbers where they are known."""
     missing = {**statistics.not_seen, **uncovered_frameworks()}
     missing |= dict.fromkeys(plugins.explain_unseen(drivers.covered_frameworks()), 0)
-    if count := child_processes() + FORKS.count:
+    if count := child_processes() + len(FORKS):
         # They are not told apart: where this process computes, they may only load its data.
         about = "such as workers that load data" if statistics.ops_seen else _ADVICE
         missing[f"what child processes run, {about}"] = count

@@ -46,7 +46,7 @@ class _StandIn:
         STATE.waiting.setdefault(number, self.handler)
         if undo and undo[0][0] is not _restore_and_deliver:
             # It is restored last; who unwinds finds that the entry is another one.
-            undo[0] = _restore_and_deliver, undo[:1]
+            undo[0] = _restore_and_deliver, (undo[0],)
 
 
 def _restore_and_deliver(entry: Undo) -> None:
@@ -95,8 +95,8 @@ def stand_in(wanted: bool) -> None:
     if threading.current_thread() is not threading.main_thread() or wanted == bool(_PATCHES):
         return
     if wanted:
-        _PATCHES.wrap(signal, "signal", _setting)
-        _PATCHES.wrap(signal, "getsignal", _getting)
+        _PATCHES.wrap(signal, "signal", _unseen)
+        _PATCHES.wrap(signal, "getsignal", _unseen)
     else:
         _PATCHES.undo()
     change = _stood_in if wanted else _own
@@ -112,9 +112,8 @@ _vanilla_signal, _vanilla_getsignal = signal.signal, signal.getsignal
 def _stood_in(handler: Any) -> Any:
     """What is to be set for a handler of the program's."""
     is_ours = str(getattr(handler, "__module__", "")).startswith("amanda.")
-    is_plain = callable(handler) and not isinstance(handler, signal.Handlers)
-    waits = is_plain and not is_ours and handler is not signal.default_int_handler
-    return _StandIn(handler) if waits else handler
+    ends = is_ours or handler is signal.default_int_handler
+    return _StandIn(handler) if callable(handler) and not ends else handler
 
 
 def _own(handler: Any) -> Any:
@@ -122,17 +121,12 @@ def _own(handler: Any) -> Any:
     return handler.handler if isinstance(handler, _StandIn) else handler
 
 
-def _setting(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+def _unseen(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+    """``signal.signal`` or ``signal.getsignal``, by which the program sees its own handlers."""
+
     @functools.wraps(vanilla)
-    def set_handler(signalnum: Any, handler: Any) -> Any:
-        return _own(vanilla(signalnum, _stood_in(handler)))
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = {name: _stood_in(value) for name, value in kwargs.items()}
+        return _own(vanilla(*map(_stood_in, args), **named))
 
-    return set_handler
-
-
-def _getting(vanilla: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(vanilla)
-    def get_handler(signalnum: Any) -> Any:
-        return _own(vanilla(signalnum))
-
-    return get_handler
+    return call

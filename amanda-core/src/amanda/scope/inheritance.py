@@ -30,6 +30,8 @@ from amanda.state import (
 _PATCHES = PatchSet()
 _INHERITED: list[Block] = []
 """The blocks of scopes in threads that have inherited them and have not ended."""
+FORKS: list[str] = []
+"""For each child that the program has forked by ``os.fork``, the module that has done it."""
 _FORK_PATIENCE = 10.0
 """Seconds that a fork waits for another thread that enters or leaves a scope."""
 
@@ -137,26 +139,16 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     _after_fork()
-    fork = inspect.currentframe()
-    caller = fork.f_back.f_globals.get("__name__", "") if fork is not None and fork.f_back else ""
+    caller = inspect.stack(0)[1].frame.f_globals.get("__name__", "")
     # multiprocessing counts its own; subprocess runs another program.
     if not caller.startswith(("multiprocessing.", "subprocess")):
-        FORKS.count += 1
+        FORKS.append(caller)
 
 
 def _after_fork() -> None:
     if _FORKING.is_locked:
         _FORKING.is_locked = False
         SCOPE_LOCK.release()
-
-
-class _Forks:
-    """How often the program has forked itself by ``os.fork``."""
-
-    count = 0
-
-
-FORKS = _Forks()
 
 
 class _Forking(threading.local):

@@ -35,6 +35,7 @@ from amanda_torch.autograd.nodes import (
     set_alias,
 )
 from amanda_torch.autograd.substitution import alias_for
+from amanda_torch.routines import RoutineDispatcher
 
 DELAYED = "amanda_delayed"
 """Key in a node's metadata: the gradients that were taken off it, by the number of the pass."""
@@ -44,6 +45,7 @@ class WholeOperator(OperatorGradients):
     """The routines on an operator's gradients as a whole, run with no function mode on."""
 
     __slots__ = ()
+    _dispatcher: RoutineDispatcher
 
     def before(self, grad_outputs: list[Any]) -> list[Any]:
         """Run the routines on the gradients of the outputs."""
