@@ -74,13 +74,12 @@ def _deliver() -> None:
 def handlers_wait() -> Iterator[None]:
     """Within it, handlers wait: it is code of a framework that calls tools, in a state of its own,
     as a backward pass is."""
-    undo = STATE.undo
-    mark = len(undo)
-    undo.append((bool, ()))
+    mark = len(STATE.undo)
+    STATE.undo.append((bool, ()))
     try:
         yield
     finally:
-        unwind(undo, mark)
+        unwind(STATE.undo, mark)
 
 
 def deliver() -> None:

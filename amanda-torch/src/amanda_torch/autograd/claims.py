@@ -285,8 +285,8 @@ def _names_of(node: Any, inputs: Sequence[tuple[Edge, str]]) -> Iterator[str]:
     for target, number in node.next_functions:
         if KINDS.get(type(target), UNCERTAIN) == UNCERTAIN and target is not None:
             while is_own(target) and target.next_functions:
-                # AmandaDelayed has tensors before its results.
-                target, number = target.next_functions[getattr(target, "count", 0) + number]
+                number += getattr(target, "skipped", 0)
+                target, number = target.next_functions[number]
         for position, (edge, name) in enumerate(left):
             is_same = target is edge[0] and number == edge[1]
             if is_same or (edge[1] == -1 and is_edge(target, number, edge)):

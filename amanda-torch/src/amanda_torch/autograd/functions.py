@@ -69,16 +69,19 @@ class AmandaSubstituteInTransform(torch.autograd.Function):
 
 
 class AmandaGradients(torch.autograd.Function):
-    """The identity on several tensors; `change` is called once with all their gradients."""
+    """The identity on several tensors; `change` is called once with all their gradients.
+
+    It may give those of tensors before them, too, as many as its attribute ``skipped`` says.
+    """
 
     @staticmethod
     def forward(ctx: Any, change: Gradients, *tensors: torch.Tensor) -> Any:
-        ctx.change = change
+        ctx.change, ctx.skipped = change, getattr(change, "skipped", 0)
         ctx.set_materialize_grads(False)
         # detach() makes an alias that autograd takes for no view, so that in-place operators
         # stay legal on it: on the views of a function with several outputs they are not.
         with _internals.no_dispatch_modes():
-            return tuple(tensor.detach() for tensor in tensors)
+            return tuple(tensor.detach() for tensor in tensors[ctx.skipped :])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -101,29 +104,6 @@ class AmandaViews(AmandaGradients):
         ctx.set_materialize_grads(False)
         with _internals.no_dispatch_modes():
             return tuple(tensor.view_as(tensor) for tensor in tensors)
-
-
-class AmandaDelayed(torch.autograd.Function):
-    """The identity on the last of several tensors; the gradients of all of them come from `change`,
-    which gets those of the results.
-
-    The arguments are `change`, the number of tensors that are no results, and the tensors.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, change: Gradients, count: int, *tensors: torch.Tensor) -> Any:
-        ctx.change, ctx.count = change, count
-        ctx.set_materialize_grads(False)
-        with _internals.no_dispatch_modes():
-            return tuple(tensor.detach() for tensor in tensors[count:])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return (None, None, *ctx.change(list(gradients)))
-
-    @staticmethod
-    def jvp(ctx: Any, _: Any, __: Any, *tangents: Any) -> Any:
-        return _passed(tangents[ctx.count :])
 
 
 class Replacement(Protocol):
@@ -204,7 +184,6 @@ OWN_FUNCTIONS = (
     AmandaSubstituteInTransform,
     AmandaGradients,
     AmandaViews,
-    AmandaDelayed,
     AmandaOperator,
     TracedGradients,
     TracedOperator,

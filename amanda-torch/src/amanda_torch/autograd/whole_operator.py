@@ -24,7 +24,7 @@ from amanda.engine.backward import OperatorGradients
 from amanda.errors import RoutineResultError
 from amanda.interface.action import ActionKind
 from amanda_torch import _internals
-from amanda_torch.autograd.functions import AmandaDelayed, AmandaGradients
+from amanda_torch.autograd.functions import AmandaGradients
 from amanda_torch.autograd.nodes import (
     Edge,
     edge_of,
@@ -504,6 +504,7 @@ class DelayedGradients:
         wanted = wanted if in_order else wanted[::-1]
         self._direct = [index for index in wanted if index not in behind]
         self._behind = behind
+        self.skipped = len(self._direct)
         # By the number of a backward pass the gradients that were taken off, by input.
         self.taken: dict[int, dict[int, Any]] = {}
 
@@ -511,8 +512,7 @@ class DelayedGradients:
         """The values to run the operator on."""
         values = list(values)
         tensors = [values[index] for index in (*self._direct, *self._behind)]
-        count = len(self._direct)
-        results = _internals.apply_function(AmandaDelayed, self._changed, count, *tensors)
+        results = _internals.apply_function(AmandaGradients, self, *tensors)
         for index, result in zip(self._behind, results, strict=True):
             values[index] = alias_for(values[index], result)
         return values
@@ -541,7 +541,7 @@ class DelayedGradients:
         taken = places.values()
         return tuple(None if place in taken else one for place, one in enumerate(produced))
 
-    def _changed(self, gradients: list[Any]) -> list[Any]:
+    def __call__(self, gradients: list[Any]) -> list[Any]:
         """The gradients of the direct inputs and of those behind views."""
         full: list[Any] = [None] * self._values
         for index, gradient in self.taken.pop(_internals.graph_task(), {}).items():
