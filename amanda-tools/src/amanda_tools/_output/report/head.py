@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 
 from amanda.results import RunReport, ToolReport
-from amanda_tools._output.report.model_ops import Figure, mapping_of, summary_of, tensor_text
+from amanda_tools._output.report.model_ops import Figure, mapping_of, summary_of
 from amanda_tools._output.report.model_tree import ModelView
 from amanda_tools._output.units import format_short
 
@@ -34,7 +34,7 @@ def describe_run(report: RunReport, model: ModelView | None) -> dict[str, str]:
         return facts
     found = {
         "steps": f"{model.steps:,}" if model.steps else "",
-        "input": _input_of(report.tools) or model.inputs,
+        "input": model.inputs,
         "batch": _batch_of(report.tools),
         "device": model.device,
         "framework": str(report.facts.get("namespaces", "")),
@@ -50,12 +50,6 @@ def _batch_of(tools: Sequence[ToolReport]) -> str:
         if isinstance(batch, numbers.Integral) and not isinstance(batch, bool):
             return f"{int(batch):,}"
     return ""
-
-
-def _input_of(tools: Sequence[ToolReport]) -> str:
-    """Return the shape of the first input of the outermost module; "" where no tool knows it."""
-    texts = (tensor_text(mapping_of(summary_of(tool).get("input"))) for tool in tools)
-    return next(filter(None, texts), "")
 
 
 def program_of(report: RunReport) -> str:
