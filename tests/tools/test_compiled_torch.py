@@ -138,7 +138,7 @@ class Masked(nn.Module):
 
 
 def test_the_fate_in_a_compiled_function_is_said_not_to_be_known() -> None:
-    """A graph does not tell what a model in it returns: nothing is said to be masked or harmless."""
+    """A graph does not tell what a model in it returns: nothing is said to be masked."""
     torch.compiler.reset()
     model = Masked()
     run = torch.compile(lambda x: model(x).sum(), backend="eager")

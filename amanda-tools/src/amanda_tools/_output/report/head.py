@@ -13,9 +13,6 @@ from amanda_tools._output.units import format_short
 _WELL = "normally"
 """The note of a run whose program ended without an error."""
 
-_LEAST_SHARE = 0.01
-"""Smaller percentages are shown as "below" it."""
-
 _LEAD = {
     "command": "command", "rank": "rank", "program ended": "ended", "not seen": "not seen",
 }  # fmt: skip
@@ -130,10 +127,7 @@ def _special(tool: ToolReport, model: ModelView | None) -> dict[str, str]:
     zeros = None if model is None else model.total("zeros", "forward")
     elements = None if model is None else model.total("elements", "forward")
     if kind == "sparsity" and zeros is not None and elements:
-        share = 100 * zeros / elements
-        is_tiny = 0 < share < _LEAST_SHARE
-        text = f"below {_LEAST_SHARE} %" if is_tiny else format_short(share, "%")
-        return {"zeros of the activations": text}
+        return {"zeros of the activations": format_short(100 * zeros / elements, "%")}
     if kind == "flops" and isinstance(summary.get("params"), numbers.Real):
         # Operators that read the same parameter count it once for each of them.
         return {"parameters": format_short(float(summary["params"]), "")}
