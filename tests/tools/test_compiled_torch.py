@@ -130,3 +130,21 @@ def test_lines_of_captured_operators_are_the_programs() -> None:
     with amanda.apply(tool, drivers=["torch-graph"]):
         model(-torch.ones(2))
     assert tool.result()["summary"]["first"]["source"].endswith(f"{Path(__file__).name}:{number}")
+
+
+class Masked(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, x, (x - x).log())
+
+
+def test_the_fate_in_a_compiled_function_is_said_not_to_be_known() -> None:
+    """A graph does not tell what a model in it returns: nothing is said to be masked."""
+    torch.compiler.reset()
+    model = Masked()
+    run = torch.compile(lambda x: model(x).sum(), backend="eager")
+    tool = amanda.tools.load("nan")(action="record")
+    with amanda.apply(tool, drivers=["torch-eager"]), torch.no_grad():
+        for _ in range(3):
+            run(torch.ones(2))
+    assert tool.result()["summary"]["first"]["fate"] == ""
+    assert "is not known" in next(iter(tool.tables())).title

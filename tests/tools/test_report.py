@@ -323,11 +323,10 @@ def test_the_head_tells_what_ran_and_the_main_figures() -> None:
     )
     assert bound.figures == {"FLOPs per step": "≥ 2 kFLOP"}
     assert document.facts == {"program ended": "normally", "x": "y"}
-    given = {"shape": [2, 7], "dtype": "float32"}
-    result = {"ops": ops, "summary": {"steps": 3, "batch": 2, "input": given}}
-    known = document_of(
-        RunReport(title="t", facts={}, tools=[ToolReport(name="flops", result=result)])
-    )
+    result = {"ops": ops, "summary": {"steps": 3, "batch": 2}}
+    modules = [{"path": "Net", "inputs": [{"shape": [2, 7], "dtype": "float32"}]}]
+    flops = ToolReport(name="flops", result=result)
+    known = document_of(RunReport(title="t", facts={}, tools=[flops], modules=modules))
     assert (known.lead["batch"], known.lead["input"]) == ("2", "2×7 f32")
     failed = document_of(RunReport(title="t", facts={"program ended": "by ValueError"}, tools=[]))
     assert failed.lead == {"ended": "by ValueError"}

@@ -212,7 +212,6 @@ def test_shapes_and_batches_are_those_of_training(evaluations: str) -> None:
     flops, profile = (tool.result() for tool in tools)
     assert flops["summary"]["batch"] == 5
     assert flops["summary"]["activation_bytes"] == 4 * (5 * (16 + 16 + 4 + 4) + 1)
-    assert flops["summary"]["input"]["shape"] == [5, 8]
     [last] = [row for row in flops["ops"] if row["id"] == "Sequential.2/linear:0"]
     assert last["outputs"][0]["shape"] == [5, 4]
     shapes = [(row["path"], row["inputs"][0]["shape"], row["outputs"][0]["shape"]) for row in

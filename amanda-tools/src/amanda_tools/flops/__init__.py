@@ -111,9 +111,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._batches = Batches()
         # What an optimizer multiplies is no work of the model.
         self._totals = {part: Counter() for part in (*_DIRECTIONS, "elementwise", "other")}
-        self._input: dict[str, Any] | None = None
-        self._input_of_step: dict[str, Any] | None = None
-        self._has_input_of_training = False
+        self._batch = self._batch_of_step = 0
+        self._is_batch_of_training = False
         self._begins: list[int] = []
         self._recomputed = 0
         self._counted: list[OpFlops] = []
@@ -287,7 +286,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def running_figures(self) -> dict[str, float]:
         """Operations of the model so far, forward and backward, and the samples that it was given,
         and tokens, as far as these are known."""
-        self._input = self._batches.take()
+        self._batch = self._batches.take()
         # Other threads may add operators, and counters of an operator.
         counted = tuple(self._counted)
         executions = [known.sum.executions for known in counted]
@@ -312,11 +311,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         }
 
     def momentary_figures(self) -> dict[str, float]:
-        """None; notes the input of the step that ends, if none was larger since training began."""
-        given, known = self._input, self._input_of_step
-        begins = self.trains_late and not self._has_input_of_training
-        if begins or known is None or (given and given["shape"][0] > known["shape"][0]):
-            self._input_of_step, self._has_input_of_training = given, self.trains_late
+        """None; notes the batch of the step that ends, if none was larger since training began."""
+        begins = self.trains_late and not self._is_batch_of_training
+        self._batch_of_step = max(self._batch, 0 if begins else self._batch_of_step)
+        self._is_batch_of_training = self.trains_late
         return {}
 
     def op_counts(self) -> dict[str, list[int]]:
@@ -419,7 +417,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         unknown = [row for row in rows if row["counted"] == "unknown"]
         flops = _flops_of(rows, "forward")
         return {
-            **self._given(),
+            "batch": self._batches.largest and (self._batch_of_step or self._batches.largest),
             **{f"per_{part}": self._share_of(f"{part}s") for part in ("sample", "token")},
             **self.utilization(),
             "flops": flops,
@@ -441,12 +439,6 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if not self.options.elementwise:
             return None
         return sum(int(row.get("elementwise", 0)) for row in rows)
-
-    def _given(self) -> dict[str, Any]:
-        """Return the largest ``batch`` of a step of training, or else of all, and its ``input``."""
-        if self._batches.largest is None or self._input_of_step is None:
-            return {"batch": self._batches.largest, "input": None}
-        return {"batch": self._input_of_step["shape"][0], "input": self._input_of_step}
 
     def _memory_of(self, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
         """Return the parameters of the model's operators, and the bytes of these and of their

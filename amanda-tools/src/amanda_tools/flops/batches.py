@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amanda.interface.points import PointContext
-from amanda.interface.specs import specs_of
 from amanda_tools._values.shapes import batch_of, shape_of
 
 
@@ -31,7 +30,7 @@ class Batches:
         self._samples: int | None = 0
         self._tokens: int | None = 0
         self._largest = 0
-        self._since: dict[str, Any] | None = None
+        self._since = 0
         # By the identity of the module.
         self._passes: dict[int, tuple[int, int | None]] = {}
         self._order: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -41,16 +40,15 @@ class Batches:
         """The most samples of one pass; None where they are not known."""
         return self._largest if self._samples else None
 
-    def take(self) -> dict[str, Any] | None:
-        """Add the passes since the last call; return the description of the largest input of one,
-        or None without any."""
-        since, self._since = self._since, None
+    def take(self) -> int:
+        """Add the passes since the last call; return the most samples of one."""
+        since, self._since = self._since, 0
         passes, self._passes = list(self._passes.values()), {}
         if self._samples is None or not passes:
             return since
         if len({samples for samples, _ in passes}) > 1:
             self._samples = self._tokens = None
-            return None
+            return 0
         self._samples += passes[0][0]
         tokens = {count for _, count in passes if count is not None}
         if self._tokens is not None:
@@ -68,9 +66,7 @@ class Batches:
         # The axes of torch.vmap come first.
         sizes = (*batch_of([tensor]).values(), *shape_of(tensor))
         self._largest = max(self._largest, sizes[0])
-        if self._since is None or sizes[0] > self._since["shape"][0]:
-            [spec] = specs_of([tensor])
-            self._since = {**spec.row(), "shape": list(sizes)} if spec is not None else None
+        self._since = max(self._since, sizes[0])
         # Token ids are integers, which select rows of an embedding.
         dtype = str(getattr(tensor, "dtype", ""))
         is_tokens = (

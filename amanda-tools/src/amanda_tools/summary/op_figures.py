@@ -105,5 +105,6 @@ class OpFigures:
 
     def _flops(self, call: Shapes) -> int | None:
         """Return the FLOPs of one call."""
-        shapes = CallShapes(self.signature, *map(plain, call))
+        inputs, outputs = map(plain, call)
+        shapes = CallShapes(self.signature, inputs, outputs)
         return None if self.formula is None else self.formula.flops(shapes)

@@ -6,15 +6,12 @@ import numbers
 from collections.abc import Mapping, Sequence
 
 from amanda.results import RunReport, ToolReport
-from amanda_tools._output.report.model_ops import Figure, mapping_of, summary_of, tensor_text
+from amanda_tools._output.report.model_ops import Figure, mapping_of, summary_of
 from amanda_tools._output.report.model_tree import ModelView
 from amanda_tools._output.units import format_short
 
 _WELL = "normally"
 """The note of a run whose program ended without an error."""
-
-_LEAST_SHARE = 0.01
-"""Smaller percentages are shown as "below" it."""
 
 _LEAD = {
     "command": "command", "rank": "rank", "program ended": "ended", "not seen": "not seen",
@@ -34,7 +31,7 @@ def describe_run(report: RunReport, model: ModelView | None) -> dict[str, str]:
         return facts
     found = {
         "steps": f"{model.steps:,}" if model.steps else "",
-        "input": _input_of(report.tools) or model.inputs,
+        "input": model.inputs,
         "batch": _batch_of(report.tools),
         "device": model.device,
         "framework": str(report.facts.get("namespaces", "")),
@@ -50,12 +47,6 @@ def _batch_of(tools: Sequence[ToolReport]) -> str:
         if isinstance(batch, numbers.Integral) and not isinstance(batch, bool):
             return f"{int(batch):,}"
     return ""
-
-
-def _input_of(tools: Sequence[ToolReport]) -> str:
-    """Return the shape of the first input of the outermost module; "" where no tool knows it."""
-    texts = (tensor_text(mapping_of(summary_of(tool).get("input"))) for tool in tools)
-    return next(filter(None, texts), "")
 
 
 def program_of(report: RunReport) -> str:
@@ -136,10 +127,7 @@ def _special(tool: ToolReport, model: ModelView | None) -> dict[str, str]:
     zeros = None if model is None else model.total("zeros", "forward")
     elements = None if model is None else model.total("elements", "forward")
     if kind == "sparsity" and zeros is not None and elements:
-        share = 100 * zeros / elements
-        is_tiny = 0 < share < _LEAST_SHARE
-        text = f"below {_LEAST_SHARE} %" if is_tiny else format_short(share, "%")
-        return {"zeros of the activations": text}
+        return {"zeros of the activations": format_short(100 * zeros / elements, "%")}
     if kind == "flops" and isinstance(summary.get("params"), numbers.Real):
         # Operators that read the same parameter count it once for each of them.
         return {"parameters": format_short(float(summary["params"]), "")}
