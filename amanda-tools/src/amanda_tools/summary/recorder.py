@@ -270,6 +270,14 @@ class _Frame:
         return outer is not None and outer.path == self.path and outer.module != self.module
 
 
+class _CallsInThread(threading.local):
+    """The running calls of modules in a thread, and those of Keras' layers."""
+
+    def __init__(self) -> None:
+        self.frames: list[_Frame] = []
+        self.building: list[Any] = []
+
+
 class Recorder:
     """Follows the calls of modules in each thread.
 
@@ -285,20 +293,14 @@ class Recorder:
         self._times = times
         self._known: dict[int, ModelRecord] = {}
         self._running: list[ForwardPass] = []
-        self._local: Any = threading.local()
+        self._local: Any = _CallsInThread()
 
     def of_graphs(self) -> Recorder:
         """Return a recorder of the same models for calls that any thread may report, in order."""
         other = Recorder(self._times)
         other.models, other._known, other._running = self.models, self._known, self._running
-        other._local = SimpleNamespace()
+        other._local = SimpleNamespace(frames=[], building=[])
         return other
-
-    def _frames(self) -> list[_Frame]:
-        frames: list[_Frame] | None = getattr(self._local, "frames", None)
-        if frames is None:
-            frames = self._local.frames = []
-        return frames
 
     def enter(
         self, source: ModuleSource, module: Any, *, is_hidden: bool = False, place: str = ""
@@ -309,7 +311,7 @@ class Recorder:
             is_hidden: True to record neither this call nor the calls in it.
             place: its path within the outermost module, if known.
         """
-        frames = self._frames()
+        frames = self._local.frames
         outer = frames[-1] if frames else None
         # A graph may be called by a module that runs eagerly.
         joined = self._running[-1] if outer is None and place and self._running else None
@@ -344,7 +346,7 @@ class Recorder:
         Args:
             has_computed: True if the call ran the module, instead of building a model of it.
         """
-        frames = self._frames()
+        frames = self._local.frames
         frame = self._pop(frames, module)
         if frame is None or frame.within is None:
             return
@@ -371,13 +373,13 @@ class Recorder:
 
     def add(self, flops: int | None, size: int) -> None:
         """Add the figures of an operator that has run in this thread."""
-        frames = self._frames()
+        frames = self._local.frames
         if frames and (within := frames[-1].within) is not None and not self._is_building():
             within.add(frames[-1].path, flops, size)
 
     def add_at(self, path: str, flops: int | None, size: int) -> bool:
         """Add an operator of a graph to the module at a path; False if its model does not run."""
-        frames = self._frames()
+        frames = self._local.frames
         within = frames[0].within if frames else self._eager_pass(path)
         if within is not None:
             within.add(path, flops, size)
@@ -392,9 +394,7 @@ class Recorder:
 
         While one of them is not built, calls are not part of a pass.
         """
-        layers: list[Any] | None = getattr(self._local, "building", None)
-        if layers is None:
-            layers = self._local.building = []
+        layers: list[Any] = self._local.building
         return layers
 
     def _is_building(self, called: Any = None) -> bool:
