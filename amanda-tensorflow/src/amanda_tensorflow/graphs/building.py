@@ -162,13 +162,14 @@ class Building:
         """
         waiting = [tensor] if self.looks and not self.entries else []
         while waiting:
-            inputs = waiting[-1].op.inputs
-            above = [t for t in inputs if id(t) not in self.late]
-            if above and id(waiting[-1]) not in self.late:
-                waiting += above
-            else:
-                last = waiting.pop()
-                self.late.setdefault(id(last), self._passed_on(last.op))
+            last = waiting[-1]
+            is_known = id(last) in self.late
+            above = [] if is_known else [t for t in last.op.inputs if id(t) not in self.late]
+            waiting += above
+            if not above:
+                waiting.pop()
+                if not is_known:
+                    self.late[id(last)] = self._passed_on(last.op)
         return self.late.get(id(tensor), ())
 
     def _passed_on(self, op: Any) -> list[Any]:
