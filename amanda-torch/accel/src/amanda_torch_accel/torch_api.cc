@@ -44,9 +44,7 @@ Ref mode_at(Py_ssize_t index) {
   return guarded([index] { return Ref::to(Modes::get_stack_at(index)->ptr(getPyInterpreter())); }, Ref());
 }
 
-Ref pop_mode() {
-  return guarded([] { return Ref::to(Modes::pop_stack()->ptr(getPyInterpreter())); }, Ref());
-}
+Ref pop_mode() { return guarded([] { return Ref::to(Modes::pop_stack()->ptr(getPyInterpreter())); }, Ref()); }
 
 int push_mode(PyObject* mode) {
   auto push = [mode] {
@@ -57,9 +55,7 @@ int push_mode(PyObject* mode) {
   return guarded(push, -1);
 }
 
-bool modes_are_disabled() {
-  return Modes::get_disabled_state() == at::impl::TorchFunctionDisabledState::ALL_DISABLED;
-}
+bool modes_are_disabled() { return Modes::get_disabled_state() == at::impl::TorchFunctionDisabledState::ALL_DISABLED; }
 
 // ---- threads -------------------------------------------------------------------------------------------------
 

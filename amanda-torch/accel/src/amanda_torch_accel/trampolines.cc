@@ -47,14 +47,10 @@ unsigned session;
 bool is_installed;
 
 template <typename T>
-T as(void* function) {
-  return reinterpret_cast<T>(function);
-}
+T as(void* function) { return reinterpret_cast<T>(function); }
 
 template <typename T>
-void* address_of(T* function) {
-  return reinterpret_cast<void*>(function);
-}
+void* address_of(T* function) { return reinterpret_cast<void*>(function); }
 
 // Arguments of a vectorcall as a tuple, and as a dict if there are names; false with an error.
 bool pack(PyObject* const* values, size_t nargsf, PyObject* keywords, Ref& args, Ref& kwargs) {
@@ -720,8 +716,6 @@ int configure_builtins(PyObject* builtins) {
   return failed;
 }
 
-int prepare_trampolines(PyObject* module) {
-  return PyModule_AddFunctions(module, functions);
-}
+int prepare_trampolines(PyObject* module) { return PyModule_AddFunctions(module, functions); }
 
 }  // namespace accel
