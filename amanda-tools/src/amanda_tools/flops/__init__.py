@@ -417,7 +417,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         unknown = [row for row in rows if row["counted"] == "unknown"]
         flops = _flops_of(rows, "forward")
         return {
-            "batch": self._batches.largest and (self._batch_of_step or self._batches.largest),
+            "batch": (self._batches.figures() and self._batch_of_step) or None,
             **{f"per_{part}": self._share_of(f"{part}s") for part in ("sample", "token")},
             **self.utilization(),
             "flops": flops,

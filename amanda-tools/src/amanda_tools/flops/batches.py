@@ -29,16 +29,10 @@ class Batches:
     def __init__(self) -> None:
         self._samples: int | None = 0
         self._tokens: int | None = 0
-        self._largest = 0
         self._since = 0
         # By the identity of the module.
         self._passes: dict[int, tuple[int, int | None]] = {}
         self._order: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
-    @property
-    def largest(self) -> int | None:
-        """The most samples of one pass; None where they are not known."""
-        return self._largest if self._samples else None
 
     def take(self) -> int:
         """Add the passes since the last call; return the most samples of one."""
@@ -65,7 +59,6 @@ class Batches:
             return
         # The axes of torch.vmap come first.
         sizes = (*batch_of([tensor]).values(), *shape_of(tensor))
-        self._largest = max(self._largest, sizes[0])
         self._since = max(self._since, sizes[0])
         # Token ids are integers, which select rows of an embedding.
         dtype = str(getattr(tensor, "dtype", ""))
