@@ -33,6 +33,8 @@ _BY_CODE: tuple[tuple[str, Phase], ...] = (
     ("torch.amp.grad_scaler", "optimizer"),
     ("torch.cuda.amp.grad_scaler", "optimizer"),
     ("torch.utils.data", "other"),
+    # What is computed again in a backward pass.
+    ("torch.utils.checkpoint", "forward"),
     ("keras.src.initializers", "setup"),
     ("keras.src.random.seed_generator", "setup"),
     ("keras.src.optimizers", "optimizer"),
@@ -82,9 +84,8 @@ def phase_of(call: TorchCall, tracker: Tracker) -> Phase:
         return "setup" if may_build and _by_caller(tracker) == "setup" else "forward"
     # Checked operators of the root are forward ones, see Tracker.root.
     if frame.is_checked:
-        # A backward pass makes its first gradient before it begins.
-        is_gradient = name == "ones_like" and _by_caller(tracker) == "backward"
-        return "backward" if is_gradient else "forward"
+        # PyTorch's own code in Python, and hooks, run operators of a backward pass.
+        return "backward" if _by_caller(tracker) == "backward" else "forward"
     return _phase_of_code(name, call.inputs, tracker, _by_caller(tracker))
 
 
