@@ -217,7 +217,7 @@ def _named_variables() -> dict[int, KnownVariable]:
     of_keras = sys.modules.get("keras")
     keras, layer = (getattr(of_keras, name, base) for name in ("Variable", "Layer"))
     found: dict[int, KnownVariable] = {}
-    wrapped, state = [], set()
+    wrapped, state = [], set[int]()
     for value in gc.get_objects():
         # By type: isinstance() would run code of lazy objects.
         kind = type(value)

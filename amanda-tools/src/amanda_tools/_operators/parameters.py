@@ -72,13 +72,21 @@ class Parameters:
                 # An operator that takes the handle itself reads or writes for others.
                 is_used = position in roles or not is_opaque(tensor)
                 if is_used and context.get_parameter_name(position):
-                    known = self._variables.get(key)
-                    if known is None and (value := context.get_value(position)) is not None:
-                        known = self._variables[key] = self._new_parameter(value)
-                    found += [known] if known is not None else []
+                    found += self._of_variable(key, context, position)
             elif position in roles and (value := context.get_value(position)) is not None:
                 found.append(self._parameter(value, context, position))
         return found or ()
+
+    def _of_variable(
+        self, key: Hashable, context: OpContext, position: int
+    ) -> Sequence[UsedParameter]:
+        """Return the parameter that a variable is; nothing for one that has no value yet."""
+        if key not in self._variables:
+            value = context.get_value(position)
+            if value is None:
+                return ()
+            self._variables[key] = self._new_parameter(value)
+        return (self._variables[key],)
 
     def _new_parameter(self, value: Any) -> UsedParameter:
         parameter = UsedParameter(self._count, element_count(value) or 0, byte_size(value) or 0)

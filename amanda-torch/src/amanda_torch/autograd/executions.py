@@ -13,7 +13,7 @@ from amanda.engine.backward import OpHandle, PastTensor
 from amanda.python.references import Reference, nothing
 from amanda_torch.operators.calls import TorchCall
 from amanda_torch.operators.layouts import Layout
-from amanda_torch.operators.names import is_constant, parameter_name
+from amanda_torch.operators.names import CONSTANTS, is_constant
 
 
 class Execution:
@@ -131,5 +131,6 @@ def _constant(running: Running, tensor: Any) -> Any:
 
 
 def _name(running: Running, tensor: Any) -> str | None:
-    """The path of the parameter of these modules that the tensor is."""
-    return parameter_name(tensor, running)
+    """The path of the parameter of these modules that the tensor is; None for a view of one, whose
+    gradient is another one."""
+    return CONSTANTS.name(running(), tensor)
