@@ -234,8 +234,12 @@ class WatchingTool(PrintingTool[OptionsT]):
         parameters = [context.get_parameter_name(i) for i in range(max(1, len(names)))]
         # An operator that gives no gradient of an input of its own sums those of the parameter.
         is_whole = self.by_parameter and bool(parameters[0]) and not any(names)
-        about = {"parameters": parameters, "inputs": names, "is_whole": is_whole}
-        routine = WatchingRoutine(self, op, "gradients", "grad", **about)
+        routine = WatchingRoutine(
+            *(self, op, "gradients", "grad"),
+            parameters=parameters,
+            inputs=names,
+            is_whole=is_whole,
+        )
         if is_whole and not names:
             context.insert_before_backward_op(routine.run)
         else:
@@ -300,9 +304,9 @@ class WatchingTool(PrintingTool[OptionsT]):
         for key in [key for key, figures in inner.items() if figures is now]:
             del inner[key]
             self._handed_on.add(key)
-            self._drop(key)
+            self._remove_row(key)
 
-    def _drop(self, key: str) -> None:
+    def _remove_row(self, key: str) -> None:
         self.watched.pop(key, None)
         self.series = [sample for sample in self.series if sample.key != key]
 
@@ -312,7 +316,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         key, name = routine.key(position), routine.tensor_name(position)
         if routine.is_whole and key in self.watched and not self.watched[key].is_whole:
             # The gradients of single operators, before the first sum was seen.
-            self._drop(key)
+            self._remove_row(key)
         if key not in self.watched:
             is_weight = routine.kind == "weights"
             is_activation = routine.kind == "activations"

@@ -288,5 +288,6 @@ def parameter_name(tensor: Any, modules: Callable[[], list[nn.Module]]) -> str |
     if found is not None or type(tensor) not in _internals.PLAIN_TENSORS or tensor.is_inference():
         return found
     base = _internals.base_of(tensor)
-    is_whole = base is not None and base.numel() == tensor.numel()
-    return CONSTANTS.name(running, base) if is_whole else None
+    if base is None or base.numel() != tensor.numel():
+        return None
+    return CONSTANTS.name(running, base)

@@ -279,7 +279,7 @@ class ContextTests(ContractTests):
         or none where the driver does not know them."""
         program = self.fw.program(self.fw.model(W), X)
         names = [
-            self.answers(program, "linear", before=lambda c, i=i: c.get_parameter_name(i))
+            self.answers(program, "linear", before=methodcaller("get_parameter_name", i))
             for i in range(2)
         ]
         assert names[0][1] is None
