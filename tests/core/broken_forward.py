@@ -106,6 +106,14 @@ class TakesAllForParameters(LoopbackDriver):
         return tensor.alias() if tensor.node is None else None
 
 
+@fault("test_names_of_parameters")
+class NamesData(LoopbackDriver):
+    """It has a name for any tensor."""
+
+    def parameter_name(self, tensor: Any) -> str:
+        return "name"
+
+
 @fault("test_each_operator_has_its_own_attributes")
 class KeepsTheFirstAttributes(LoopbackDriver):
     """The attributes of the first operator of a type are those of all."""

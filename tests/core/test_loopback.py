@@ -21,6 +21,26 @@ NUMBERS = st.floats(-4, 4).map(lambda x: round(x, 2))
 MATRICES = st.lists(st.lists(NUMBERS, min_size=2, max_size=2), min_size=2, max_size=2)
 
 
+def test_parameters_have_their_paths() -> None:
+    """An input that is one, and the gradient of one, in the pass after the module's call."""
+    model = lb.Sequential(lb.Linear([[1.0, 2.0]], [0.5]))
+    found: dict[str, list[str | None]] = {}
+    tool = amanda.Tool()
+
+    def look(context: amanda.OpContext) -> None:
+        names = context.get_grad_input_names() or context.get_input_names()
+        known = [context.get_parameter_name(i) for i in range(len(names))]
+        found[context.get_backward_op_id() or context.get_op_id()] = known
+
+    tool.add_inst_for_op(look)
+    tool.add_inst_for_op(look, backward=True)
+    with amanda.apply(tool):
+        model(lb.tensor([[3.0, 4.0]], requires_grad=True)).backward()
+    linear = "Sequential.0/linear:0"
+    assert found[linear] == [None, "0.weight", "0.bias"]
+    assert found[f"{linear}/grad/AddBiasBackward:0"] == [None, "0.bias"]
+
+
 def scalar(x: Any, w: Any) -> Any:
     """A function that uses every differentiable operator."""
     hidden = lb.linear(x, w, lb.tensor([0.5, -0.5]))

@@ -71,6 +71,7 @@ def test_the_planted_product_is_named_with_its_line() -> None:
         "direction": "forward",
         "kind": "inf",
         "fate": "masked",
+        "parameter": None,
     }
 
 
@@ -260,6 +261,40 @@ def test_a_parameter_is_named_through_operators_that_move_its_elements(
     assert summary["received"]["is_parameter"]
 
 
+class Root(nn.Module):
+    """The root of a parameter that is zero: its slope is infinite, and times zero NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.scale = nn.Embedding(3, 4), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.emb(x) + self.scale.sqrt() * 0
+
+
+def test_a_nan_names_the_parameter_that_holds_it() -> None:
+    """A NaN row of an embedding, a gradient and what an optimizer writes have the path."""
+    model = nn.Sequential(Root())
+    tool = searched(lambda: model(torch.tensor([0])).sum().backward())
+    first = tool.summary()["first"]
+    assert (first["parameter"], first["direction"]) == ("0.scale", "backward")
+    assert "in the gradient of 0.scale: op" in next(iter(tool.tables())).title
+    with torch.no_grad():
+        model[0].emb.weight[1] = float("nan")
+    received = searched(lambda: model(torch.tensor([0, 1]))).summary()["received"]
+    assert (received["parameter"], received["is_parameter"]) == ("0.emb.weight", True)
+    for form in ({"fused": True}, {"foreach": True}, {"foreach": False}):
+        layer = nn.Sequential(nn.Linear(2, 2, bias=False))
+        optimizer = torch.optim.Adam(layer.parameters(), lr=math.inf, eps=0, **form)
+
+        def step(layer: Any = layer, optimizer: Any = optimizer) -> None:
+            layer(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+        first = searched(step).summary()["first"]
+        assert (first["parameter"], first["direction"]) == ("0.weight", "forward")
+
+
 def test_a_nan_in_a_parameter_cannot_be_overlooked() -> None:
     """It is a warning, and the first line of the summary, also before operators at fault."""
     layer = nn.Linear(2, 2)
@@ -273,11 +308,11 @@ def test_a_nan_in_a_parameter_cannot_be_overlooked() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         tool = searched(run, action="warn")
-    assert "parameter of the model holds NaN: weight of op Linear/linear:0" in str(
+    assert "parameter weight of the model holds NaN: weight of op Linear/linear:0" in str(
         caught[0].message
     )
     titles = [table.title for table in tool.tables()]
-    assert titles[0].startswith("nan: a parameter of the model holds NaN: weight of op Linear/lin")
+    assert titles[0].startswith("nan: parameter weight of the model holds NaN: weight of op Linear")
     assert "log produced an infinity" in titles[1]
     data = searched(lambda: layer.bias + torch.tensor([1.0, float("nan")]), action="warn")
     assert next(iter(data.tables())).title.startswith("nan: data of the program holds NaN: other")

@@ -248,6 +248,88 @@ def test_activations_weights_and_gradients_of_a_layer() -> None:
     assert gradients["std"] == pytest.approx(of_data.std())
 
 
+class Tied(nn.Module):
+    """A language model whose output layer has the weight of its embedding, and a free scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
+        self.fc, self.out = nn.Linear(4, 4), nn.Linear(4, 7, bias=False)
+        self.out.weight, self.scale = self.emb.weight, nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.out(self.fc(self.norm(self.emb(x))) * self.scale))
+
+
+def test_a_parameter_has_one_row_and_so_has_its_gradient() -> None:
+    """Weights of norms and free parameters are weights, a tied one is looked at once, and the row
+    of a gradient is of the sum that the optimizer sees, in place of those that hand it on."""
+    torch.manual_seed(0)
+    model, gradients = Tied(), dict[str, list[Any]]()
+
+    def run() -> None:
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.tensor([[1, 2, 3]])).pow(2).sum().backward()
+            for name, parameter in model.named_parameters():
+                assert parameter.grad is not None
+                gradients.setdefault(name, []).append(parameter.grad.numpy().copy())
+
+    tool = applied(StatsTool(), run)
+    rows = [row for row in tool.op_rows() if row["parameter"]]
+    names = [name for name, _ in model.named_parameters()]
+    weights = {row["parameter"]: row for row in rows if row["kind"] == "weights"}
+    found = {row["parameter"]: row for row in rows if row["kind"] == "gradients"}
+    assert sorted(names) == sorted(weights) == sorted(found)
+    assert len(rows) == 2 * len(names)
+    for name, arrays in gradients.items():
+        assert (weights[name]["executions"], found[name]["executions"]) == (2, 2)
+        everything = np.stack(arrays).astype(np.float64)
+        assert found[name]["mean"] == pytest.approx(everything.mean(), abs=1e-6)
+        assert found[name]["max"] == pytest.approx(everything.max())
+    others = [r["id"] for r in tool.op_rows() if r["kind"] == "gradients" and not r["parameter"]]
+    assert not [op_id for op_id in others if "TBackward" in op_id or "Accumulate" in op_id]
+    # The gradient of the transposed weight is another order of the same elements.
+    assert [op_id for op_id in others if "AddmmBackward" in op_id] == [
+        "Tied.fc/linear:0/grad/AddmmBackward0:0"
+    ]
+    keys = {look.key for look in tool.series}
+    assert keys == set(tool.watched)
+    assert {"emb.weight", "emb.weight gradient"} <= keys
+    [table] = [table for table in tool.tables() if "weights" in table.title]
+    assert sorted(row[0] for row in table.rows) == sorted(names)
+
+
+def test_gradients_that_are_returned_are_those_of_the_operators() -> None:
+    """``autograd.grad`` accumulates none: the row is of the gradient of each operator."""
+    model = Tied()
+
+    def run() -> None:
+        torch.autograd.grad(model(torch.tensor([[1]])).sum(), list(model.parameters()))
+
+    tool = applied(StatsTool(tensors="gradients"), run)
+    found = {row["parameter"]: row["executions"] for row in tool.op_rows() if row["parameter"]}
+    assert found == {**dict.fromkeys(dict(model.named_parameters()), 1), "emb.weight": 2}
+
+
+def test_parameters_of_one_name_in_two_models_are_told_apart() -> None:
+    """Those of a second model are named after it, too."""
+    models = nn.Linear(2, 2, bias=False), nn.Sequential(nn.Linear(2, 2)), nn.Bilinear(2, 2, 2)
+    x = torch.rand(1, 2)
+
+    def run() -> None:
+        models[2](models[0](x), models[1](x))
+
+    tool = applied(SparsityTool(tensors="weights"), run)
+    assert list(tool.watched) == [
+        "weight",
+        "Sequential: 0.weight",
+        "Sequential: 0.bias",
+        "Bilinear: weight",
+        "Bilinear: bias",
+    ]
+
+
 def test_dead_units_and_saturation() -> None:
     """A channel that is always zero is dead; outputs near the bounds of a sigmoid saturate."""
     conv = nn.Conv2d(1, 3, 1)
@@ -366,7 +448,7 @@ def test_results_are_plain_data_and_tables_show_them() -> None:
         assert json.loads(json.dumps(tool.result())) == tool.result()
         out = io.StringIO()
         tool.print_summary(out)
-        assert "Linear/linear:0 weight" in out.getvalue()
+        assert "\n  weight  " in out.getvalue()
 
 
 # -- sparsity -------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +20,14 @@ from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.overrides import TorchFunctionMode
 
 import amanda
+from amanda_tools._output.report.model_ops import tensor_text
 from amanda_tools._values.tensors import reader_of
 from amanda_tools.inject import InjectTool
 from amanda_tools.nan import NanTool
 from amanda_tools.prune import PruneTool
 from amanda_tools.quantize import QuantizeTool
 from amanda_tools.remat import RematTool
+from tests.running import in_threads, run_python
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
@@ -149,6 +154,56 @@ def _distributed() -> Any:
         return [layer(x).to_local() for _ in range(2)]
     finally:
         dist.destroy_process_group()
+
+
+RANKS = """
+import json
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+import amanda
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+plan = {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel()}
+parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
+tools = [amanda.tools.load(name)() for name in ("flops", "stats", "summary")]
+with amanda.apply(*tools):
+    model(torch.ones(8, 16)).sum().backward()
+if rank == 0:
+    tools[-1].print_summary(sys.stderr)
+    print(json.dumps([tool.result()["ops"] for tool in tools[:2]]))
+dist.destroy_process_group()
+"""
+
+
+def test_the_part_of_a_rank_stands_beside_the_whole_tensor(tmp_path: Path) -> None:
+    """Figures of tensor parallelism are of the rank; specs have its shape, and the global shape and
+    the placement, which the tables of modules show, too."""
+    runs: dict[str, Any] = {}
+
+    def run(rank: str) -> None:
+        runs[rank] = run_python("-c", RANKS, rank, f"{tmp_path}/store", check=True)
+
+    in_threads(*(functools.partial(run, rank) for rank in "01"))
+    rows, stats = json.loads(runs["0"].stdout)
+    weights = [row["inputs"][1] for row in rows if row["type"] == "linear"]
+    assert [(w["shape"], w["global_shape"], w["placement"]) for w in weights] == [
+        ([16, 16], [32, 16], "Shard(0)"),
+        ([16, 16], [16, 32], "Shard(1)"),
+    ]
+    assert {r["parameter"]: r["elements"] for r in stats if r["kind"] == "weights"} == {
+        "0.weight": 256,
+        "0.bias": 16,
+        "2.weight": 256,
+        "2.bias": 16,
+    }
+    assert "8 x 16 of 8 x 32 Shard(1)" in runs["0"].stderr
+    assert tensor_text(weights[0]) == "16×16 of 32×16 Shard(0) f32"
 
 
 def _padded() -> Any:

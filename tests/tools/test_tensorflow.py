@@ -134,3 +134,82 @@ def test_activations_are_what_the_model_computes() -> None:
     assert {row["phase"] for row in rows} == {"forward"}
     assert "read_variable" not in {row["type"] for row in rows}
     assert {"net/one/MatMul:0", "net/one/Relu:0"} <= {row["id"] for row in rows}
+
+
+def _net() -> Any:
+    """A network with a reshaped kernel, two normalisation layers and a dense one."""
+    layers = [
+        keras.layers.EinsumDense("abc,cd->abd", output_shape=(None, 4), name="ed"),
+        keras.layers.LayerNormalization(name="ln"),
+        keras.layers.BatchNormalization(name="bn"),
+        keras.layers.Dense(3, name="fc"),
+    ]
+    return keras.Sequential([keras.layers.Input((6, 8)), *layers], name="net")
+
+
+def _by_parameter(tool: StatsTool, kind: str) -> dict[str, int]:
+    rows = [row for row in tool.op_rows() if row["kind"] == kind and row["parameter"]]
+    assert len({row["parameter"] for row in rows}) == len(rows)
+    return {row["parameter"]: row["executions"] for row in rows}
+
+
+def test_weights_of_keras_have_their_paths() -> None:
+    """gamma and beta are weights, and what else Keras counts, the optimizer's state is none; there
+    is a row for the gradient of each parameter that an operator computes."""
+    model = _net()
+    model.compile("adam", "mse")
+    x, y = np.ones((4, 6, 8), "float32"), np.ones((4, 6, 3), "float32")
+    tool = applied(StatsTool(), lambda: model.fit(x, y, batch_size=2, verbose=0))
+    weights = {variable.path for variable in model.weights}
+    assert _by_parameter(tool, "weights") == dict.fromkeys(weights, 2)
+    paths = {variable.path for variable in model.trainable_variables}
+    # That of bn/beta is the gradient of another operator's output as it is.
+    assert _by_parameter(tool, "gradients") == dict.fromkeys(paths - {"net/bn/beta"}, 2)
+
+
+@pytest.mark.parametrize("kind", ["eager", "function", "session", "reference"])
+def test_weights_have_their_names(kind: str) -> None:
+    """Variables of TensorFlow, frozen ones left out, in each mode; where a graph adds the gradients
+    of several operators, the row is of the sum."""
+    tool, tf1 = StatsTool(), tf.compat.v1
+
+    def make(name: str, value: Any, trainable: bool = True) -> Any:
+        if kind in ("eager", "function"):
+            return tf.Variable(value, name=name, trainable=trainable)
+        form = {"use_resource": kind == "session", "trainable": trainable}
+        return tf1.get_variable(name, initializer=value, **form)
+
+    def loss(w: Any, scale: Any) -> Any:
+        x = tf.ones((2, 8))
+        return tf.reduce_sum(tf.nn.relu(tf.matmul(x, w)) * scale + tf.matmul(2 * x, w))
+
+    if kind in ("eager", "function"):
+        w, scale = make("w", tf.ones((8, 3))), make("scale", tf.ones((3,)), trainable=False)
+
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                found = loss(w, scale)
+            return found, tape.gradient(found, w)
+
+        applied(tool, step if kind == "eager" else tf.function(step))
+    else:
+        with tf.Graph().as_default(), tf1.Session() as session:
+            w, scale = make("w", tf.ones((8, 3))), make("scale", tf.ones((3,)), trainable=False)
+            found = loss(w, scale)
+            fetches = [found, tf.gradients(found, w)[0]]
+            session.run(tf1.global_variables_initializer())
+            applied(tool, lambda: session.run(fetches))
+    assert _by_parameter(tool, "weights") == {"w": 1}
+    gradients = {row["parameter"]: row for row in tool.op_rows() if row["kind"] == "gradients"}
+    assert gradients["w"]["executions"] == (2 if kind == "eager" else 1)
+    assert gradients["w"]["max"] == (4 if kind == "eager" else 6)
+
+
+def test_a_nan_names_the_variable_that_holds_it() -> None:
+    """In a kernel, by its path."""
+    model = _net()
+    kernel = model.get_layer("fc").kernel
+    kernel.assign(np.full(kernel.shape, np.nan))
+    tool = applied(NanTool(action="record"), lambda: model.predict(np.ones((2, 6, 8)), verbose=0))
+    received = tool.summary()["received"]
+    assert (received["parameter"], received["is_parameter"]) == ("net/fc/kernel", True)

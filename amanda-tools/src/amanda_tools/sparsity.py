@@ -82,9 +82,9 @@ class SparsityTool(WatchingTool[SparsityOptions]):
         return [
             {
                 **{key: value for key, value in row.items() if key not in _NOT_REPORTED},
-                **self._last[f"{row['id']} {row['tensor']}"],
+                **self._last[key],
             }
-            for row in self.tensor_rows()
+            for key, row in zip(self.watched, self.tensor_rows(), strict=True)
         ]
 
     def summary(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class SparsityTool(WatchingTool[SparsityOptions]):
 
     def tables(self) -> Iterable[Table]:
         """A table for each kind of tensor: tensors of modules first, the sparsest first."""
-        rows = self.op_rows()
+        rows = self._labelled()
         last_column = {"activations": ["dead units"], "weights": [self.options.pattern]}
         for kind in KINDS:
             listed = [r for r in rows if r["kind"] == kind and self.is_shown(r["phase"])]
@@ -122,12 +122,17 @@ class SparsityTool(WatchingTool[SparsityOptions]):
         yield from self.outside_of_model()
         yield from self.gap_tables()
 
+    def _labelled(self) -> list[dict[str, Any]]:
+        """Return the rows with the name of the tensor in tables."""
+        pairs = zip(self.watched.values(), self.op_rows(), strict=True)
+        return [{**row, "label": watched.label} for watched, row in pairs]
+
     def charts(self) -> Iterable[Chart]:
         """Fraction of zeros of each tensor that has some, the sparsest first."""
         for kind in KINDS:
-            rows = (row for row in self.op_rows() if self.is_shown(row["phase"]))
+            rows = (row for row in self._labelled() if self.is_shown(row["phase"]))
             part = [row for row in rows if row["kind"] == kind]
-            shares = {f"{r['id']} {r['tensor']}": {"zeros": 100 * r["sparsity"]} for r in part}
+            shares = {r["label"]: {"zeros": 100 * r["sparsity"]} for r in part}
             yield from rank_groups(f"zeros of the {kind}", shares, {"zeros": "zeros"}, "%")
 
 
@@ -161,7 +166,7 @@ def _rank(row: Mapping[str, Any]) -> tuple[bool, float]:
 
 def _cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
     shares = (f"{100 * row[name]:.1f} %" for name in ("sparsity", "last_sparsity"))
-    cells: tuple[Any, ...] = (f"{row['id']} {row['tensor']}", *shares, row["elements"])
+    cells: tuple[Any, ...] = (row["label"], *shares, row["elements"])
     if row["kind"] == "activations":
         units = row["units"]
         cells += ("-" if units is None else f"{row['dead_units']} of {units}",)

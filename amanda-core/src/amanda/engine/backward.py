@@ -36,12 +36,19 @@ class PastTensor:
     Args:
         reference: gives the tensor while it lives, then None.
         current_value: gives the value of a parameter, buffer or constant; None for others.
+        name_of: gives the path of a parameter; None for others.
     """
 
-    __slots__ = ("_current_value", "_references")
+    __slots__ = ("_current_value", "_name_of", "_references")
 
-    def __init__(self, reference: Callable[[], Any], current_value: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        reference: Callable[[], Any],
+        current_value: Callable[[Any], Any],
+        name_of: Callable[[Any], str | None],
+    ) -> None:
         self._current_value = current_value
+        self._name_of = name_of
         self._references = [reference]
 
     def __call__(self) -> Any:
@@ -59,6 +66,11 @@ class PastTensor:
         """The current value of a parameter, buffer or constant; None for other tensors."""
         tensor = self()
         return None if tensor is None else self._current_value(tensor)
+
+    def parameter_name(self) -> str | None:
+        """The path of a parameter; None for other tensors."""
+        tensor = self()
+        return None if tensor is None else self._name_of(tensor)
 
 
 class OpHandle:

@@ -110,6 +110,7 @@ class OperatorRun:
             arguments=arguments,
             function=function,
             current_value=driver.current_value,
+            name_of=driver.parameter_name,
             phase=phase,
         )
         past = [self._past(tensor) for tensor in self._call.inputs]
@@ -224,7 +225,8 @@ class OperatorRun:
     def _past(self, tensor: Any) -> PastTensor | None:
         if tensor is None:
             return None
-        return PastTensor(self._reference(tensor), self._driver.current_value)
+        driver = self._driver
+        return PastTensor(self._reference(tensor), driver.current_value, driver.parameter_name)
 
     def _reference(self, tensor: Any) -> Callable[[], Any]:
         try:
@@ -328,6 +330,10 @@ class EagerDriver(Driver):
 
     def current_value(self, tensor: Any) -> Any:
         """The value of a parameter, buffer, variable or constant; None for other tensors."""
+        return None
+
+    def parameter_name(self, tensor: Any) -> str | None:
+        """The path of a parameter as the framework's users know it; None for other tensors."""
         return None
 
     def shape_of(self, tensor: Any) -> Any:

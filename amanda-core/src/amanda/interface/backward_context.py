@@ -115,6 +115,9 @@ class BackwardOpContext(OpContext):
         """Nothing, as :meth:`get_value_key`."""
         return ()
 
+    def get_parameter_name(self, index: int) -> str | None:
+        return self._state.open_backward().parameter_name(index, self.get_input_names())
+
     def get_backward_op(self) -> Any:
         return self._state.backward_op
 

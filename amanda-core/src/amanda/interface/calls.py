@@ -105,6 +105,11 @@ class OpCall:
         """A key that identifies a view of a variable (reshaped, transposed)."""
         return ()
 
+    def parameter_name(self, index: int) -> str | None:
+        """The path of the parameter that input `index` is, see ``OpContext.get_parameter_name()``;
+        None for other inputs."""
+        return None
+
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         """A function that runs the operator again on a flat list of inputs.
 
@@ -128,11 +133,13 @@ class BoundCall(OpCall):
         function: runs the vanilla operator on the framework's own arguments.
         current_value: the value of an input that is a parameter, buffer, variable or
             constant; None for other tensors.
+        name_of: the path of an input that is a parameter; None for other tensors.
     """
 
     arguments: Arguments = attrs.field(kw_only=True)
     function: Callable[..., Any] = attrs.field(kw_only=True)
     current_value: Callable[[Any], Any] = attrs.field(kw_only=True)
+    name_of: Callable[[Any], str | None] = attrs.field(kw_only=True)
 
     def run(self, inputs: Sequence[Any]) -> Any:
         """Run the vanilla operator on flat inputs."""
@@ -141,6 +148,10 @@ class BoundCall(OpCall):
     def value(self, index: int) -> Any:
         tensor = self.inputs[index]
         return None if tensor is None else self.current_value(tensor)
+
+    def parameter_name(self, index: int) -> str | None:
+        tensor = self.inputs[index]
+        return None if tensor is None else self.name_of(tensor)
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         arguments, function = self.arguments.without_tensors(), self.function
@@ -169,6 +180,20 @@ class BackwardCall:
     def shown_inputs(self) -> Sequence[Any] | None:
         """Tensors of the shapes and types of the forward inputs; None for those themselves."""
         return None
+
+    def parameter_name(self, index: int, names: Sequence[str]) -> str | None:
+        """The path of the parameter whose gradient output `index` is; None for other gradients.
+
+        Args:
+            names: the declared names of the forward inputs.
+        """
+        name = self.names[index] if index < len(self.names) else ""
+        # Items of a list share a name, which then identifies none of them.
+        if not name or names.count(name) > 1:
+            return None
+        entry = self.inputs[names.index(name)]
+        found: str | None = entry.parameter_name() if hasattr(entry, "parameter_name") else None
+        return found
 
     def shown(
         self, grad_outputs: Sequence[Any] | None, grad_inputs: Sequence[Any] | None

@@ -337,6 +337,27 @@ class OpContext(dict[Any, Any]):
         call = self._state.call or self._state.open_call()
         return call.value_view(self._input(call, index))
 
+    def get_parameter_name(self, index: int) -> str | None:
+        """The path of the parameter that input `index` is, as the framework's users know it.
+
+        In PyTorch the name in ``named_parameters()`` of the outermost module that runs
+        (``h.0.attn.c_attn.weight``), in TensorFlow the ``path`` of a weight of a Keras layer
+        (``net/one/kernel``) or the name of another variable that is trained. An input that is a
+        reshaped, transposed or cast view of a parameter has the parameter's name. In a backward
+        context, the parameter whose gradient output `index` is, or that an operator without outputs
+        accumulates.
+
+        Returns:
+            None for other tensors, such as PyTorch's buffers and the state of optimizers, for a
+            parameter that no module holds, and where the driver has no names.
+
+        Raises:
+            SelectionError: the operator has no such input.
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        call = self._state.call or self._state.open_call()
+        return call.parameter_name(self._input(call, index))
+
     def get_function(self) -> OpFunction:
         """A function of the operator's flat inputs that runs it with its attributes.
 

@@ -17,20 +17,41 @@ computing gradients, changing parameters, or anything else (data, metrics)."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
+@attrs.frozen
+class LocalPart:
+    """The part that this process has of a tensor that is distributed over several.
+
+    Attributes:
+        shape, dtype, device: of the part.
+        global_shape: the sizes of the whole tensor.
+        placement: how it is distributed, in the framework's words: ``Shard(0)``.
+    """
+
+    shape: Any
+    dtype: Any
+    device: Any
+    global_shape: tuple[int, ...]
+    placement: str
+
+
 class TensorSpec:
     """The shape, element type and device of a tensor; the tensor itself is not held.
 
     Args:
-        tensor: a tensor of any framework, also a symbolic one.
+        tensor: a tensor of any framework, also a symbolic one, or a :class:`LocalPart`.
+
+    Attributes:
+        whole: the distributed tensor that it is a part of; None for others.
     """
 
-    __slots__ = ("_device", "_dtype", "_shape")
+    __slots__ = ("_device", "_dtype", "_shape", "whole")
 
     def __init__(self, tensor: Any) -> None:
         # Taken as the framework has them: they are read once for each operator, and shown later.
         self._shape = _shape_of(tensor)
         self._dtype = getattr(tensor, "dtype", None)
         self._device = getattr(tensor, "device", None)
+        self.whole = tensor if type(tensor) is LocalPart else None
 
     def __repr__(self) -> str:
         return f"TensorSpec({self.dtype}{self.shape})"
@@ -68,13 +89,17 @@ class TensorSpec:
         return name.removesuffix(":0") if name.startswith("cpu") else name
 
     def row(self) -> dict[str, Any]:
-        """The keys of a tensor in a tool's result."""
-        shape = self.shape
-        return {
+        """The keys of a tensor in a tool's result; of a distributed one also ``global_shape`` and
+        ``placement``."""
+        shape, whole = self.shape, self.whole
+        row = {
             "shape": None if shape is None else list(shape),
             "dtype": self.dtype,
             "device": self.device,
         }
+        if whole is not None:
+            row.update(global_shape=list(whole.global_shape), placement=whole.placement)
+        return row
 
 
 Specs = tuple[TensorSpec | None, ...]

@@ -179,43 +179,64 @@ def note_handles(function: Any, outputs: Sequence[Any]) -> None:
             handle_data_util.set_handle_data(output, data.shape_inference)
 
 
-_VARIABLES: dict[int, tuple[weakref.ref[Any], str]] = {}
-"""By ``id`` of a handle, a weak reference to it, and the name of its variable."""
+@attrs.frozen
+class KnownVariable:
+    """The variable of a resource handle.
+
+    Attributes:
+        handle: a weak reference to the handle.
+        name: its name, of Keras' variables their path; "" for an unknown one.
+        is_parameter: whether it was made as one that is trained, or is a weight of a Keras layer.
+    """
+
+    handle: weakref.ref[Any]
+    name: str = ""
+    is_parameter: bool = False
 
 
-def variable_name(handle: Any) -> str:
-    """The name of the variable of a resource handle, of Keras' variables their path; "" if it has
-    none.
+_VARIABLES: dict[int, KnownVariable] = {}
+"""By ``id`` of a handle."""
+
+
+def variable_of(handle: Any) -> KnownVariable:
+    """The variable of a resource handle.
 
     A handle does not lead to its variable, so that all objects of the process are looked through
     for a handle that has not been asked for before.
     """
     known = _VARIABLES.get(id(handle))
-    if known is None or known[0]() is not handle:
+    if known is None or known.handle() is not handle:
         _VARIABLES.clear()
         _VARIABLES.update(_named_variables())
-        known = _VARIABLES.get(id(handle))
-    return "" if known is None else known[1]
+        known = _VARIABLES.setdefault(id(handle), KnownVariable(weakref.ref(handle)))
+    return known
 
 
-def _named_variables() -> dict[int, tuple[weakref.ref[Any], str]]:
+def _named_variables() -> dict[int, KnownVariable]:
     base = resource_variable_ops.BaseResourceVariable
-    keras = getattr(sys.modules.get("keras"), "Variable", base)
-    found: dict[int, tuple[weakref.ref[Any], str]] = {}
-    wrapped = []
+    of_keras = sys.modules.get("keras")
+    keras, layer = (getattr(of_keras, name, base) for name in ("Variable", "Layer"))
+    found: dict[int, KnownVariable] = {}
+    wrapped, state = [], set[int]()
     for value in gc.get_objects():
         # By type: isinstance() would run code of lazy objects.
         kind = type(value)
         if issubclass(kind, base):
             handle = getattr(value, "_handle", None)
             if isinstance(handle, EagerTensor):
-                found[id(handle)] = weakref.ref(handle), str(value.name).partition(":")[0]
+                name = str(value.name).partition(":")[0]
+                found[id(handle)] = KnownVariable(weakref.ref(handle), name, bool(value.trainable))
         elif issubclass(kind, keras):
             wrapped.append(value)
+        elif issubclass(kind, layer):
+            # Such as moving averages; metrics and random generators are elsewhere (Keras 3.15).
+            state.update(map(id, vars(value).get("_non_trainable_variables", ())))
     for variable in wrapped:
         handle = getattr(getattr(variable, "_value", None), "_handle", None)
         if id(handle) in found:
-            found[id(handle)] = weakref.ref(handle), str(variable.path)
+            known = found[id(handle)]
+            is_parameter = known.is_parameter or id(variable) in state
+            found[id(handle)] = KnownVariable(known.handle, str(variable.path), is_parameter)
     return found
 
 

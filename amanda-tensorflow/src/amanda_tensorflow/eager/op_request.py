@@ -15,7 +15,7 @@ from amanda_tensorflow.eager.variable_readings import VariableSource, VariableVa
 from amanda_tensorflow.gradient_map.recording import MARK
 from amanda_tensorflow.operators.description import NamedOperator, input_names, presented
 from amanda_tensorflow.operators.types import has_one_output
-from amanda_tensorflow.operators.variables import HandleVariable, view_of
+from amanda_tensorflow.operators.variables import HandleVariable, parameter_name, view_of
 
 
 @attrs.define(eq=False)
@@ -144,6 +144,11 @@ class EagerCall(OpCall):
         source = self._source(index)
         handle = None if source is None else source.handle()
         return None if source is None or handle is None else HandleVariable(handle, source.steps)
+
+    def parameter_name(self, index: int) -> str | None:
+        """The path of a parameter that an input is the handle or the value of."""
+        source = self._source(index)
+        return None if source is None else parameter_name(source.handle())
 
     def value_view(self, index: int) -> tuple[Any, ...]:
         """The reshapes and transpositions between that variable and input `index`."""

@@ -18,7 +18,7 @@ import tensorflow as tf
 from amanda.python.references import nothing
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.tracker import unwatched
-from amanda_tensorflow.operators.variables import VIEWS, ViewStep, step_of
+from amanda_tensorflow.operators.variables import VIEWS, ViewStep, parameter_name, step_of
 
 READING = frozenset({"ReadVariableOp", "Identity", "Cast"}) | VIEWS
 """Operators whose output may be the value of a variable."""
@@ -74,6 +74,16 @@ class WeakTensor(weakref.ref[Any]):
         if tensor is not None and tensor.dtype == tf.resource:
             return VariableSource(self).read()
         return None
+
+    def parameter_name(self) -> str | None:
+        """The path of the parameter that the tensor was read from, or is; else None.
+
+        None for a view or a cast of it, whose gradient is another one.
+        """
+        tensor, source = self(), self.source
+        if source is None and tensor is not None and tensor.dtype == tf.resource:
+            source = VariableSource(self)
+        return None if source is None or source.steps else parameter_name(source.handle())
 
 
 _FEW = 64

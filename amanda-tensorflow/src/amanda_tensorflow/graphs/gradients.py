@@ -42,7 +42,7 @@ from amanda_tensorflow.graphs.replacement_captures import ReplacementCaptures
 from amanda_tensorflow.graphs.shared_tensors import shared_tensor
 from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, OpSite
 from amanda_tensorflow.graphs.sliced_gradients import SlicedGradients, indexing_ops
-from amanda_tensorflow.graphs.variable_origins import ReadVariable, value_of
+from amanda_tensorflow.graphs.variable_origins import ReadVariable, parameter_of, value_of
 from amanda_tensorflow.graphs.vjp import after_routines, gradients_before, product
 from amanda_tensorflow.operators.description import input_names
 from amanda_tensorflow.operators.gradient_shapes import checked, gradient_shapes
@@ -78,6 +78,10 @@ class ForwardTensor:
     def constant(self) -> Any:
         """The value of a variable or constant; None for other tensors."""
         return self._value(self._site, self._vanilla)
+
+    def parameter_name(self) -> str | None:
+        """The path of a parameter that is neither cast nor reshaped; None for others."""
+        return parameter_of(self._site, self._vanilla, exact=True)
 
 
 @attrs.define(eq=False)

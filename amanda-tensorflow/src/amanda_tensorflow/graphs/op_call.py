@@ -16,6 +16,7 @@ from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.graphs.variable_origins import (
     ReadVariable,
     WriteVariable,
+    parameter_of,
     value_of,
     variable_key,
     variable_of,
@@ -54,6 +55,9 @@ class GraphOpCall(OpCall):
     def variable(self, index: int) -> Variable | None:
         return variable_of(self.site, self.source.inputs[index], self.write)
 
+    def parameter_name(self, index: int) -> str | None:
+        return parameter_of(self.site, self.source.inputs[index])
+
     def value_view(self, index: int) -> tuple[Any, ...]:
         return variable_view(self.site, self.source.inputs[index])
 
@@ -75,6 +79,14 @@ class GraphBackwardCall(BackwardCall):
 
     def shown_inputs(self) -> Sequence[Any] | None:
         return placed(self.likes)
+
+    def parameter_name(self, index: int, names: Sequence[str]) -> str | None:
+        # The gradients of all that read a variable are added for the operator that reads it first.
+        of = self.likes[0].dtype if self.source.type == "AddN" and self.likes else None
+        if of is not None and (of == tf.resource or of != of.base_dtype):
+            found: str | None = self.inputs[0].parameter_name()
+            return found
+        return super().parameter_name(index, names)
 
     def shown(
         self, grad_outputs: Sequence[Any] | None, grad_inputs: Sequence[Any] | None

@@ -20,6 +20,7 @@ from amanda_tensorflow.operators.variables import (
     HandleVariable,
     ViewStep,
     changed,
+    parameter_name,
     step_of,
 )
 
@@ -109,20 +110,38 @@ def variable_of(site: OpSite, tensor: Any, write: WriteVariable | None) -> Varia
     return None if write is None else GraphVariable(origin.name, steps, write)
 
 
-def variable_origin(site: OpSite, tensor: Any) -> Any:
+def variable_origin(site: OpSite, tensor: Any, *, exact: bool = False) -> Any:
     """The concrete handle of the variable whose value or handle a tensor is, or the operator of the
-    graph that makes the variable; None for other tensors."""
+    graph that makes the variable; None for other tensors.
+
+    Args:
+        exact: None also for a tensor that shows the variable reshaped, transposed or cast.
+    """
     op = tensor.op
     if op.type in VARIABLES:
         return op
     if op.type in _LOOK_THROUGH or _view(tensor) is not None:
-        return variable_origin(site, op.inputs[0])
+        is_changed = op.type == "Cast" or op.type in VIEWS
+        return None if exact and is_changed else variable_origin(site, op.inputs[0], exact=exact)
     if op.type != "Placeholder":
         return None
     if id(tensor) in site.sources:
-        return variable_origin(*site.sources[id(tensor)])
+        return variable_origin(*site.sources[id(tensor)], exact=exact)
     concrete = site.captured.get(id(tensor))
     return None if concrete is None or concrete.dtype != tf.resource else concrete
+
+
+def parameter_of(site: OpSite, tensor: Any, *, exact: bool = False) -> str | None:
+    """The path of the parameter whose value or handle a tensor is; None for other tensors.
+
+    Args:
+        exact: leave out tensors that show the variable reshaped, transposed or cast.
+    """
+    origin = variable_origin(site, tensor, exact=exact)
+    if origin is None or isinstance(origin, _internals.EagerTensor):
+        return parameter_name(origin)
+    trained = origin.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+    return str(origin.name) if any(one.op is origin for one in trained) else None
 
 
 def _placeholder_value(site: OpSite, tensor: Any, read: ReadVariable, dtype: Any) -> Any:

@@ -104,7 +104,7 @@ class HandleVariable(Variable):
     def name(self) -> str:  # type: ignore[override]
         """The variable's name, or path in Keras."""
         handle = self._handle()
-        return "" if handle is None else _internals.variable_name(handle)
+        return "" if handle is None else _internals.variable_of(handle).name
 
     def is_alive(self) -> bool:
         return self._handle() is not None
@@ -117,3 +117,9 @@ class HandleVariable(Variable):
         with _internals.eager_mode(), _internals.stop_recording():
             value = _internals.read_variable(handle, dtype)
             _internals.write_variable(handle, changed(value, self._steps, function))
+
+
+def parameter_name(handle: Any) -> str | None:
+    """The path of the variable of a concrete handle; None for one that is no parameter."""
+    known = None if handle is None else _internals.variable_of(handle)
+    return known.name or None if known is not None and known.is_parameter else None

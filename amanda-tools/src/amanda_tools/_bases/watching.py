@@ -8,6 +8,7 @@ override :meth:`~WatchingTool.examine` for figures of its own, or :meth:`~Watchi
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -22,12 +23,16 @@ from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.compiled_code import make_observer
 from amanda_tools._operators.op_table import row_of
+from amanda_tools._operators.parameters import inputs_of, is_opaque
 from amanda_tools._operators.targets import unmet_tables
 from amanda_tools._values.gaps import NotLookedAt
 from amanda_tools._values.moments import KnownMoments, Moments
 from amanda_tools._values.tensors import Array, reader_of
 
 KINDS = ("activations", "weights", "gradients")
+
+_GRADIENT = " gradient"
+"""The end of the key of a parameter's gradient."""
 
 
 def check_kinds(_: Any, attribute: Any, value: Sequence[str]) -> None:
@@ -94,26 +99,33 @@ class Sample:
 
 @attrs.define(eq=False)
 class WatchedTensor:
-    """One tensor of one operator, over all executions.
+    """One parameter, gradient of a parameter, or other tensor of one operator, over all executions.
 
     Attributes:
-        op: the operator.
+        key: the path of the parameter, with ``" gradient"`` for its gradient; of other tensors the
+            id of the operator and `tensor`. Unique among the watched tensors.
+        op: the operator: the first one that reads a parameter.
         kind: one of :data:`KINDS`.
         tensor: name among the operator's tensors: ``output0``, ``weight``, ``grad0``.
         moments: statistics over all executions.
+        parameter: path of the parameter that it is, or whose gradient it is; None for others.
+        is_whole: whether a gradient is summed over all operators that use the parameter.
         input_axis: axis of the inputs of a weight; None if the mapping rules do not know it.
     """
 
+    key: str
     op: OpDescription
     kind: str
     tensor: str
     moments: Moments
+    parameter: str | None = None
+    is_whole: bool = False
     input_axis: int | None = None
 
     @property
-    def key(self) -> str:
-        """Operator id and tensor: unique among the watched tensors."""
-        return f"{self.op.id} {self.tensor}"
+    def label(self) -> str:
+        """The key as tables of one kind show it."""
+        return self.key.removesuffix(_GRADIENT) if self.parameter else self.key
 
 
 class WatchingTool(PrintingTool[OptionsT]):
@@ -125,9 +137,12 @@ class WatchingTool(PrintingTool[OptionsT]):
         routines: number of routines inserted so far.
         not_looked_at: tensors whose numbers were not read.
         zeros_only: of all moments, see :class:`Moments`.
+        by_parameter: whether a parameter is looked at once, however many operators read it, and its
+            gradient where it is summed.
     """
 
     zeros_only = False
+    by_parameter = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -135,6 +150,13 @@ class WatchingTool(PrintingTool[OptionsT]):
         self.series: list[Sample] = []
         self.routines = 0
         self._known = KnownMoments(zeros_only=self.zeros_only)
+        # The first model, and by key of a parameter the operator that reads it first.
+        self._model = ""
+        self._readers: dict[str, str] = {}
+        # By forward operator the last figures of gradients within it, and keys of those that were
+        # handed on to a parameter.
+        self._inner: dict[str, dict[str, Moments]] = {}
+        self._handed_on: set[str] = set()
         self.not_looked_at = NotLookedAt()
         self._met: set[str] = set()
         self._met_modules: set[str] = set()
@@ -174,22 +196,53 @@ class WatchingTool(PrintingTool[OptionsT]):
             routine = WatchingRoutine(self, op, "activations", "output", axis, len(layout))
             context.insert_after_op(make_observer(context, routine.run))
         if "weights" in self.options.tensors:
-            for role in ("weight", "bias"):
-                position = context[f"{role}_index"]
-                inputs = context.get_inputs()
-                if position is None or position >= len(inputs) or inputs[position] is None:
-                    continue
-                layout = (context["weight_layout"] or "") if role == "weight" else ""
-                axis = layout.index("I") if "I" in layout else None
-                routine = WatchingRoutine(self, op, "weights", role, axis)
-                context.insert_before_op(make_observer(context, routine.run), inputs=[position])
+            roles = {context["weight_index"]: "weight", context["bias_index"]: "bias"}
+            # Operators that move a parameter are not the ones that use it.
+            uses = op.phase == "forward" and row_of(op.type).group != "view"
+            names = context.get_input_names()
+            for position, tensor in enumerate(inputs_of(context)):
+                if tensor is not None and (position in roles or (uses and not is_opaque(tensor))):
+                    declared = names[position]
+                    # The items of a list share a name.
+                    own = declared if names.count(declared) == 1 else f"{declared}{position}"
+                    self._watch_weight(context, op, position, roles.get(position, own))
+
+    def _watch_weight(
+        self, context: OpContext, op: OpDescription, position: int, name: str
+    ) -> None:
+        """Watch an input that has a role, or is a parameter that no operator has read before."""
+        parameter = context.get_parameter_name(position)
+        has_role = position in (context["weight_index"], context["bias_index"])
+        if not (parameter or has_role):
+            return
+        if parameter and self.by_parameter:
+            key = self.key_of(op, name, parameter)
+            if self._readers.setdefault(key, op.id) != op.id:
+                return
+        layout = (context["weight_layout"] or "") if name == "weight" and has_role else ""
+        axis = layout.index("I") if "I" in layout else None
+        routine = WatchingRoutine(self, op, "weights", name, axis, parameters=[parameter])
+        context.insert_before_op(make_observer(context, routine.run), inputs=[position])
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
         # `ops` may name the backward operator's own type or that of its forward operator.
         forward = attrs.evolve(op, type=str(context["op_type"] or ""), name="")
-        if self.is_selected(op) or self.is_selected(forward):
-            routine = WatchingRoutine(self, op, "gradients", "grad", None)
+        if not (self.is_selected(op) or self.is_selected(forward)):
+            return
+        names = context.get_grad_input_names()
+        parameters = [context.get_parameter_name(i) for i in range(max(1, len(names)))]
+        # An operator that gives no gradient of an input of its own sums those of the parameter.
+        is_whole = self.by_parameter and bool(parameters[0]) and not any(names)
+        routine = WatchingRoutine(
+            *(self, op, "gradients", "grad"),
+            parameters=parameters,
+            inputs=names,
+            is_whole=is_whole,
+        )
+        if is_whole and not names:
+            context.insert_before_backward_op(routine.run)
+        else:
             context.insert_after_backward_op(routine.run)
 
     # -- routines ---------------------------------------------------------
@@ -197,7 +250,7 @@ class WatchingTool(PrintingTool[OptionsT]):
     def observe(self, routine: WatchingRoutine, tensors: Sequence[Any]) -> None:
         """Instrumentation routine: add the values of one execution to the statistics."""
         for position, tensor in enumerate(tensors):
-            if tensor is None:
+            if tensor is None or self._is_elsewhere(routine, position):
                 continue
             if not reader_of(tensor).is_readable_float(tensor):
                 self.not_looked_at.note(tensor)
@@ -210,12 +263,60 @@ class WatchingTool(PrintingTool[OptionsT]):
             if len(self.series) < self.options.limit:
                 self.series.append(Sample.of(routine.step, watched.key, now))
             self.examine(watched, array, now)
+            if routine.kind == "gradients":
+                self._join(routine, position, watched, now)
+
+    def key_of(self, op: OpDescription, name: str, parameter: str | None) -> str:
+        """Return the key of a tensor of an operator.
+
+        Args:
+            op: the operator.
+            name: of the tensor.
+            parameter: path of the parameter that it is, or whose gradient it is; else None.
+        """
+        if not parameter:
+            return f"{op.id} {name}"
+        # Several models may have parameters of the same path.
+        model = re.split(r"[./#]", op.forward or op.id)[0]
+        self._model = self._model or model
+        label = parameter if model in ("", self._model) else f"{model}: {parameter}"
+        return label + _GRADIENT * (op.direction == "backward")
+
+    def _is_elsewhere(self, routine: WatchingRoutine, position: int) -> bool:
+        """True for a gradient whose figures another row has: that of a parameter."""
+        key = routine.key(position)
+        watched = self.watched.get(key)
+        is_part = watched is not None and watched.is_whole and not routine.is_whole
+        return is_part or key in self._handed_on
+
+    def _join(
+        self, routine: WatchingRoutine, position: int, watched: WatchedTensor, now: Moments
+    ) -> None:
+        """Drop the rows of gradients within an operator that it hands on to a parameter.
+
+        They are transposed or reshaped, and have the same elements, and so one object for figures.
+        """
+        inner = self._inner.setdefault(routine.op.forward, {})
+        if not watched.parameter:
+            if position >= len(routine.inputs) or not routine.inputs[position]:
+                inner[watched.key] = now
+            return
+        for key in [key for key, figures in inner.items() if figures is now]:
+            del inner[key]
+            self._handed_on.add(key)
+            self._remove_row(key)
+
+    def _remove_row(self, key: str) -> None:
+        self.watched.pop(key, None)
+        self.series = [sample for sample in self.series if sample.key != key]
 
     def _watched_tensor(
         self, routine: WatchingRoutine, position: int, tensor: Any
     ) -> WatchedTensor:
-        name = routine.tensor_name(position)
-        key = f"{routine.op.id} {name}"
+        key, name = routine.key(position), routine.tensor_name(position)
+        if routine.is_whole and key in self.watched and not self.watched[key].is_whole:
+            # The gradients of single operators, before the first sum was seen.
+            self._remove_row(key)
         if key not in self.watched:
             is_weight = routine.kind == "weights"
             is_activation = routine.kind == "activations"
@@ -226,8 +327,10 @@ class WatchingTool(PrintingTool[OptionsT]):
             axis = last if routine.axis is None else routine.axis - max(0, routine.rank - rank)
             bounds = row_of(routine.op.type).bounds if is_activation else None
             moments = Moments(bounds, axis if is_activation else None)
+            parameter = routine.parameter(position)
             self.watched[key] = WatchedTensor(
-                routine.op, routine.kind, name, moments, routine.axis if is_weight else None
+                *(key, routine.op, routine.kind, name, moments, parameter, routine.is_whole),
+                input_axis=routine.axis if is_weight else None,
             )
         return self.watched[key]
 
@@ -263,47 +366,56 @@ class WatchingTool(PrintingTool[OptionsT]):
         yield from other_phases(self.name, rows.values(), self.options)
 
     def tensor_rows(self) -> list[dict[str, Any]]:
-        """Return one row per watched tensor: operator, ``kind``, ``tensor`` and all figures."""
+        """Return one row per watched tensor: operator, ``kind``, ``tensor``, ``parameter`` and all
+        figures."""
         return [
-            {**w.op.row(), "kind": w.kind, "tensor": w.tensor, **w.moments.row()}
+            {
+                **w.op.row(),
+                "kind": w.kind,
+                "tensor": w.tensor,
+                "parameter": w.parameter,
+                **w.moments.row(),
+            }
             for w in self.watched.values()
         ]
 
 
+@attrs.define(eq=False)
 class WatchingRoutine:
     """The routine at one point of one operator; observes each N-th execution.
 
-    Args:
-        tool: the tool to show the tensors to.
+    Attributes:
         op: the operator.
         kind: one of :data:`KINDS`.
-        name: beginning of the tensors' names; of weights the whole name.
         axis: axis of the units of activations, or of the inputs of weights; None if unknown.
         rank: number of axes of the layout that `axis` counts in; 0 without a layout.
-
-    Attributes:
+        parameters: for each tensor the path of the parameter that it is, or whose gradient.
+        inputs: of a backward operator, for each gradient the name of the forward input.
+        is_whole: whether it gets a parameter's gradient summed over the operators that use it.
         order: number of this routine among all of the tool.
         step: number of the current execution, from 0.
+
+    Args:
+        tool: the tool to show the tensors to.
+        name: beginning of the tensors' names; of weights the whole name.
     """
 
-    def __init__(
-        self,
-        tool: WatchingTool[Any],
-        op: OpDescription,
-        kind: str,
-        name: str,
-        axis: int | None,
-        rank: int = 0,
-    ) -> None:
-        self._tool = tool
-        self.order = tool.routines
-        tool.routines += 1
-        self.op = op
-        self.kind = kind
-        self._name = name
-        self.axis = axis
-        self.rank = rank
-        self.step = -1
+    _tool: WatchingTool[Any]
+    op: OpDescription
+    kind: str
+    _name: str
+    axis: int | None = None
+    rank: int = 0
+    parameters: Sequence[str | None] = ()
+    inputs: Sequence[str] = ()
+    is_whole: bool = False
+    order: int = attrs.field(init=False)
+    step: int = attrs.field(default=-1, init=False)
+    _keys: dict[int, str] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.order = self._tool.routines
+        self._tool.routines += 1
 
     def run(self, *tensors: Any) -> None:
         """Instrumentation routine."""
@@ -314,3 +426,15 @@ class WatchingRoutine:
     def tensor_name(self, position: int) -> str:
         """Return the name of the tensor at a position: ``output0``, ``weight``, ``grad1``."""
         return self._name if self.kind == "weights" else f"{self._name}{position}"
+
+    def parameter(self, position: int) -> str | None:
+        """Return the path of the parameter that a tensor is, or whose gradient it is."""
+        return self.parameters[position] if position < len(self.parameters) else None
+
+    def key(self, position: int) -> str:
+        """Return the key of a tensor, see :class:`WatchedTensor`."""
+        key = self._keys.get(position)
+        if key is None:
+            name, parameter = self.tensor_name(position), self.parameter(position)
+            key = self._keys[position] = self._tool.key_of(self.op, name, parameter)
+        return key

@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 
+from amanda.interface.specs import LocalPart
 from amanda.python.patching import PatchSet
 
 _SYMBOLS: list[str] = []
@@ -343,6 +344,16 @@ def local_part(tensor: Any) -> Any:
     """
     dtensors = sys.modules.get("torch.distributed.tensor")
     return _local_tensor(tensor) if dtensors and isinstance(tensor, dtensors.DTensor) else tensor
+
+
+def shown_part(tensor: Any) -> Any:
+    """Return the :func:`local_part` of a distributed tensor with what it is a part of; others as
+    they are."""
+    local = local_part(tensor)
+    if local is tensor:
+        return tensor
+    words = ", ".join(map(repr, tensor.placements)).replace("dim=", "").replace("()", "")
+    return LocalPart(local.shape, local.dtype, local.device, tuple(tensor.shape), words)
 
 
 def _inside(tensor: Any) -> Iterator[Any]:

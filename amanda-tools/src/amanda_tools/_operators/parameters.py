@@ -1,20 +1,18 @@
 """The model parameters among the inputs of operators, each counted once.
 
 PyTorch has a type for parameters. TensorFlow has variables, which also hold the state of
-optimizers, metrics and random generators; :class:`VariableUse` tells parameters apart by what
-the run does with them::
+optimizers, metrics and random generators; parameters have a path (``get_parameter_name``)::
 
     parameters = Parameters()
     used = parameters.used_by(context)          # in an analysis of a forward operator
-    parameters.note_gradient(context.get_op_id())     # in an analysis of a backward operator
-    sum(parameter.size for parameter in parameters.select(used))      # after the run
+    sum(parameter.size for parameter in set(used))
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import attrs
@@ -22,14 +20,13 @@ import attrs
 from amanda import OpContext
 from amanda.interface.specs import TensorSpec
 from amanda.python.references import Reference, nothing
-from amanda_tools._operators.op_table import row_of
 from amanda_tools._values.shapes import byte_size, element_count
 from amanda_tools._values.tensors import reader_of
 
 
 @attrs.frozen
 class UsedParameter:
-    """One parameter of a model, or a candidate for one.
+    """One parameter of a model.
 
     Attributes:
         number: identifies it within one :class:`Parameters`.
@@ -42,46 +39,6 @@ class UsedParameter:
     bytes: int
 
 
-@attrs.define(eq=False)
-class VariableUse:
-    """The uses of one variable in a run.
-
-    Attributes:
-        parameter: the variable, counted as a parameter.
-        is_scalar: it has no axes.
-        is_floating: its elements are floating-point numbers.
-        has_role: a mapping rule names it as a weight or a bias.
-        came_first: an operator read it before any gradient was computed.
-        is_assigned: an operator wrote into it.
-        users: ids of the operators that read it.
-    """
-
-    parameter: UsedParameter
-    is_scalar: bool
-    is_floating: bool
-    has_role: bool = False
-    came_first: bool = False
-    is_assigned: bool = False
-    users: set[str] = attrs.field(factory=set)
-
-    def is_parameter(self, differentiated: set[str]) -> bool:
-        """Decide whether the variable is a parameter of the model.
-
-        It is if a gradient flows to one of its users. Without one (inference, statistics of a
-        batch norm), it is if it holds floating-point numbers that are read before gradients are
-        computed or are never written: the state of an optimizer comes later. A scalar that is
-        written, such as the sum of a metric, is none.
-
-        Args:
-            differentiated: ids of the operators whose gradients were computed.
-        """
-        if self.has_role or (self.is_floating and not differentiated.isdisjoint(self.users)):
-            return True
-        if not self.is_floating or (self.is_scalar and self.is_assigned):
-            return False
-        return self.came_first or not (self.is_assigned or self.is_scalar)
-
-
 class Parameters:
     """Recognizes parameters among the inputs of operators; keeps none of them alive."""
 
@@ -90,13 +47,11 @@ class Parameters:
         self._values: dict[int, weakref.ref[Any]] = {}
         self._known: dict[int, UsedParameter] = {}
         self._by_input: dict[tuple[str, int], UsedParameter] = {}
-        self._uses: dict[Hashable, VariableUse] = {}
-        self._assigned: set[Hashable] = set()
-        self._differentiated: set[str] = set()
+        self._variables: dict[Hashable, UsedParameter] = {}
         self._count = 0
 
     def used_by(self, context: OpContext) -> Sequence[UsedParameter]:
-        """Return the parameters, and variables that may be some, that an operator reads.
+        """Return the parameters that an operator reads.
 
         Call it in an analysis of a forward operator.
         """
@@ -114,62 +69,24 @@ class Parameters:
                 continue
             key = context.get_value_key(position)
             if key is not None:
-                is_handle = position not in roles and _is_opaque(tensor)
-                found += self._variable(context, position, key, is_handle=is_handle)
-                continue
-            value = context.get_value(position)
-            if value is None or _is_of_metric(context, value):
-                continue
-            if position in roles or _is_torch_parameter(value):
+                # An operator that takes the handle itself reads or writes for others.
+                is_used = position in roles or not is_opaque(tensor)
+                if is_used and context.get_parameter_name(position):
+                    found += self._of_variable(key, context, position)
+            elif position in roles and (value := context.get_value(position)) is not None:
                 found.append(self._parameter(value, context, position))
         return found or ()
 
-    def note_gradient(self, op_id: str) -> None:
-        """Note that a gradient of this forward operator is computed."""
-        self._differentiated.add(op_id)
-
-    def select(self, parameters: Iterable[UsedParameter]) -> set[UsedParameter]:
-        """Return the `parameters` that the run so far shows to be model parameters."""
-        # Decided late: whether a variable is a parameter shows in the backward pass.
-        others = {
-            use.parameter
-            for use in self._uses.values()
-            if not use.is_parameter(self._differentiated)
-        }
-        return set(parameters) - others
-
-    def _variable(
-        self, context: OpContext, position: int, key: Hashable, *, is_handle: bool
-    ) -> Iterator[UsedParameter]:
-        """Note how an operator uses a variable; yield it if its value is used."""
-        traits, has_role = row_of(str(context["op_type"])).traits, position in _roles(context)
-        if "reads_variable" in traits or "queries_variable" in traits:
-            return
-        if is_handle:
-            # An operator that takes the handle itself writes into the variable.
-            self._assigned.add(key)
-            if key in self._uses:
-                self._uses[key].is_assigned = True
-            return
-        use = self._uses.get(key) or self._new_use(context.get_value(position), key)
-        if use is not None:
-            use.has_role |= has_role
-            use.came_first |= not self._differentiated
-            use.users.add(context.get_op_id())
-            yield use.parameter
-
-    def _new_use(self, value: Any, key: Hashable) -> VariableUse | None:
-        if value is None:
-            return None
-        is_floating = reader_of(value).is_readable_float(value)
-        use = VariableUse(
-            self._new_parameter(value),
-            is_scalar=len(value.shape) == 0,
-            is_floating=is_floating,
-            is_assigned=key in self._assigned,
-        )
-        self._uses[key] = use
-        return use
+    def _of_variable(
+        self, key: Hashable, context: OpContext, position: int
+    ) -> Sequence[UsedParameter]:
+        """Return the parameter that a variable is; nothing for one that has no value yet."""
+        if key not in self._variables:
+            value = context.get_value(position)
+            if value is None:
+                return ()
+            self._variables[key] = self._new_parameter(value)
+        return (self._variables[key],)
 
     def _new_parameter(self, value: Any) -> UsedParameter:
         parameter = UsedParameter(self._count, element_count(value) or 0, byte_size(value) or 0)
@@ -210,21 +127,27 @@ def _is_in_use(context: OpContext, tensor: Any, position: int, *, has_role: bool
     return not is_lazy and not _is_of_metric(context, tensor)
 
 
-def parameter_positions(context: OpContext) -> frozenset[int]:
-    """Return the positions of the inputs that are parameters, or variables of the program."""
+def parameters_of(context: OpContext) -> dict[int, str | None]:
+    """Return the positions of the inputs that are parameters, or variables of the program, with
+    the path of a parameter that has one.
+
+    Of a backward operator, those of the gradients of parameters.
+    """
+    if context.is_backward():
+        count = max(1, len(context.get_grad_input_names()))
+        named = {i: context.get_parameter_name(i) for i in range(count)}
+        return {position: name for position, name in named.items() if name}
     roles = (context["weight_index"], context["bias_index"])
-    found = set()
+    found = {}
     for position, tensor in enumerate(context.get_inputs()):
         if tensor is None:
             continue
-        if context.get_value_key(position) is not None:
-            # A variable, whose value is not read for this.
-            found.add(position)
-            continue
-        value = context.get_value(position)
-        if value is not None and (position in roles or _is_torch_parameter(value)):
-            found.add(position)
-    return frozenset(found)
+        # The value of a variable is not read for this.
+        is_variable = context.get_value_key(position) is not None
+        value = None if is_variable else context.get_value(position)
+        if is_variable or (value is not None and (position in roles or _is_torch_parameter(value))):
+            found[position] = context.get_parameter_name(position)
+    return found
 
 
 def inputs_of(context: OpContext) -> Sequence[Any]:
@@ -235,11 +158,7 @@ def inputs_of(context: OpContext) -> Sequence[Any]:
     return context.get_tensor_specs().inputs or ()
 
 
-def _roles(context: OpContext) -> tuple[int | None, int | None]:
-    return context["weight_index"], context["bias_index"]
-
-
-def _is_opaque(tensor: Any) -> bool:
+def is_opaque(tensor: Any) -> bool:
     """True for a tensor that is a handle, or the description of one."""
     if isinstance(tensor, TensorSpec):
         return tensor.dtype in ("resource", "variant") or tensor.dtype.endswith("_ref")

@@ -47,6 +47,7 @@ class Weight:
         view: the view of the variable, () if it is the variable itself.
         variable: ``context.get_variable``: the variable, where the driver gives a new object at
             each reading; else None.
+        parameter: its path; None for a weight without one.
     """
 
     index: int
@@ -56,6 +57,7 @@ class Weight:
     key: Hashable | None = None
     view: Hashable = ()
     variable: Variable | None = None
+    parameter: str | None = None
 
     def axes(self, letters: str) -> tuple[int, ...]:
         """Return the axes with these letters, in the order of the layout."""
@@ -181,7 +183,8 @@ def _weight_at(context: OpContext, index: int, layout: str) -> Weight:
         raise Untreatable(f"its weight has {len(value.shape)} axes, and not the layout {layout}")
     groups = int(context.get_attrs().get("groups") or 1)
     key, view = context.get_value_key(index), context.get_value_view(index)
-    return Weight(index, value, layout, groups, key, view, context.get_variable(index))
+    about = key, view, context.get_variable(index), context.get_parameter_name(index)
+    return Weight(index, value, layout, groups, *about)
 
 
 def data_index(context: OpContext, weight: Weight) -> int:

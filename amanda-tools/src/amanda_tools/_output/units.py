@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 _LARGE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SMALL = ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
@@ -39,3 +41,19 @@ def format_short(amount: float, unit: str) -> str:
                 digits = f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
                 return f"{digits} {prefix}{unit}".rstrip()
     return f"{amount:.3g} {unit}".rstrip()
+
+
+def whole_text(part: str, tensor: Mapping[str, Any], text_of: Callable[[Any], str]) -> str:
+    """Format the shape of a tensor with that of the distributed tensor that it is a part of.
+
+    Args:
+        part: the shape of the part.
+        tensor: the tensor as results have it.
+        text_of: formats a shape.
+
+    Returns:
+        ``64x128 of 128x128 Shard(0)``; `part` for a tensor that is not distributed.
+    """
+    if "placement" not in tensor:
+        return part
+    return f"{part} of {text_of(tensor['global_shape'])} {tensor['placement']}"

@@ -57,6 +57,7 @@ class DumpTool(WatchingTool[DumpOptions]):
     name = "dump"
     Options = DumpOptions
     only_watches = True
+    by_parameter = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -87,9 +88,10 @@ class DumpTool(WatchingTool[DumpOptions]):
         """Instrumentation routine: keep the values."""
         for position, tensor in enumerate(tensors):
             if tensor is not None:
-                self._take(routine, routine.tensor_name(position), tensor)
+                self._take(routine, position, tensor)
 
-    def _take(self, routine: WatchingRoutine, name: str, tensor: Any) -> None:
+    def _take(self, routine: WatchingRoutine, position: int, tensor: Any) -> None:
+        name, parameter = routine.tensor_name(position), routine.parameter(position)
         reader, op, files = reader_of(tensor), routine.op, self.files
         dtype = reader.dtype(tensor)
         is_writable = dtype in WRITABLE and reader.is_readable(tensor)
@@ -102,7 +104,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         if is_taken and files.add(
             stored,
             key=f"{op.id} {name} {routine.step}",
-            row={**op.identity(), "phase": op.phase},
+            row={**op.identity(), "phase": op.phase, "parameter": parameter},
             kind=routine.kind,
             tensor=name,
             step=routine.step,
@@ -118,7 +120,7 @@ class DumpTool(WatchingTool[DumpOptions]):
     def op_rows(self) -> list[dict[str, Any]]:
         """Return the index, one row per tensor.
 
-        ``key``, ``file``, ``kind``, ``tensor``, ``step``, ``shape`` and ``dtype``.
+        ``key``, ``file``, ``kind``, ``tensor``, ``parameter``, ``step``, ``shape`` and ``dtype``.
         """
         # The last tensors may be lost while they are written.
         self.files.write_waiting()

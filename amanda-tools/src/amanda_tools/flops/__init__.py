@@ -210,7 +210,6 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
         self.shows(context)
-        self._parameters.note_gradient(op.forward)
         known = self._ops.get(op.id) or self._backward_op(op)
         if isinstance(known, OpDescription):
             return
@@ -376,13 +375,11 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _owned(self) -> dict[str, list[UsedParameter]]:
         """The parameters that count at each forward operator."""
-        used = (parameter for parameters in self._used.values() for parameter in parameters)
-        selected = self._parameters.select(used)
         owners: dict[UsedParameter, str] = {}
         # In Keras a reshape reads the weight before the product does.
         ops = sorted((_described(self._ops[op_id]) for op_id in self._used), key=_only_reads)
         for op in ops:
-            for parameter in selected.intersection(self._used[op.id]):
+            for parameter in self._used[op.id]:
                 owners.setdefault(parameter, op.id)
         owned: dict[str, list[UsedParameter]] = {}
         for parameter, op_id in owners.items():
@@ -461,8 +458,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _params(self, op_ids: Iterable[str]) -> tuple[int, int]:
         """Return elements and bytes of the parameters that operators use, each counted once."""
-        used = (parameter for op_id in op_ids for parameter in self._used.get(op_id, ()))
-        found = self._parameters.select(used)
+        found = {parameter for op_id in op_ids for parameter in self._used.get(op_id, ())}
         return sum(parameter.size for parameter in found), sum(p.bytes for p in found)
 
     def _grouped(

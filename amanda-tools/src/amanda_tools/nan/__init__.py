@@ -33,7 +33,7 @@ from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.model_phases import MODEL
 from amanda_tools._operators.op_table import can_produce, row_of
-from amanda_tools._operators.parameters import parameter_positions
+from amanda_tools._operators.parameters import parameters_of
 from amanda_tools._operators.source_lines import line_made_at, source_line
 from amanda_tools._values.gaps import NotLookedAt
 from amanda_tools._values.tensors import reader_of
@@ -176,7 +176,7 @@ class NanTool(PrintingTool[NanOptions]):
         self._sources[op.id] = made_at or source_line()
         if not any(tensor is not None for tensor in context.get_inputs()):
             return
-        parameters = parameter_positions(context)
+        parameters = parameters_of(context)
         if self._is_watched(op, moves_parameter=bool(parameters) and op.phase in MODEL):
             watch = self._watch(op, context)
             watch.made_at = made_at
@@ -192,6 +192,7 @@ class NanTool(PrintingTool[NanOptions]):
         op = describe(context)
         if self._is_watched(op):
             watch = self._watch(op, context)
+            watch.parameters = parameters_of(context)
             check = self._check(watch)
             context.insert_before_backward_op(check.before)
             context.insert_after_backward_op(check.after)
@@ -288,6 +289,7 @@ class NanTool(PrintingTool[NanOptions]):
                     **watch.op.identity(),
                     "input": name or position,
                     "is_parameter": position in watch.parameters,
+                    "parameter": watch.parameters.get(position),
                     "source": source,
                 }
                 # Data may hold NaN on purpose, for values that are missing; a parameter never does.
@@ -314,6 +316,7 @@ class NanTool(PrintingTool[NanOptions]):
                 inputs=describe_tensors(inputs),
                 outputs=describe_tensors(outputs),
                 overwritten=written,
+                parameter=self._parameter(watch, inputs, outputs),
                 attributes=dict(watch.attributes),
                 last=list(self.recent)[:-1],
             )
@@ -326,6 +329,16 @@ class NanTool(PrintingTool[NanOptions]):
             self._fates.note(event)
             if self.options.action == "abort":
                 raise NonFiniteError(event.message())
+
+    def _parameter(
+        self, watch: OpWatch, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> str | None:
+        """Return the path of the parameter that an execution has made not finite, or whose
+        gradient; None for neither."""
+        tensors = outputs if watch.op.forward else inputs
+        made = [t for t in outputs if t is not None and self._look_at(t) is False]
+        named = ((tensors[i : i + 1], name) for i, name in watch.parameters.items())
+        return next((name for [t], name in named if any(t is one for one in made)), None)
 
     def _source(self, watch: OpWatch) -> str:
         op = watch.op
@@ -386,7 +399,7 @@ class NanTool(PrintingTool[NanOptions]):
         """
         found = self.findings() or self.masked_or_skipped()
         first = found[0].row() if found else None
-        keys = ("id", "type", "name", "module", "source", "direction", "kind", "fate")
+        keys = "id type name module source direction kind fate parameter".split()
         return {
             "first": first and {key: first[key] for key in keys},
             "producers": len(self.events),
@@ -481,7 +494,8 @@ class OpWatch:
         names: names of its inputs; empty for a backward operator.
         function: runs a forward operator again; None where that is not possible.
         made_at: line of the program that made an operator of a graph; "" if unknown.
-        parameters: positions of the inputs that are parameters.
+        parameters: by position the paths of the inputs that are parameters, None for one without;
+            of a backward operator, of the parameters whose gradients its outputs are.
     """
 
     _tool: NanTool
@@ -490,7 +504,7 @@ class OpWatch:
     names: Sequence[str]
     function: Callable[..., Any] | None = None
     made_at: str = ""
-    parameters: frozenset[int] = frozenset()
+    parameters: Mapping[int, str | None] = attrs.field(factory=dict)
 
     def found(self, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool) -> None:
         """Examine an execution with an output that is not finite (:class:`amanda.inline.Check`)."""
@@ -507,6 +521,8 @@ def _warn(message: str, source: str) -> None:
 
 def _received_message(found: Mapping[str, Any]) -> str:
     what = "a parameter of the model" if found["is_parameter"] else "data of the program"
+    if found["parameter"]:
+        what = f"parameter {found['parameter']} of the model"
     return printable(
         f"{what} holds NaN: {found['input']} of op {found['id']}, which read it first; "
         "no operator produced it"

@@ -55,6 +55,7 @@ class NonFiniteEvent:
         inputs, outputs: :func:`statistics`, None for absent tensors; of a backward operator the
             gradients that it consumes and produces.
         overwritten: positions of inputs that the operator wrote into before they could be examined.
+        parameter: path of the parameter that holds it, or whose gradient does; None for neither.
         attributes: non-tensor arguments, as text where they are not plain data.
         last: ids of the operators watched before it, the latest last.
         times: number of executions that produced NaN or an infinity.
@@ -70,6 +71,7 @@ class NonFiniteEvent:
     inputs: list[dict[str, Any] | None]
     outputs: list[dict[str, Any] | None]
     overwritten: list[int]
+    parameter: str | None
     attributes: dict[str, Any]
     last: list[str]
     times: int = 0
@@ -94,6 +96,7 @@ class NonFiniteEvent:
             "inputs": _with_devices(self.inputs, self.op.tensors.inputs),
             "outputs": _with_devices(self.outputs, self.op.tensors.outputs),
             "overwritten": self.overwritten,
+            "parameter": self.parameter,
             "attributes": self.attributes,
             "last": self.last,
         }
@@ -106,6 +109,9 @@ class NonFiniteEvent:
         is_nan = self.kind == "nan"
         what = "NaN from inputs without NaN" if is_nan else "an infinity from finite inputs"
         when = _PLACES.get(self.op.phase, f"in the {self.op.direction} pass")
+        if self.parameter:
+            gradient = "the gradient of " if self.op.forward else ""
+            when += f", in {gradient}{self.parameter}"
         return printable(
             f"{self.op.type} produced {what} {when}"
             f"{_FATES.get(self.fate, '')}: op {self.op.id}{where}{source}"

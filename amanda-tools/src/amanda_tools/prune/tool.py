@@ -295,6 +295,7 @@ class PruneTool(TargetingTool[PruneOptions]):
         zeros = 0 if mask is None else int(mask.size - mask.sum())
         size = 0 if mask is None else mask.size
         return {
+            "parameter": weight.weight.parameter,
             "shape": list(weight.shape),
             "weights": size,
             "zeros": zeros,
@@ -327,9 +328,15 @@ class PruneTool(TargetingTool[PruneOptions]):
         rows = self.op_rows()
         if self._weights():
             title = f"prune: {method}, {found['zeros']} of {found['weights']} weights are zero"
-            columns = ("op", "shape", "zeros", "sparsity")
+            columns = ("op", "parameter", "shape", "zeros", "sparsity")
             cells = [
-                (r["id"], "x".join(map(str, r["shape"])), r["zeros"], round(r["sparsity"], 4))
+                (
+                    r["id"],
+                    r["parameter"] or "-",
+                    "x".join(map(str, r["shape"])),
+                    r["zeros"],
+                    round(r["sparsity"], 4),
+                )
                 for r in rows
             ]
             yield Table(title, columns, cells)

@@ -35,6 +35,7 @@ class Quantizer:
         initial: initial values of what is learned, by name.
         learned: the framework's variables by name; there when it has run once.
         remaining: executions that are still to be observed.
+        parameter: path of the parameter that the input is; None for others.
     """
 
     options: QuantizeOptions
@@ -48,6 +49,7 @@ class Quantizer:
     initial: dict[str, Array] = attrs.field(factory=dict)
     learned: dict[str, Any] = attrs.field(factory=dict)
     remaining: int = 0
+    parameter: str | None = None
     _observer: RangeObserver | None = None
     _has_range: bool = False
     """True if anything but zeros has been observed."""
@@ -293,6 +295,7 @@ class Quantizer:
         return {
             "input": self.index,
             "role": self.role,
+            "parameter": self.parameter,
             "number": self.grid.number,
             "bits": self.bits if self.grid.number == "int" else 8,
             "low": self.grid.low,

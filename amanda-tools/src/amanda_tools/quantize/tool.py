@@ -191,6 +191,8 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
             found.append(Quantizer.of_weight(self.options, weight.index, weight.value, axes))
         if not found:
             raise Untreatable(reason or "it has no input of floating point numbers that is rounded")
+        for quantizer in found:
+            quantizer.parameter = context.get_parameter_name(quantizer.index)
         return found
 
     def _roles_of_inputs(
@@ -374,7 +376,8 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
                 scale = "" if final is None else f"{float(np.median(final[0])):.3g}"
                 kind = quantizer.grid.number
                 number = f"int{quantizer.bits}" if kind == "int" else kind
-                rows.append((op_id, quantizer.index, quantizer.role, number, scale))
+                role = f"{quantizer.role} {quantizer.parameter or ''}".rstrip()
+                rows.append((op_id, quantizer.index, role, number, scale))
         title = f"quantize: {self.options.method}, {len(self.ops)} ops"
         yield Table(title, ("op", "input", "role", "number", "scale (median)"), rows)
         if missing := self._not_calibrated():

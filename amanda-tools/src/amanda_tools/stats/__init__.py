@@ -125,7 +125,7 @@ class StatsTool(WatchingTool[StatsOptions]):
                     kind="points",
                     labels=range(len(moments)),
                     values={kind: deviations},
-                    names=[watched.key for watched in part],
+                    names=[watched.label for watched in part],
                     axis="tensors in the order of the run",
                     log=True,
                 )
@@ -178,4 +178,4 @@ def _shown(watched: WatchedTensor) -> tuple[Any, ...]:
     figures = tuple(
         "-" if row[name] is None else f"{row[name]:.4g}" for name in ("mean", "std", "min", "max")
     )
-    return (watched.key, *figures, f"{100 * row['sparsity']:.1f} %", row["nan"], row["inf"])
+    return (watched.label, *figures, f"{100 * row['sparsity']:.1f} %", row["nan"], row["inf"])

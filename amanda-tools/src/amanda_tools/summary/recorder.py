@@ -26,6 +26,7 @@ from typing import Any
 import attrs
 
 from amanda.interface.specs import specs_of
+from amanda_tools._internals import shown_part
 from amanda_tools._values.shapes import batch_of
 
 
@@ -424,7 +425,7 @@ def tensor_rows(tensors: Iterable[Any] | None) -> list[dict[str, Any]]:
     are left out."""
     given = [t for t in tensors or () if t is not None and not getattr(t, "is_nested", False)]
     rows = []
-    for tensor, spec in zip(given, specs_of(given), strict=True):
+    for tensor, spec in zip(given, specs_of(map(shown_part, given)), strict=True):
         if spec is not None and spec.shape is not None:
             rows.append(spec.row())
             with suppress(LookupError):

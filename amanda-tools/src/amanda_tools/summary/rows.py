@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from amanda_tools._output.units import format_quantity
+from amanda_tools._output.units import format_quantity, whole_text
 from amanda_tools.summary.recorder import Figures, ForwardPass, ModelRecord, ModuleFact, unique
 
 
@@ -88,7 +88,7 @@ def tree_rows(
         cell = (
             "  " * row["depth"] + name,
             row["type"],
-            _shape(row["output"]),
+            whole_text(_shape(row["output"]), next(iter(row["outputs"]), {}), _shape),
             f"{row['parameters']:,}",
             amount(row, "flops", "FLOP"),
             amount(row, "activation_bytes", "B"),

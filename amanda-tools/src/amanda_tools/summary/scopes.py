@@ -30,7 +30,7 @@ class ScopedOp:
     Attributes:
         module: path of the name scope.
         graph: the name of the graph.
-        parameters: parameters that it reads, candidates included.
+        parameters: parameters that it reads.
         outputs: outputs of its last execution, or before one as far as the graph declares them.
         executions: number of executions.
         flops, bytes: figures of its last execution; None for FLOPs that are not known.
@@ -134,9 +134,7 @@ class Scopes:
         figures = [op.figures_in(runs) for op in inside]
         parameters = [
             ParameterFact(number, parameter.size, parameter.bytes, True)
-            for number, parameter in enumerate(
-                self._parameters.select({p for op in inside for p in op.parameters})
-            )
+            for number, parameter in enumerate({p for op in inside for p in op.parameters})
         ]
         outputs = next((op.outputs for op in reversed(inside) if op.outputs), [])
         kind, depth = ("scope", path.count("/") + 1) if path else ("graph", 0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from amanda.interface.specs import LocalPart
 from amanda_torch._internals.symbols import require, symbol
 
 _set_versions = symbol("torch._C._autograd._unsafe_set_version_counter")
@@ -18,13 +19,17 @@ _set_versions = symbol("torch._C._autograd._unsafe_set_version_counter")
 _local_tensor = operator.attrgetter("_local_tensor")
 
 
-def local_part(tensor: Any) -> Any:
-    """The part of a distributed tensor that this process has; others as they are.
+def shown_part(tensor: Any) -> Any:
+    """The part of a distributed tensor that this process has, for its specs; others as they are.
 
     ``DTensor.to_local()`` is an operator.
     """
     dtensors = sys.modules.get("torch.distributed.tensor")
-    return _local_tensor(tensor) if dtensors and isinstance(tensor, dtensors.DTensor) else tensor
+    if not dtensors or not isinstance(tensor, dtensors.DTensor):
+        return tensor
+    local, placements = _local_tensor(tensor), map(repr, tensor.placements)
+    words = ", ".join(placements).replace("dim=", "").replace("()", "")
+    return LocalPart(local.shape, local.dtype, local.device, tuple(tensor.shape), words)
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:

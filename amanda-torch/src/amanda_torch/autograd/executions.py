@@ -13,7 +13,7 @@ from amanda.engine.backward import OpHandle, PastTensor
 from amanda.python.references import Reference, nothing
 from amanda_torch.operators.calls import TorchCall
 from amanda_torch.operators.layouts import Layout
-from amanda_torch.operators.names import is_constant
+from amanda_torch.operators.names import CONSTANTS, is_constant
 
 
 class Execution:
@@ -112,15 +112,25 @@ class Past(list[Any]):
 
     def _past(self) -> list[PastTensor | None]:
         count = self._inputs + self._outputs
-        # Not a method, which would be a cycle. One whose tensor is gone says so.
-        value = functools.partial(_constant, self[count:])
-        return [None if ref is None else PastTensor(ref, value) for ref in self[:count]]
+        # Not methods, which would be a cycle. One whose tensor is gone says so.
+        running = functools.partial(_alive, self[count:])
+        facts = functools.partial(_constant, running), functools.partial(_name, running)
+        return [None if ref is None else PastTensor(ref, *facts) for ref in self[:count]]
 
 
-def _constant(modules: Sequence[weakref.ref[nn.Module]], tensor: Any) -> Any:
-    """The tensor if it is a parameter, buffer or constant of these modules."""
+Running = Callable[[], list[nn.Module]]
 
-    def running() -> list[nn.Module]:
-        return [module for module in (ref() for ref in modules) if module is not None]
 
+def _alive(modules: Sequence[weakref.ref[nn.Module]]) -> list[nn.Module]:
+    return [module for module in (ref() for ref in modules) if module is not None]
+
+
+def _constant(running: Running, tensor: Any) -> Any:
+    """The tensor if it is a parameter, buffer or constant of the modules that were running."""
     return tensor if is_constant(tensor, running) else None
+
+
+def _name(running: Running, tensor: Any) -> str | None:
+    """The path of the parameter of these modules that the tensor is; None for a view of one, whose
+    gradient is another one."""
+    return CONSTANTS.name(running(), tensor)

@@ -16,6 +16,7 @@ from amanda.interface.action import ActionKind, InstPoint
 from amanda.interface.calls import BackwardCall
 from amanda.state import STATE
 from amanda_torch import _internals
+from amanda_torch.autograd.nodes import is_accumulation
 from amanda_torch.routines import BackwardRoutines, RoutineDispatcher
 
 Gradients = Sequence[Any]
@@ -34,7 +35,19 @@ class NodeCall(BackwardCall):
         """The gradients that it consumes, and what it is to produce where it has not run."""
         if grad_inputs is None and (node := _internals.current_node()) is not None:
             grad_inputs = _internals.produced_gradients(node)
-        return grad_outputs, grad_inputs
+        return _shown(grad_outputs), _shown(grad_inputs)
+
+    def parameter_name(self, index: int, names: Sequence[str]) -> str | None:
+        node = _internals.current_node()
+        if not is_accumulation(node):
+            return super().parameter_name(index, names)
+        found = (e.parameter_name() for e in self.inputs if e is not None and e() is node.variable)
+        name: str | None = next(found, None)
+        return name
+
+
+def _shown(gradients: Gradients | None) -> Gradients | None:
+    return None if gradients is None else [*map(_internals.shown_part, gradients)]
 
 
 class NodeHooks:

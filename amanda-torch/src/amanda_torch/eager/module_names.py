@@ -10,16 +10,7 @@ from torch import nn
 
 from amanda.state import Lock
 from amanda_torch.eager.module_frames import Model
-
-TRANSPARENT = {
-    "DistributedDataParallel",
-    "DataParallel",
-    "FullyShardedDataParallel",
-    "OptimizedModule",
-    "CheckpointWrapper",
-    "OffloadWrapper",
-}
-"""Wrappers of PyTorch that leave no trace in ids: a model has the same ids without them."""
+from amanda_torch.operators.names import TRANSPARENT, is_transparent
 
 
 class Labels:
@@ -92,12 +83,6 @@ def class_name(module: nn.Module) -> str:
     if cls.__bases__ and cls.__bases__[0].__name__ == "FSDPModule":
         cls = cls.__bases__[-1]
     return cls.__name__
-
-
-def is_transparent(module: nn.Module) -> bool:
-    """True if `module` is a wrapper of PyTorch that ids do not mention."""
-    cls = type(module)
-    return cls.__name__ in TRANSPARENT and cls.__module__.startswith("torch.")
 
 
 class Places:

@@ -32,8 +32,8 @@ from amanda_torch.eager import records
 from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.keras_layers import layer_name
 from amanda_torch.eager.module_frames import Called, Child, Frame, Model
-from amanda_torch.eager.module_names import TRANSPARENT, Labels, Places, class_name, is_transparent
-from amanda_torch.operators.names import CONSTANTS
+from amanda_torch.eager.module_names import Labels, Places, class_name
+from amanda_torch.operators.names import CONSTANTS, TRANSPARENT, is_transparent
 
 _graph_task = _internals.graph_task
 _MAX_OUTERMOST = 1000

@@ -29,7 +29,7 @@ from amanda.interface.calls import OpCall
 from amanda.python.memo import Memo
 from amanda.python.nested import leaves
 from amanda_torch import _internals
-from amanda_torch.operators.names import is_constant, op_view
+from amanda_torch.operators.names import is_constant, op_view, parameter_name
 from amanda_torch.operators.parameters import Slot, Source, slots_of
 
 Path = tuple[Any, ...]
@@ -185,14 +185,17 @@ class TorchCall(OpCall):
         return _placed(self.args, self.kwargs, self.places, self.inputs, values)
 
     def shown_inputs(self) -> Sequence[Any]:
-        return [*map(_internals.local_part, self.inputs)]
+        return [*map(_internals.shown_part, self.inputs)]
 
     def shown_outputs(self, outputs: Sequence[Any]) -> Sequence[Any]:
-        return [*map(_internals.local_part, outputs)]
+        return [*map(_internals.shown_part, outputs)]
 
     def value(self, index: int) -> Any:
         tensor = self.inputs[index]
         return tensor if is_constant(tensor, self.modules) else None
+
+    def parameter_name(self, index: int) -> str | None:
+        return parameter_name(self.inputs[index], self.modules)
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         empty = [None] * len(self.inputs)

@@ -139,6 +139,35 @@ def op_view(func: Any, name: str) -> Any:
     return func if getattr(func, "__name__", None) == name else OpView(func, name)
 
 
+TRANSPARENT = {
+    "DistributedDataParallel",
+    "DataParallel",
+    "FullyShardedDataParallel",
+    "OptimizedModule",
+    "CheckpointWrapper",
+    "OffloadWrapper",
+}
+"""Wrappers of PyTorch that leave no trace in ids: a model has the same ids without them."""
+
+
+def is_transparent(module: nn.Module) -> bool:
+    """True if `module` is a wrapper of PyTorch that ids do not mention."""
+    cls = type(module)
+    return cls.__name__ in TRANSPARENT and cls.__module__.startswith("torch.")
+
+
+class Member(Reference):
+    """A weak reference to a parameter or buffer of a model.
+
+    Attributes:
+        name: the path of a parameter, without transparent wrappers; "" for a buffer.
+    """
+
+    __slots__ = ("name",)
+
+    name: str
+
+
 class Constants:
     """The parameters and buffers of models, looked up once per call of a model.
 
@@ -169,12 +198,7 @@ class Constants:
         Args:
             running: innermost first.
         """
-        top = running[-1]
-        found = self._found.get(top)
-        if found is None:
-            found = self._found[top] = {id(one): Reference(one, nothing) for one in _members(top)}
-            self.is_filled = True
-        known = found.get(id(tensor))
+        known = self._of(running[-1]).get(id(tensor))
         if known is not None and known() is tensor:
             return True
         # ``torch.func.functional_call`` may have put it in place of a parameter since then.
@@ -185,23 +209,49 @@ class Constants:
                     return True
         return False
 
+    def name(self, running: Sequence[nn.Module], tensor: torch.Tensor) -> str | None:
+        """The path of a parameter of the outermost of the modules that run, or of a known model
+        where none runs; None for other tensors."""
+        if running and self.has(running, tensor):
+            known = self._of(running[-1]).get(id(tensor))
+            if known is None or known() is not tensor:
+                self._found.pop(running[-1], None)
+        for top in running[-1:] or list(self._found):
+            known = self._of(top).get(id(tensor))
+            if known is not None and known() is tensor:
+                return known.name or None
+        return None
 
-def _members(top: nn.Module) -> list[torch.Tensor]:
-    """The parameters and buffers of a module and of those in it."""
-    # Not parameters(), whose generators are nested: in the innermost of many modules the stack of
-    # the program has no room for as many frames again.
-    waiting, seen, found = [top], {id(top)}, []
+    def _of(self, top: nn.Module) -> dict[int, Member]:
+        found: dict[int, Member] | None = self._found.get(top)
+        if found is None:
+            found = self._found[top] = _members(top)
+            self.is_filled = True
+        return found
+
+
+def _members(top: nn.Module) -> dict[int, Member]:
+    """The parameters and buffers of a module and of those in it, by identity.
+
+    One that is used twice has its first name.
+    """
+    # Not named_parameters(), whose generators are nested: in the innermost of many modules the
+    # stack of the program has no room for as many frames again.
+    waiting, seen = [("", top)], set()
+    found: dict[int, Member] = {}
     while waiting:
-        module = waiting.pop()
-        for own in _internals.own_members(module):
-            # A comprehension would be a frame for each module.
-            for member in own.values():
-                if member is not None:
-                    found.append(member)  # noqa: PERF401
-        for child in module.children():
-            if id(child) not in seen:
-                seen.add(id(child))
-                waiting.append(child)
+        prefix, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        parameters, buffers = _internals.own_members(module)
+        for name, member in (*parameters.items(), *buffers.items()):
+            if member is not None and id(member) not in found:
+                known = found[id(member)] = Member(member, nothing)
+                known.name = prefix + name if name in parameters else ""
+        below = reversed([*module.named_children()])
+        is_wrapper = is_transparent(module)
+        waiting += [(prefix if is_wrapper else f"{prefix}{name}.", child) for name, child in below]
     return found
 
 
@@ -226,3 +276,18 @@ def is_constant(tensor: Any, modules: Callable[[], list[nn.Module]]) -> bool:
     except RuntimeError:
         # A view that was made and changed under no_grad may not be asked.
         return False
+
+
+def parameter_name(tensor: Any, modules: Callable[[], list[nn.Module]]) -> str | None:
+    """The path of a parameter of the running modules that `tensor` is, or is a view of with as many
+    elements; None for other tensors."""
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    running = modules()
+    found = CONSTANTS.name(running, tensor)
+    if found is not None or type(tensor) not in _internals.PLAIN_TENSORS or tensor.is_inference():
+        return found
+    base = _internals.base_of(tensor)
+    if base is None or base.numel() != tensor.numel():
+        return None
+    return CONSTANTS.name(running, base)

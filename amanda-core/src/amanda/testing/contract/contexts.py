@@ -274,6 +274,18 @@ class ContextTests(ContractTests):
         ]
 
     @requires(Capability.MODULES)
+    def test_names_of_parameters(self) -> None:
+        """The result of an operator has no parameter name, and two parameters have different names,
+        or none where the driver does not know them."""
+        program = self.fw.program(self.fw.model(W), X)
+        names = [
+            self.answers(program, "linear", before=methodcaller("get_parameter_name", i))
+            for i in range(2)
+        ]
+        assert names[0][1] is None
+        assert names[1] == [None, None] or (None not in names[1] and len(set(names[1])) == 2)
+
+    @requires(Capability.MODULES)
     def test_ids_of_several_models(self) -> None:
         """Further models of the same class have ids of their own."""
         tool = self.probe("linear", before=lambda c: c.get_op_id())

@@ -52,6 +52,7 @@ class LoopbackDriver(EagerDriver):
         self.claims: weakref.WeakKeyDictionary[GradientNode, BackwardExecution] = (
             weakref.WeakKeyDictionary()
         )
+        self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     @property
     def namespace(self) -> Namespace:
@@ -72,6 +73,10 @@ class LoopbackDriver(EagerDriver):
 
     def current_value(self, tensor: Tensor) -> Tensor | None:
         return tensor.alias() if isinstance(tensor, (Parameter, Buffer)) else None
+
+    def parameter_name(self, tensor: Tensor) -> str | None:
+        named = (pair for model in self._models for pair in model.named_parameters())
+        return next((name for name, value in named if value is tensor), None)
 
     def ad_isolated(self) -> AbstractContextManager[Any]:
         return tape.no_grad()  # type: ignore[no-any-return]
@@ -161,6 +166,8 @@ class LoopbackDriver(EagerDriver):
     def _calling_module(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             inputs = (*args, *kwargs.values())
+            if not self.thread.modules:
+                self._models.add(module)
             with self.module_call(module, module.named_modules, inputs) as returned:
                 return returned(vanilla(module, *args, **kwargs))
 

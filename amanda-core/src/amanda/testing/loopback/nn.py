@@ -26,10 +26,16 @@ class Module:
             if isinstance(value, Module):
                 yield from value.named_modules(f"{path}.{name}" if path else name)
 
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """The parameters of this module and of all modules below it, with their paths."""
+        for path, module in self.named_modules():
+            for name, value in vars(module).items():
+                if isinstance(value, Parameter):
+                    yield f"{path}.{name}" if path else name, value
+
     def parameters(self) -> list[Parameter]:
         """The parameters of this module and of all modules below it."""
-        found = (value for _, m in self.named_modules() for value in vars(m).values())
-        return [value for value in found if isinstance(value, Parameter)]
+        return [value for _, value in self.named_parameters()]
 
 
 class Linear(Module):

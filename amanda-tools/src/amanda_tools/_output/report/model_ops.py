@@ -22,7 +22,7 @@ import attrs
 
 from amanda.python.text import printable
 from amanda.results import ToolReport
-from amanda_tools._output.units import format_short
+from amanda_tools._output.units import format_short, whole_text
 from amanda_tools._values.shapes import HANDLES
 
 _OF_TENSORS = frozenset({"zeros", "elements"})
@@ -269,11 +269,15 @@ def tensor_text(tensor: Mapping[str, Any]) -> str:
     shape = tensor.get("shape")
     if not isinstance(shape, (list, tuple)):
         return ""
-    size = "×".join("?" if n is None else str(n) for n in shape) or "scalar"
+    size = whole_text(_size(shape), tensor, _size)
     dtype = str(tensor.get("dtype") or "")
     found = _DTYPE.fullmatch(dtype)
     short = f"{_DTYPES[found[1]]}{found[2]}" if found else dtype
     return printable(f"{size} {short}".rstrip())
+
+
+def _size(shape: Iterable[int | None]) -> str:
+    return "×".join("?" if n is None else str(n) for n in shape) or "scalar"
 
 
 def _device(row: Mapping[str, Any]) -> str:
