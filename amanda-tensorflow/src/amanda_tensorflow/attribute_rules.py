@@ -7,7 +7,9 @@ the functions that change a tensor's layout.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from amanda.interface.context import OpContext
@@ -419,10 +421,6 @@ def _topk(context: OpContext) -> Found:
     return known(k=k, axis=axis(-1, _rank(context)), largest=True)
 
 
-def _none(context: OpContext) -> Found:
-    return {}
-
-
 _KINDS: Mapping[str, AttributeRule] = {
     "Conv Conv2D Conv3D DepthwiseConv2dNative": _convolution,
     "Conv2DBackpropInput Conv2DBackpropInputV2 Conv3DBackpropInput Conv3DBackpropInputV2"
@@ -465,22 +463,10 @@ _KINDS: Mapping[str, AttributeRule] = {
     ),
 }
 
-_OWN = """
-    Abs Acos Acosh Asin Asinh Atan Atan2 Atanh BiasAdd BiasAddV1 BitwiseAnd BitwiseOr BitwiseXor
-    Invert Ceil Cos Cosh Div DivNoNan RealDiv TruncateDiv Equal Erf Erfc Exp Expm1 Floor FloorDiv
-    GreaterEqual Greater Identity IsFinite IsInf IsNan LessEqual Less Log Log1p LogicalAnd
-    LogicalNot LogicalOr Maximum Minimum Mul MulNoNan NotEqual Neg Where Pow Inv Reciprocal Relu
-    Relu6 FloorMod Round Rint Rsqrt Select SelectV2 Selu Sigmoid Sign Sin Sinh Softsign Sqrt Square
-    SquaredDifference StopGradient Tan Tanh Xlogy Range Const Empty Fill OnesLike RandomUniform
-    RandomStandardNormal StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomNormal
-    StatelessRandomNormalV2 ZerosLike Assert AssignVariableOp AssignAddVariableOp
-    AssignSubVariableOp NoOp Placeholder Rank ReadVariableOp Shape ShapeN Size VarHandleOp
-    VariableShape Snapshot
-"""
-"""Types without canonical attributes."""
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 RULES: Mapping[str, AttributeRule] = {
-    **dict.fromkeys(_OWN.split(), _none),
+    **dict.fromkeys(_TABLES["without"].split(), _fixed()),
     **{kind: rule for kinds, rule in _KINDS.items() for kind in kinds.split()},
 }
 """By TensorFlow's type the function that gives the canonical attributes."""

@@ -67,7 +67,6 @@ _FOREIGN = (
 )
 _NOT_CONVERTED = "operators whose inputs only TensorFlow's runtime can convert"
 _RESOURCE = tf.resource.as_datatype_enum
-_now = time.perf_counter_ns
 _inputs_of = _internals.INPUT_COUNTS
 _no_tape_records = _internals.no_tape_records
 _only_tensors = _internals.TENSORS_ONLY.issuperset
@@ -100,7 +99,7 @@ class FastPath:
     def patch(self, vanilla: Any) -> Any:
         """Return the patch of ``TFE_Py_FastPathExecute``."""
         decide, ended, note = self.decide, self._ended, self._values.note
-        now, counted, exception = _now, list, sys.exception
+        now, counted, exception = time.perf_counter_ns, list, sys.exception
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
             # At each operator the runtime finds the lines of all running functions, longer the more
