@@ -327,7 +327,7 @@ def _marked(name: str) -> Any:
     return pytest.param(name, marks=wrong)
 
 
-@pytest.mark.parametrize("name", map(_marked, CHOSEN))
+@pytest.mark.parametrize("name", [_marked(name) for name in CHOSEN])
 def test_figures_of_unusual_programs(name: str, tmp_path: Path) -> None:
     """Figures are those of formulas and of an independent oracle, gaps are counted where they are
     shown, and the program runs as without the tools."""
