@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amanda.python.memo import Memo
@@ -17,90 +19,24 @@ from amanda_torch.attribute_rules import RULES
 if TYPE_CHECKING:
     from amanda.interface.context import OpContext
 
-_CANONICAL: Mapping[str, str] = {
-    "scaled_dot_product_attention": "attention",
-    "_native_multi_head_attention": "attention",
-    "mm": "matmul",
-    "bmm": "matmul",
-    "baddbmm": "matmul",
-    "_grouped_mm": "grouped_mm",
-    "_weight_norm": "weight_norm",
-    "__matmul__": "matmul",
-    "__rmatmul__": "matmul",
-    "__add__": "add",
-    "__iadd__": "add",
-    "__radd__": "add",
-    "__mul__": "mul",
-    "__rmul__": "mul",
-    "__sub__": "sub",
-    "__rsub__": "sub",
-    "rsub": "sub",
-    "__truediv__": "div",
-    "__rtruediv__": "div",
-    "__rdiv__": "div",
-    "__and__": "bitwise_and",
-    "__or__": "bitwise_or",
-    "__xor__": "bitwise_xor",
-    "__invert__": "bitwise_not",
-    "__lshift__": "bitwise_left_shift",
-    "__rshift__": "bitwise_right_shift",
-    "concat": "cat",
-    "concatenate": "cat",
-    "native_layer_norm": "layer_norm",
-    "rnn_tanh": "rnn",
-    "rnn_relu": "rnn",
-    "convolution": "conv",
-}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+
+_CANONICAL = {kind: name for name, kinds in _TABLES["types"].items() for kind in kinds.split()}
 """Operator names that differ from the canonical type; ``relu_`` is looked up as ``relu``, too."""
 
 _WEIGHTED: Mapping[str, tuple[int, int | None, str]] = {
-    "conv1d": (1, 2, "OIW"),
-    "conv2d": (1, 2, "OIHW"),
-    "conv3d": (1, 2, "OIDHW"),
-    "conv_transpose1d": (1, 2, "IOW"),
-    "conv_transpose2d": (1, 2, "IOHW"),
-    "conv_transpose3d": (1, 2, "IODHW"),
-    "linear": (1, 2, "OI"),
-    "bilinear": (2, 3, "OII"),
-    "embedding": (1, None, "VE"),
-    "embedding_bag": (1, None, "VE"),
-    "batch_norm": (1, 2, "C"),
-    "instance_norm": (1, 2, "C"),
-    "group_norm": (1, 2, "C"),
-    "layer_norm": (1, 2, "C"),
-    "rms_norm": (1, None, "C"),
-    "prelu": (1, None, "C"),
+    kind: (row["weight"], row.get("bias"), row["layout"])
+    for kind, row in _TABLES["weighted"].items()
 }
 """Canonical type to the weight's input, the bias's input (None: it has none) and the weight's
 layout, a letter per axis: O and I are output and input channels, D H W places, V E entries and
 features of an embedding, C channels, B batch."""
 
-_DATA: Mapping[str, str] = {
-    "conv1d": "NCW",
-    "conv2d": "NCHW",
-    "conv3d": "NCDHW",
-    "conv_transpose1d": "NCW",
-    "conv_transpose2d": "NCHW",
-    "conv_transpose3d": "NCDHW",
-    "batch_norm": "NC",
-    "instance_norm": "NC",
-    "group_norm": "NC",
-    "max_pool1d": "NCW",
-    "max_pool2d": "NCHW",
-    "max_pool3d": "NCDHW",
-    "avg_pool1d": "NCW",
-    "avg_pool2d": "NCHW",
-    "avg_pool3d": "NCDHW",
-    "adaptive_avg_pool1d": "NCW",
-    "adaptive_avg_pool2d": "NCHW",
-    "adaptive_avg_pool3d": "NCDHW",
-}
+_DATA: Mapping[str, str] = _TABLES["data"]
 """Canonical type to the layout of its input and output: N is the batch, the rest as above."""
 
-_BACKWARD: Mapping[str, str] = {
-    "ConvolutionBackward": "conv_backward",
-    "AccumulateGrad": "accumulate_grad",
-}
+_BACKWARD: Mapping[str, str] = _TABLES["backward"]
+"""Autograd nodes whose canonical type does not follow from their name."""
 
 _LINEAR_BACKWARD = frozenset({"AddmmBackward", "MmBackward", "LinearBackward", "BmmBackward"})
 """Nodes that compute linear's gradients: with or without bias, on inputs of two or more axes."""
@@ -163,7 +99,7 @@ def _type_of(library: str, name: str) -> str:
     if library == "quantized":
         # An object that is not a tensor holds the weight (2.13).
         return f"packed_{name}" if name.startswith(("linear", "conv")) else name
-    is_taken = name in RULES or name in _WEIGHTED or name in _CANONICAL.values()
+    is_taken = name in RULES or name in _WEIGHTED or name in _TABLES["types"]
     aten = sys.modules["torch"].ops.aten if library else None
     return f"{library}::{name}" if library and (is_taken or hasattr(aten, name)) else name
 

@@ -162,10 +162,8 @@ class _Selected:
         self._count = count
 
     def __call__(self, gradients: Sequence[Any]) -> list[Any]:
-        full: list[Any] = [None] * self._count
-        for position, gradient in zip(self._positions, gradients, strict=True):
-            full[position] = gradient
-        full = self._change(full)
+        given = dict(zip(self._positions, gradients, strict=True))
+        full = self._change([given.get(position) for position in range(self._count)])
         return [full[position] for position in self._positions]
 
 
@@ -498,12 +496,12 @@ class DelayedGradients:
         in_order: bool,
     ) -> None:
         self._whole = whole
-        self._values = len(values)
         wanted = [i for i, value in enumerate(values) if value is not None and value.requires_grad]
         # Leaves get their gradients in this order.
         wanted = wanted if in_order else wanted[::-1]
         self._direct = [index for index in wanted if index not in behind]
         self._behind = behind
+        self._change = _Selected(whole.after, (*self._direct, *behind), len(values))
         self.skipped = len(self._direct)
         # By the number of a backward pass the gradients that were taken off, by input.
         self.taken: dict[int, dict[int, Any]] = {}
@@ -543,13 +541,8 @@ class DelayedGradients:
 
     def __call__(self, gradients: list[Any]) -> list[Any]:
         """The gradients of the direct inputs and of those behind views."""
-        full: list[Any] = [None] * self._values
-        for index, gradient in self.taken.pop(_internals.graph_task(), {}).items():
-            full[index] = gradient
-        for index, gradient in zip(self._behind, gradients, strict=True):
-            full[index] = gradient
-        full = self._whole.after(full)
-        return [full[index] for index in (*self._direct, *self._behind)]
+        taken = self.taken.pop(_internals.graph_task(), {})
+        return self._change([*map(taken.get, self._direct), *gradients])
 
 
 def hook_input_edges(

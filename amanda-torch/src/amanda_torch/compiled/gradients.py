@@ -40,8 +40,8 @@ from amanda_torch.autograd.nodes import is_accumulation, new_nodes, node_name
 from amanda_torch.autograd.whole_operator import gather_inputs
 from amanda_torch.compiled.deferred import Deferred, call_all
 from amanda_torch.compiled.sizes import BySize
-from amanda_torch.eager.operation import may_alias
 from amanda_torch.operators.calls import Place, item_at, put_item, tensors_of, with_tensors
+from amanda_torch.operators.names import may_alias
 from amanda_torch.routines import RoutineDispatcher
 
 JOINT_COMPILERS = frozenset({"inductor", "aot_eager", "aot_eager_decomp_partition"})

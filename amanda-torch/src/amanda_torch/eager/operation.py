@@ -41,24 +41,12 @@ from amanda_torch.autograd.whole_operator import (
 )
 from amanda_torch.operators.calls import TorchCall, outputs_of, tensors_of, with_tensors
 from amanda_torch.operators.memory import copied_for, distinct_part, has_memory, overlap
-from amanda_torch.operators.names import base_name, is_builtin, is_in_place
+from amanda_torch.operators.names import base_name, is_builtin, is_in_place, may_alias
 from amanda_torch.operators.parameters import output_count
 from amanda_torch.routines import RoutineDispatcher
 
 _STATE = frozenset({"running_mean", "running_var"})
 """Inputs that ``batch_norm`` and ``instance_norm`` change, though not in-place by their names."""
-
-_VIEWS = frozenset(
-    """__getitem__ view reshape transpose t permute expand expand_as squeeze unsqueeze narrow
-    select slice chunk split split_with_sizes unbind detach flatten unflatten ravel diagonal
-    view_as view_as_real view_as_complex swapaxes swapdims movedim moveaxis as_strided unfold
-    tensor_split hsplit vsplit dsplit alias adjoint T mT H mH real imag contiguous to
-    resolve_conj resolve_neg atleast_1d atleast_2d atleast_3d broadcast_to positive
-    _reshape_alias unsafe_chunk unsafe_split lift_fresh data type_as float double half
-    bfloat16 conj values indices squeeze_copy unsafe_split_with_sizes reshape_as linalg_diagonal
-    einsum meshgrid broadcast_tensors""".split()
-)
-"""Operators whose result may alias an input: an identity on the input would cut the two apart."""
 
 _OVERRIDING = "tensors that override PyTorch's operators"
 
@@ -670,11 +658,6 @@ def made_leaf(output: Any, inputs: Sequence[Any]) -> bool:
         and output.grad_fn is None
         and all(output is not value for value in inputs)
     )
-
-
-def may_alias(name: str, kwargs: Mapping[str, Any] | None = None) -> bool:
-    """True if an operator writes into an input, or may return a view of one."""
-    return is_in_place(name, kwargs or {}) or base_name(name) in _VIEWS
 
 
 def _declared_outputs(call: TorchCall) -> int | None:

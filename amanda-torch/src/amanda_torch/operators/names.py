@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import enum
 import functools
+import tomllib
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,39 +34,16 @@ class Kind(enum.Enum):
     """The function is not an operator, and calls none."""
 
 
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+
 VIEW_PROPERTIES = ("T", "mT", "H", "mH", "real", "imag")
 """Properties that make a view, and are operators for that reason."""
 
-IGNORED = frozenset(
-    # properties, sizes and other metadata
-    """__get__ __set__ __delete__ size dim ndimension numel nelement stride storage_offset
-    element_size is_contiguous is_floating_point is_complex is_signed is_same_size is_set_to
-    is_nonzero is_inference is_conj is_neg is_pinned is_shared is_distributed is_coalesced
-    is_cuda is_cpu has_names get_device dense_dim sparse_dim _dimI _dimV _nnz _is_view
-    _is_zerotensor _is_all_true _is_any_true _has_symbolic_sizes_strides _version dim_order
-    data_ptr const_data_ptr untyped_storage storage _typed_storage layout device qscheme
-    q_scale q_zero_point q_per_channel_axis can_cast result_type promote_types names
-    sym_size sym_numel sym_stride sym_storage_offset sym_is_contiguous
-    """.split()
-    # leaving the framework for Python
-    + """item _local_scalar_dense tolist numpy __len__ __bool__ __int__ __float__ __complex__
-    __index__ __nonzero__ __repr__ __str__ __format__ __hash__ __dir__ __array__
-    __reduce_ex__ __setstate__ __dlpack__ __dlpack_device__
-    """.split()
-    # autograd's and PyTorch's own bookkeeping
-    + """backward requires_grad_ retain_grad register_hook
-    register_post_accumulate_grad_hook _backward _set_grad_enabled _set_data _fix_weakref
-    _set_multithreading_enabled _set_view_replay_enabled
-    _make_subclass _make_wrapper_subclass _make_dtensor as_subclass share_memory_
-    record_stream _record_function_enter _record_function_enter_new _record_function_exit
-    _enter_autocast _exit_autocast
-    _get_tracing_state _dispatch_keys _use_cudnn_ctc_loss _cudnn_rnn_flatten_weight
-    _view_func_unsafe _rev_view_func_unsafe module_load __torch_function__
-    __torch_dispatch__ _to_functional_tensor _from_functional_tensor _parse_to
-    _has_compatible_shallow_copy_type
-    """.split()
-)
+IGNORED = frozenset(" ".join(_TABLES["no_operators"].values()).split())
 """Functions that are no operators, by name without the overload."""
+
+_VIEWS = frozenset(_TABLES["views"].split())
+"""Operators whose result may alias an input: an identity on the input would cut the two apart."""
 
 _BACKWARD_ENTRIES = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
@@ -118,6 +97,11 @@ def is_in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
             base.startswith("__i") and base not in ("__invert__", "__index__", "__int__")
         )
     return base.endswith("_") or kwargs.get("out") is not None
+
+
+def may_alias(name: str, kwargs: Mapping[str, Any] | None = None) -> bool:
+    """True if an operator writes into an input, or may return a view of one."""
+    return is_in_place(name, kwargs or {}) or base_name(name) in _VIEWS
 
 
 class OpView:
@@ -198,8 +182,7 @@ class Constants:
         Args:
             running: innermost first.
         """
-        known = self._of(running[-1]).get(id(tensor))
-        if known is not None and known() is tensor:
+        if self._member(running[-1], tensor) is not None:
             return True
         # ``torch.func.functional_call`` may have put it in place of a parameter since then.
         for own in _internals.own_members(running[0]):
@@ -212,22 +195,21 @@ class Constants:
     def name(self, running: Sequence[nn.Module], tensor: torch.Tensor) -> str | None:
         """The path of a parameter of the outermost of the modules that run, or of a known model
         where none runs; None for other tensors."""
-        if running and self.has(running, tensor):
-            known = self._of(running[-1]).get(id(tensor))
-            if known is None or known() is not tensor:
-                self._found.pop(running[-1], None)
+        if running and self.has(running, tensor) and self._member(running[-1], tensor) is None:
+            self._found.pop(running[-1], None)
         for top in running[-1:] or list(self._found):
-            known = self._of(top).get(id(tensor))
-            if known is not None and known() is tensor:
+            known = self._member(top, tensor)
+            if known is not None:
                 return known.name or None
         return None
 
-    def _of(self, top: nn.Module) -> dict[int, Member]:
+    def _member(self, top: nn.Module, tensor: torch.Tensor) -> Member | None:
         found: dict[int, Member] | None = self._found.get(top)
         if found is None:
             found = self._found[top] = _members(top)
             self.is_filled = True
-        return found
+        known = found.get(id(tensor))
+        return known if known is not None and known() is tensor else None
 
 
 def _members(top: nn.Module) -> dict[int, Member]:

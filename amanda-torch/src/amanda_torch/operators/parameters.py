@@ -61,16 +61,11 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {
 }
 """Parameters that the public function calls by another name than the schema."""
 
+_INDEXED = SchemaParameter("input", "self", True), SchemaParameter("index", "index", True)
+
 _INDEXING: Mapping[str, tuple[SchemaParameter, ...]] = {
-    "__getitem__": (
-        SchemaParameter("input", "self", True),
-        SchemaParameter("index", "index", True),
-    ),
-    "__setitem__": (
-        SchemaParameter("input", "self", True),
-        SchemaParameter("index", "index", True),
-        SchemaParameter("value", "value", True),
-    ),
+    "__getitem__": _INDEXED,
+    "__setitem__": (*_INDEXED, SchemaParameter("value", "value", True)),
 }
 """Parameters of indexing: the schemas of these names are those of TorchScript's lists."""
 
