@@ -14,7 +14,9 @@ A package adds attributes for operators of its own with a mapping rule, from
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from amanda.errors import ContextExpiredError, MappingError, TensorReleased, described
@@ -26,73 +28,15 @@ AttributeRule = Callable[[OpContext], Mapping[str, Any]]
 RULE = "attribute_rule"
 """The key of a context that holds its :data:`AttributeRule`; mapping rules set it."""
 
-_CONV = "kernel_size stride padding dilation groups"
-_POOL = "kernel_size stride padding ceil_mode"
-_REDUCE = "axis keepdim"
-
-_NAMED: Mapping[str, str] = {
-    "conv1d conv2d conv3d": _CONV,
-    "conv_transpose1d conv_transpose2d conv_transpose3d": f"{_CONV} output_padding",
-    "linear": "in_features out_features",
-    "matmul": "transpose_a transpose_b",
-    "einsum": "equation",
-    "max_pool1d max_pool2d max_pool3d": f"{_POOL} dilation",
-    "avg_pool1d avg_pool2d avg_pool3d": f"{_POOL} count_include_pad",
-    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d": "output_size",
-    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d": "output_size",
-    "batch_norm": "eps training momentum",
-    "instance_norm": "eps training momentum",
-    "group_norm": "eps groups",
-    "layer_norm rms_norm": "eps axis",
-    "local_response_norm": "size alpha beta k",
-    "softmax log_softmax": "axis",
-    "gelu": "approximate",
-    "leaky_relu elu celu": "alpha",
-    "softplus": "beta",
-    "clamp hardtanh": "min max",
-    "glu cumsum cumprod": "axis",
-    "embedding": "num_embeddings embedding_dim",
-    "gather index_select": "axis",
-    "sum mean prod amax amin max min any all argmax argmin logsumexp": _REDUCE,
-    "std var": f"{_REDUCE} correction",
-    "norm linalg_vector_norm": f"{_REDUCE} ord",
-    "topk": "k axis largest",
-    "sort argsort": "axis descending",
-    "cat stack unbind squeeze unsqueeze flip": "axis",
-    "split": "axis sizes",
-    "reshape broadcast_to": "shape",
-    "permute": "perm",
-    "tile": "repeats",
-    "pad": "padding mode value",
-    "getitem": "index",
-    "attention": "scale causal p",
-    "dropout": "p training",
-    "cross_entropy_loss": "reduction ignore_index label_smoothing",
-    "nll_loss": "reduction ignore_index",
-    "mse_loss l1_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits": "reduction",
-    "huber_loss smooth_l1_loss": "reduction beta",
-    "to": "dtype",
-    "one_hot": "depth",
-    "tril triu": "diagonal",
-    "add sub": "alpha",
-    "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d": "output_size align_corners",
-}
-
-_UNNAMED = """
-    abs acos acosh arange asin asinh assert assign assign_add assign_sub atan atan2 atanh
-    bias_add bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_tensors ceil clone const
-    contiguous copy cos cosh detach div empty empty_like eq erf erfc exp expm1 floor
-    floor_divide full full_like ge gt hardsigmoid hardswish identity isfinite isinf isnan le log
-    log1p log_sigmoid logical_and logical_not logical_or logical_xor lt masked_fill maximum
-    minimum mish mul ne neg no_op nonzero ones ones_like placeholder pow rand randint randn rank
-    read_variable reciprocal relu relu6 remainder round rsqrt selu shape shape_n sigmoid sign
-    silu sin sinh size softsign sqrt square squared_difference stop_gradient tan tanh tensor
-    var_handle_op variable_shape where xlogy zeros zeros_like
-"""
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
-    **{kind: tuple(names.split()) for kinds, names in _NAMED.items() for kind in kinds.split()},
-    **dict.fromkeys(_UNNAMED.split(), ()),
+    **{
+        kind: tuple(names.split())
+        for kinds, names in _TABLES["named"].items()
+        for kind in kinds.split()
+    },
+    **dict.fromkeys(_TABLES["unnamed"].split(), ()),
 }
 """The canonical types with a description, each with the names of its canonical attributes."""
 

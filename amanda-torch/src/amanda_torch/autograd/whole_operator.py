@@ -273,6 +273,16 @@ def notes_dropped() -> Iterator[None]:
         _NOTES.begun = outer
 
 
+def _notes_in(passes: dict[int, dict[int, Any]]) -> dict[int, Any]:
+    """The notes of the backward pass that runs, among those of all passes."""
+    task = _internals.graph_task()
+    if task not in passes:
+        passes[task] = {}
+        if _NOTES.begun is not None:
+            _NOTES.begun.append((passes, task))
+    return passes[task]
+
+
 class ViewGradients:
     """The hooks on several views that an operator has made of one alias, each by a node.
 
@@ -311,12 +321,7 @@ class ViewGradients:
         """Prehook of a view."""
         if self._repeats or not self._whole.acts():
             return
-        task = _internals.graph_task()
-        if task not in self._passes:
-            self._passes[task] = {}
-            if _NOTES.begun is not None:
-                _NOTES.begun.append((self._passes, task))
-        self._passes[task][index] = _internals.current_node(), gradients[0]
+        _notes_in(self._passes)[index] = _internals.current_node(), gradients[0]
 
     def _join(self, gradients: tuple[Any, ...]) -> Any:
         """Prehook of the alias: the gradient to pass on instead, None for the same."""
@@ -417,14 +422,11 @@ class InputGradients:
         if not self._whole.acts():
             return None
         try:
-            return _internals.without_modes(self._seen_by_no_mode, grad_inputs)
+            with _internals.no_dispatch_modes():
+                return _internals.without_modes(self._changed, grad_inputs)
         finally:
             # The graph of a gradient leads back to this hook's node, in a cycle of C++.
             self._grad_outputs[:] = [None] * len(self._grad_outputs)
-
-    def _seen_by_no_mode(self, grad_inputs: tuple[Any, ...]) -> Any:
-        with _internals.no_dispatch_modes():
-            return self._changed(grad_inputs)
 
     def _changed(self, grad_inputs: tuple[Any, ...]) -> Any:
         positions, views = self._positions, self._views
@@ -532,11 +534,8 @@ class DelayedGradients:
         """Posthook of the node."""
         if not self._whole.acts():
             return None
-        task = _internals.graph_task()
-        self.taken[task] = {index: produced[place] for index, place in places.items()}
-        if _NOTES.begun is not None:
-            _NOTES.begun.append((self.taken, task))
         taken = places.values()
+        _notes_in(self.taken).update(zip(places, (produced[place] for place in taken), strict=True))
         return tuple(None if place in taken else one for place, one in enumerate(produced))
 
     def __call__(self, gradients: list[Any]) -> list[Any]:
