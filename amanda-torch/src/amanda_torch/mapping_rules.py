@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
-_CANONICAL = {kind: name for name, kinds in _TABLES["types"].items() for kind in kinds.split()}
-"""Operator names that differ from the canonical type; ``relu_`` is looked up as ``relu``, too."""
+_TYPES: Mapping[str, str] = _TABLES["types"]
+"""By canonical type, names of operators other than its own; ``relu_`` counts as ``relu``, too."""
+
+_CANONICAL = {kind: name for name, kinds in _TYPES.items() for kind in kinds.split()}
 
 _WEIGHTED: Mapping[str, tuple[int, int | None, str]] = {
     kind: (row["weight"], row.get("bias"), row["layout"])
@@ -99,7 +101,7 @@ def _type_of(library: str, name: str) -> str:
     if library == "quantized":
         # An object that is not a tensor holds the weight (2.13).
         return f"packed_{name}" if name.startswith(("linear", "conv")) else name
-    is_taken = name in RULES or name in _WEIGHTED or name in _TABLES["types"]
+    is_taken = name in RULES or name in _WEIGHTED or name in _TYPES
     aten = sys.modules["torch"].ops.aten if library else None
     return f"{library}::{name}" if library and (is_taken or hasattr(aten, name)) else name
 
