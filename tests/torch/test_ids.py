@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import inspect
 import sys
 import traceback
 import weakref
@@ -242,17 +241,6 @@ def test_named_operators() -> None:
     assert names == ["add", "sin", "sin.default", "__getitem__", "T", "matmul"]
 
 
-@pytest.mark.parametrize("name", ["resnet18", "bert", "gpt2", "llama", "vit", "lstm"])
-def test_ids_are_free_of_collisions(name: str) -> None:
-    """Within an iteration no two operators, forward or backward, share an id."""
-    model, inputs = models.build(name)
-    counter = Counter()
-    with applied(counter):
-        models.loss(model(**inputs)).backward()
-    assert len(set(counter.ids)) == len(counter.ids)
-    assert len(set(counter.backward_ids)) == len(counter.backward_ids)
-
-
 def test_names_of_modules_may_hold_dots() -> None:
     """A module whose name holds a dot, which ``setattr`` allows, has its name in ids as it is."""
     model, counter = nn.Module(), ForwardCounter()
@@ -348,26 +336,6 @@ class Innermost(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(x)
-
-
-def test_deep_models_run_as_without_a_tool() -> None:
-    """A module call takes no more Python frames under a scope than it takes without."""
-    frames: list[int] = []
-
-    def note(x: torch.Tensor) -> torch.Tensor:
-        frames.append(len(inspect.stack(0)))
-        return x
-
-    def depth(modules: int) -> int:
-        model: nn.Module = Innermost(note)
-        for _ in range(modules):
-            model = nn.Sequential(model)
-        model(torch.ones(1))
-        return frames.pop()
-
-    vanilla = depth(20) - depth(10)
-    with applied(Counter()):
-        assert depth(20) - depth(10) == vanilla
 
 
 def test_tracebacks_have_the_frames_of_pytorch() -> None:
