@@ -126,13 +126,6 @@ def test_an_interrupted_run_is_resumed(
     assert {row["case"] for row in rows} == {"small", "large"}
 
 
-def test_a_run_is_resumed_from_a_file(measured: list[Any], tmp_path: Path) -> None:
-    """``--resume`` needs ``-o``, and begins anew where the file is not there yet."""
-    with pytest.raises(SystemExit, match="--resume: --output FILE says where"):
-        run("--resume")
-    assert len(run("--resume", "-o", str(tmp_path / "none.json"))[1]) == 3
-
-
 def test_quick_concludes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """``--quick`` really runs, in blocks of one run, and is not a measurement."""
     runs: list[int] = []
@@ -144,13 +137,3 @@ def test_quick_concludes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(runs) == 1 + 1
     assert row["doubt"] == "rounds: 1, at least 6 are needed"
     assert "NOTHING CAN BE CONCLUDED" in capsys.readouterr().out
-
-
-def test_help_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """``--help`` begins with the benchmark's own description, and names the cases."""
-    with pytest.raises(SystemExit) as ended:
-        command.parser("What it is.", CASES).parse_args(["--help"])
-    printed = capsys.readouterr().out
-    assert ended.value.code == 0
-    assert "What it is." in printed
-    assert "{small,large}" in printed

@@ -172,28 +172,11 @@ def test_a_failing_step_leaves_no_scope_open() -> None:
     assert gc.isenabled()
 
 
-def test_an_interval_is_the_same_each_time() -> None:
-    """The bootstrap has a seed."""
-    ratios = list(np.random.default_rng(3).normal(1.5, 0.1, 25))
-    assert timing.interval(ratios) == timing.interval(ratios)
-
-
 def test_an_interval_contains_the_true_median_as_often_as_it_says() -> None:
     """Of 200 made-up series, at least 180 give an interval with the true median in it."""
     generator = np.random.default_rng(2)
     series = np.exp(0.05 * generator.standard_normal((200, 25)))
     assert sum(1.0 in timing.interval(list(ratios)) for ratios in series) >= 180
-
-
-def test_an_interval_narrows_with_rounds_and_widens_with_noise() -> None:
-    """More rounds tell more; more noise tells less."""
-
-    def width(noise: float, rounds: int) -> float:
-        found = row_of(1.5, noise, rounds=rounds).interval
-        return found.high - found.low
-
-    assert width(0.1, 100) < width(0.1, 10)
-    assert width(0.01, 25) < width(0.1, 25)
 
 
 @pytest.mark.parametrize(
@@ -242,28 +225,3 @@ def test_a_wide_interval_refuses_too() -> None:
     assert row.spread == 0
     assert row.doubt == f"1.000 is within {row.widened}"
     assert 1 in row.interval
-
-
-def test_the_control_widens_the_interval() -> None:
-    """A ratio just below its bound is not within it if the control could carry it above."""
-    rounds = [Round([1.0], [1.5], [after]) for after in (1.0, 1.1) * 8]
-    row = Row.of("x", 1.5, rounds)
-    assert row.interval.high < row.widened.high
-    assert 1.5 in row.widened
-    assert row.doubt
-
-
-@pytest.mark.parametrize("rounds", range(1, timing.FEWEST_ROUNDS))
-def test_few_rounds_conclude_nothing(rounds: int) -> None:
-    """However clear their ratios."""
-    row = row_of(3, 0.001, rounds=rounds)
-    assert row.doubt == f"rounds: {rounds}, at least {timing.FEWEST_ROUNDS} are needed"
-
-
-def test_a_row_as_data_has_what_follows_from_it() -> None:
-    """Plain data, for JSON."""
-    data = row_of(1.5, 0.01, bound=2).data()
-    assert set(data["interval"]) == {"low", "high"}
-    assert data["conclusion"] == "within the bound"
-    assert data["doubt"] == ""
-    assert data["spread"] > 0

@@ -13,30 +13,8 @@ that becomes slower or faster meets both sides. The second of the two blocks div
 the control: the baseline against itself, in the same turns. A row concludes nothing that the
 control, or the interval of the ratio, does not allow.
 
-Why processor time, medians and many short blocks: GPT-2 of four layers of width 64, inference under
-a tool that instruments nothing (5 to 8 ms a run), on a virtual machine with two processors, load
-average 9 to 12, PyTorch 2.13, one thread. The process had either a processor to itself (real-time
-priority), or 20 to 40 % of one. Median ratio and interval, 25 rounds, each repeated:
-
-=========  ==========  =============================================  ===================
-processor  clock       by median runs                                 by fastest runs
-=========  ==========  =============================================  ===================
-its own    processor   1.54 1.50-1.57, 1.55 1.54-1.60                 1.53, 1.56
-its own    wall        1.54 1.53-1.61, 1.53 1.48-1.60                 1.56, 1.54
-shared     processor   1.52 1.50-1.55, 1.55 1.51-1.58, 1.52 1.50-1.53 1.56, 1.61, 1.56
-shared     wall        1.88 1.60-2.01, 1.59 1.49-1.76, 1.44 1.37-1.52 1.90, 1.93, 1.98
-=========  ==========  =============================================  ===================
-
-Wall time counts what other processes do in between. Its fastest runs err upwards even so: a run of
-five milliseconds often fits between two preemptions, one of eight seldom does. Processor time
-leaves the waiting out. Colder caches and shared execution units stay in it. They meet both sides,
-but need not slow both alike: ratios on the shared processor were up to 2 % lower, which no control
-shows.
-
-With about as many runs in fewer, longer blocks, interval and control were two to three times as
-wide: 10 rounds of 20 runs gave 1.58 1.50-1.65 with a control of 0.83-1.03, 30 rounds of 8 runs 1.56
-1.52-1.59 with a control of 0.97-1.04. The speed of a virtual processor drifts by some 10 % within
-seconds.
+Processor time leaves out what other processes do in between; colder caches stay in it, and meet
+both sides. The measurements behind this, medians and many short blocks are in docs/quality.md.
 """
 
 from __future__ import annotations

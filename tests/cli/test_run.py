@@ -302,9 +302,7 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
     [
         (["-t", "largst"], "no tool named 'largst'; did you mean largest"),
         (["-t", "largst"], "amanda tools"),
-        (["-t", "LARGEST"], "no tool named 'LARGEST'; did you mean largest?"),
         (["-t", "largest:modules=a"], "--modules is for all tools of a run"),
-        (["-t", "largest", "count", "--"], "count is a tool: amanda run -t largest,count -- /"),
         (["torchrun"], "torchrun starts amanda: torchrun ... -m amanda run ... -- /"),
         (["-t", "largest:digit=1"], "tool largest has no option 'digit'; did you mean digits?"),
         (["-t", "largest:digit=1"], "see: amanda tools"),
@@ -328,14 +326,12 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
         (["cat"], "cat is a command, not a Python program: name the script that it starts"),
         (["my"], "did you mean 'my program.py'?"),
         (["config.yaml"], "config.yaml looks like a data file: give the program that reads"),
-        (["model.pt"], "model.pt looks like a data file: give the program that reads it"),
         (["-t", "largest+count"], "did you mean -t largest,count?"),
         (["-t", "largest,"], "did you mean -t largest?"),
         (["--html", "page.html"], "--html takes no value; the page is report.html in the folder"),
         (["-t", "-o"], "run: -t needs a value; see: amanda run --help"),
         (["-o", ""], "run: -o needs the name of a folder, got an empty string"),
         (["--largest"], "largest is a tool: -t largest"),
-        (["-largest"], "largest is a tool: -t largest"),
         (["--epochs=3"], "no option --epochs=3; those of the program follow its name: script.py"),
         (["--htm"], "there is no option --htm; did you mean --html? see: amanda run --help"),
         (["-modules", "a"], "there is no option -modules; did you mean --modules?"),
@@ -345,14 +341,11 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
         (["progam.py"], "did you mean program.py?"),
         (["folder.train"], "did you mean -m folder.train?"),
         (["--digits=1", "-t", "largest"], "is an option of a tool: -t largest:digits=1"),
-        (["-t", "largest:digits=1", "--ops-of=x"], "there is no option --ops-of=x"),
         (["--module=a"], "no option --module=a; did you mean --modules"),
         (["-t", "largest", "digits=1"], "options of a tool follow its name: -t largest:digits=1"),
         (["-t", "largest", "count"], "count is a tool: amanda run -t largest,count -- "),
-        (["--html=page.html"], "--html takes no value; the page is report.html in the folder of"),
         (["--driver", "minigrad"], "no driver named 'minigrad'; did you mean minigrad-eager?"),
         (["--ops", ""], "--ops needs one or more names, got ''; see: "),
-        (["--ops", ","], "--ops needs one or more names, got ','; see: "),
         (["--modules", "+"], "--modules needs one or more names, got '+'; see: "),
         (["-o", "program.py"], "program.py: something of that name exists and is not"),
         (["-o", "program.py/out"], "cannot write to the output folder program.py/out: Not a dir"),
@@ -365,7 +358,6 @@ def test_wrong_usage_is_said_before_the_program_starts(
     """An unknown name, a bad value or a folder that cannot be written ends with status 2."""
     script("1", "folder/train.py")
     script("1", "config.yaml")
-    script("1", "model.pt")
     script("1", "my program.py")
     last = "program.py" if "my" in words or words[-1] in ("-t", "-o") else program
     run = amanda("run", *words, last)

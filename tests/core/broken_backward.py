@@ -33,22 +33,6 @@ class NeverIsolates(LoopbackDriver):
         return new
 
 
-@fault("test_straight_through_before")
-class CutsTheGradient(LoopbackDriver):
-    """No gradient passes a substitution."""
-
-    def substitute(self, old: Any, new: Any, action: Action) -> Any:
-        return super().substitute(old, new, action).alias()
-
-
-@fault("test_backward_ops_of_gradients")
-class LosesBackwardOpsOfGradients(LoopbackDriver):
-    """Backward ops of gradients run, without an owner and without being counted."""
-
-    def run_backward_operator(self, claimed: Any, grads: Any, vanilla: Any) -> Any:
-        return vanilla(grads) if claimed is None else claimed.run(grads, self.unseen(vanilla))
-
-
 @fault("test_straight_through_of_second_order")
 class FirstOrderOnly(LoopbackDriver):
     """A gradient that has passed straight through has no gradient itself."""
@@ -94,17 +78,6 @@ class MissesAccumulation(LoopbackDriver):
 
     def claim_nodes(self, operator: OperatorRun, outputs: Any) -> None:
         pass
-
-
-@fault("test_all_backward_ops")
-class SeesOneBackwardOp(LoopbackDriver):
-    """It sees the last node of the gradient graph and no other."""
-
-    def claim_nodes(self, operator: OperatorRun, outputs: Any) -> None:
-        super().claim_nodes(operator, outputs)
-        for node in list(self.claims):
-            if node is not outputs[0].node:
-                del self.claims[node]
 
 
 @fault("test_gradients_of_the_inputs", "test_changed_gradients_of_the_inputs")

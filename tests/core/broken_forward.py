@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import attrs
 
 from amanda.driver import BoundCall, Dispatcher, Namespace, OperatorRun, OpIds
-from amanda.inline import Check, Counter, ShapeSum
+from amanda.inline import Counter
 from amanda.inline.steps import Inline
 from amanda.interface.points import Point
 from amanda.state import LIVE_SCOPES, STATE
@@ -513,20 +513,6 @@ class TakesSubclassesForCounters(LoopbackDriver):
             if isinstance(action.func, Counter):
                 action.func.count += 1
                 return None
-            return super().call(action, selected)
-
-
-@fault("test_subclasses")
-class TakesSubclassesForChecks(LoopbackDriver):
-    """It takes what is derived from a check for a check, and from a sum for a sum."""
-
-    class dispatcher_class(Dispatcher):
-        def call(self, action: Any, selected: Any) -> Any:
-            one = getattr(action.func, "__self__", None)
-            for cls in (Check, ShapeSum):
-                if isinstance(one, cls):
-                    getattr(cls, action.func.__name__)(one, *selected)
-                    return None
             return super().call(action, selected)
 
 

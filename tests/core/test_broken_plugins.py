@@ -96,20 +96,15 @@ class NotADriver:
 
 GARBAGE = [
     ("drivers", 3, "gave int 3, not a list of drivers"),
-    ("drivers", FakeDriver, "not a list of drivers"),
     ("drivers", [NotADriver], "which is not a subclass of amanda.Driver"),
     ("drivers", [driver("x", interface_version=None)], "no interface_version of type int"),
     ("drivers", [driver("x", priority="high")], "no priority of type int"),
     ("tools", ["a"], r"gave a list of 1 \(str\), not a dict of tools"),
     ("tools", {"a b": "m:A"}, "'a b', which is not a valid tool name"),
-    ("tools", {1: "m:A"}, "1, which is not a valid tool name"),
     ("tools", {"a": "m.A"}, "'m.A' for 'a', which is not 'module:Class'"),
-    ("tools", {"a": NotADriver}, "which is not 'module:Class'"),
     ("mapping_rules", [str], "not a dict of rules"),
     ("mapping_rules", {"torch": str}, "for 'torch', not a list of rules"),
     ("mapping_rules", {"torch": ["conv"]}, "neither a function of a context nor a pair"),
-    ("mapping_rules", {"torch": [(str, str, str)]}, "neither a function of a context nor a pair"),
-    ("mapping_rules", {"torch": [None]}, "neither a function of a context nor a pair"),
 ]
 
 
@@ -539,26 +534,6 @@ def test_the_doctor_attaches_each_driver_once(
     ]
 
 
-def test_the_doctor_tells_which_checks_there_are(
-    install: Install, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A driver may have none."""
-    none = driver("none")
-    usable = driver("usable", mode="b", reason_unusable=classmethod(lambda cls: ""))
-    internals = driver("internals", mode="c", check_internals=CHECKED["check_internals"])
-    test = driver("test", mode="d", self_test=CHECKED["self_test"])
-    install(FakeEntryPoint("one", plugin(drivers=[none, usable, internals, test])))
-    lines, problems = doctored(capsys)
-    assert problems == []
-    found = {line for line in lines if "is not implemented" not in line and "attach" not in line}
-    assert found == {
-        "usable: reason_unusable passed",
-        "internals: check_internals passed",
-        "test: self_test passed",
-    }
-    assert len(lines) == 16
-
-
 def test_the_doctor_makes_a_self_test_of_the_adapter(
     install: Install, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -620,19 +595,6 @@ def test_a_target_that_is_no_driver_is_named(
     said = r"not a subclass of amanda\.Driver; well is used"
     with pytest.warns(PluginWarning, match=said), amanda.apply():
         pass
-
-
-@pytest.mark.parametrize("step", ["attach", "enter_thread", "exit_thread", "detach"])
-def test_the_doctor_finds_a_driver_that_fails(
-    install: Install, capsys: pytest.CaptureFixture[str], step: str
-) -> None:
-    """Each step that a scope needs is a problem if it raises; the other drivers are checked."""
-    broken = driver("broken", **{**CHECKED, step: raising(OSError("no way"))})
-    install(FakeEntryPoint("one", plugin(drivers=[broken, driver("well", mode="b", **CHECKED)])))
-    lines, problems = doctored(capsys)
-    assert problems == ["broken attach: OSError: no way"]
-    assert "well: attach passed" in lines
-    assert not ATTACHED
 
 
 def test_the_doctor_finds_drivers_that_cannot_work(

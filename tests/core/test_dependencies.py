@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import amanda
-from amanda.errors import DependencyCycleError
 from amanda.scope.apply import ordered
 
 # Edges from later to earlier tools only: no circles.
@@ -34,25 +32,6 @@ def test_dependencies_come_first(graph: tuple[int, set[tuple[int, int]], list[in
     assert set(result) == set(tools)
     position = {tool: i for i, tool in enumerate(result)}
     assert all(position[tools[a]] > position[tools[b]] for a, b in edges)
-
-
-@given(st.permutations(range(5)))
-def test_unrelated_tools_keep_their_order(order: list[int]) -> None:
-    """Among unrelated tools the order of apply holds."""
-    tools = [amanda.Tool() for _ in range(5)]
-    given_order = [tools[i] for i in order]
-    assert list(ordered(given_order)) == given_order
-
-
-@pytest.mark.parametrize("length", [1, 2, 4])
-def test_circle(length: int) -> None:
-    """Tools that depend on each other in a circle are an error that names the circle."""
-    tools = [type(f"Tool{i}", (amanda.Tool,), {})() for i in range(length)]
-    for i, tool in enumerate(tools):
-        tool.depends_on(tools[(i + 1) % length])
-    circle = " -> ".join(f"Tool{i % length}" for i in range(length + 1))
-    with pytest.raises(DependencyCycleError, match=circle):
-        ordered(tools)
 
 
 def test_a_dependency_named_twice() -> None:

@@ -207,22 +207,6 @@ def test_a_forward_pass_ends_with_the_outputs_of_its_model() -> None:
     assert (output.tolist(), nothing) == ([[2.0]], None)
 
 
-def test_ids_of_backward_ops() -> None:
-    """A backward op is numbered by its name within its forward op."""
-    seen: list[Any] = []
-    tool = amanda.Tool()
-    tool.add_inst_for_op(lambda context: seen.append(context.get_backward_op_id()), backward=True)
-    x, w = (lb.tensor([[1.0]], requires_grad=True) for _ in range(2))
-    with amanda.apply(tool):
-        lb.linear(x, w).backward()
-    assert sorted(seen) == [
-        "/linear:0/grad/AccumulateGrad:0",
-        "/linear:0/grad/AccumulateGrad:1",
-        "/linear:0/grad/MatmulBackward:0",
-        "/linear:0/grad/TransposeBackward:0",
-    ]
-
-
 def test_a_scope_that_ends_within_a_module() -> None:
     """A scope may be entered and left inside of a module's call."""
 

@@ -10,11 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
-
 import amanda
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE
-from amanda.testing import loopback as lb
 from tests.core.counting import Counter, work
 
 ROUNDS = int(os.environ.get("AMANDA_STRESS", "15"))
@@ -52,30 +49,6 @@ def in_threads(function: Callable[[], None], count: int = 8) -> None:
         thread.join()
     if errors:
         raise errors[0]
-
-
-def test_threads_enter_and_leave_scopes_at_once() -> None:
-    """Each thread's tool counts its own operators, and nothing is left behind."""
-    start, finders, vanilla = threading.Thread.start, list(sys.meta_path), lb.ops.execute
-    counts: list[int] = []
-
-    def many_scopes() -> None:
-        for _ in range(ROUNDS):
-            outer, inner = Counter(), Counter()
-            with amanda.apply(outer, drivers=["loopback"]):
-                work()
-                with amanda.apply(inner):
-                    work()
-                with amanda.disabled():
-                    work()
-            counts.append(outer.calls * 10 + inner.calls)
-
-    with hasty_switching():
-        in_threads(many_scopes)
-    assert counts == [21] * 8 * ROUNDS
-    assert (ATTACHED, LIVE_SCOPES, sys.meta_path) == ({}, [], finders)
-    assert threading.Thread.start is start
-    assert lb.ops.execute is vanilla
 
 
 class Yielding(str):
@@ -147,33 +120,3 @@ def test_a_switch_can_be_left_in_another_thread() -> None:
     assert not STATE.enabled
     _there(lambda: switch.__exit__(None, None, None))
     assert STATE.enabled
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_routine_can_fork() -> None:
-    """The child goes on from the routine, vanilla; it can open scopes, and the parent goes on."""
-    children: list[int] = []
-    tool, later = Counter(), Counter()
-
-    def fork(*tensors: Any) -> None:
-        if not children:
-            children.append(os.fork())
-
-    forking = amanda.Tool()
-    forking.add_inst_for_op(lambda context: context.insert_before_op(fork))
-    with amanda.apply(tool, forking):
-        work()
-        if children == [0]:
-            code = 1
-            try:
-                work()
-                clean = not (ATTACHED or LIVE_SCOPES or STATE.scopes or STATE.paused)
-                with amanda.apply(later):
-                    work()
-                code = 0 if clean and (tool.calls, later.calls) == (1, 1) else 2
-            finally:
-                os._exit(code)
-        work()
-    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
-    assert tool.calls == 2

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.engine.plan import ActionPlan
 from amanda.inline import Check, Counter, MemoryChange, MemoryUse, Record, ShapeSum, Timer
 from amanda.inline.steps import Step, StepKind, are_paired, joined, lowered
 from amanda.interface.action import Action, ActionKind
@@ -113,40 +112,6 @@ def test_anything_else_is_called(made: Action) -> None:
 def test_a_differentiable_counter_counts() -> None:
     """A counter of a tool whose routines take part in AD is a COUNT: it looks at no tensor."""
     assert lowered(action(Counter(), differentiable=True)).kind is StepKind.COUNT
-
-
-def test_a_plan_holds_its_steps() -> None:
-    """A plan has one step for each action around the forward operator, in order."""
-    counter, timer = Counter(), Timer()
-    before = action(timer.start, ()), action(print)
-    after = action(timer.stop, ()), action(counter, ())
-    plan = ActionPlan("/add:0", before=before, after=after)
-    assert [step.action for step in plan.steps_before] == [*before]
-    assert [step.kind.name for step in plan.steps_before] == ["CLOCK", "CALL"]
-    assert [step.kind.name for step in plan.steps_after] == ["CLOCK", "COUNT"]
-
-
-@pytest.mark.parametrize(
-    ("actions", "expected"),
-    [
-        ({}, "NOTHING"),
-        ({"claims": True}, "NOTHING"),
-        ({"before": (action(Counter(), ()),), "after": (action(Counter(), ()),)}, "BLIND"),
-        ({"before": (action(Counter(), (), differentiable=True),)}, "BLIND"),
-        ({"before": (action(Counter(), ()), action(print, ()))}, "BLIND"),
-        ({"before": (action(print, ()),), "after": (action(Counter(), ()),)}, "BLIND"),
-        ({"before": (action(print),), "after": (action(print, ()),)}, "TENSORS"),
-        ({"after": (action(print, (), differentiable=True),)}, "ALL"),
-        ({"after": (action(print),), "replace": action(print)}, "ALL"),
-        ({"before": (action(Counter(), ()),), "before_backward": (action(print),)}, "ALL"),
-    ],
-)
-def test_what_a_plan_asks_of_a_driver(actions: dict[str, Any], expected: str) -> None:
-    """A plan says whether its actions take no tensor, take some, or are others."""
-    plan = ActionPlan("/add:0", **actions)
-    assert plan.around.name == expected
-    assert bool(plan) is (expected != "NOTHING" or "claims" in actions)
-    assert plan.is_blind is (expected == "BLIND")
 
 
 def test_pairs_around_an_operator() -> None:

@@ -53,52 +53,6 @@ def current(name: str) -> Any:
 
 
 @each_switch
-def test_overlapping_tasks_have_their_own_switches(
-    switch: Callable[[], AbstractContextManager[Any]], name: str
-) -> None:
-    """A switch of one task is not seen by another, in whichever order they leave it."""
-    normal = current(name)
-    seen: dict[str, list[Any]] = {"one": [], "two": [], "free": []}
-
-    async def main() -> None:
-        steps = {key: asyncio.Event() for key in ("one in", "two in", "one out")}
-
-        async def one() -> None:
-            with switch():
-                steps["one in"].set()
-                await steps["two in"].wait()
-                seen["one"].append(current(name))
-            steps["one out"].set()
-            seen["one"].append(current(name))
-
-        async def two() -> None:
-            await steps["one in"].wait()
-            seen["two"].append(current(name))
-            with switch():
-                steps["two in"].set()
-                await steps["one out"].wait()
-                seen["two"].append(current(name))
-            seen["two"].append(current(name))
-
-        async def free() -> None:
-            for _ in range(6):
-                seen["free"].append(current(name))
-                await asyncio.sleep(0)
-
-        await asyncio.gather(one(), two(), free())
-
-    asyncio.run(main())
-    with switch():
-        switched = current(name)
-    assert switched != normal
-    assert seen["one"] == [switched, normal]
-    assert seen["two"] == [normal, switched, normal]
-    assert seen["free"] == [normal] * 6
-    assert current(name) == normal
-    assert not STATE.blocks
-
-
-@each_switch
 def test_a_suspended_generator_keeps_its_switch_to_itself(
     switch: Callable[[], AbstractContextManager[Any]], name: str
 ) -> None:

@@ -84,30 +84,6 @@ def probability_inference() -> Any:
     ]
 
 
-@program("tensorflow-probability", "tf-keras")
-def probability_time_series() -> Any:
-    """A structural time series by its Kalman filter, and a Gaussian process regression."""
-    import tensorflow_probability as tfp
-
-    series = tf.constant(np.cumsum(normal(8)))
-    trend = tfp.sts.LocalLinearTrend(observed_time_series=series)
-    model = tfp.sts.Sum([trend], observed_time_series=series)
-    scales = [tf.Variable(0.5), tf.Variable(0.4), tf.Variable(0.3)]
-
-    def filtered() -> Any:
-        values = [tf.nn.softplus(scale) for scale in scales]
-        return -model.joint_distribution(series).log_prob(values)
-
-    kernel = tfp.math.psd_kernels.ExponentiatedQuadratic(tf.Variable(1.0), tf.Variable(0.5))
-    x = tf.constant(np.linspace(0, 1, 10, dtype=np.float32)[:, None])
-    process = tfp.distributions.GaussianProcess(kernel, x, observation_noise_variance=0.1)
-    y = tf.constant(normal(10))
-    return [
-        descended(filtered, lambda: scales, steps=2, rate=1e-3),
-        descended(lambda: -process.log_prob(y), lambda: kernel.trainable_variables),
-    ]
-
-
 @program("gpflow")
 def gpflow_regression() -> Any:
     """Gaussian processes: exact by SciPy's L-BFGS, sparse variational by natural gradients."""
@@ -132,26 +108,6 @@ def gpflow_regression() -> Any:
     steps = descended(loss, lambda: sparse.trainable_variables, steps=2, rate=0.01)
     parameters = [p.numpy() for p in (*exact.parameters, *sparse.parameters)]
     return steps, parameters, exact.predict_y(x + 0.01), sparse.predict_f(x + 0.01)
-
-
-@program("tensornetwork")
-def tensornetwork_contraction() -> Any:
-    """A matrix product state: contracted, differentiated, split by singular values."""
-    import tensornetwork as tn
-
-    tn.set_default_backend("tensorflow")
-    parts = [tf.Variable(normal(2, 3)), tf.Variable(normal(3, 2, 3)), tf.Variable(normal(3, 2))]
-    # Positive labels are contracted, in this order: tn.contractors depend on the order of sets.
-    network = [[1, 4], [4, 2, 5], [5, 3], [1, 6], [6, 2, 7], [7, 3]]
-
-    def norm() -> Any:
-        values = [tf.convert_to_tensor(part) for part in parts]
-        return tn.ncon([*values, *values], network, con_order=[1, 4, 6, 2, 5, 7, 3])
-
-    results = descended(norm, lambda: parts, rate=1e-3)
-    node = tn.Node(tf.constant(normal(4, 3, 2)))
-    left, right, cut = tn.split_node(node, [node[0]], [node[1], node[2]], 2)
-    return results, tf.abs((left @ right).tensor), cut
 
 
 @program("deepxde", environment={"DDE_BACKEND": "tensorflow"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from tests.programs.registry import program
 from tests.programs.torch_parts import grown, tokens, trained
@@ -75,24 +74,6 @@ def transformers_mixtral() -> Any:
 
 
 @program("transformers")
-def transformers_whisper() -> Any:
-    """Whisper: speech to text, convolutions before an encoder and a decoder."""
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
-    config = WhisperConfig(
-        vocab_size=100, num_mel_bins=16, d_model=32, encoder_layers=2, decoder_layers=2,
-        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
-        decoder_ffn_dim=64, max_source_positions=30, max_target_positions=20, pad_token_id=0,
-        bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
-    )  # fmt: skip
-    model = WhisperForConditionalGeneration(config)
-    sound, text = torch.randn(2, 16, 60), tokens(2, 8)
-    steps = trained(model, lambda: model(sound, labels=text).loss)
-    with torch.no_grad():
-        return steps, model.eval()(sound, decoder_input_ids=text).logits
-
-
-@program("transformers")
 def transformers_mamba() -> Any:
     """Mamba, a state-space model: a scan written in Python, generation with its cache."""
     from transformers import MambaConfig, MambaForCausalLM
@@ -124,61 +105,3 @@ def peft_lora() -> Any:
     merged = model.merge_and_unload().eval()
     with torch.no_grad():
         return steps, merged(ids).logits, merged.state_dict()
-
-
-@program("peft", "transformers")
-def peft_ia3_and_prefix() -> Any:
-    """IA3 and prefix tuning on GPT-2."""
-    from peft import IA3Config, PrefixTuningConfig, get_peft_model
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    ids, results = tokens(2, 10), []
-    for config in (
-        IA3Config(task_type="CAUSAL_LM"),
-        PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
-    ):
-        base = GPT2Config(vocab_size=100, n_positions=64, n_embd=32, n_layer=2, n_head=4)
-        model = get_peft_model(GPT2LMHeadModel(base), config)
-        results.append(trained(model, lambda m=model: m(input_ids=ids, labels=ids).loss))
-    return results
-
-
-@program("x-transformers", "einops", "einx")
-def x_transformers_rotary() -> Any:
-    """A decoder with rotary positions, GLU, RMS norm and one key head; sampled generation."""
-    from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
-
-    decoder = Decoder(
-        dim=32, depth=2, heads=4, rotary_pos_emb=True, ff_glu=True, use_rmsnorm=True,
-        attn_one_kv_head=True, attn_dropout=0.1,
-    )  # fmt: skip
-    model = AutoregressiveWrapper(
-        TransformerWrapper(num_tokens=100, max_seq_len=32, attn_layers=decoder)
-    )
-    ids = tokens(2, 16)
-    steps = trained(model, lambda: model(ids))
-    return steps, model.eval().generate(ids[:, :4], 6)
-
-
-@program("sentence-transformers", "transformers")
-def sentence_transformers_contrastive() -> Any:
-    """Sentence embeddings, pooled and normalized, with a contrastive loss over the batch."""
-    from sentence_transformers import SentenceTransformer, models
-    from transformers import BertConfig, BertModel, BertTokenizerFast
-
-    from tests.programs.torch_parts import saved_bert
-
-    with saved_bert(BertModel, BertConfig, BertTokenizerFast) as folder:
-        transformer = models.Transformer(str(folder), max_seq_length=12)
-    size = transformer.get_word_embedding_dimension()
-    model = SentenceTransformer(
-        modules=[transformer, models.Pooling(size), models.Normalize()], device="cpu"
-    )
-    sentences = ["w1 w2 w3", "w4 w5", "w6 w7 w8 w9", "w2 w4"]
-
-    def loss() -> torch.Tensor:
-        one = model(model.tokenize(sentences))["sentence_embedding"]
-        other = model(model.tokenize(sentences))["sentence_embedding"]
-        return F.cross_entropy(one @ other.T * 20, torch.arange(len(sentences)))
-
-    return trained(model, loss), model.encode(sentences, show_progress_bar=False)

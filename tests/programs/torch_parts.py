@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,16 +52,3 @@ def grown(model: nn.Module) -> dict[str, Any]:
     """The gradients, weights and buffers that a model has now."""
     gradients = {name: p.grad for name, p in model.named_parameters()}
     return {"gradients": gradients, "weights": dict(model.state_dict())}
-
-
-@contextlib.contextmanager
-def saved_bert(model: Any, config: Any, tokenizer: Any) -> Iterator[Path]:
-    """A folder with a small BERT of random weights, and a tokenizer of the words w0 to w49."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(50))]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
-        tokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-        size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-        model(config(vocab_size=len(words), intermediate_size=64, **size)).save_pretrained(folder)
-        yield folder

@@ -103,18 +103,6 @@ def pyro_inference() -> Any:
     return losses, dict(pyro.get_param_store().items()), chain.get_samples(), drawn
 
 
-@program("zuko")
-def zuko_flow() -> Any:
-    """A neural spline flow: its density is fitted, samples and their densities are drawn."""
-    import zuko
-
-    flow = zuko.flows.NSF(2, context=1, transforms=2, hidden_features=(16, 16))
-    x, context = torch.randn(32, 2), torch.rand(32, 1)
-    steps = trained(flow, lambda: -flow(context).log_prob(x).mean())
-    drawn, density = flow(context[:4]).rsample_and_log_prob((2,))
-    return steps, drawn, density
-
-
 @program("torchdiffeq")
 def torchdiffeq_neural_ode() -> Any:
     """A neural differential equation: adaptive steps, gradients by the adjoint, an event."""
@@ -255,57 +243,3 @@ def stable_baselines_agents() -> Any:
         action, _ = agent.predict(np.ones(2, np.float32), deterministic=True)
         results += [action, grown(agent.policy)]
     return results
-
-
-@program("torchmetrics")
-def torchmetrics_collection() -> Any:
-    """Metrics: collections that share state, curves, images, means over batches."""
-    from torchmetrics import MeanMetric, MetricCollection, classification, image, regression
-
-    metrics = MetricCollection(
-        [
-            classification.MulticlassF1Score(4),
-            classification.MulticlassAUROC(4),
-            classification.MulticlassCalibrationError(4),
-            classification.MulticlassConfusionMatrix(4),
-        ]
-    )
-    structure, mean = image.StructuralSimilarityIndexMeasure(data_range=1.0), MeanMetric()
-    correlation = regression.SpearmanCorrCoef()
-    for _ in range(3):
-        scores, labels = torch.rand(16, 4).softmax(-1), torch.randint(0, 4, (16,))
-        metrics.update(scores, labels)
-        mean.update(F.nll_loss(scores.log(), labels))
-        structure.update(torch.rand(2, 1, 16, 16), torch.rand(2, 1, 16, 16))
-        correlation.update(scores[:, 0], scores[:, 1])
-    return metrics.compute(), structure.compute(), mean.compute(), correlation.compute()
-
-
-@program("einops")
-def einops_mixer() -> Any:
-    """An MLP-Mixer whose layers are written as patterns of dimensions."""
-    from einops import pack, rearrange, reduce, repeat, unpack
-    from einops.layers.torch import EinMix, Rearrange, Reduce
-
-    block = nn.Sequential(
-        nn.LayerNorm(16),
-        EinMix("b p c -> b q c", "p q", bias_shape="q", p=17, q=17),
-        nn.GELU(),
-        EinMix("b p c -> b p d", "c d", bias_shape="d", c=16, d=16),
-    )
-    embed = nn.Sequential(
-        Rearrange("b (h x) (w y) c -> b (h w) (x y c)", x=4, y=4), nn.Linear(48, 16)
-    )
-    head = nn.Sequential(Reduce("b p c -> b c", "mean"), nn.Linear(16, 3))
-    model = nn.ModuleDict({"embed": embed, "block": block, "head": head})
-    model.register_parameter("token", nn.Parameter(torch.zeros(16)))
-    images, labels = torch.rand(2, 16, 16, 3), torch.tensor([0, 2])
-
-    def loss() -> torch.Tensor:
-        x = embed(images)
-        x, shapes = pack([repeat(model.token, "c -> b 1 c", b=2), x], "b * c")
-        token, rest = unpack(x + block(x), shapes, "b * c")
-        pooled = reduce(rearrange(rest, "b p c -> b c p"), "b c p -> b c", "max")
-        return F.cross_entropy(head(rest) + head(token) + pooled[:, :3], labels)
-
-    return trained(model, loss)

@@ -94,70 +94,6 @@ def accelerate_loop() -> Any:
     return losses, grown(accelerator.unwrap_model(model))
 
 
-@program("fastai")
-def fastai_learner() -> Any:
-    """A Learner: the one-cycle policy, mixup, and predictions with test-time batches."""
-    from fastai.callback.mixup import MixUp
-    from fastai.callback.schedule import fit_one_cycle  # noqa: F401 - a method of Learner
-    from fastai.data.core import DataLoaders
-    from fastai.data.load import DataLoader as Loader
-    from fastai.learner import Learner
-    from fastai.losses import CrossEntropyLossFlat
-    from fastai.metrics import accuracy
-
-    rows = list(zip(*digits(48), strict=True))
-    data = DataLoaders(Loader(rows, bs=16, shuffle=True, num_workers=0), Loader(rows, bs=16))
-    learner = Learner(
-        data, _network(), loss_func=CrossEntropyLossFlat(), metrics=accuracy, cbs=[MixUp(0.4)]
-    )
-    with learner.no_bar(), learner.no_logging():
-        learner.fit_one_cycle(2, 1e-2)
-        predictions, labels = learner.get_preds()
-    return grown(learner.model), predictions, labels, learner.recorder.losses
-
-
-@program("skorch", "scikit-learn")
-def skorch_search() -> Any:
-    """A network as an estimator of scikit-learn, in a pipeline and a grid search."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import GridSearchCV
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-    from skorch import NeuralNetClassifier
-
-    x, y = load_digits(return_X_y=True)
-    x, y = x[:90].astype("float32"), y[:90]
-    network = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10), nn.Softmax(-1))
-    net = NeuralNetClassifier(network, max_epochs=2, verbose=0, iterator_train__shuffle=True)
-    search = GridSearchCV(
-        make_pipeline(StandardScaler(), net), {"neuralnetclassifier__lr": [0.1, 0.01]}, cv=2
-    )
-    search.fit(x, y)
-    best = search.best_estimator_["neuralnetclassifier"]
-    return search.predict_proba(x), search.cv_results_["mean_test_score"], grown(best.module_)
-
-
-@program("pytorch-ignite")
-def ignite_engine() -> Any:
-    """Engines with events: a supervised trainer, an evaluator, metrics."""
-    from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
-    from ignite.metrics import Accuracy, Loss
-
-    model = _network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    trainer = create_supervised_trainer(model, optimizer, F.cross_entropy)
-    metrics = {"accuracy": Accuracy(), "loss": Loss(F.cross_entropy)}
-    evaluator = create_supervised_evaluator(model, metrics)
-    found: list[Any] = []
-
-    @trainer.on(Events.EPOCH_COMPLETED)
-    def evaluate(engine: Any) -> None:
-        found.append(dict(evaluator.run(_loader(16, False)).metrics))
-
-    trainer.run(_loader(), max_epochs=2)
-    return grown(model), found
-
-
 @program("opacus")
 def opacus_private() -> Any:
     """Differentially private training: gradients of each sample by hooks, clipped, with noise."""
@@ -201,39 +137,6 @@ def backpack_curvature() -> Any:
     return [
         [p.grad, p.grad_batch, p.variance, p.diag_ggn_exact, p.kfac] for p in model.parameters()
     ]
-
-
-@program("schedulefree")
-def schedulefree_adamw() -> Any:
-    """The schedule-free AdamW, which swaps the weights between training and evaluation."""
-    from schedulefree import AdamWScheduleFree
-
-    images, labels = digits()
-    model = _network()
-    optimizer = AdamWScheduleFree(model.parameters(), lr=1e-2, warmup_steps=2)
-    optimizer.train()
-    steps = trained(model, lambda: F.cross_entropy(model(images), labels), optimizer=optimizer)
-    optimizer.eval()
-    with torch.no_grad():
-        return steps, model.eval()(images)
-
-
-@program("pytorch-metric-learning")
-def metric_learning() -> Any:
-    """Embeddings: triplets of hard pairs, and a memory of earlier batches."""
-    from pytorch_metric_learning.losses import CrossBatchMemory, NTXentLoss, TripletMarginLoss
-    from pytorch_metric_learning.miners import MultiSimilarityMiner
-
-    images, labels = digits(32)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 8))
-    miner, triplets = MultiSimilarityMiner(), TripletMarginLoss()
-    memory = CrossBatchMemory(NTXentLoss(), 8, memory_size=64)
-
-    def loss() -> torch.Tensor:
-        embedded = model(images)
-        return triplets(embedded, labels, miner(embedded, labels)) + memory(embedded, labels)
-
-    return trained(model, loss)
 
 
 @program("captum")

@@ -255,33 +255,6 @@ def test_branches(meet: str) -> None:
         assert read_by == found.neurons["x"]
 
 
-def test_a_concatenation_runs_again_twice() -> None:
-    """Where the elements of a concatenation come from is found in two runs of it, however many
-    tensors it has."""
-
-    class Parts(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cat([torch.relu(part) for part in x.split(1, dim=1)], dim=1)
-
-    class Concatenations(torch.overrides.TorchFunctionMode):
-        count = 0
-
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            self.count += func is torch.cat
-            return func(*args, **kwargs or {})
-
-    x = torch.rand(2, 20) + 1
-    with Concatenations() as runs:
-        tool = applied(Parts(), x)
-        paths = tool.paths
-    assert runs.count == 1 + 2
-    for one, path in zip(x, paths, strict=True):
-        [found] = path.inputs.values()
-        assert places(found) == {(int(one.argmax()),)}
-
-
 class Product(nn.Module):
     """The product of two activations, as in attention."""
 

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import amanda
-from amanda.errors import RoutineResultError, SelectionError, ToolTypeError
+from amanda.errors import RoutineResultError, ToolTypeError
 from amanda.inline import MemoryChange, MemoryUse
-from amanda.tool import vanilla
 from amanda.tools.mapping import MappingTool
 from amanda_torch import mapping_rules
 from tests.torch.support import On, applied, fingerprint
@@ -415,28 +414,6 @@ def test_calling_the_operator_with_other_attributes() -> None:
     assert kept[1](torch.ones(18)).shape == (3, 6)
 
 
-def test_code_of_a_tool_that_the_framework_calls() -> None:
-    """Within vanilla() nothing is instrumented; after it everything is again."""
-    seen: list[str] = []
-    with applied(on("", lambda context: seen.append(context.get_op().__name__))):
-        with vanilla():
-            torch.ones(2).exp()
-        torch.ones(2).sin()
-    assert "exp" not in seen
-    assert "sin" in seen
-
-
-@pytest.mark.parametrize("selection", [[1.5], slice(2), [True], torch.ones(2), {"input"}])
-def test_selection_of_no_position(selection: Any) -> None:
-    """A selection that is neither positions nor names: an error naming it and the op."""
-    tool = on("relu", lambda c: c.insert_before_op(clone, inputs=selection))
-    with (
-        applied(tool),
-        pytest.raises(SelectionError, match=r"inputs=.* at op /relu:0: select one position"),
-    ):
-        torch.relu(torch.ones(2))
-
-
 def test_sizes_one_by_one() -> None:
     """Sizes and dimensions are one attribute, however they are given."""
     seen: dict[str, Any] = {}
@@ -484,28 +461,6 @@ def test_canonical_types_and_roles() -> None:
     assert seen["/matmul:0"] == ("matmul", 1)
     assert seen["/linear:0"] == ("linear", 1)
     assert seen["/linear:0/grad/MmBackward0:0"] == "linear_backward"
-
-
-def test_type_error_in_a_later_execution_of_a_counter() -> None:
-    """A routine that selects nothing and raises at its second execution is not swallowed either."""
-    calls: list[None] = []
-
-    def counter() -> None:
-        calls.append(None)
-        if len(calls) > 1:
-            len(3)  # type: ignore[arg-type]
-
-    model, x = nn.Sequential(Equals()), torch.ones(2)
-    with applied(on("__eq__", lambda c: c.insert_before_op(counter, inputs=[]))):
-        model(x)
-        with pytest.raises(ToolTypeError, match="has no len") as caught:
-            model(x)
-    assert "counter at op" in caught.value.__notes__[0]
-
-
-class Equals(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        return x == 2
 
 
 def test_an_analysis_is_told_of_the_execution_that_it_sees() -> None:

@@ -174,19 +174,6 @@ def _twice(value: Any, target: torch.Tensor) -> Any:
 # -- single facts ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", ["function", "module", "without", "keyword"])
-def test_absent_bias_keeps_its_position(call: str) -> None:
-    """An absent bias is None in every form of call, so that positions do not shift."""
-    x, layer = R(1, 3), nn.Linear(3, 2, bias=False)
-    runs = {
-        "function": lambda: functional.linear(x, layer.weight, None),
-        "module": lambda: layer(x),
-        "without": lambda: functional.linear(x, layer.weight),
-        "keyword": lambda: functional.linear(bias=None, weight=layer.weight, input=x),
-    }
-    assert _is(_seen(runs[call]).inputs[0], [x, layer.weight, None])
-
-
 def test_absent_input_can_be_given() -> None:
     """A routine may put a tensor where an optional one is absent."""
     x, layer = R(1, 3), nn.Linear(3, 2, bias=False)

@@ -161,20 +161,6 @@ def test_dynamo_disable_and_is_compiling(small: Small) -> None:
     assert asked == [True, True]
 
 
-def test_fullgraph_runs_under_a_scope(small: Small) -> None:
-    """``fullgraph=True`` is not an error where a compiled function runs captured, also when
-    nested."""
-    torch.compiler.reset()
-    inner = torch.compile(small, backend="eager", fullgraph=True)
-    outer = torch.compile(lambda x: inner(x) * 2, backend="eager", fullgraph=True)
-    counter = ForwardCounter()
-    with applied(counter):
-        inside = [inner(X), outer(X)]
-    assert torch.equal(inside[0], small(X))
-    assert torch.equal(inside[1], small(X) * 2)
-    assert counter.ops["relu"] == 2
-
-
 @pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["plain", "compiled"])
 def test_flex_attention_runs_under_a_scope(is_compiled: bool) -> None:

@@ -117,25 +117,6 @@ def test_replaced_outputs_under_vmap_of_grad() -> None:
     assert torch.allclose(result, torch.cos(X) * X + torch.sin(X) + 1)
 
 
-def test_per_sample_gradients_of_a_module() -> None:
-    """``functional_call`` under vmap and grad runs the module's operators, by module path."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
-
-    def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(model, parameters, (x,)).sum()
-
-    per_sample = torch.vmap(torch.func.grad(loss), (None, 0))
-    vanilla = per_sample(parameters, X)
-    counter = ForwardCounter()
-    with applied(counter):
-        result = per_sample(parameters, X)
-    assert fingerprint(result) == fingerprint(vanilla)
-    wanted = {"Sequential.0/linear:0", "Sequential.1/tanh:0", "Sequential.2/linear:0"}
-    assert wanted <= set(counter.ids)
-
-
 @pytest.mark.parametrize("transform", ["grad", "vmap of grad", "vjp", "jacrev"])
 def test_backward_operators_under_a_transform(transform: str) -> None:
     """They are seen with the ids that they have outside of it; routines change their gradients."""

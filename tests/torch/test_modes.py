@@ -347,18 +347,6 @@ def test_meta_and_fake_tensors() -> None:
         assert isinstance(y, FakeTensor) == isinstance(mode, FakeTensorMode)
 
 
-def test_nested_and_sparse_tensors() -> None:
-    """Jagged and sparse tensors pass through operators that are looked at."""
-    counter = Counter()
-    with applied(counter):
-        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-        doubled = nested * 2
-        sparse = torch.eye(3).to_sparse()
-        product = torch.sparse.mm(sparse, torch.ones(3, 1))
-    assert doubled.unbind()[1].tolist() == [2, 2, 2]
-    assert product.tolist() == [[1], [1], [1]]
-
-
 def test_complex_and_views_by_property() -> None:
     """``T``, ``mT``, ``H``, ``mH``, ``real`` and ``imag`` are operators; ``shape`` is none."""
     counter = ForwardCounter()
@@ -399,45 +387,6 @@ def test_reads_of_the_driver_reach_no_class_of_the_program() -> None:
     for tool in (amanda.Tool, *TRANSPARENT):
         with applied(tool()):
             assert run() == wanted
-
-
-class Reader(amanda.Tool):
-    """Reads every tensor, in analyses and in routines, and declares that it only watches."""
-
-    only_watches = True
-
-    def __init__(self) -> None:
-        self.sums: list[float] = []
-        self.add_inst_for_op(self.analyse)
-        self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
-
-    def analyse(self, context: amanda.OpContext) -> None:
-        self.read(*context.get_inputs())
-        context.insert_before_op(self.read)
-
-    def analyse_outputs(self, context: amanda.OpContext) -> None:
-        context.insert_after_op(self.read)
-
-    def read(self, *tensors: Any) -> None:
-        for tensor in tensors:
-            if tensor is not None and tensor.is_floating_point() and not tensor.is_nested:
-                self.sums.append((tensor * 2).sum().item())
-
-
-@pytest.mark.parametrize("tool", [*TRANSPARENT, Reader])
-def test_per_sample_gradients_of_expanded_weights(tool: Any) -> None:
-    """``call_for_per_sample_grads`` gives the same gradients under tools, those that read tensors
-    included, although the class of its weights raises for nearly every function."""
-
-    def run() -> list[Any]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(2, 2), nn.Flatten(), nn.Linear(8, 2))
-        call_for_per_sample_grads(model, batch_size=3)(torch.rand(3, 1, 4, 4)).sum().backward()
-        return fingerprint([parameter.grad_sample for parameter in model.parameters()])
-
-    wanted = run()
-    with applied(tool()):
-        assert run() == wanted
 
 
 @pytest.mark.parametrize("differentiable", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import nn
 import amanda
 from amanda.errors import CoverageWarning
 from tests import models
-from tests.torch.support import Counter, ForwardCounter, On, applied, before
+from tests.torch.support import Counter, ForwardCounter, applied
 
 X = torch.linspace(-1, 1, 3)
 
@@ -94,22 +93,6 @@ def test_scopes_that_end_out_of_order() -> None:
     assert second.ids == ["/relu:0", "/sin:0"]
 
 
-def test_a_tool_that_runs_the_model_itself_is_vanilla() -> None:
-    """Framework calls that a routine makes, modules and gradients included, are not seen."""
-    model, counter = nn.Linear(3, 2), Counter()
-    other = nn.Linear(3, 3)
-
-    def run(x: torch.Tensor, *_: Any) -> None:
-        with torch.enable_grad():
-            other(x.detach()).sum().backward()
-
-    with applied(counter, On(linear=before(run))):
-        model(X).sum().backward()
-    assert counter.ids == ["Linear/linear:0", "/sum:0", "/ones_like:0"]
-    assert other.weight.grad is not None
-    assert counter.backward_ops["AccumulateGrad"] == 2
-
-
 def test_generate_with_a_key_value_cache() -> None:
     """Generating token by token meets a bounded number of operators."""
     model, _ = models.build("gpt2", training=False)
@@ -124,14 +107,6 @@ def test_generate_with_a_key_value_cache() -> None:
     assert vanilla.shape == (1, 9)
     assert met[2] - met[1] <= 0.02 * met[0]
     assert counter.ops["addmm"] == 4 * 4 * (6 + 12 + 18)
-
-
-def test_thrown_away_scope_objects() -> None:
-    """An ``apply`` object that was never entered, or is dropped, holds nothing."""
-    scope = applied(ForwardCounter())
-    died = weakref.ref(scope)
-    del scope
-    assert died() is None
 
 
 def _backward_watcher(seen: list[str | None]) -> amanda.Tool:

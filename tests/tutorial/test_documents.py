@@ -11,7 +11,7 @@ import pytest
 
 from tests import torchvision_ops  # noqa: F401 - transformers imports torchvision if it is there
 from tests.running import run_python
-from tests.tutorial import documents, tensorflow_contract
+from tests.tutorial import documents
 
 DOCUMENTS = [
     "README.md",
@@ -86,9 +86,3 @@ def test_commands(name: str, command: str, output: str, tmp_path: Path) -> None:
     found = pattern_of(output).match(done.stdout)
     shown = itertools.islice(done.stdout.splitlines(), 60)
     assert found, "\n".join(shown) + done.stderr
-
-
-@pytest.mark.slow
-def test_skipped_contract_tests() -> None:
-    """The README lists exactly the contract tests that are skipped, with the reason of each."""
-    assert tensorflow_contract.in_readme() == tensorflow_contract.generated()

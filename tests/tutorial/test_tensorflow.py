@@ -200,36 +200,6 @@ class PruningTool(listings.Listing1):
             context.insert_before_op(self.mask_forward_weight, inputs=[1], mask=mask)
 
 
-class StandardPruningTool(amanda.Tool):
-    """The same on the rules that come with the drivers, with masks by the framework's name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        masks = [["tensorflow", self.tf_mask], ["pytorch", self.torch_mask]]
-        self.depends_on(MappingTool.standard(), MappingTool(masks))
-        self.add_inst_for_op(self.instrumentation)
-
-    def tf_mask(self, context: amanda.OpContext) -> None:
-        if context["op_type"] == "conv2d":
-            context["mask"] = magnitude_mask(np.asarray(self.weight(context)))
-
-    def torch_mask(self, context: amanda.OpContext) -> None:
-        if context["op_type"] == "conv2d":
-            context["mask"] = listings.magnitude_mask(self.weight(context).detach())
-
-    def weight(self, context: amanda.OpContext) -> Any:
-        return context.get_value(context["weight_index"])
-
-    def instrumentation(self, context: amanda.OpContext) -> None:
-        if context["op_type"] == "conv2d":
-            mask = context["mask"]
-            context.insert_before_op(self.multiply, inputs=["weight"], mask=mask)
-            context.insert_after_backward_op(self.multiply, grad_inputs=["weight"], mask=mask)
-
-    def multiply(self, tensor: Any, mask: Any) -> Any:
-        return tensor * mask
-
-
 def convolutions(x: Any, first: Any, second: Any) -> Any:
     """The loss of a network of two convolutions, the second of which is used twice."""
     x = tf.nn.relu(tf.nn.conv2d(x, first, 1, "SAME"))
@@ -247,8 +217,7 @@ def images_and_filters() -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.parametrize("placement", support.PLACEMENTS)
-@pytest.mark.parametrize("tool_class", [PruningTool, StandardPruningTool])
-def test_pruning_on_tensorflow(placement: type[Training], tool_class: type[amanda.Tool]) -> None:
+def test_pruning_on_tensorflow(placement: type[Training]) -> None:
     """Training under the tool is the training of the model that is pruned in its source."""
     x, filters = images_and_filters()
     masks = [magnitude_mask(weight) for weight in filters]
@@ -259,21 +228,19 @@ def test_pruning_on_tensorflow(placement: type[Training], tool_class: type[amand
 
     expected = placement(by_hand, x, filters).steps(3)
     training = placement(convolutions, x, filters)
-    tool = tool_class()
+    tool = PruningTool()
     with amanda.apply(tool):
         support.assert_close(training.steps(3), expected)
-    if isinstance(tool, PruningTool):
-        assert set(tool.shapes.values()) == {(4, 2, 3, 3), (4, 4, 3, 3)}
+    assert set(tool.shapes.values()) == {(4, 2, 3, 3), (4, 4, 3, 3)}
 
 
-@pytest.mark.parametrize("tool_class", [PruningTool, StandardPruningTool])
-def test_pruning_on_pytorch(tool_class: type[amanda.Tool]) -> None:
-    """The same classes on PyTorch, where every weight and loss is bit-identical."""
+def test_pruning_on_pytorch() -> None:
+    """The same class on PyTorch, where every weight and loss is bit-identical."""
     torch.manual_seed(3)
     model, by_hand = listings.Network(), listings.HandPruned()
     by_hand.load_state_dict(model.state_dict())
     by_hand.make_masks()
-    with amanda.apply(tool_class()):
+    with amanda.apply(PruningTool()):
         losses = listings.train(model)
     assert losses == listings.train(by_hand)
     state, expected = model.state_dict(), by_hand.state_dict()

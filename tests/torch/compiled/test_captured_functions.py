@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import warnings
 import weakref
@@ -381,33 +380,6 @@ def test_routines_that_return_nothing_run_in_code_of_a_compiler(
     assert [*scope.statistics.compiled.values()] == ["by aot_eager"]
 
 
-def test_an_error_of_a_routine_in_code_of_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a routine raises in compiled code reaches the program, and the next call runs."""
-    monkeypatch.setenv("AMANDA_TORCH_COMPILER", "own")
-    calls: list[int] = []
-
-    def fail(x: Any) -> None:
-        calls.append(1)
-        if len(calls) == 2:
-            raise ValueError("the second call")
-
-    tool = amanda.Tool()
-    tool.add_inst_for_op(
-        lambda context: (
-            context.insert_after_op(fail) if context.get_op().__name__ == "relu" else None
-        )
-    )
-    run = torch.compile(_model().eval(), backend="aot_eager")
-    with applied(tool) as scope, torch.no_grad():
-        wanted = run(X)
-        with pytest.raises(ValueError, match="the second call") as raised:
-            run(X)
-        assert torch.equal(run(X), wanted)
-    assert "relu" in "".join(raised.value.__notes__)
-    assert len(calls) == 3
-    assert [*scope.statistics.compiled.values()] == ["by aot_eager"]
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_routines_that_inductor_cannot_run_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """With inductor, graphs with a backward pass run operator by operator with such routines."""
@@ -497,23 +469,6 @@ def test_the_last_line_of_each_scope_says_what_dynamo_leaves_alone(
         line = last_line(scope.statistics, 1.0)
         assert "eagerly (Dynamo: " in line
         assert "RNN, GRU, or LSTM" in line
-
-
-def test_softmax_of_symbolic_sizes() -> None:
-    """Sizes that change are symbolic in what is captured, with ``dynamic=True`` from the start."""
-    net, tool = _model().eval(), Counter()
-    run = torch.compile(
-        lambda x: functional.softmax(net(x).flatten(), 0).view(-1, 4) * x.shape[0],
-        backend="eager",
-        dynamic=True,
-    )
-    sizes = [torch.rand(n, 4) for n in (2, 3, 4, 5, 2, 1)]
-    with applied(tool) as scope:
-        found = [run(x) for x in sizes]
-    wanted = [functional.softmax(net(x).flatten(), 0).view(-1, 4) * x.shape[0] for x in sizes]
-    assert all(map(torch.equal, found, wanted))
-    assert tool.ops["softmax"] == 6
-    assert 1 <= len(scope.statistics.compiled) <= 2
 
 
 class _Heads(nn.Module):
@@ -665,28 +620,6 @@ def test_a_cache_of_keys_and_values_may_grow() -> None:
         return results, tool.ids
 
     assert generated(compiled_eagerly) == generated(lambda model: model)
-
-
-def test_routines_without_tensors_around_an_operator_of_several_outputs() -> None:
-    """Several routines that take no tensors run around an operator that returns several ones."""
-    called: list[str] = []
-    runs = 4
-
-    def analyse(context: amanda.OpContext) -> None:
-        if context.get_op().__name__ == "chunk":
-            for name in ("first", "second"):
-                begun, ended = (
-                    functools.partial(called.append, f"{name} {x}") for x in ("begun", "ended")
-                )
-                context.insert_before_op(begun, inputs=[])
-                context.insert_after_op(ended, outputs=[])
-
-    tool, model = amanda.Tool(), compiled_eagerly(_Decoder())
-    tool.add_inst_for_op(analyse)
-    with applied(tool):
-        for _ in range(runs):
-            model(torch.ones(2, 3, 4), (torch.zeros(2, 1, 4),) * 2)[0].sum().backward()
-    assert called == ["first begun", "second begun", "first ended", "second ended"] * runs
 
 
 class _Shift(amanda.Tool):

@@ -136,41 +136,7 @@ class Doubled(nn.Module):
         return x * 2
 
 
-def test_reanalyse(net: Net) -> None:
-    """After reanalyse() the graph is compiled again with what the analysis then records."""
-    factors = [2.0, 3.0]
-
-    def analysis(context: amanda.OpContext) -> None:
-        factor = torch.tensor(factors.pop(0))
-        context.insert_before_op(scaled, inputs=[0], factor=factor)
-
-    @amanda.traceable
-    def scaled(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        return x * factor
-
-    tool = on("sum", analysis)
-    model = torch.compile(net.eval(), backend="aot_eager")
-    x = torch.rand(4, 3)
-    vanilla = model(x)
-    with compiled(tool):
-        assert torch.allclose(model(x), vanilla * 2)
-        tool.reanalyse()
-        assert torch.allclose(model(x), vanilla * 3)
-
-
 # -- operator by operator ---------------------------------------------------
-
-
-def test_a_routine_that_is_not_traceable_runs_operator_by_operator(net: Net) -> None:
-    """With a compiler that cannot take a routine it runs nevertheless, which is said once."""
-    seen: list[torch.Size] = []
-    tool = on("relu", lambda c: c.insert_before_op(lambda x: seen.append(x.shape)))
-    model = torch.compile(net, backend="aot_eager")
-    with compiled(tool), pytest.warns(CoverageWarning, match=r"aot_eager.*not traceable"):
-        model(torch.rand(4, 3))
-    with compiled(tool):
-        model(torch.rand(4, 3))
-    assert len(seen) == 2
 
 
 @amanda.traceable

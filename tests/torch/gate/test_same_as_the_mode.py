@@ -19,7 +19,6 @@ import amanda
 from amanda.errors import InPlaceWarning
 from amanda.inline import Log
 from amanda.state import STATE
-from tests.counting import profiled
 from tests.torch.gate.programs import BOTH, PROGRAMS, Doubled, intercepted, needs_gate, steps
 from tests.torch.gate.tools import Around, Checks, Ids, Inlined, Measured, Returning, Sums
 from tests.torch.support import Counter
@@ -52,40 +51,6 @@ def test_tools_see_the_same(name: str, make: Callable[[], Any]) -> None:
         seen[interceptor] = tool.found()
     assert seen["gate"] == seen["mode"]
     assert any(seen["gate"]) or name == "ignored"
-
-
-WITHOUT_OURS: dict[str, Callable[[], Any]] = {
-    "watching": lambda: Ids(acts=False),
-    "routines": lambda: Around(backward=False),
-    "counters and timers": lambda: Inlined(reads_memory=False),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "training"),
-    [(name, True) for name in WITHOUT_OURS] + [("routines", False), ("counters and timers", False)],
-)
-def test_known_operators_run_no_python_of_ours(name: str, training: bool) -> None:
-    """Between the gate and a routine there is no function of ours once an operator is known, also
-    of operators with several outputs, absent tensors, lists and keywords; at backward operators
-    neither, but for what hooks new accumulations."""
-    x, w = torch.ones(2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
-
-    def forward_pass() -> torch.Tensor:
-        one, two = nn.functional.linear((x * 2.0).expand(2, 2), w).chunk(2)
-        y = torch.cat([one, two[:1]]).sum(dim=0) + torch.add(x, one, alpha=2).relu()
-        return (y * x + nn.functional.linear(two, w, x).exp()).sum()
-
-    tool = WITHOUT_OURS[name]()
-    with torch.set_grad_enabled(training), intercepted("gate", tool):
-        for _ in range(5):
-            z, forward = profiled(forward_pass)
-            backward = profiled(z.backward)[1] if training else forward
-            amanda.new_iteration()
-    assert len(forward) == 0, f"\n{forward}"
-    ours = {"before", "after", "_before", "_after", "count", "stop"}
-    assert not any(backward.count(name) for name in ours), f"\n{backward}"
-    assert tool.found()
 
 
 @pytest.mark.parametrize("make", [Around, Checks, Sums])

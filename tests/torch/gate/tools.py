@@ -97,10 +97,8 @@ class Inlined(amanda.Tool):
         self,
         log: amanda.inline.Log | None = None,
         used: Callable[[], int] | None = None,
-        reads_memory: bool = True,
     ) -> None:
         super().__init__()
-        self.reads_memory = reads_memory
         self.counter, self.timer = amanda.inline.Counter(), amanda.inline.Timer(log)
         self.change = amanda.inline.MemoryChange(amanda.inline.MemoryUse(used))
         self.add_inst_for_op(self.forward)
@@ -112,21 +110,17 @@ class Inlined(amanda.Tool):
         return self.counter.count, self.timer.executions, rows, self.change.bytes
 
     def forward(self, context: amanda.OpContext) -> None:
-        if self.reads_memory:
-            context.insert_before_op(self.change.before, inputs=[])
+        context.insert_before_op(self.change.before, inputs=[])
         context.insert_before_op(self.timer.start, inputs=[])
         context.insert_after_op(self.timer.stop, outputs=[])
-        if self.reads_memory:
-            context.insert_after_op(self.change.after, outputs=[])
+        context.insert_after_op(self.change.after, outputs=[])
         context.insert_after_op(self.counter, outputs=[])
 
     def backward(self, context: amanda.OpContext) -> None:
-        if self.reads_memory:
-            context.insert_before_backward_op(self.change.before, grad_outputs=[])
+        context.insert_before_backward_op(self.change.before, grad_outputs=[])
         context.insert_before_backward_op(self.timer.start, grad_outputs=[])
         context.insert_after_backward_op(self.timer.stop, grad_inputs=[])
-        if self.reads_memory:
-            context.insert_after_backward_op(self.change.after, grad_inputs=[])
+        context.insert_after_backward_op(self.change.after, grad_inputs=[])
         context.insert_after_backward_op(self.counter, grad_inputs=[])
 
 
