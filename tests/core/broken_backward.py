@@ -33,6 +33,14 @@ class NeverIsolates(LoopbackDriver):
         return new
 
 
+@fault("test_straight_through_before")
+class CutsTheGradient(LoopbackDriver):
+    """No gradient passes a substitution."""
+
+    def substitute(self, old: Any, new: Any, action: Action) -> Any:
+        return super().substitute(old, new, action).alias()
+
+
 @fault("test_straight_through_of_second_order")
 class FirstOrderOnly(LoopbackDriver):
     """A gradient that has passed straight through has no gradient itself."""
@@ -78,6 +86,17 @@ class MissesAccumulation(LoopbackDriver):
 
     def claim_nodes(self, operator: OperatorRun, outputs: Any) -> None:
         pass
+
+
+@fault("test_all_backward_ops")
+class SeesOneBackwardOp(LoopbackDriver):
+    """It sees the last node of the gradient graph and no other."""
+
+    def claim_nodes(self, operator: OperatorRun, outputs: Any) -> None:
+        super().claim_nodes(operator, outputs)
+        for node in list(self.claims):
+            if node is not outputs[0].node:
+                del self.claims[node]
 
 
 @fault("test_gradients_of_the_inputs", "test_changed_gradients_of_the_inputs")

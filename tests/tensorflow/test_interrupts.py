@@ -12,7 +12,7 @@ import amanda
 from amanda.state import STATE, unwind
 from amanda.testing import interrupts
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.autodiff import EagerRoutine
+from amanda_tensorflow.eager.autodiff import ISOLATED
 from amanda_tensorflow.graphs.replay import Replay
 from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine
 from tests.running import run_python
@@ -30,16 +30,16 @@ def _square_in_a_session(tool: amanda.Tool) -> Any:
             return session.run(y)
 
 
-def _interrupt_everywhere(code: CodeType) -> None:
-    """Interrupt a session's runs at each point of a function: nothing takes the interrupt's place,
+def _interrupt_everywhere(*codes: CodeType) -> None:
+    """Interrupt a session's runs at each point of functions: nothing takes the interrupt's place,
     and the next run is right."""
     tool = amanda.Tool()
     tool.add_inst_for_op(lambda context: context.insert_after_op(lambda *outputs: None))
-    found = interrupts.points(lambda: _square_in_a_session(tool), lambda other: other is code)
+    found = interrupts.points(lambda: _square_in_a_session(tool), lambda other: other in codes)
     assert len({point.place for point in found}) > 2
     for point in found:
         assert interrupts.run(
-            lambda: _square_in_a_session(tool), lambda other: other is code, point
+            lambda: _square_in_a_session(tool), lambda other: other in codes, point
         )
         np.testing.assert_array_equal(_square_in_a_session(tool), [9.0])
 
@@ -51,7 +51,8 @@ def test_an_interrupt_while_a_node_is_made_leaves_nothing_to_release() -> None:
 
 def test_an_interrupt_while_an_operator_is_added_is_no_graph_that_cannot_be_copied() -> None:
     """An interrupt reaches the program, also where TensorFlow's own blocks fail because of it."""
-    _interrupt_everywhere(Replay.create.__code__)
+    adding = Replay.create, Replay._node_like, Replay._note_added  # noqa: SLF001
+    _interrupt_everywhere(*(function.__code__ for function in adding))
 
 
 def test_an_interrupt_as_a_routine_begins_leaves_the_recording_of_gradients_on() -> None:
@@ -59,11 +60,11 @@ def test_an_interrupt_as_a_routine_begins_leaves_the_recording_of_gradients_on()
     the program goes on recording."""
 
     def program() -> None:
-        with EagerRoutine(isolated=True):
+        with ISOLATED:
             pass
 
     def is_entry(code: CodeType) -> bool:
-        return code is EagerRoutine.__enter__.__code__
+        return code is type(ISOLATED).__enter__.__code__
 
     found = interrupts.points(program, is_entry)
     assert len(found) > 2
