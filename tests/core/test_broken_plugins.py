@@ -597,6 +597,19 @@ def test_a_target_that_is_no_driver_is_named(
         pass
 
 
+@pytest.mark.parametrize("step", ["attach", "enter_thread", "exit_thread", "detach"])
+def test_the_doctor_finds_a_driver_that_fails(
+    install: Install, capsys: pytest.CaptureFixture[str], step: str
+) -> None:
+    """Each step that a scope needs is a problem if it raises; the other drivers are checked."""
+    broken = driver("broken", **{**CHECKED, step: raising(OSError("no way"))})
+    install(FakeEntryPoint("one", plugin(drivers=[broken, driver("well", mode="b", **CHECKED)])))
+    lines, problems = doctored(capsys)
+    assert problems == ["broken attach: OSError: no way"]
+    assert "well: attach passed" in lines
+    assert not ATTACHED
+
+
 def test_the_doctor_finds_drivers_that_cannot_work(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:

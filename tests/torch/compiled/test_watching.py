@@ -326,6 +326,53 @@ def test_graphs_that_are_called_as_modules_are_no_modules_of_the_program() -> No
     assert tool.told == reference.told
 
 
+class Half(nn.Module):
+    """Runs one function on itself and, from without its ``forward``, on a module like itself."""
+
+    def __init__(self, other: Half | None = None) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.other = other
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.fc(x))
+
+
+class Pair(Half):
+    """Its ``forward`` is compiled by itself, and so is that of the module in it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = _applied(self, x)
+        return result if self.other is None else result + _applied(self.other, x)
+
+
+def _run_on(module: Half, x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(module.fc(x))
+
+
+_applied: Any = _run_on
+
+
+@pytest.mark.parametrize("is_tied", [False, True], ids=["apart", "tied"])
+def test_one_graph_runs_with_other_modules_in_one_call(
+    is_tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operators have the ids of eager mode also where one call of a module runs a compiled function
+    with several modules, even where these share a parameter."""
+    pair = Pair(Pair())
+    if is_tied:
+        assert isinstance(pair.other, Pair)
+        pair.other.fc.weight = pair.fc.weight
+    wanted, found = Counting(), Counting()
+    for tool, function in ((wanted, _run_on), (found, torch.compile(_run_on, backend="aot_eager"))):
+        monkeypatch.setattr(f"{__name__}._applied", function)
+        with torch.no_grad(), applied(tool):
+            for _ in range(6):
+                pair(X)
+    assert found.counts() == wanted.counts()
+    assert {op_id.partition("/")[0] for op_id in found.counters} >= {"Pair.fc", "Pair.other.fc"}
+
+
 def test_the_eager_compiler_counts_backward_operators_where_a_graph_switches_gradients_on() -> None:
     """A function that is called without gradients and records some has eager mode's counts."""
 
