@@ -124,7 +124,7 @@ def test_an_inline_routine_of_something_else(make: Any, argument: str) -> None:
 
 
 @pytest.mark.parametrize("item", [None, 1.5, (1,)])
-@pytest.mark.parametrize("method", ["get_value", "get_variable", "get_value_key", "get_value_view"])
+@pytest.mark.parametrize("method", ["get_value", "get_variable"])
 def test_a_position_that_is_none(method: str, item: Any) -> None:
     """An input that is asked for by no position is a SelectionError that names the operator."""
     tool = amanda.Tool()

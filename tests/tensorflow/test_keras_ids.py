@@ -34,7 +34,8 @@ class Ids(amanda.Tool):
     def look(self, context: OpContext) -> None:
         self.ops.append(context.get_op_id())
         if context.get_op().type in PRODUCTS:
-            keys = [context.get_value_key(i) for i in range(2)]
+            variables = [context.get_variable(i) for i in range(2)]
+            keys = [variable and variable.key for variable in variables]
             self.products[context.get_op_id()] = (context.get_module(), keys)
 
 

@@ -112,7 +112,8 @@ def test_a_variable_has_one_key_wherever_it_is_used() -> None:
 
         def look(self, context: amanda.OpContext) -> None:
             if context.get_op().type == "MatMul":
-                keys.append([context.get_value_key(i) for i in range(2)])
+                variables = [context.get_variable(i) for i in range(2)]
+                keys.append([variable and variable.key for variable in variables])
 
     def run(x: Any) -> Any:
         return tf.matmul(tf.matmul(x, w), w), tf.matmul(x, other)

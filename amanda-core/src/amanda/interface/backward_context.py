@@ -6,7 +6,7 @@ raise :class:`~amanda.errors.TensorReleased` where they are read.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from amanda.errors import TensorReleased
@@ -108,12 +108,8 @@ class BackwardOpContext(OpContext):
         entry = call.inputs[self._position(index, names, len(call.inputs), "inputs")]
         return entry.constant() if hasattr(entry, "constant") else None
 
-    def get_value_key(self, index: int) -> None:
+    def get_variable(self, index: int) -> None:
         """None: which variables an operator uses is asked in its forward analysis."""
-
-    def get_value_view(self, index: int) -> Hashable:
-        """Nothing, as :meth:`get_value_key`."""
-        return ()
 
     def get_parameter_name(self, index: int) -> str | None:
         return self._state.open_backward().parameter_name(index, self.get_input_names())

@@ -25,9 +25,13 @@ class Variable(abc.ABC):
 
     Attributes:
         name: the framework's name of it, "" if it has none.
+        key: equal wherever the variable is used, however often it is read, and for no other one.
+        view: identifies the view (reshaped, transposed); () for the variable as it is.
     """
 
     name: str = ""
+    key: Hashable = None
+    view: Hashable = ()
 
     def is_alive(self) -> bool:
         """True if the variable is still there."""
@@ -91,19 +95,10 @@ class OpCall:
         or constant; None otherwise."""
         return None
 
-    def value_key(self, index: int) -> Hashable | None:
-        """A key that identifies the variable behind input `index`; None where :meth:`value` gives
-        the parameter itself, or nothing."""
-        return None
-
     def variable(self, index: int) -> Variable | None:
         """The variable behind input `index`; None where :meth:`value` gives the parameter itself,
         or nothing, and for constants."""
         return None
-
-    def value_view(self, index: int) -> Hashable:
-        """A key that identifies a view of a variable (reshaped, transposed)."""
-        return ()
 
     def parameter_name(self, index: int) -> str | None:
         """The path of the parameter that input `index` is, see ``OpContext.get_parameter_name()``;

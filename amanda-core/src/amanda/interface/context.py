@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -298,24 +298,12 @@ class OpContext(dict[Any, Any]):
         call = self._state.call or self._state.open_call()
         return call.value(self._input(call, index))
 
-    def get_value_key(self, index: int) -> Hashable | None:
-        """A key of the variable that input `index` was read from, or stands for.
-
-        Keys are equal wherever a variable is used, however often it is read. None where there is no
-        variable, and in PyTorch, where :meth:`get_value` gives the parameter itself.
-
-        Raises:
-            SelectionError: the operator has no such input.
-            ContextExpiredError: no analysis of this operator is running.
-        """
-        call = self._state.call or self._state.open_call()
-        return call.value_key(self._input(call, index))
-
     def get_variable(self, index: int) -> Variable | None:
         """The variable that input `index` was read from, or stands for, to be written later.
 
-        None where there is no variable, and in PyTorch, where :meth:`get_value` gives the parameter
-        itself.
+        Its ``key`` is equal wherever the variable is used, however often it is read; its ``view``
+        tells apart the views of it (reshaped, transposed). None where there is no variable, in
+        PyTorch, where :meth:`get_value` gives the parameter itself, and in a backward context.
 
         Raises:
             SelectionError: the operator has no such input.
@@ -323,19 +311,6 @@ class OpContext(dict[Any, Any]):
         """
         call = self._state.call or self._state.open_call()
         return call.variable(self._input(call, index))
-
-    def get_value_view(self, index: int) -> Hashable:
-        """A key of the view in which input `index` shows its variable.
-
-        Reshaping and transposing make another view of a variable. An empty tuple for the
-        variable as it is, and for any other input.
-
-        Raises:
-            SelectionError: the operator has no such input.
-            ContextExpiredError: no analysis of this operator is running.
-        """
-        call = self._state.call or self._state.open_call()
-        return call.value_view(self._input(call, index))
 
     def get_parameter_name(self, index: int) -> str | None:
         """The path of the parameter that input `index` is, as the framework's users know it.

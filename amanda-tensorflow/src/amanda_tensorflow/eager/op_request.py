@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -15,7 +15,7 @@ from amanda_tensorflow.eager.variable_readings import VariableSource, VariableVa
 from amanda_tensorflow.gradient_map.recording import MARK
 from amanda_tensorflow.operators.description import NamedOperator, input_names, presented
 from amanda_tensorflow.operators.types import has_one_output
-from amanda_tensorflow.operators.variables import HandleVariable, parameter_name, view_of
+from amanda_tensorflow.operators.variables import HandleVariable, parameter_name
 
 
 @attrs.define(eq=False)
@@ -134,11 +134,6 @@ class EagerCall(OpCall):
         """The value of the variable that input `index` was read from, or is; else None."""
         return None if self.values is None else self.values.of(self.inputs[index])
 
-    def value_key(self, index: int) -> Hashable | None:
-        """The number of the handle of an input's variable; None for other inputs."""
-        source = self._source(index)
-        return None if source is None else source.key
-
     def variable(self, index: int) -> Variable | None:
         """The variable that an input is the handle or the value of; None for other inputs."""
         source = self._source(index)
@@ -149,11 +144,6 @@ class EagerCall(OpCall):
         """The path of a parameter that an input is the handle or the value of."""
         source = self._source(index)
         return None if source is None else parameter_name(source.handle())
-
-    def value_view(self, index: int) -> tuple[Any, ...]:
-        """The reshapes and transpositions between that variable and input `index`."""
-        source = self._source(index)
-        return () if source is None else view_of(source.steps)
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         """See :meth:`OpRequest.run`."""

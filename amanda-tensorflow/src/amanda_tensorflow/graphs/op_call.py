@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -18,9 +18,7 @@ from amanda_tensorflow.graphs.variable_origins import (
     WriteVariable,
     parameter_of,
     value_of,
-    variable_key,
     variable_of,
-    variable_view,
 )
 
 
@@ -49,17 +47,11 @@ class GraphOpCall(OpCall):
     def value(self, index: int) -> Any:
         return value_of(self.site, self.source.inputs[index], self.read)
 
-    def value_key(self, index: int) -> Hashable | None:
-        return variable_key(self.site, self.source.inputs[index])
-
     def variable(self, index: int) -> Variable | None:
         return variable_of(self.site, self.source.inputs[index], self.write)
 
     def parameter_name(self, index: int) -> str | None:
         return parameter_of(self.site, self.source.inputs[index])
-
-    def value_view(self, index: int) -> tuple[Any, ...]:
-        return variable_view(self.site, self.source.inputs[index])
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         return runner(self.source)

@@ -6,11 +6,12 @@ concrete one (:attr:`OpSite.captured`); both are followed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import tensorflow as tf
 
+from amanda.errors import AmandaError
 from amanda.interface.calls import Variable
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.sites import OpSite
@@ -87,16 +88,8 @@ def variable_view(site: OpSite, tensor: Any) -> tuple[ViewStep, ...]:
     return before if step is None else (*before, step)
 
 
-def variable_key(site: OpSite, tensor: Any) -> Hashable | None:
-    """A key of the variable whose value or handle a tensor is; None for other tensors."""
-    origin = variable_origin(site, tensor)
-    if origin is None or isinstance(origin, _internals.EagerTensor):
-        return None if origin is None else _internals.handle_key(origin)
-    return site.root_ids, origin.name
-
-
 def variable_of(site: OpSite, tensor: Any, write: WriteVariable | None) -> Variable | None:
-    """The variable whose value or handle a tensor is, to be named and written; else None.
+    """The variable whose value or handle a tensor is; None for other tensors.
 
     Args:
         write: writes a variable of a session; None in functions.
@@ -107,7 +100,7 @@ def variable_of(site: OpSite, tensor: Any, write: WriteVariable | None) -> Varia
     steps = variable_view(site, tensor)
     if isinstance(origin, _internals.EagerTensor):
         return HandleVariable(origin, steps)
-    return None if write is None else GraphVariable(origin.name, steps, write)
+    return GraphVariable(origin.name, (site.root_ids, origin.name), steps, write)
 
 
 def variable_origin(site: OpSite, tensor: Any, *, exact: bool = False) -> Any:
@@ -160,14 +153,18 @@ class GraphVariable(Variable):
 
     Args:
         name: the operator's name.
-        steps: the casts, reshapes and transpositions between the variable and the input.
-        write: writes a variable.
+        key: identifies the variable.
+        steps: the reshapes and transpositions between the variable and the input.
+        write: writes a variable; None where none can be.
     """
 
-    def __init__(self, name: str, steps: Sequence[ViewStep], write: WriteVariable) -> None:
-        self.name = name
-        self._steps = tuple(steps)
+    def __init__(
+        self, name: str, key: Hashable, steps: tuple[ViewStep, ...], write: WriteVariable | None
+    ) -> None:
+        self.name, self.key, self.view, self._steps = name, key, steps, steps
         self._write = write
 
     def change(self, function: Callable[[Any], Any]) -> None:
+        if self._write is None:
+            raise AmandaError(f"the variable {self.name} of a function cannot be written")
         self._write(self.name, lambda value: changed(value, self._steps, function))

@@ -2,7 +2,7 @@
 
 Layers cast, reshape and transpose their weights: Keras' ``EinsumDense`` reads a kernel of three
 axes and multiplies by a matrix; ``Conv1D`` adds an axis to its kernel. The operator's input is then
-still the variable, in another view (``context.get_variable``, ``context.get_value_view``).
+still the variable, in another view (``context.get_variable``).
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class HandleVariable(Variable):
     def __init__(self, handle: Any, steps: Sequence[ViewStep]) -> None:
         self._handle = weakref.ref(handle)
         self._steps = tuple(steps)
+        self.key, self.view = _internals.handle_key(handle), view_of(steps)
 
     @property
     def name(self) -> str:  # type: ignore[override]

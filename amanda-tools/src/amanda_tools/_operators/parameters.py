@@ -67,12 +67,12 @@ class Parameters:
                 if _is_in_use(context, tensor, position, has_role=position in roles):
                     found.append(self._parameter(tensor, context, position))
                 continue
-            key = context.get_value_key(position)
-            if key is not None:
+            variable = context.get_variable(position)
+            if variable is not None:
                 # An operator that takes the handle itself reads or writes for others.
                 is_used = position in roles or not is_opaque(tensor)
                 if is_used and context.get_parameter_name(position):
-                    found += self._of_variable(key, context, position)
+                    found += self._of_variable(variable.key, context, position)
             elif position in roles and (value := context.get_value(position)) is not None:
                 found.append(self._parameter(value, context, position))
         return found or ()
@@ -143,7 +143,7 @@ def parameters_of(context: OpContext) -> dict[int, str | None]:
         if tensor is None:
             continue
         # The value of a variable is not read for this.
-        is_variable = context.get_value_key(position) is not None
+        is_variable = context.get_variable(position) is not None
         value = None if is_variable else context.get_value(position)
         if is_variable or (value is not None and (position in roles or _is_torch_parameter(value))):
             found[position] = context.get_parameter_name(position)

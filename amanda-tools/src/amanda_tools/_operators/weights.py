@@ -42,9 +42,6 @@ class Weight:
         layout: one letter per axis: I input channels, O output channels, B an axis that the data
             have as well (each position has a matrix of its own), others axes of the kernel.
         groups: number of groups of a convolution.
-        key: ``context.get_value_key``: equal for all readers of one variable, where the driver
-            gives a new object at each reading; else None.
-        view: the view of the variable, () if it is the variable itself.
         variable: ``context.get_variable``: the variable, where the driver gives a new object at
             each reading; else None.
         parameter: its path; None for a weight without one.
@@ -54,8 +51,6 @@ class Weight:
     value: Any
     layout: str
     groups: int = 1
-    key: Hashable | None = None
-    view: Hashable = ()
     variable: Variable | None = None
     parameter: str | None = None
 
@@ -97,10 +92,16 @@ class Weight:
         return np.moveaxis(last, range(-len(axes), 0), axes)
 
     @property
+    def key(self) -> Hashable | None:
+        """Equal for all readers of one variable; None without one."""
+        return None if self.variable is None else self.variable.key
+
+    @property
     def identity(self) -> Hashable:
         """Equal for two weights that are one parameter or variable, while it is alive."""
         # A mask for one view (reshaped, transposed) of a variable does not fit another view.
-        return id(self.value) if self.key is None else (self.key, self.view)
+        variable = self.variable
+        return id(self.value) if variable is None else (variable.key, variable.view)
 
 
 def treatable(tensor: Any) -> Any:
@@ -182,8 +183,7 @@ def _weight_at(context: OpContext, index: int, layout: str) -> Weight:
     if len(value.shape) != len(layout):
         raise Untreatable(f"its weight has {len(value.shape)} axes, and not the layout {layout}")
     groups = int(context.get_attrs().get("groups") or 1)
-    key, view = context.get_value_key(index), context.get_value_view(index)
-    about = key, view, context.get_variable(index), context.get_parameter_name(index)
+    about = context.get_variable(index), context.get_parameter_name(index)
     return Weight(index, value, layout, groups, *about)
 
 
@@ -204,22 +204,6 @@ def weak_reference(value: Any) -> Callable[[], Any]:
         return lambda: None
 
 
-@attrs.frozen(eq=False)
-class FoundWeight:
-    """The weight that an operator of a run has read.
-
-    Attributes:
-        value: the value; in PyTorch the parameter itself.
-        variable: the variable that it was read from, as :attr:`Weight.variable`.
-        identity: equal for two that are one variable in one view; None where the driver gives the
-            parameter itself.
-    """
-
-    value: Any
-    variable: Variable | None
-    identity: Hashable | None
-
-
 class WeightsOfRun:
     """The weights that the operators of one run have read.
 
@@ -230,8 +214,8 @@ class WeightsOfRun:
 
     def __init__(self, run: Callable[[], Any], places: Mapping[str, Collection[int]]) -> None:
         self._places = places
-        self._by_place: dict[tuple[str, int], FoundWeight] = {}
-        self._by_identity: dict[Hashable, FoundWeight] = {}
+        self._by_place: dict[tuple[str, int], Weight] = {}
+        self._by_identity: dict[Hashable, Weight] = {}
         collector = amanda.Tool()
         collector.depends_on(MappingTool.standard())
         collector.add_inst_for_op(self._collect)
@@ -244,18 +228,17 @@ class WeightsOfRun:
             value = context.get_value(index)
             if value is None:
                 continue
-            key = context.get_value_key(index)
-            identity = None if key is None else (key, context.get_value_view(index))
-            found = FoundWeight(value, context.get_variable(index), identity)
+            layout, variable = context["weight_layout"] or "", context.get_variable(index)
+            found = Weight(index, value, layout, variable=variable)
             self._by_place[op_id, index] = found
-            if identity is not None:
-                self._by_identity[identity] = found
+            if variable is not None:
+                self._by_identity[found.identity] = found
 
-    def of_op(self, op_id: str, index: int) -> FoundWeight | None:
+    def of_op(self, op_id: str, index: int) -> Weight | None:
         """Return the weight that an operator has read at a position; None if it has not run."""
         return self._by_place.get((op_id, index))
 
-    def of_variable(self, identity: Hashable) -> FoundWeight | None:
+    def of_variable(self, identity: Hashable) -> Weight | None:
         """Return the weight with this identity, whichever operator has read it."""
         return self._by_identity.get(identity)
 

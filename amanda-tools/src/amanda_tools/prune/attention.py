@@ -64,10 +64,7 @@ class AttentionPruning:
         if attributes.get("is_causal"):
             raise Untreatable(CAUSAL)
         context.replace_op(
-            self._fused,
-            operator=context.get_function(),
-            scale=attributes.get("scale"),
-            op_id=op.id,
+            self._fused, operator=context.get_function(), scale=attributes.get("scale"), op_id=op.id
         )
 
     # -- fused ------------------------------------------------------------

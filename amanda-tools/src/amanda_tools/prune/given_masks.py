@@ -23,8 +23,8 @@ _DEFAULT_NAME = "Variable"
 
 def name_of(weight: Weight) -> str:
     """Return the name of a weight's variable, with the view of it; "" if it has none."""
-    name = variable_name(weight.variable)
-    return f"{name}|{weight.view}" if name and weight.view else name
+    name, variable = variable_name(weight.variable), weight.variable
+    return f"{name}|{variable.view}" if name and variable and variable.view else name
 
 
 def variable_name(variable: Variable | None) -> str:

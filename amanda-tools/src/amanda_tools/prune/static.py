@@ -14,13 +14,7 @@ import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
 from amanda.tools.description import OpDescription
-from amanda_tools._operators.weights import (
-    FoundWeight,
-    Weight,
-    is_another,
-    weak_reference,
-    weight_of,
-)
+from amanda_tools._operators.weights import Weight, is_another, weak_reference, weight_of
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune.given_masks import GivenMasks, check_shape, is_same_name, variable_name
@@ -81,7 +75,7 @@ class PrunedWeight:
             self._constants[key] = arithmetic_of(like).constant(self.mask, like)
         return self._constants[key]
 
-    def check_is(self, found: FoundWeight) -> None:
+    def check_is(self, found: Weight) -> None:
         """Refuse a weight that a run has read instead of this one.
 
         Raises:
@@ -97,7 +91,7 @@ class PrunedWeight:
                 "of another model"
             )
 
-    def write_zeros(self, found: FoundWeight) -> None:
+    def write_zeros(self, found: Weight) -> None:
         """Write the zeros of the mask into the weight, as a run has read it.
 
         Raises:

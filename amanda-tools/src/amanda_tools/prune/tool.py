@@ -14,7 +14,7 @@ from amanda.results import Table
 from amanda.tools.description import OpDescription
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda_tools._bases.targeting import TargetingTool
-from amanda_tools._operators.weights import FoundWeight, WeightsOfRun, not_executed, weak_reference
+from amanda_tools._operators.weights import Weight, WeightsOfRun, not_executed, weak_reference
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune import files
@@ -76,7 +76,8 @@ class PruneTool(TargetingTool[PruneOptions]):
         op_id, index = context.get_op_id(), context["weight_index"]
         value = None if index is None or op_id in self.ops else context.get_value(index)
         if value is not None:
-            self._dense_readers[op_id] = weak_reference(value), context.get_value_key(index)
+            key = None if (variable := context.get_variable(index)) is None else variable.key
+            self._dense_readers[op_id] = weak_reference(value), key
 
     # -- masks ------------------------------------------------------------
 
@@ -222,7 +223,7 @@ class PruneTool(TargetingTool[PruneOptions]):
                     f"and masks begin at step {self.options.start}"
                 )
 
-    def _weights_of(self, run: Callable[[], Any]) -> list[tuple[PrunedWeight, FoundWeight]]:
+    def _weights_of(self, run: Callable[[], Any]) -> list[tuple[PrunedWeight, Weight]]:
         """Return the weights that have masks, each as the run has read it.
 
         Raises:

@@ -93,10 +93,7 @@ def write_ranges(path: Path, quantizers: Quantizers, header: Mapping[str, Any]) 
 
 
 def write_tensors(
-    path: Path,
-    quantizers: Quantizers,
-    header: Mapping[str, Any],
-    run: Callable[[], Any] | None,
+    path: Path, quantizers: Quantizers, header: Mapping[str, Any], run: Callable[[], Any] | None
 ) -> None:
     """Write scales, zero points and integer weights as safetensors.
 

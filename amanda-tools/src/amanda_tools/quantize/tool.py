@@ -156,12 +156,12 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         a type that reads a variable is the same one in each of them.
         """
         index = context["weight_index"]
-        key = None if index is None else context.get_value_key(index)
-        functions = self._readers.setdefault((key, op.type), {})
+        variable = None if index is None else context.get_variable(index)
+        functions = self._readers.setdefault((variable and variable.key, op.type), {})
         # An id begins with the function that runs the operator.
         own = functions.setdefault(op.id.partition("/")[0], [])
         same = [ids[len(own)] for ids in functions.values() if len(ids) > len(own)]
-        is_known = key is not None and bool(same)
+        is_known = variable is not None and bool(same)
         found = self.quantizers[same[0]] if is_known else self._new_quantizers(context, op)
         own.append(op.id)
         return found
@@ -361,11 +361,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
 
     def summary(self) -> dict[str, Any]:
         """Number of quantized operators; the others, with reasons."""
-        return {
-            **super().summary(),
-            "ops": len(self.ops),
-            "not_calibrated": self._not_calibrated(),
-        }
+        return {**super().summary(), "ops": len(self.ops), "not_calibrated": self._not_calibrated()}
 
     def tables(self) -> Iterable[Table]:
         """Quantized operators, and operators that cannot be quantized, with reasons."""

@@ -82,7 +82,7 @@ class Scopes:
         """Register a forward operator; return None if it belongs to no scope."""
         kind = str(context["op_type"] or "")
         traits = row_of(kind).traits
-        is_of_variable = "reads_variable" in traits and context.get_value_key(0) is not None
+        is_of_variable = "reads_variable" in traits and context.get_variable(0) is not None
         if context.get_phase() != "forward" or "no_activation" in traits or is_of_variable:
             return None
         op_id = context.get_op_id()
