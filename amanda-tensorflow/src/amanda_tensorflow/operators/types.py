@@ -10,67 +10,41 @@ import tensorflow as tf
 from amanda_tensorflow import _internals
 
 ROUTING = frozenset(
-    {
-        "Switch",
-        "RefSwitch",
-        "Merge",
-        "RefMerge",
-        "Enter",
-        "RefEnter",
-        "Exit",
-        "RefExit",
-        "NextIteration",
-        "RefNextIteration",
-        "LoopCond",
-    }
+    """
+    Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit NextIteration RefNextIteration
+    LoopCond
+""".split()
 )
 """Types that route values through the loops and branches of TensorFlow 1."""
 
 STRUCTURAL = ROUTING | frozenset(
-    {
-        "Const",
-        "NoOp",
-        "Placeholder",
-        "PlaceholderWithDefault",
-        "PlaceholderV2",
-        "_Arg",
-        "_Retval",
-        "_ListToArray",
-        "_ArrayToList",
-        "VarHandleOp",
-        "Variable",
-        "VariableV2",
-        "VarIsInitializedOp",
-        "IsVariableInitialized",
-        "ControlTrigger",
-        "EagerPyFunc",
-    }
+    """
+    Const NoOp Placeholder PlaceholderWithDefault PlaceholderV2 _Arg _Retval _ListToArray
+    _ArrayToList VarHandleOp Variable VariableV2 VarIsInitializedOp IsVariableInitialized
+    ControlTrigger EagerPyFunc
+""".split()
 )
 """Types that compute nothing: they hold, name or route values. They are not operators to tools."""
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 """Types that call one function. Its operators are instrumented instead of the call."""
 
-CONTROL_FLOW = frozenset(
-    {
-        "While",
-        "StatelessWhile",
-        "If",
-        "StatelessIf",
-        "Case",
-        "StatelessCase",
-        "ReduceDataset",
-        "ScanDataset",
-    }
-)
+DATASET_LOOPS = frozenset({"ReduceDataset", "ScanDataset"})
+"""Loops over a dataset: their bodies take state, an element and further arguments."""
+
+CONTROL_FLOW = DATASET_LOOPS | {
+    "While",
+    "StatelessWhile",
+    "If",
+    "StatelessIf",
+    "Case",
+    "StatelessCase",
+}
 """Types that run functions as bodies or branches, whose operators are instrumented instead.
 ``for element in dataset:`` in a ``tf.function`` becomes a ReduceDataset or a ScanDataset."""
 
 NOT_OPS = STRUCTURAL | CALLS | CONTROL_FLOW
 """Types that are not operators to tools."""
-
-DATASET_LOOPS = frozenset({"ReduceDataset", "ScanDataset"})
-"""Loops over a dataset: their bodies take state, an element and further arguments."""
 
 PYTHON_FUNCTIONS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 """Types that call Python functions of the user."""
