@@ -16,12 +16,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Sequence
-from importlib.machinery import (
-    BuiltinImporter,
-    ModuleSpec,
-    SourceFileLoader,
-    SourcelessFileLoader,
-)
+from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from typing import Any, Literal
 

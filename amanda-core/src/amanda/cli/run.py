@@ -19,15 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from amanda.cli import (
-    endings,
-    grammar,
-    mistakes,
-    pages,
-    program,
-    tool_options,
-    tracebacks,
-)
+from amanda.cli import endings, grammar, mistakes, pages, program, tool_options, tracebacks
 from amanda.cli.last_line import describe_missing_driver
 from amanda.cli.messages import (
     WRONG_USAGE,

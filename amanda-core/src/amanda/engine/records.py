@@ -219,10 +219,7 @@ class DryRun(Protocol):
     """
 
     def note(
-        self,
-        backward: OpRecord,
-        grad_outputs: Sequence[Any],
-        grad_inputs: Sequence[Any] | None,
+        self, backward: OpRecord, grad_outputs: Sequence[Any], grad_inputs: Sequence[Any] | None
     ) -> None:
         """A backward operator is executed.
 

@@ -21,14 +21,7 @@ from typing import Any
 
 from amanda.engine.signals import deliver
 from amanda.interface.driver import Driver, ThreadSwitches
-from amanda.state import (
-    ATTACHED,
-    STATE,
-    TOOL_LOCK,
-    UNPAUSED,
-    LiveScope,
-    owns_tool_lock,
-)
+from amanda.state import ATTACHED, STATE, TOOL_LOCK, UNPAUSED, LiveScope, owns_tool_lock
 
 _clock = time.perf_counter
 _acquire = TOOL_LOCK.acquire

@@ -12,14 +12,7 @@ import os
 from amanda.errors import PluginError, described
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, plugins
-from amanda.tools import (
-    canonical,
-    graph_tracing,
-    layouts,
-    mapping,
-    reporting,
-    subgraph_rewriting,
-)
+from amanda.tools import canonical, graph_tracing, layouts, mapping, reporting, subgraph_rewriting
 
 __all__ = [
     "available",

@@ -23,14 +23,7 @@ from amanda.interface.tool import Tool, traceable
 from amanda.tools.graph import Edge, Graph, TracedBackwardOp, TracedOp, TracedTensor
 from amanda.tools.mapping import MappingTool
 
-__all__ = [
-    "Edge",
-    "Graph",
-    "GraphTracingTool",
-    "TracedBackwardOp",
-    "TracedOp",
-    "TracedTensor",
-]
+__all__ = ["Edge", "Graph", "GraphTracingTool", "TracedBackwardOp", "TracedOp", "TracedTensor"]
 
 
 class GraphTracingTool(Tool):

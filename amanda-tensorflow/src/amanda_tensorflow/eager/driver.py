@@ -26,11 +26,7 @@ from amanda_tensorflow.eager.backward_ops import MarkedGradients
 from amanda_tensorflow.eager.fast_path import FastPath
 from amanda_tensorflow.eager.layer_calls import apart, is_symbolic, step_optimizer, told_call
 from amanda_tensorflow.eager.op_request import Vanilla
-from amanda_tensorflow.eager.recomputation import (
-    beginning_again,
-    noting_places,
-    recomputing,
-)
+from amanda_tensorflow.eager.recomputation import beginning_again, noting_places, recomputing
 from amanda_tensorflow.eager.slow_path import SlowPath
 from amanda_tensorflow.eager.tape_marks import Mark
 from amanda_tensorflow.eager.tracker import LOCAL, EagerTracker, unwatched

@@ -44,14 +44,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.op_request import Vanilla
-from amanda_tensorflow.eager.plan_cache import (
-    PLAIN,
-    UNKNOWN,
-    Cell,
-    OperatorEntry,
-    Reason,
-    entry_of,
-)
+from amanda_tensorflow.eager.plan_cache import PLAIN, UNKNOWN, Cell, OperatorEntry, Reason, entry_of
 from amanda_tensorflow.eager.slow_path import SlowPath
 from amanda_tensorflow.eager.tape_marks import Sum
 from amanda_tensorflow.eager.tool_errors import call_python, raise_if_retried

@@ -65,9 +65,7 @@ def _is_plain(left: Any, right: Any) -> bool:
 
 
 def learned_names(
-    results: Sequence[Any],
-    produced: Mapping[tuple[str, int], Sequence[Any]],
-    names: Sequence[str],
+    results: Sequence[Any], produced: Mapping[tuple[str, int], Sequence[Any]], names: Sequence[str]
 ) -> dict[tuple[str, int], list[str]]:
     """The names of all backward operators' outputs, from the results of a gradient function.
 

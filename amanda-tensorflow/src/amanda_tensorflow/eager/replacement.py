@@ -21,12 +21,7 @@ from amanda.engine.backward import replaced_gradients
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
 from amanda.interface.action import Action, ActionKind
-from amanda_tensorflow.eager.autodiff import (
-    detached,
-    is_tensor,
-    record,
-    run_on_gradients,
-)
+from amanda_tensorflow.eager.autodiff import detached, is_tensor, record, run_on_gradients
 from amanda_tensorflow.eager.op_request import EagerCall, OpRequest
 from amanda_tensorflow.eager.tape_marks import Mark, live_actions
 from amanda_tensorflow.eager.tracker import EagerTracker

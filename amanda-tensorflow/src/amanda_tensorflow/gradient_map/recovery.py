@@ -13,12 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from amanda_tensorflow import _internals
-from amanda_tensorflow.gradient_map.recording import (
-    ForwardOp,
-    GradientCall,
-    GradientLog,
-    is_older,
-)
+from amanda_tensorflow.gradient_map.recording import ForwardOp, GradientCall, GradientLog, is_older
 
 _TAPE = "gradient_tape/"
 """Name scope of the operators that a tape adds to a graph; the forward name scope follows."""

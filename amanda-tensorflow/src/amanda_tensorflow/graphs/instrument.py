@@ -72,11 +72,7 @@ class Instrument:
     """
 
     def __init__(
-        self,
-        dispatcher: GraphDispatcher,
-        building: Building,
-        ids: GraphIds,
-        read: ReadVariable,
+        self, dispatcher: GraphDispatcher, building: Building, ids: GraphIds, read: ReadVariable
     ) -> None:
         self.dispatcher = dispatcher
         self.building = building

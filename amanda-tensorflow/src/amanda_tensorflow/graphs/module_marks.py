@@ -22,12 +22,7 @@ from amanda_tensorflow.graphs.executions import Ends, needed_by, sources
 from amanda_tensorflow.graphs.iterations import bodies
 from amanda_tensorflow.graphs.run_time_routines import insert_mark, is_routable
 from amanda_tensorflow.graphs.sites import OpSite
-from amanda_tensorflow.keras_layers.recording import (
-    LayerCall,
-    TensorName,
-    calls_in,
-    layer_calls,
-)
+from amanda_tensorflow.keras_layers.recording import LayerCall, TensorName, calls_in, layer_calls
 from amanda_tensorflow.operators.types import CALLS, CONTROL_FLOW, ROUTING, is_op
 
 Boundaries = Mapping[int, Sequence[tuple[int, Any]]]

@@ -55,10 +55,7 @@ class ReplacedOp:
 
 
 def leave(
-    dispatcher: GraphDispatcher,
-    building: Building,
-    state: ForwardState,
-    captured: Sequence[Any],
+    dispatcher: GraphDispatcher, building: Building, state: ForwardState, captured: Sequence[Any]
 ) -> list[Any]:
     """Add the node by which the outputs of a replacement leave it. Returns its outputs.
 

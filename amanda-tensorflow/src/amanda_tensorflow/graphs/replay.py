@@ -212,11 +212,7 @@ class Replay:
         late: list[tuple[Any, int, Any]] = []
         order, boundaries = self._with_boundaries(site, ordered(site, roots))
         building = self._instrument.building
-        with (
-            self._graph.as_default(),
-            _internals.stop_recording(),
-            self._counting(site, order),
-        ):
+        with self._graph.as_default(), _internals.stop_recording(), self._counting(site, order):
             for op in order:
                 self._pass_boundary(site, boundaries.get(op.name))
                 if op.name in site.ops or op.name in site.skipped:

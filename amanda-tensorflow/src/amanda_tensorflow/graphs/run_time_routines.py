@@ -255,11 +255,7 @@ class RunTimeRoutine(PythonNode):
     """
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        action: Action,
-        selected: Sequence[Any],
-        building: Building,
+        self, dispatcher: Dispatcher, action: Action, selected: Sequence[Any], building: Building
     ) -> None:
         super().__init__()
         self._dispatcher = dispatcher

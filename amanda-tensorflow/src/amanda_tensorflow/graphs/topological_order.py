@@ -6,12 +6,7 @@ import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from amanda_tensorflow.gradient_map.recording import (
-    GradientCall,
-    Slices,
-    TensorName,
-    tensor_name,
-)
+from amanda_tensorflow.gradient_map.recording import GradientCall, Slices, TensorName, tensor_name
 from amanda_tensorflow.graphs.sites import OpSite
 
 _BACK_EDGES = {"Merge": "NextIteration", "RefMerge": "RefNextIteration"}

@@ -56,10 +56,7 @@ class LayerIds:
         self._done = 0
 
     def read(
-        self,
-        graph: Any,
-        is_forward: Callable[[Any], bool],
-        outside: Callable[[Any], str | None],
+        self, graph: Any, is_forward: Callable[[Any], bool], outside: Callable[[Any], str | None]
     ) -> None:
         """Give ids to the operators that were added to the graph since the last time.
 

@@ -89,11 +89,7 @@ class InlineFunction:
     """
 
     def __init__(
-        self,
-        session: Any,
-        site: OpSite,
-        make: Callable[[Any], Instrument],
-        apart: dict[str, str],
+        self, session: Any, site: OpSite, make: Callable[[Any], Instrument], apart: dict[str, str]
     ) -> None:
         self._graph = session.graph
         self._site = site

@@ -43,10 +43,7 @@ def shown(rows: Iterable[Mapping[str, Any]], options: PhaseOptions) -> list[dict
 
 
 def other_phases(
-    tool: str,
-    rows: Iterable[Mapping[str, Any]],
-    options: PhaseOptions,
-    figures: Sequence[str] = (),
+    tool: str, rows: Iterable[Mapping[str, Any]], options: PhaseOptions, figures: Sequence[str] = ()
 ) -> Iterable[Table]:
     """Yield a table with one line for each phase whose operators other tables leave out.
 

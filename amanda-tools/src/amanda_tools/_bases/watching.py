@@ -235,10 +235,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         # An operator that gives no gradient of an input of its own sums those of the parameter.
         is_whole = self.by_parameter and bool(parameters[0]) and not any(names)
         routine = WatchingRoutine(
-            *(self, op, "gradients", "grad"),
-            parameters=parameters,
-            inputs=names,
-            is_whole=is_whole,
+            *(self, op, "gradients", "grad"), parameters=parameters, inputs=names, is_whole=is_whole
         )
         if is_whole and not names:
             context.insert_before_backward_op(routine.run)

@@ -176,8 +176,6 @@ def broadcast(left: Sequence[int], right: Sequence[int]) -> list[int]:
     """Return the shape of a batch that two batches make, either of which may be repeated."""
     size = max(len(left), len(right))
     pairs = zip(
-        [1] * (size - len(left)) + list(left),
-        [1] * (size - len(right)) + list(right),
-        strict=True,
+        [1] * (size - len(left)) + list(left), [1] * (size - len(right)) + list(right), strict=True
     )
     return [b if a == 1 else a for a, b in pairs]

@@ -81,10 +81,7 @@ def _values(
 
 
 def lines_over_steps(
-    title: str,
-    steps: Mapping[int, Mapping[str, float]],
-    series: Mapping[str, str],
-    unit: str = "",
+    title: str, steps: Mapping[int, Mapping[str, float]], series: Mapping[str, str], unit: str = ""
 ) -> Iterator[Chart]:
     """Yield a chart of figures of single steps over the run; none of fewer than two steps.
 

@@ -275,11 +275,7 @@ def _function_codes() -> frozenset[int]:
 @functools.cache
 def _backward_codes() -> frozenset[int]:
     """Return the ``id`` of the code of the functions that start a backward pass."""
-    entries: tuple[Any, ...] = (
-        torch.Tensor.backward,
-        torch.autograd.backward,
-        torch.autograd.grad,
-    )
+    entries: tuple[Any, ...] = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
     return frozenset(id(entry.__code__) for entry in entries)
 
 

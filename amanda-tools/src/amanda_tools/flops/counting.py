@@ -167,10 +167,7 @@ class OpFlops:
 
     @amanda.deferrable
     def end(
-        self,
-        *outputs: Any,
-        inputs: tuple[Any, ...] | None = None,
-        forward: Shapes | None = None,
+        self, *outputs: Any, inputs: tuple[Any, ...] | None = None, forward: Shapes | None = None
     ) -> None:
         """Routine after an execution.
 

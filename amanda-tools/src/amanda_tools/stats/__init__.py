@@ -11,13 +11,7 @@ import attrs
 
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE
-from amanda_tools._bases.watching import (
-    KINDS,
-    Sample,
-    WatchedTensor,
-    WatchingOptions,
-    WatchingTool,
-)
+from amanda_tools._bases.watching import KINDS, Sample, WatchedTensor, WatchingOptions, WatchingTool
 from amanda_tools._output.csv_files import write_table
 from amanda_tools._values.moments import Moments
 from amanda_tools.stats.tensorboard import require_tensorboard, write_tensorboard

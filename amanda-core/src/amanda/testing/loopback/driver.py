@@ -85,10 +85,7 @@ class LoopbackDriver(EagerDriver):
         return tensor.requires_grad and tape.grad_enabled()
 
     def with_vjp(
-        self,
-        outputs: list[Any],
-        inputs: list[Any],
-        vjp: Callable[[Gradients], Gradients],
+        self, outputs: list[Any], inputs: list[Any], vjp: Callable[[Gradients], Gradients]
     ) -> list[Any]:
         edges = [tensor.edge() for tensor in inputs]
         node = DriverNode("Amanda", edges, vjp, (), len(outputs))

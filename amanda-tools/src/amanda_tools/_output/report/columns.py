@@ -94,11 +94,7 @@ class PageTable:
 
 
 def make_table(
-    title: str,
-    names: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    *,
-    units: Sequence[str] = (),
+    title: str, names: Sequence[str], rows: Sequence[Sequence[Any]], *, units: Sequence[str] = ()
 ) -> PageTable:
     """Make a table from rows, which may differ in length; `units` are those of plain numbers."""
     kept = rows[:MAX_ROWS]
