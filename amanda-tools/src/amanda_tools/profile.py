@@ -34,7 +34,7 @@ from amanda_tools._operators.saved_tensors import saved_tensors
 from amanda_tools._operators.source_lines import source_of
 from amanda_tools._operators.written_bytes import WrittenBytes
 from amanda_tools._output.ranked_charts import lines_over_steps, rank_modules
-from amanda_tools._output.units import format_quantity
+from amanda_tools._output.units import format_quantity, share_text
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.memory import device_bytes, synchronize
 from amanda_tools._timelines.timeline import Stretch, Timeline, Total
@@ -320,7 +320,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
                 name,
                 of["calls"],
                 f"{1000 * of['seconds']:.3f}",
-                f"{100 * of['seconds'] / total:.1f} %" if total else "-",
+                share_text(of["seconds"], total),
                 f"{1e6 * of['seconds'] / of['calls']:.1f}" if of["calls"] else "-",
                 format_quantity(of["output_bytes"], "B"),
                 format_quantity(of["saved_bytes"], "B"),

@@ -36,12 +36,6 @@ class VariableSource:
     handle: weakref.ref[Any]
     steps: tuple[ViewStep, ...] = ()
 
-    @property
-    def key(self) -> int | None:
-        """A number that no other variable of the process has; None if the variable is gone."""
-        handle = self.handle()
-        return None if handle is None else _internals.handle_key(handle)
-
     def read(self) -> Any:
         """The variable's current value after the steps; None if the variable is gone."""
         handle = self.handle()

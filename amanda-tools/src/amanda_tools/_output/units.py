@@ -43,6 +43,11 @@ def format_short(amount: float, unit: str) -> str:
     return f"{amount:.3g} {unit}".rstrip()
 
 
+def share_text(part: float, total: float) -> str:
+    """Format a share: ``12.5 %``; "-" of nothing."""
+    return f"{100 * part / total:.1f} %" if total else "-"
+
+
 def whole_text(part: str, tensor: Mapping[str, Any], text_of: Callable[[Any], str]) -> str:
     """Format the shape of a tensor with that of the distributed tensor that it is a part of.
 

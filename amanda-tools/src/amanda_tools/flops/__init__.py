@@ -44,7 +44,7 @@ from amanda_tools._output.ranked_charts import (
     rank_groups,
     rank_modules,
 )
-from amanda_tools._output.units import format_quantity
+from amanda_tools._output.units import format_quantity, share_text
 from amanda_tools.flops.batches import Batches
 from amanda_tools.flops.counting import OpFlops, known_shapes
 
@@ -499,8 +499,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         yield self._table("type", rows, lambda row: str(row["type"]))
         yield from other_phases("flops", every, self.options, ("flops",))
         if unknown := [row for row in rows if row["counted"] == "unknown"]:
-            share = f"{100 * len(unknown) / len(rows):.1f} % of the operators"
-            title = f"flops: types without a formula, {share}"
+            share = share_text(len(unknown), len(rows))
+            title = f"flops: types without a formula, {share} of the operators"
             yield Table(title, ("type", "calls"), list(_calls(unknown).items()))
         yield from self.unseen_tables("figures are lower bounds")
 
@@ -526,9 +526,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if not (step := steps["per_step"]):
             return [*zip(_DIRECTIONS, runs, strict=True), *totals]
         if found["mfu"] is not None:
-            totals.append(("of the device's peak (MFU)", f"{100 * found['mfu']:.1f} %"))
+            totals.append(("of the device's peak (MFU)", share_text(found["mfu"], 1)))
         if found["mfu"] != found["hfu"]:
-            totals.append(("with recomputed work (HFU)", f"{100 * found['hfu']:.1f} %"))
+            totals.append(("with recomputed work (HFU)", share_text(found["hfu"], 1)))
         whole = [(f"{way}, whole run", n) for way, n in zip(_DIRECTIONS, runs, strict=True)]
         return [*_step_rows(step, steps["steps"], found["bound"]), *totals, *whole]
 
@@ -553,7 +553,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
                 of["ops"],
                 format_quantity(of["flops"], "FLOP"),
                 format_quantity(of["flops_backward"], "FLOP"),
-                f"{100 * _operations(of) / total:.1f} %" if total else "-",
+                share_text(_operations(of), total),
                 format_quantity(of["params"], ""),
                 format_quantity(of["activation_bytes"], "B"),
                 *([format_quantity(_operations(runs[name]), "FLOP")] if has_steps(rows) else []),

@@ -16,7 +16,7 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._output.units import format_quantity
+from amanda_tools._output.units import format_quantity, share_text
 from amanda_tools._timelines.activities import Activity, ProfilerRecording
 from amanda_tools._timelines.chrome import write_events
 from amanda_tools.kernels import timeline_file
@@ -418,17 +418,13 @@ def _run_column(has_run: bool) -> tuple[str, ...]:
     return ("run",) if has_run else ()
 
 
-def _share(part: float, total: float) -> str:
-    return f"{100 * part / total:.1f} %" if total else "-"
-
-
 def _kernel_cells(kernel: Mapping[str, Any], total: float) -> tuple[Any, ...]:
     duration, moved = kernel["duration_us"], kernel["bytes"]
     return (
         kernel["name"],
         kernel["calls"],
         f"{duration / 1000:.3f}",
-        _share(duration, total),
+        share_text(duration, total),
         f"{duration / kernel['calls']:.1f}" if kernel["calls"] else "-",
         "-" if moved is None else format_quantity(moved, "B"),
         kernel["ops"],
@@ -441,7 +437,7 @@ def _group_cells(name: str, group: Mapping[str, Any], place: str, total: float) 
     kernels = [k for k in group["kernels"] if k.endswith("(cpu)") is on_host]
     longest = kernels[0].rpartition(" (")[0] if kernels else "-"
     calls = group["calls"]
-    return name, group["ops"], calls, f"{duration / 1000:.3f}", _share(duration, total), longest
+    return name, group["ops"], calls, f"{duration / 1000:.3f}", share_text(duration, total), longest
 
 
 def _csv_lines(row: Mapping[str, Any]) -> Iterable[dict[str, Any]]:

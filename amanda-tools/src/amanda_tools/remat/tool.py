@@ -222,11 +222,7 @@ class RematTool(PrintingTool[RematOptions]):
         extra = sum(steps[i].cost for i in found.recomputed)
         return {
             "options": attrs.asdict(self.options),
-            "saved_bytes": found.saved_bytes,
-            "budget_bytes": found.budget_bytes,
-            "held_bytes": found.held_bytes,
-            "peak_bytes": found.peak_bytes,
-            "minimum_bytes": found.minimum_bytes,
+            **attrs.asdict(found, filter=lambda field, _: field.name != "recomputed"),
             "is_met": found.is_met,
             "is_applied": self._plan is not None and self.options.apply,
             "recomputed": len(found.recomputed),
