@@ -26,14 +26,8 @@ _SYMBOLIC_ROOT = re.compile(r"(?:.*/)?gradients(?:_\d+)?/")
 """Names of all operators that ``tf.gradients`` adds."""
 
 _PLUMBING = frozenset(
-    {
-        "EmptyTensorList",
-        "OptionalFromValue",
-        "OptionalNone",
-        "TensorListPushBack",
-        "TensorListReserve",
-        "TensorListSetItem",
-    }
+    """EmptyTensorList OptionalFromValue OptionalNone TensorListPushBack TensorListReserve
+    TensorListSetItem""".split()
 )
 """Types of operators by which a loop or branch keeps tensors for its gradient."""
 

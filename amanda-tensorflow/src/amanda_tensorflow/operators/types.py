@@ -10,19 +10,15 @@ import tensorflow as tf
 from amanda_tensorflow import _internals
 
 ROUTING = frozenset(
-    """
-    Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit NextIteration RefNextIteration
-    LoopCond
-""".split()
+    """Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit NextIteration RefNextIteration
+    LoopCond""".split()
 )
 """Types that route values through the loops and branches of TensorFlow 1."""
 
 STRUCTURAL = ROUTING | frozenset(
-    """
-    Const NoOp Placeholder PlaceholderWithDefault PlaceholderV2 _Arg _Retval _ListToArray
+    """Const NoOp Placeholder PlaceholderWithDefault PlaceholderV2 _Arg _Retval _ListToArray
     _ArrayToList VarHandleOp Variable VariableV2 VarIsInitializedOp IsVariableInitialized
-    ControlTrigger EagerPyFunc
-""".split()
+    ControlTrigger EagerPyFunc""".split()
 )
 """Types that compute nothing: they hold, name or route values. They are not operators to tools."""
 
@@ -32,14 +28,9 @@ CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 DATASET_LOOPS = frozenset({"ReduceDataset", "ScanDataset"})
 """Loops over a dataset: their bodies take state, an element and further arguments."""
 
-CONTROL_FLOW = DATASET_LOOPS | {
-    "While",
-    "StatelessWhile",
-    "If",
-    "StatelessIf",
-    "Case",
-    "StatelessCase",
-}
+CONTROL_FLOW = DATASET_LOOPS | frozenset(
+    "While StatelessWhile If StatelessIf Case StatelessCase".split()
+)
 """Types that run functions as bodies or branches, whose operators are instrumented instead.
 ``for element in dataset:`` in a ``tf.function`` becomes a ReduceDataset or a ScanDataset."""
 

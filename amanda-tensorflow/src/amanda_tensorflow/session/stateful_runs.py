@@ -29,13 +29,8 @@ NODE = "amanda/run"
 """Name of the nodes in the user's graph."""
 
 _FROM_HANDLES = frozenset(
-    {
-        "IteratorFromStringHandle",
-        "IteratorFromStringHandleV2",
-        "MultiDeviceIteratorFromStringHandle",
-        "GetSessionTensor",
-        "DeleteSessionTensor",
-    }
+    """IteratorFromStringHandle IteratorFromStringHandleV2 MultiDeviceIteratorFromStringHandle
+    GetSessionTensor DeleteSessionTensor""".split()
 )
 """Operators that find state of the session by a handle that they are given as a value."""
 

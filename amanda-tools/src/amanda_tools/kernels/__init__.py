@@ -433,9 +433,8 @@ def _kernel_cells(kernel: Mapping[str, Any], total: float) -> tuple[Any, ...]:
 
 def _group_cells(name: str, group: Mapping[str, Any], place: str, total: float) -> tuple[Any, ...]:
     duration = group[f"{place}_us"]
-    on_host = place == "host"
-    kernels = [k for k in group["kernels"] if k.endswith("(cpu)") is on_host]
-    longest = kernels[0].rpartition(" (")[0] if kernels else "-"
+    kernels = _kernels_at(group, place)
+    longest = next(iter(kernels)).rpartition(" (")[0] if kernels else "-"
     calls = group["calls"]
     return name, group["ops"], calls, f"{duration / 1000:.3f}", share_text(duration, total), longest
 
