@@ -109,12 +109,9 @@ class SparsityTool(WatchingTool[SparsityOptions]):
 
     def tables(self) -> Iterable[Table]:
         """A table for each kind of tensor: tensors of modules first, the sparsest first."""
-        rows = self._labelled()
         last_column = {"activations": ["dead units"], "weights": [self.options.pattern]}
         for kind in KINDS:
-            listed = [r for r in rows if r["kind"] == kind and self.is_shown(r["phase"])]
-            part = sorted(listed, key=_rank)
-            if part:
+            if part := sorted(self._rows_of(kind), key=_rank):
                 share = _share_of_zeros(part) or 0.0
                 title = f"sparsity: {100 * share:.1f} % of the {kind} are zero"
                 columns = ["tensor", "zeros", "at last", "of elements", *last_column.get(kind, [])]
@@ -122,17 +119,15 @@ class SparsityTool(WatchingTool[SparsityOptions]):
         yield from self.outside_of_model()
         yield from self.gap_tables()
 
-    def _labelled(self) -> list[dict[str, Any]]:
-        """Return the rows with the name of the tensor in tables."""
-        pairs = zip(self.watched.values(), self.op_rows(), strict=True)
-        return [{**row, "label": watched.label} for watched, row in pairs]
+    def _rows_of(self, kind: str) -> list[dict[str, Any]]:
+        """Return the rows of one kind that tables show, with the name of the tensor there."""
+        rows = dict(zip(self.watched, self.op_rows(), strict=True))
+        return [{**rows[w.key], "label": w.label} for w in self.listed(kind)]
 
     def charts(self) -> Iterable[Chart]:
         """Fraction of zeros of each tensor that has some, the sparsest first."""
         for kind in KINDS:
-            rows = (row for row in self._labelled() if self.is_shown(row["phase"]))
-            part = [row for row in rows if row["kind"] == kind]
-            shares = {r["label"]: {"zeros": 100 * r["sparsity"]} for r in part}
+            shares = {r["label"]: {"zeros": 100 * r["sparsity"]} for r in self._rows_of(kind)}
             yield from rank_groups(f"zeros of the {kind}", shares, {"zeros": "zeros"}, "%")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -333,9 +333,9 @@ class WatchingTool(PrintingTool[OptionsT]):
 
     # -- result -----------------------------------------------------------
 
-    def of_kind(self, kind: str) -> Iterator[WatchedTensor]:
-        """Yield the watched tensors of one kind."""
-        return (watched for watched in self.watched.values() if watched.kind == kind)
+    def listed(self, kind: str) -> list[WatchedTensor]:
+        """Return the watched tensors of one kind that tables and charts show."""
+        return [w for w in self.watched.values() if w.kind == kind and self.is_shown(w.op.phase)]
 
     def is_shown(self, phase: str) -> bool:
         """True if tables list the tensors of operators of this phase."""

@@ -75,7 +75,7 @@ class StatsTool(WatchingTool[StatsOptions]):
         """
         columns = ("tensor", "mean", "std", "min", "max", "zeros", "nan", "inf")
         for kind in KINDS:
-            part = sorted(self._listed(kind), key=_rank, reverse=True)
+            part = sorted(self.listed(kind), key=_rank, reverse=True)
             if part:
                 rows = [_shown(watched) for watched in part]
                 yield Table(f"stats: {len(part)} {kind}", columns, rows)
@@ -101,15 +101,11 @@ class StatsTool(WatchingTool[StatsOptions]):
         if shares:
             yield Table("stats: saturated elements", ("tensor", "share"), shares)
 
-    def _listed(self, kind: str) -> list[WatchedTensor]:
-        """Return the tensors that tables and charts show."""
-        return [w for w in self.of_kind(kind) if self.is_shown(w.op.phase)]
-
     def charts(self) -> Iterable[Chart]:
         """For each kind of tensor the standard deviations in the order of the run, and a
         histogram."""
         for kind in KINDS:
-            part = self._listed(kind)
+            part = self.listed(kind)
             moments = [watched.moments for watched in part]
             # A deviation of zero has no place on a logarithmic axis.
             deviations = [m.deviation if m.deviation > 0 else None for m in moments]
