@@ -13,7 +13,6 @@ import attrs
 from amanda import OpContext
 from amanda.driver import Driver
 from amanda.inline import MemoryChange, MemoryUse
-from amanda.interface.points import PointContext
 from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
@@ -154,12 +153,9 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         self.add_inst_for_op(self._analyse, backward=True)
-        self.add_inst_for_iteration(self._keep_written, end=True)
+        self.add_inst_for_iteration(self._written.end_step, end=True)
         watch = self.timeline.watch_outputs
         self.add_inst_for_op(watch, backward=True, require_outputs=True)
-
-    def _keep_written(self, _: PointContext) -> None:
-        self._written.end_step()
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
         """Start recording garbage collections, which count in no operator's time."""

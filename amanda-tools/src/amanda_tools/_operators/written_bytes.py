@@ -8,7 +8,7 @@ they are the bytes of the last evaluation.
 
     written = WrittenBytes()
     written.note("a/relu:0", context)       # in an analysis that sees the outputs
-    written.end_step()                      # where an iteration ends
+    tool.add_inst_for_iteration(written.end_step, end=True)
     written.of("a/relu:0")
 """
 
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from amanda import OpContext, deferrable
+from amanda.interface.points import PointContext
 from amanda_tools._values.shapes import total_bytes
 
 
@@ -58,8 +59,9 @@ class WrittenBytes:
         self._last.setdefault(op_id, None)
         return note
 
-    def end_step(self) -> None:
-        """Keep the bytes of the step that has ended: an evaluation after it has other ones."""
+    def end_step(self, _: PointContext) -> None:
+        """Routine at the end of an iteration: keep the bytes of the step, since an evaluation after
+        it has other ones."""
         for op_id in self._new | self._executed:
             self._of_step[op_id] = self._last[op_id]
         self._new.clear()

@@ -123,7 +123,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self.add_inst_for_pass(self._note_pass, end=True)
         self.add_inst_for_pass(self._begin_backward, backward=True)
         self.add_inst_for_pass(self._end_backward, backward=True, end=True)
-        self.add_inst_for_iteration(self._keep_written, end=True)
+        self.add_inst_for_iteration(self._written.end_step, end=True)
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         if self.options.backward:
@@ -142,9 +142,6 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         begin = self._begins.pop() if self._begins else self._totals["forward"].count
         if not self._begins:
             self._recomputed += self._totals["forward"].count - begin
-
-    def _keep_written(self, _: PointContext) -> None:
-        self._written.end_step()
 
     # -- analyses ---------------------------------------------------------
 

@@ -14,6 +14,7 @@ A pass is one complete call of an outermost module; figures are those of the las
 from __future__ import annotations
 
 import abc
+import collections
 import sys
 import threading
 import time
@@ -117,24 +118,17 @@ class ForwardPass:
 
     def __init__(self, model: ModelRecord) -> None:
         self.model = model
-        self.figures: dict[str, Figures] = {}
-
-    def at(self, path: str) -> Figures:
-        """Return the figures of the module at a path."""
-        found = self.figures.get(path)
-        if found is None:
-            found = self.figures[path] = Figures()
-        return found
+        self.figures = collections.defaultdict[str, Figures](Figures)
 
     def count_call(self, path: str) -> int:
         """Count a call of the module at a path; return the number of its earlier calls."""
-        figures = self.at(path)
+        figures = self.figures[path]
         figures.calls += 1
         return figures.calls - 1
 
     def add(self, path: str, flops: int | None, size: int) -> None:
         """Add the figures of an operator to the module at a path."""
-        figures = self.at(path)
+        figures = self.figures[path]
         figures.flops += flops or 0
         figures.is_partial |= flops is None
         figures.bytes += size
@@ -352,7 +346,7 @@ class Recorder:
         if frame is None or frame.within is None:
             return
         has_returned = sys.exception() is frame.handled
-        figures = frame.within.at(frame.path)
+        figures = frame.within.figures[frame.path]
         if has_returned and frame.number >= 0 and not figures.outputs:
             # TensorFlow does not compute unread tensors, as in a call that is only used for a
             # shape.

@@ -265,10 +265,8 @@ def _module(modules: dict[tuple[str, ...], TreeNode], path: tuple[str, ...]) -> 
 
 def _aside(aside: dict[str, dict[str, TreeNode]], op: ModelOp) -> TreeNode:
     """Return the node of operators of this type in a phase beside the model's."""
-    by_type = aside.setdefault(op.phase, {})
-    if op.type not in by_type:
-        by_type[op.type] = TreeNode(-1, "part", op.type, op.type)
-    return by_type[op.type]
+    part = TreeNode(-1, "part", op.type, op.type)
+    return aside.setdefault(op.phase, {}).setdefault(op.type, part)
 
 
 def _modules_by_path(rows: Iterable[Any]) -> dict[str, Mapping[str, Any]]:
