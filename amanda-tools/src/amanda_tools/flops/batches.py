@@ -77,8 +77,7 @@ class Batches:
 
     def _has_batch_first(self, module: Any) -> bool:
         """Return False for a module of PyTorch with a part whose data have positions first."""
-        torch = sys.modules.get("torch")
-        if torch is None or not isinstance(module, torch.nn.Module):
+        if not _is_of_torch(module):
             return True
         if module not in self._order:
             parts = module.modules()
@@ -88,10 +87,12 @@ class Batches:
 
 def _may_have_parameters(module: Any) -> bool:
     """Return False for a module of PyTorch without parameters."""
+    return not _is_of_torch(module) or next(module.parameters(), None) is not None
+
+
+def _is_of_torch(module: Any) -> bool:
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(module, torch.nn.Module):
-        return True
-    return next(module.parameters(), None) is not None
+    return torch is not None and isinstance(module, torch.nn.Module)
 
 
 def _first(tensors: Sequence[Any]) -> Any:

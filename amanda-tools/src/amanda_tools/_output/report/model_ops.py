@@ -22,6 +22,7 @@ import attrs
 
 from amanda.python.text import printable
 from amanda.results import ToolReport
+from amanda_tools._operators.model_phases import MODEL
 from amanda_tools._output.units import format_short, whole_text
 from amanda_tools._values.shapes import HANDLES
 
@@ -30,9 +31,6 @@ _OF_TENSORS = frozenset({"zeros", "elements"})
 
 _CALL = re.compile(r"#\d+")
 """The number of a repeated call, in the path of an id: ``Net.fc#1/linear:0``."""
-
-MODEL = ("forward", "backward")
-"""Phases that are the model's; an operator without a phase counts as one of its direction."""
 
 _LONGEST = 300
 """Characters of an operator's attributes that a page holds."""

@@ -6,14 +6,16 @@ import contextlib
 import math
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from amanda_tools import _internals
 from amanda_tools._values.tensors import Arithmetic, Array
+
+_T = TypeVar("_T")
 
 _NUMPY_FLOATS = {
     dtype: np.dtype(str(dtype).removeprefix("torch.")).str
@@ -110,6 +112,13 @@ def _unwrapped(tensor: Any) -> Iterator[Any]:
         yield _plain(tensor)
 
 
+def _of_numbers(tensor: Any, function: Callable[[Any], _T]) -> _T | None:
+    """Call a function with the :func:`_numbers` of a tensor of any class; None without them."""
+    with _seen(tensor) as plain:
+        numbers = None if plain is None else _numbers(plain)
+        return None if numbers is None else function(numbers)
+
+
 _COMPUTING: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 """Classes that override PyTorch's functions, and True for those that can be multiplied."""
 
@@ -180,9 +189,7 @@ class TorchArithmetic(Arithmetic):
             return bool(tensor.is_floating_point() or tensor.is_complex())
 
     def is_finite(self, tensor: Any) -> bool | None:
-        with _seen(tensor) as plain:
-            numbers = None if plain is None else _numbers(plain)
-            return None if numbers is None else bool(torch.isfinite(numbers).all())
+        return _of_numbers(tensor, lambda numbers: bool(torch.isfinite(numbers).all()))
 
     def is_clean(self, tensor: Any) -> bool | None:
         if type(tensor) not in _OWN or _transform() is not None:
@@ -201,14 +208,10 @@ class TorchArithmetic(Arithmetic):
         return super().is_clean(tensor)
 
     def has_nan(self, tensor: Any) -> bool | None:
-        with _seen(tensor) as plain:
-            numbers = None if plain is None else _numbers(plain)
-            return None if numbers is None else bool(torch.isnan(numbers).any())
+        return _of_numbers(tensor, lambda numbers: bool(torch.isnan(numbers).any()))
 
     def numbers(self, tensor: Any) -> Array | None:
-        with _seen(tensor) as plain:
-            numbers = None if plain is None else _numbers(plain)
-            return None if numbers is None else _array(numbers)
+        return _of_numbers(tensor, _array)
 
     def kind(self, tensor: Any) -> str:
         with _internals.no_overrides():
