@@ -194,20 +194,17 @@ class RematTool(PrintingTool[RematOptions]):
         found = self._planned()
         steps, sizes = self._ops, self._sizes
         kept = {piece for step in steps for piece in step.saved}
-        rows = []
-        for i, step in enumerate(steps):
-            if not step.made and not step.saved:
-                continue
-            rows.append(
-                {
-                    **step.op.row(),
-                    "saved_bytes": sum(sizes[piece] for piece in kept.intersection(step.made)),
-                    "cost_us": step.cost,
-                    "recompute": i in found.recomputed,
-                    "reason": step.obstacle,
-                }
-            )
-        return rows
+        return [
+            {
+                **step.op.row(),
+                "saved_bytes": sum(sizes[piece] for piece in kept.intersection(step.made)),
+                "cost_us": step.cost,
+                "recompute": i in found.recomputed,
+                "reason": step.obstacle,
+            }
+            for i, step in enumerate(steps)
+            if step.made or step.saved
+        ]
 
     def summary(self) -> dict[str, Any]:
         """Memory kept for the backward pass without and with the plan, and the plan's cost.
