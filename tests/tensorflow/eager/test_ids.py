@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
@@ -15,9 +17,10 @@ from amanda.errors import CoverageWarning
 from amanda.testing import loopback
 from amanda.testing.loopback.driver import LoopbackDriver
 from amanda_tensorflow.eager import op_ids
-from tests.tensorflow.eager.support import DRIVERS, Acting, Seen, apply
+from tests.tensorflow.eager.support import DRIVERS, Acting, Seen, apply, bits
 
 X = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+KERNEL = tf.ones((2, 2, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,78 @@ def test_counted_once(operand: Any) -> None:
             amanda.new_iteration()
             tf.linalg.matmul(X, operand)
     assert calls == [2, 2, 2]
+
+
+REFUSED_ATTRIBUTES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "dtype of NumPy": ("Bitcast", lambda x: tf.bitcast(x, np.int32)),
+    "name of a dtype": ("Shape", lambda x: tf.shape(x, out_type="int64")),
+    "float of NumPy": (
+        "LeakyRelu",
+        lambda x: tf.raw_ops.LeakyRelu(features=x, alpha=np.float32(2)),
+    ),
+    "integer of NumPy": (
+        "Conv2D",
+        lambda x: tf.nn.conv2d(tf.reshape(x, (1, 2, 2, 1)), KERNEL, np.int64(1), "SAME"),
+    ),
+    "several outputs": ("Unpack", lambda x: tf.unstack(x, axis=np.int64(0))),
+}
+"""Operators with an attribute that only the slow path takes."""
+
+
+@pytest.mark.parametrize("has_callback", [False, True])
+@pytest.mark.parametrize("name", REFUSED_ATTRIBUTES)
+def test_an_attribute_that_the_fast_path_refuses(name: str, has_callback: bool) -> None:
+    """An operator with an attribute that only the slow path takes has one id, runs once between
+    its routines, and computes with what they return."""
+    kind, build = REFUSED_ATTRIBUTES[name]
+    calls: list[str] = []
+
+    def double(first: Any, *others: Any) -> list[Any]:
+        calls.append("before")
+        return [first * 2, *others]
+
+    def analyse(context: amanda.OpContext) -> None:
+        calls.append(context.get_op_id())
+        context.insert_before_op(double)
+        context.insert_after_op(lambda *outputs: calls.append(f"after {len(outputs)}"))
+
+    expected, found, told = bits(build(X * 2)), [], list[Any]()
+    if has_callback:
+        op_callbacks.add_op_callback(lambda kind, *_: told.append(kind))
+    with apply(Acting(kind, analyse)):
+        for _ in range(3):
+            found.append(bits(build(X)))
+            amanda.new_iteration()
+    if has_callback:
+        op_callbacks.clear_op_callbacks()
+    assert found == [expected] * 3
+    assert calls == [f"/{kind}:0", *["before", f"after {len(expected)}"] * 3]
+    assert len([t for t in told if t in (kind, kind.encode())]) == 3 * has_callback
+
+
+def test_an_operator_that_fails_between_its_routines() -> None:
+    """Routines before an operator that fails run once, as it counts once; one that TensorFlow
+    refuses for an attribute, after its routines, does not count."""
+    calls: list[str] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        op_id = context.get_op_id()
+        context.insert_before_op(lambda *_: calls.append(op_id))
+
+    found: list[list[str]] = []
+    with apply(Acting("Bitcast", analyse)):
+        for dtypes in ([tf.int32] * 4, [tf.complex128, np.int32], ["no type", tf.int32]) * 2:
+            calls.clear()
+            for dtype in dtypes:
+                try:
+                    tf.bitcast(X, dtype)
+                except (TypeError, tf.errors.InvalidArgumentError) as error:
+                    calls.append(type(error).__name__)
+            found.append(list(calls))
+            amanda.new_iteration()
+    first, second = "/Bitcast:0", "/Bitcast:1"
+    assert found[1] == found[4] == [first, "InvalidArgumentError", second]
+    assert found[2] == found[5] == [first, "TypeError", first]
 
 
 def test_an_inner_scope_has_the_ids_of_readings() -> None:

@@ -41,6 +41,7 @@ from typing import Any
 import tensorflow as tf
 
 from amanda.engine.dispatch import Dispatcher
+from amanda.engine.plan import ActionPlan
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.op_request import Vanilla
@@ -241,8 +242,7 @@ class FastPath:
         Raises:
             FallbackException: makes it take the slow path, with our patch in place.
         """
-        if _internals.EXECUTE.execute is not self._slow_path.patched:
-            self._slow_path.put_in_place()
+        self._slow_path.put_in_place()
         if _internals.takes_fast_path(op_name, args):
             tracker.sent_to_slow_path.add(op_name)
             if not _internals.needs_no_conversion(op_name, args):
@@ -257,13 +257,7 @@ class FastPath:
         It refuses some that the fast path takes, as an integer beside a variable, and what neither
         takes it refuses by another error.
         """
-        frame = inspect.currentframe()
-        while frame is not None and frame.f_globals is globals():
-            frame = frame.f_back
-        call = None if frame is None else _internals.slow_path_of(frame)
-        if call is None:
-            raise _internals.FallbackException(op_name)
-        function, arguments = call
+        function, arguments = _slow_call(op_name)
         self._read_variables(op_name, args, arguments)
         failed: list[Exception] = []
         try:
@@ -324,13 +318,30 @@ class FastPath:
             raise_if_retried()
         cell[0] += 1
         values = run_all(plan.before, inputs) if plan.before else inputs
-        result = self._vanilla.fast_path(ctx, op_name, name, *values, *args[count:])
+        try:
+            result = self._vanilla.fast_path(ctx, op_name, name, *values, *args[count:])
+        except _internals.FallbackException:
+            cell[0] -= 1
+            return self._refused(tracker, plan, values, op_name)
         outputs = result if type(result) is list else [] if result is None else [result]
         if plan.after:
             outputs = run_all(plan.after, outputs)
         if op_name in READING:
             self._values.note(op_name, inputs, outputs[0])
         return outputs if type(result) is list else outputs[0] if outputs else None
+
+    def _refused(
+        self, tracker: EagerTracker, plan: ActionPlan, values: list[Any], op_name: str
+    ) -> Any:
+        """Run an operator on the slow path, which takes attributes that the fast path has refused,
+        as a dtype of NumPy. The routines before it have given `values`."""
+        self._slow_path.put_in_place()
+        function, arguments = _slow_call(op_name)
+        tracker.begun = plan, values
+        try:
+            return function(**arguments)
+        finally:
+            tracker.begun = None
 
     def _outside(
         self, tracker: EagerTracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]
@@ -349,6 +360,21 @@ class FastPath:
         """Run an operator that calls a Python function."""
         call = functools.partial(self._vanilla.fast_path, ctx, op_name, name, *args)
         return call_python(tracker, call)
+
+
+def _slow_call(op_name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The slow path of the function of TensorFlow that asks for the fast path, and its arguments.
+
+    Raises:
+        FallbackException: the function is none of the generated ones.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    call = None if frame is None else _internals.slow_path_of(frame)
+    if call is None:
+        raise _internals.FallbackException(op_name)
+    return call
 
 
 def _is_of_stateless(error: Exception, op_name: str) -> bool:

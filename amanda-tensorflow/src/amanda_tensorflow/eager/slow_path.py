@@ -61,8 +61,9 @@ class SlowPath:
 
     def put_in_place(self) -> None:
         """Patch the function that TensorFlow has set meanwhile: ``op_callbacks`` sets another."""
-        self._vanilla.execute = _internals.EXECUTE.execute
-        _internals.EXECUTE.execute = self.patched
+        if _internals.EXECUTE.execute is not self.patched:
+            self._vanilla.execute = _internals.EXECUTE.execute
+            _internals.EXECUTE.execute = self.patched
 
     def leave(self, undo: Callable[[], None]) -> None:
         """Undo the patches by `undo`, but keep a function that TensorFlow has set meanwhile."""
@@ -173,7 +174,8 @@ class SlowPath:
             scope = ids.scope(tracker.local.scope_name)
             cell = ids.cell(scope, kind)
             entry = entry_of(cell)
-        number, plan = cell[0], entry.plan
+        number = cell[0]
+        plan, values = tracker.begun or (entry.plan, None)
         cell[0] = number + 1
         if plan is None:
             op_id = ids.op_id(scope, kind, number)
@@ -181,7 +183,8 @@ class SlowPath:
         if plan is None:
             outputs, plan = self._run_analysed(tracker, op_id, request, inputs, scope)
         else:
-            values = self._dispatcher.run_all(plan.before, inputs) if plan.before else inputs
+            if values is None:
+                values = self._dispatcher.run_all(plan.before, inputs) if plan.before else inputs
             outputs = self._run(tracker, plan, request, inputs, values)
         if op_id and tracker.keeps_plans(generation):
             keep(cell, number, entry_of_plan(plan, kind in READING))

@@ -21,6 +21,7 @@ from amanda_tensorflow.eager.plan_cache import OUTSIDE
 
 if TYPE_CHECKING:
     from amanda.engine.dispatch import Dispatcher
+    from amanda.engine.plan import ActionPlan
     from amanda.state import LiveScope
     from amanda_tensorflow.eager.tape_marks import Mark, OpGradients, RecomputedPlace, SharedMark
 
@@ -47,6 +48,8 @@ class EagerTracker:
         marking: the mark for the operators of the replacement that runs, if one does.
         sent_to_slow_path: types of operators that the driver has told to take the slow path, and
             that have not arrived there.
+        begun: of the operator on its way there from the fast path, the plan and the inputs after
+            the routines before it, if they have run; else None.
         gradients: what is remembered of backward operators, by id of the forward operator.
         runs: by mark that executions share, a call of the gradient function; it stands for all.
         sums: within a backward pass, sums of gradients by ``id`` of the result.
@@ -76,6 +79,7 @@ class EagerTracker:
         self.depth = 0
         self.marking: Mark | None = None
         self.sent_to_slow_path: set[str] = set()
+        self.begun: tuple[ActionPlan, list[Any]] | None = None
         self.gradients: dict[str, OpGradients] = {}
         self.runs: dict[Mark, Any] = {}
         self.sums: dict[int, Any] = {}
