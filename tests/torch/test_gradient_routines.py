@@ -14,6 +14,7 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import register_multi_grad_hook
+from torch.nn import functional as F  # noqa: N812
 
 import amanda
 from amanda.errors import RoutineResultError
@@ -313,6 +314,90 @@ def test_hooks_of_the_program_run_as_without_a_tool(install: Any, tool: Any) -> 
     wanted = _train(install)
     with applied(tool()):
         assert _train(install) == wanted
+
+
+Operator = tuple[Callable[..., Any], list[torch.Tensor]]
+Hook = Callable[..., Any]
+
+
+@pytest.fixture(params=["linear", "linear3", "matmul", "prelu", "conv1d"])
+def of_two_nodes(request: pytest.FixtureRequest) -> Operator:
+    """An operator that computes with views of some inputs, and the values of its inputs."""
+    function, *shapes = {
+        "linear": (F.linear, (4, 3), (5, 3), (5,)),
+        "linear3": (F.linear, (2, 4, 3), (5, 3), (5,)),
+        "matmul": (torch.matmul, (2, 4, 3), (3, 5)),
+        "prelu": (F.prelu, (2, 3, 4), (3,)),
+        "conv1d": (F.conv1d, (3, 9), (4, 3, 3), (4,)),
+    }[request.param]
+    torch.manual_seed(0)
+    return function, [torch.rand(shape) - 0.5 for shape in shapes]
+
+
+def _on_nodes(output: torch.Tensor, inputs: Any, hook: Hook, kind: str = "register_hook") -> None:
+    nodes = [output.grad_fn]
+    for node in nodes:
+        getattr(node, kind)(hook)
+        following = [target for target, _ in node.next_functions]
+        nodes += [target for target in following if type(target).__name__.endswith("Backward0")]
+
+
+def _before_nodes(output: torch.Tensor, inputs: Any, hook: Hook) -> None:
+    _on_nodes(output, inputs, hook, "register_prehook")
+
+
+def _within_the_pass(output: torch.Tensor, inputs: Any, hook: Hook) -> None:
+    output.register_hook(lambda _: _on_nodes(output, inputs, hook))
+
+
+def _on_tensors(output: torch.Tensor, inputs: Any, hook: Hook) -> None:
+    for tensor in (output, *inputs):
+        tensor.register_hook(lambda gradient: hook((gradient,))[0])
+
+
+def _looks(output: torch.Tensor, inputs: Any, hook: Hook) -> None:
+    output.retain_grad()
+    register_multi_grad_hook(inputs, lambda gradients: (hook(gradients), None)[1])
+
+
+@pytest.mark.parametrize(
+    "register", [_on_nodes, _before_nodes, _within_the_pass, _on_tensors, _looks]
+)
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("option", ["", "create_graph", "inputs", "anomaly"])
+def test_hooks_of_the_program_see_and_replace_all_gradients(
+    of_two_nodes: Operator, register: Callable[..., None], option: str
+) -> None:
+    """Under routines on an operator and on its nodes, hooks that the program adds afterwards see
+    the gradients that they see without tools, and what they return is passed on."""
+    function, values = of_two_nodes
+
+    def run() -> list[list[Any]]:
+        inputs, seen = [value.clone().requires_grad_() for value in values], []
+
+        def hook(gradients: Any, *_: Any) -> Any:
+            seen.append([None if one is None else one.detach().clone() for one in gradients])
+            return tuple(None if one is None else one * 2 for one in gradients)
+
+        output = function(*inputs)
+        register(output, inputs, hook)
+        with torch.autograd.set_detect_anomaly(option == "anomaly"):
+            output.sin().sum().backward(
+                inputs=inputs[:1] if option == "inputs" else None,
+                create_graph=option == "create_graph",
+            )
+        results = [tensor.grad for tensor in inputs]
+        if option == "inputs":
+            # An identity leads to all inputs, so that their gradients are computed, too.
+            return [results]
+        return [*seen, [output.grad if output.retains_grad else None], results]
+
+    expected = run()
+    with applied(Identity(), WholeIdentity()):
+        found = run()
+    for one, other in zip(expected, found, strict=True):
+        for gradient, same in zip(one, other, strict=True):
+            assert gradient is same is None or torch.equal(gradient, same)
 
 
 def test_gradient_routines_leave_the_graph_as_it_is() -> None:

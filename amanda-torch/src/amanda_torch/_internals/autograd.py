@@ -47,6 +47,14 @@ current_node: Callable[[], Any] = symbol("torch._C._current_autograd_node")
 """The autograd node that a backward pass runs in this thread, its hooks included."""
 
 
+def run_last(hook: torch.utils.hooks.RemovableHandle, _: Any = None) -> None:
+    """Have a posthook of a node run after the node's other ones; a prehook of the node."""
+    hooks = hook.hooks_dict_ref()
+    # PyTorch reads the values of the dictionary itself, whose order OrderedDict.move_to_end()
+    # leaves as it is.
+    hooks[hook.id] = hooks.pop(hook.id)
+
+
 require("torch.autograd.graph.Node._input_metadata")
 
 

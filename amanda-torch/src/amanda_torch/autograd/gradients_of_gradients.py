@@ -22,7 +22,6 @@ from amanda_torch import _internals
 from amanda_torch.autograd.claims import Claimer
 from amanda_torch.autograd.gradient_graphs import numbered
 from amanda_torch.autograd.nodes import OWNER, is_accumulation, is_own, node_name
-from amanda_torch.autograd.whole_operator import DELAYED
 
 _UNKNOWN = "backward operators of gradients, in the first pass that makes a graph"
 
@@ -57,8 +56,7 @@ class MadeGraph:
                 continue
             owner = node.metadata.get(OWNER)
             if owner is not None:
-                taken = node.metadata.get(DELAYED)
-                made = functools.partial(self._claim_made, owner, taken=taken)
+                made = functools.partial(self._claim_made, owner)
                 self._handles.append(node.register_hook(made))
             else:
                 unknown += not is_own(node)
@@ -88,16 +86,9 @@ class MadeGraph:
             if owner is not None and result is not None:
                 self._claim_made(owner, (result,), ())
 
-    def _claim_made(
-        self, owner: Any, produced: Sequence[Any], consumed: Sequence[Any], taken: Any = None
-    ) -> None:
-        """Posthook of a node: hook the nodes behind its gradients that have no owner yet.
-
-        Args:
-            taken: the gradients that :class:`DelayedGradients` have taken off the node.
-        """
-        delayed = taken.get(_internals.graph_task(), {}).values() if taken else ()
-        given = (*produced, *delayed, *consumed)
+    def _claim_made(self, owner: Any, produced: Sequence[Any], consumed: Sequence[Any]) -> None:
+        """Posthook of a node: hook the nodes behind its gradients that have no owner yet."""
+        given = (*produced, *consumed)
         with _internals.reading(given):
             nodes = _internals.without_modes(self._made, given)
         known, backward_id, past = owner

@@ -37,9 +37,6 @@ from amanda_torch.autograd.nodes import (
 from amanda_torch.autograd.substitution import alias_for
 from amanda_torch.routines import RoutineDispatcher
 
-DELAYED = "amanda_delayed"
-"""Key in a node's metadata: the gradients that were taken off it, by the number of the pass."""
-
 
 class WholeOperator(OperatorGradients):
     """The routines on an operator's gradients as a whole, run with no function mode on."""
@@ -482,8 +479,9 @@ class DelayedGradients:
 
     One node of the operator produces the gradients of some inputs; others go through nodes of
     views behind it. An identity before all inputs would sum what comes to one of them in a pass
-    through gradients, and so change the order of the sum. It is before the views only: the
-    gradients that the first node produces are taken off it, and follow where the identity is.
+    through gradients, and so change the order of the sum. It is before the views only: after all
+    hooks of the first node the gradients that it produces are withheld, and the identity passes
+    them on.
 
     Args:
         behind: positions of the inputs that the operator uses by views, and that need a gradient.
@@ -505,8 +503,8 @@ class DelayedGradients:
         self._behind = behind
         self._change = _Selected(whole.after, (*self._direct, *behind), len(values))
         self.skipped = len(self._direct)
-        # By the number of a backward pass the gradients that were taken off, by input.
-        self.taken: dict[int, dict[int, Any]] = {}
+        # By the number of a backward pass the gradients that are withheld, by input.
+        self._withheld: dict[int, dict[int, Any]] = {}
 
     def before_views(self, values: list[Any]) -> list[Any]:
         """The values to run the operator on."""
@@ -518,7 +516,7 @@ class DelayedGradients:
         return values
 
     def hook(self, values: Sequence[Any], outputs: Sequence[Any], start: int) -> None:
-        """Take the gradients off the node that produces them, after all its other hooks.
+        """Withhold the gradients of the node that produces them, after all its other hooks.
 
         Args:
             values: the inputs.
@@ -527,21 +525,24 @@ class DelayedGradients:
         edges = [edge_of(value) if i in self._direct else None for i, value in enumerate(values)]
         for node in new_nodes(outputs, start):
             if not is_accumulation(node) and (places := _places(node, edges)):
-                node.register_hook(functools.partial(self._take, places))
-                node.metadata[DELAYED] = self.taken
+                handle = node.register_hook(functools.partial(self._withhold, places))
+                # The program may add hooks until the node runs.
+                node.register_prehook(functools.partial(_internals.run_last, handle))
 
-    def _take(self, places: dict[int, int], produced: tuple[Any, ...], _: tuple[Any, ...]) -> Any:
+    def _withhold(
+        self, places: dict[int, int], produced: tuple[Any, ...], _: tuple[Any, ...]
+    ) -> Any:
         """Posthook of the node."""
         if not self._whole.acts():
             return None
-        taken = places.values()
-        _notes_in(self.taken).update(zip(places, (produced[place] for place in taken), strict=True))
-        return tuple(None if place in taken else one for place, one in enumerate(produced))
+        _notes_in(self._withheld).update({i: produced[place] for i, place in places.items()})
+        withheld = places.values()
+        return tuple(None if place in withheld else one for place, one in enumerate(produced))
 
     def __call__(self, gradients: list[Any]) -> list[Any]:
         """The gradients of the direct inputs and of those behind views."""
-        taken = self.taken.pop(_internals.graph_task(), {})
-        return self._change([*map(taken.get, self._direct), *gradients])
+        withheld = self._withheld.pop(_internals.graph_task(), {})
+        return self._change([*map(withheld.get, self._direct), *gradients])
 
 
 def hook_input_edges(

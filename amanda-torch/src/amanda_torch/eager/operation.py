@@ -81,7 +81,7 @@ def _behind_linear(values: Sequence[Any], _: Mapping[str, Any]) -> Sequence[int]
     dimensions = values[0].dim()
     if dimensions < 2 or not values[0].is_contiguous():
         return None
-    return (1,) if dimensions == 2 else (0, 1)
+    return (1,) if dimensions == 2 else (1, 0)
 
 
 def _behind_matmul(values: Sequence[Any], _: Mapping[str, Any]) -> Sequence[int] | None:
