@@ -12,6 +12,7 @@ Do not reload this module.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import sys
 import threading
@@ -191,11 +192,25 @@ def unwind(undo: list[Undo], mark: int) -> None:
     or at the latest the end of the scope.
     """
     while len(undo) > mark:
-        entry = undo[-1]
-        entry[0](*entry[1])
-        # Not before: an interrupt in between would lose it. A signal may have replaced the entry.
-        if undo[-1] is entry:
-            del undo[-1]
+        restore, given = undo[-1]
+        restore(*given)
+        # Not before: an interrupt in between would lose it.
+        del undo[-1]
+    if not undo:
+        deliver()
+
+
+def deliver() -> None:
+    """Run the handlers of signals that have waited, if the state of the thread is restored."""
+    thread = vars(STATE)
+    waiting = thread["waiting"]
+    if not waiting or thread["undo"] or thread["paused"]:
+        return
+    for number in tuple(waiting):
+        with contextlib.ExitStack() as stack:
+            for driver in tuple(ATTACHED.values()):
+                stack.enter_context(driver.resumed())
+            waiting.pop(number, bool)()
 
 
 class ThreadState(threading.local):

@@ -19,11 +19,11 @@ with :meth:`Dispatcher.run`. Backward operators go through
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from amanda.engine.garbage import stop_collections
 from amanda.engine.notes import note
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compile_plan
 from amanda.engine.points import Points
@@ -387,11 +387,8 @@ class Dispatcher:
         if tools and (only is None or any(tool.analyses_at(point) for tool in tools)):
             state, undo = record.state, STATE.undo
             mark = len(undo)
-            if gc.isenabled():
-                # Finalizers of the program's garbage run afterwards, as code of the program.
-                undo.append((gc.enable, ()))
-                gc.disable()
             try:
+                stop_collections()
                 state.point = point
                 self.call_alone(scope, run_analyses, (scope, tools, record, point))
             finally:

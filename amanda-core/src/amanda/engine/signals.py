@@ -1,73 +1,90 @@
 """Handlers of signals, which run as code of the program also where a tool's code is interrupted.
 
-Within scopes each handler of the program's in Python has a stand-in. Where a tool's code, or what
-surrounds it, has changed the state of the main thread, the handler runs as soon as that is
-restored::
+Where a tool's code, or what surrounds it, has changed the state of the main thread, a handler of
+the program's waits until that is restored (:func:`amanda.state.deliver`). While scopes are live,
+the code of the handlers is wrapped. What is installed stays, with its flags and with what C code
+has installed over it::
 
-    stand_in(True)        # a scope begins
-    ...
-    stand_in(False)       # the last one has ended
+    cover_handlers()      # a scope has begun or ended
 
-The handler of ``KeyboardInterrupt`` and those of Amanda do not wait: they end what runs. The
-program sees its own handlers (``signal.getsignal``).
+The handler of ``KeyboardInterrupt`` and those of Amanda do not wait: they end what runs.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from types import FrameType
+from contextlib import contextmanager
+from types import FrameType, FunctionType
 from typing import Any
 
+from amanda.engine.op_ids import calling_frame
 from amanda.python.patching import PatchSet
-from amanda.state import ATTACHED, STATE, Undo, unwind
+from amanda.state import LIVE_SCOPES, STATE, locked, unwind
 
-_PATCHES = PatchSet()
-
-
-class _StandIn:
-    """Stands in for a handler."""
-
-    __slots__ = ("handler",)
-
-    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
-        self.handler = handler
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        undo = STATE.undo
-        if not (undo or STATE.paused):
-            self.handler(number, frame)
-            return
-        # A second signal of this number that comes meanwhile is the same, as for the kernel.
-        STATE.waiting.setdefault(number, self.handler)
-        if undo and undo[0][0] is not _restore_and_deliver:
-            # It is restored last; who unwinds finds that the entry is another one.
-            undo[0] = _restore_and_deliver, (undo[0],)
+_WRAPPED: dict[FunctionType, PatchSet] = {}
 
 
-def _restore_and_deliver(entry: Undo) -> None:
-    restore, given = entry
-    restore(*given)
-    try:
-        _deliver()
-    except BaseException:
-        # The rest of the thread's state is restored: nothing is left to unwind.
-        STATE.undo.clear()
-        raise
+def cover_handlers() -> None:
+    """Let handlers wait where tools' code runs, while scopes are live; in any thread."""
+    if bool(_WRAPPED) != bool(LIVE_SCOPES):
+        _wrap_handlers()
 
 
-def _deliver() -> None:
-    waiting = STATE.waiting
-    while waiting:
-        number = next(iter(waiting))
-        with ExitStack() as stack:
-            for driver in tuple(ATTACHED.values()):
-                stack.enter_context(driver.resumed())
-            waiting.pop(number)(number, inspect.currentframe())
+def _wrap_handlers() -> None:
+    """Wrap the handlers that are installed, and no others; none without live scopes."""
+    wrappers: dict[FunctionType | None, Callable[..., Any]] = {}
+    if LIVE_SCOPES:
+        handlers = map(signal.getsignal, range(1, signal.NSIG))
+        wrappers = dict.fromkeys(map(_function_of, handlers), _deferring)
+        wrappers[_function_of(signal.signal)] = _wrapping
+    for function in _WRAPPED.keys() - wrappers.keys():
+        _WRAPPED[function].undo()
+        del _WRAPPED[function]
+    for function, wrapper in wrappers.items():
+        if function is not None and function not in _WRAPPED:
+            patches = _WRAPPED[function] = PatchSet()
+            patches.wrap_code(function, wrapper)
+
+
+def _function_of(handler: Any) -> FunctionType | None:
+    """The function in Python that a handler of the program's runs; None for other handlers."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)
+    if callable(function) and not isinstance(function, FunctionType):
+        function = type(function).__call__
+    if not isinstance(function, FunctionType) or str(function.__module__).startswith("amanda."):
+        return None
+    return function
+
+
+def _wrapping(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+    def set_handler(*args: Any, **kwargs: Any) -> Any:
+        outer = vanilla(*args, **kwargs)
+        if any(map(_function_of, (*args, *kwargs.values()))):
+            locked(_wrap_handlers)
+        return outer
+
+    return set_handler
+
+
+def _deferring(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+    def handle(*args: Any, **kwargs: Any) -> Any:
+        *_, number, frame = None, None, *args
+        # Others may call the function with arguments of their own.
+        if not isinstance(number, int) or not isinstance(frame, FrameType):
+            return vanilla(*args, **kwargs)
+        # The second signal does not wait: a watchdog has to end a tool that hangs.
+        if not (STATE.undo or STATE.paused) or STATE.waiting.pop(number, None):
+            return vanilla(*args, **kwargs)
+        STATE.waiting[number] = lambda: vanilla(
+            *args[:-1], calling_frame(("contextlib",)), **kwargs
+        )
+        return None
+
+    return handle
 
 
 @contextmanager
@@ -80,52 +97,3 @@ def handlers_wait() -> Iterator[None]:
         yield
     finally:
         unwind(STATE.undo, mark)
-
-
-def deliver() -> None:
-    """Run the handlers that have waited, if the state of the thread is the program's own."""
-    if not (STATE.undo or STATE.paused):
-        _deliver()
-
-
-def stand_in(wanted: bool) -> None:
-    """Give the handlers stand-ins, or the program its handlers back; in the main thread only,
-    which alone runs handlers and sets them."""
-    if threading.current_thread() is not threading.main_thread() or wanted == bool(_PATCHES):
-        return
-    if wanted:
-        _PATCHES.wrap(signal, "signal", _unseen)
-        _PATCHES.wrap(signal, "getsignal", _unseen)
-    else:
-        _PATCHES.undo()
-    change = _stood_in if wanted else _own
-    for number in signal.valid_signals():
-        handler = _vanilla_getsignal(number)
-        if change(handler) is not handler:
-            _vanilla_signal(number, change(handler))
-
-
-_vanilla_signal, _vanilla_getsignal = signal.signal, signal.getsignal
-
-
-def _stood_in(handler: Any) -> Any:
-    """What is to be set for a handler of the program's."""
-    is_ours = str(getattr(handler, "__module__", "")).startswith("amanda.")
-    ends = is_ours or handler is signal.default_int_handler
-    return _StandIn(handler) if callable(handler) and not ends else handler
-
-
-def _own(handler: Any) -> Any:
-    """The handler of the program's behind what is set."""
-    return handler.handler if isinstance(handler, _StandIn) else handler
-
-
-def _unseen(vanilla: Callable[..., Any]) -> Callable[..., Any]:
-    """``signal.signal`` or ``signal.getsignal``, by which the program sees its own handlers."""
-
-    @functools.wraps(vanilla)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        named = {name: _stood_in(value) for name, value in kwargs.items()}
-        return _own(vanilla(*map(_stood_in, args), **named))
-
-    return call

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from amanda.engine.signals import deliver
 from amanda.interface.driver import Driver, ThreadSwitches
-from amanda.state import ATTACHED, STATE, TOOL_LOCK, UNPAUSED, LiveScope, owns_tool_lock
+from amanda.state import ATTACHED, STATE, TOOL_LOCK, UNPAUSED, LiveScope, deliver, owns_tool_lock
 
 _clock = time.perf_counter
 _acquire = TOOL_LOCK.acquire
@@ -80,10 +79,11 @@ class ToolCode:
             if not owned and owns_tool_lock():
                 _release()
             while len(undo) > mark:  # unwind(), without a function: at every point
-                entry = undo[-1]
-                entry[0](*entry[1])
-                if undo[-1] is entry:
-                    del undo[-1]
+                restore, given = undo[-1]
+                restore(*given)
+                del undo[-1]
+            if thread["waiting"]:
+                deliver()
 
     def _within(
         self,

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from amanda.engine.signals import stand_in
+from amanda.engine.garbage import forget_threads
+from amanda.engine.signals import cover_handlers
 from amanda.python.patching import PatchSet
 from amanda.registry import drivers, import_hook
 from amanda.state import (
@@ -139,9 +140,10 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     _after_fork()
-    caller = inspect.stack(0)[1].frame.f_globals.get("__name__", "")
-    # multiprocessing counts its own; subprocess runs another program.
-    if not caller.startswith(("multiprocessing.", "subprocess")):
+    frame = inspect.currentframe()
+    caller = str(frame and frame.f_back and frame.f_back.f_globals.get("__name__"))
+    # multiprocessing counts its own; the others, such as os.spawnv(), run another program.
+    if caller.partition(".")[0] not in {"multiprocessing", "os", "pty", "subprocess"}:
         FORKS.append(caller)
 
 
@@ -166,6 +168,8 @@ def _vanilla_child() -> None:
     if not owns_tool_lock():
         STATE.paused = 0
     reset_locks()
+    forget_threads()
+    STATE.waiting.clear()
     for block in STATE.blocks:
         block.is_open = block.scope is None
     find_active(vars(STATE))
@@ -174,7 +178,7 @@ def _vanilla_child() -> None:
     LIVE_SCOPES.clear()
     _INHERITED.clear()
     cover_new_threads(False)
-    stand_in(False)
+    cover_handlers()
     import_hook.await_nothing()
     with contextlib.ExitStack() as stack:
         # Last, also if a driver raises.

@@ -19,7 +19,7 @@ import attrs
 
 from amanda.engine.iterations import Iterations
 from amanda.engine.records import ActionCache
-from amanda.engine.signals import stand_in
+from amanda.engine.signals import cover_handlers
 from amanda.engine.tool_code import paused
 from amanda.errors import NoDriverError
 from amanda.interface.action import Filter, InstPoint
@@ -222,7 +222,7 @@ class Scope:
 
     def _cover_thread(self) -> None:
         inheritance.cover_new_threads(True)
-        stand_in(True)
+        cover_handlers()
         open_block(self._block)
         for driver in tuple(self.drivers):
             self._enter_thread(driver)
@@ -321,7 +321,7 @@ class Scope:
                 *(partial(self._exit_thread, driver) for driver in self.drivers),
                 *(partial(self._detach, cls) for cls in reversed(ATTACHED.copy())),
                 lambda: inheritance.cover_new_threads(bool(LIVE_SCOPES)),
-                lambda: None if LIVE_SCOPES else stand_in(False),
+                cover_handlers,
                 self._stop_waiting,
             ]
         )

@@ -22,13 +22,12 @@ import torch
 from torch import nn
 
 from amanda.engine.notes import note
-from amanda.engine.signals import deliver
 from amanda.errors import CoverageWarning
 from amanda.inline.steps import are_paired
 from amanda.interface.action import Action
 from amanda.interface.compiled_extension import chosen
 from amanda.python.patching import PatchSet
-from amanda.state import STATE, TOOL_LOCK, UNPAUSED
+from amanda.state import STATE, TOOL_LOCK, UNPAUSED, deliver
 from amanda_torch import _internals, accel
 from amanda_torch.autograd.nodes import OWN_NODES
 from amanda_torch.eager.execution import unswallowed

@@ -1,0 +1,281 @@
+"""Handlers of signals, and collections of garbage, while code of tools runs."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import functools
+import gc
+import inspect
+import os
+import signal
+import struct
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from signal import getsignal, raise_signal
+from signal import signal as set_handler
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda.scope.inheritance import FORKS
+from amanda.testing import loopback as lb
+
+NUMBER = signal.SIGUSR1
+_CODE = set_handler.__code__
+
+
+class Analysing(amanda.Tool):
+    """Calls a function in the analysis of each operator."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__()
+        self.add_inst_for_op(lambda context: function())
+
+
+def analyse(function: Callable[[], Any]) -> None:
+    """Call a function in one analysis."""
+    with amanda.apply(Analysing(function), drivers=["loopback"]):
+        lb.relu(lb.tensor([1.0]))
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    outer = getsignal(NUMBER)
+    yield
+    set_handler(NUMBER, outer)
+    assert set_handler.__code__ is _CODE
+
+
+def _is_restarting(number: int) -> bool:
+    """True if the system restarts calls that a signal interrupts (SA_RESTART)."""
+    action = (ctypes.c_char * 256)()
+    ctypes.CDLL(None).sigaction(int(number), None, action)
+    return bool(struct.unpack_from("i", bytes(action), 136)[0] & 0x10000000)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the layout of sigaction is that of glibc")
+def test_flags_of_handlers_stay() -> None:
+    """What asyncio asks for at its handlers holds in a scope and after it."""
+
+    async def program() -> list[bool]:
+        asyncio.get_running_loop().add_signal_handler(NUMBER, int)
+        found = [_is_restarting(NUMBER)]
+        with amanda.apply(amanda.Tool(), drivers=["loopback"]):
+            found.append(_is_restarting(NUMBER))
+        return [*found, _is_restarting(NUMBER)]
+
+    assert asyncio.run(program()) == [True] * 3
+
+
+def test_a_handler_in_c_over_one_in_python_stays() -> None:
+    """A traceback of faulthandler is written in a scope and after it; the program's own handler
+    runs, too."""
+    handled: list[int] = []
+    set_handler(NUMBER, lambda number, frame: handled.append(number))
+    with tempfile.TemporaryFile() as file:
+        faulthandler.register(NUMBER, file=file, chain=True)
+        try:
+            analyse(lambda: raise_signal(NUMBER))
+            size = file.seek(0, os.SEEK_END)
+            raise_signal(NUMBER)
+        finally:
+            faulthandler.unregister(NUMBER)
+        assert 0 < size < file.seek(0, os.SEEK_END)
+    assert len(handled) == 2
+
+
+def test_a_scope_that_ends_in_another_thread() -> None:
+    """Nothing is left of it, although handlers are set in the main thread only."""
+
+    def handle(number: int, frame: Any) -> None:
+        pass
+
+    set_handler(NUMBER, handle)
+    code = handle.__code__
+    block = amanda.apply(amanda.Tool(), drivers=["loopback"])
+    begun, go = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with amanda.apply(amanda.Tool(), drivers=["loopback"]):
+            begun.set()
+            go.wait(10)
+
+    thread = threading.Thread(target=work)
+    with block:
+        thread.start()
+        begun.wait(10)
+    assert handle.__code__ is not code
+    go.set()
+    thread.join()
+    assert handle.__code__ is code
+    assert vars(handle) == {}
+    assert set_handler.__code__ is _CODE
+
+
+class Handling:
+    """Handlers of several kinds."""
+
+    def __init__(self) -> None:
+        self.handled: list[FrameType | None] = []
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        self.handled.append(frame)
+
+    def tagged(self, tag: str, number: int, frame: FrameType | None) -> None:
+        self.handle(number, frame)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.handle(number, frame)
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda handling: handling,
+        lambda handling: handling.handle,
+        lambda handling: functools.partial(handling.tagged, "tag"),
+        lambda handling: functools.wraps(min)(lambda *given: handling.handle(*given)),
+    ],
+)
+def test_handlers_wait(kind: Callable[[Handling], Any], is_before: bool) -> None:
+    """A handler that interrupts an analysis runs after it, with the program's frame, whether it was
+    set before the scope or within it; the program sees what it has set."""
+    handling = Handling()
+    handler = kind(handling)
+    seen: list[int] = []
+
+    def look() -> None:
+        raise_signal(NUMBER)
+        seen.append(len(handling.handled))
+
+    if is_before:
+        set_handler(NUMBER, handler)
+    with amanda.apply(Analysing(look), drivers=["loopback"]):
+        if not is_before:
+            set_handler(NUMBER, handler)
+        assert getsignal(NUMBER) is handler
+        lb.relu(lb.tensor([1.0]))
+    assert seen == [0]
+    assert handling.handled == [inspect.currentframe()]
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    """A watchdog that repeats its signal ends a tool that hangs; the handler runs once."""
+    handled: list[int] = []
+    sent: list[int] = []
+
+    def stop(number: int, frame: Any) -> None:
+        handled.append(number)
+        raise TimeoutError
+
+    def hang() -> None:
+        for number in range(3):
+            sent.append(number)
+            raise_signal(NUMBER)
+
+    set_handler(NUMBER, stop)
+    with pytest.raises(TimeoutError):
+        analyse(hang)
+    assert (len(sent), len(handled)) == (2, 1)
+
+
+def test_a_tool_that_calls_the_function_of_a_handler() -> None:
+    """It is a function as any other."""
+    handled: list[Any] = []
+
+    def save(number: int = 0, frame: Any = None) -> int:
+        handled.append(frame)
+        return len(handled)
+
+    set_handler(NUMBER, save)
+    results: list[int] = []
+    analyse(lambda: results.extend([save(), save(1), save(1, None)]))
+    assert results == [1, 2, 3]
+
+
+def test_handlers_of_the_past_are_not_kept() -> None:
+    """A program may set a new handler in each step."""
+    found: list[weakref.ref[Any]] = []
+    with amanda.apply(amanda.Tool(), drivers=["loopback"]):
+        for _ in range(5):
+
+            def handle(number: int, frame: Any) -> None:
+                # The handler refers to itself.
+                set_handler(NUMBER, handle)
+
+            set_handler(NUMBER, handle)
+            found.append(weakref.ref(handle))
+        gc.collect()
+        assert [one() is None for one in found] == [True] * 4 + [False]
+
+
+@contextmanager
+def _forked(found: Callable[[], bytes]) -> Iterator[list[bytes]]:
+    """What `found` returns in a forked child, which ends at the end of the block."""
+    results: list[bytes] = []
+    source, target = os.pipe()
+    child = os.fork()
+    try:
+        yield results
+    finally:
+        if not child:
+            os.write(target, found())
+            os._exit(0)
+        os.waitpid(child, 0)
+        results.append(os.read(source, 100))
+        os.close(source)
+        os.close(target)
+
+
+def test_handlers_that_wait_in_a_forked_child() -> None:
+    """A signal of the parent's is none of the child's."""
+    handled: list[int] = []
+    processes: list[int] = []
+    source, target = os.pipe()
+
+    def fork() -> None:
+        raise_signal(NUMBER)
+        processes.append(os.fork())
+
+    set_handler(NUMBER, lambda number, frame: handled.append(number))
+    analyse(fork)
+    if not processes[0]:
+        os.write(target, str(len(handled)).encode())
+        os._exit(0)
+    os.waitpid(processes[0], 0)
+    assert (os.read(source, 10), len(handled)) == (b"0", 1)
+
+
+def test_collections_in_a_forked_child() -> None:
+    """The collector is on in a child whose parent analyses in another thread."""
+    begun, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go.wait(10)
+
+    thread = threading.Thread(target=analyse, args=(wait,))
+    thread.start()
+    begun.wait(10)
+    assert not gc.isenabled()
+    with _forked(lambda: str(gc.isenabled()).encode()) as results:
+        go.set()
+    thread.join()
+    assert results == [b"True"]
+    assert gc.isenabled()
+
+
+def test_programs_that_are_started_are_no_forks() -> None:
+    """They do not run the program's operators."""
+    before = list(FORKS)
+    os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", ""])
+    assert before == FORKS
