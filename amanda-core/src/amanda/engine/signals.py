@@ -42,10 +42,9 @@ def _wrap_handlers() -> None:
     for function in _WRAPPED.keys() - wrappers.keys():
         _WRAPPED[function].undo()
         del _WRAPPED[function]
-    for function, wrapper in wrappers.items():
-        if function is not None and function not in _WRAPPED:
-            patches = _WRAPPED[function] = PatchSet()
-            patches.wrap_code(function, wrapper)
+    for added in filter(None, wrappers.keys() - _WRAPPED.keys()):
+        patches = _WRAPPED[added] = PatchSet()
+        patches.wrap_code(added, wrappers[added])
 
 
 def _function_of(handler: Any) -> FunctionType | None:
