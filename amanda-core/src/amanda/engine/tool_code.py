@@ -79,8 +79,7 @@ class ToolCode:
             if not owned and owns_tool_lock():
                 _release()
             while len(undo) > mark:  # unwind(), without a function: at every point
-                restore, given = undo[-1]
-                restore(*given)
+                undo[-1][0](*undo[-1][1])
                 del undo[-1]
             if thread["waiting"]:
                 deliver()
