@@ -50,9 +50,11 @@ class LiveScope(Protocol):
         statistics: figures about the run under it.
         iterations: those under it.
         reference: a weak reference to it.
+        thread: the identifier of the thread that has entered it.
     """
 
     alive: bool
+    thread: int
     reference: tuple[weakref.ref[Any]]
     cache: Any
     tools: tuple[Any, ...]

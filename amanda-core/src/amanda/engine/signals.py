@@ -1,13 +1,15 @@
 """Handlers of signals, which run as code of the program also where a tool's code is interrupted.
 
 Where a tool's code, or what surrounds it, has changed the state of the main thread, a handler of
-the program's waits until that is restored (:func:`amanda.state.deliver`). While scopes are live,
-the code of the handlers is wrapped. What is installed stays, with its flags and with what C code
-has installed over it::
+the program's waits until that is restored (:func:`amanda.state.deliver`). While scopes of the main
+thread are live, the handlers are installed within deferring ones, which the program does not see::
 
-    cover_handlers()      # a scope has begun or ended
+    defer_handlers(True)     # a scope has begun
+    ...
+    defer_handlers(False)    # the last one has ended
 
-The handler of ``KeyboardInterrupt`` and those of Amanda do not wait: they end what runs.
+The handler of ``KeyboardInterrupt`` and those of Amanda do not wait: they end what runs. Nor do
+those of asyncio, which do nothing.
 """
 
 from __future__ import annotations
@@ -16,74 +18,79 @@ import functools
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any
 
 from amanda.engine.op_ids import calling_frame
 from amanda.python.patching import PatchSet
-from amanda.state import LIVE_SCOPES, STATE, locked, unwind
+from amanda.state import STATE, unwind
 
-_WRAPPED: dict[FunctionType, PatchSet] = {}
-
-
-def cover_handlers() -> None:
-    """Let handlers wait where tools' code runs, while scopes are live; in any thread."""
-    if bool(_WRAPPED) != bool(LIVE_SCOPES):
-        _wrap_handlers()
+_PATCHES = PatchSet()
 
 
-def _wrap_handlers() -> None:
-    """Wrap the handlers that are installed, and no others; none without live scopes."""
-    wrappers: dict[FunctionType | None, Callable[..., Any]] = {}
-    if LIVE_SCOPES:
-        handlers = map(signal.getsignal, range(1, signal.NSIG))
-        wrappers = dict.fromkeys(map(_function_of, handlers), _deferring)
-        wrappers[_function_of(signal.signal)] = _wrapping
-    for function in _WRAPPED.keys() - wrappers.keys():
-        _WRAPPED[function].undo()
-        del _WRAPPED[function]
-    for added in filter(None, wrappers.keys() - _WRAPPED.keys()):
-        patches = _WRAPPED[added] = PatchSet()
-        patches.wrap_code(added, wrappers[added])
+class _Deferring:
+    """Runs a handler, or lets it wait."""
+
+    __slots__ = ("handler",)
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self.handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        # The second signal does not wait: a watchdog has to end a tool that hangs.
+        if not (STATE.undo or STATE.paused) or STATE.waiting.pop(number, None):
+            self.handler(number, frame)
+        else:
+            STATE.waiting[number] = lambda: self.handler(number, calling_frame(("contextlib",)))
 
 
-def _function_of(handler: Any) -> FunctionType | None:
-    """The function in Python that a handler of the program's runs; None for other handlers."""
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    function = getattr(handler, "__func__", handler)
-    if callable(function) and not isinstance(function, FunctionType):
-        function = type(function).__call__
-    if not isinstance(function, FunctionType) or str(function.__module__).startswith("amanda."):
-        return None
-    return function
+def defer_handlers(wanted: bool) -> None:
+    """Install the program's handlers within deferring ones, or as they were; in the main thread,
+    which alone can install handlers."""
+    if wanted == bool(_PATCHES):
+        return
+    if wanted:
+        _PATCHES.wrap(signal, "signal", _wrap_signal)
+        _PATCHES.wrap(signal, "getsignal", _wrap_getsignal)
+    else:
+        _PATCHES.undo()
+    change = _deferred if wanted else _own
+    for number in range(1, signal.NSIG):
+        handler = _vanilla_getsignal(number)
+        # Installing a handler once more would change its flags.
+        if change(handler) is not handler:
+            _vanilla_signal(number, change(handler))
 
 
-def _wrapping(vanilla: Callable[..., Any]) -> Callable[..., Any]:
-    def set_handler(*args: Any, **kwargs: Any) -> Any:
-        outer = vanilla(*args, **kwargs)
-        if any(map(_function_of, (*args, *kwargs.values()))):
-            locked(_wrap_handlers)
-        return outer
+_vanilla_signal, _vanilla_getsignal = signal.signal, signal.getsignal
+
+
+def _deferred(handler: Any) -> Any:
+    """The handler to install for one of the program's."""
+    module = str(getattr(handler, "__module__", "")).partition(".")[0]
+    waits = callable(handler) and handler is not signal.default_int_handler
+    return _Deferring(handler) if waits and module not in {"amanda", "asyncio"} else handler
+
+
+def _own(handler: Any) -> Any:
+    """The program's handler in an installed one."""
+    return handler.handler if isinstance(handler, _Deferring) else handler
+
+
+def _wrap_signal(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(vanilla)
+    def set_handler(signalnum: Any, handler: Any) -> Any:
+        return _own(vanilla(signalnum, _deferred(handler)))
 
     return set_handler
 
 
-def _deferring(vanilla: Callable[..., Any]) -> Callable[..., Any]:
-    def handle(*args: Any, **kwargs: Any) -> Any:
-        *_, number, frame = None, None, *args
-        # Others may call the function with arguments of their own.
-        if not isinstance(number, int) or not isinstance(frame, FrameType):
-            return vanilla(*args, **kwargs)
-        # The second signal does not wait: a watchdog has to end a tool that hangs.
-        if not (STATE.undo or STATE.paused) or STATE.waiting.pop(number, None):
-            return vanilla(*args, **kwargs)
-        STATE.waiting[number] = lambda: vanilla(
-            *args[:-1], calling_frame(("contextlib",)), **kwargs
-        )
-        return None
+def _wrap_getsignal(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(vanilla)
+    def get_handler(signalnum: Any) -> Any:
+        return _own(vanilla(signalnum))
 
-    return handle
+    return get_handler
 
 
 @contextmanager

@@ -11,7 +11,6 @@ A driver replaces attributes in ``attach()`` and puts them back in ``detach()``:
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import types
 from collections.abc import Callable, Mapping
@@ -129,9 +128,8 @@ class PatchSet:
             function.__closure__,
         )
         vanilla.__kwdefaults__ = function.__kwdefaults__
-        # Programs that ask for the parameters find the declared ones, where they can be known.
-        with contextlib.suppress(TypeError, ValueError):
-            self.set(function, "__signature__", inspect.signature(function), create=True)
+        # Programs that ask for the parameters find the declared ones.
+        self.set(function, "__signature__", inspect.signature(function), create=True)
         self.set(function, "__code__", _code_calling(wrapper(vanilla), code))
 
     def undo(self) -> None:

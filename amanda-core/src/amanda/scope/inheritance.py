@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from amanda.engine.garbage import forget_threads
-from amanda.engine.signals import cover_handlers
+from amanda.engine.signals import defer_handlers
 from amanda.python.patching import PatchSet
 from amanda.registry import drivers, import_hook
 from amanda.state import (
@@ -178,7 +178,8 @@ def _vanilla_child() -> None:
     LIVE_SCOPES.clear()
     _INHERITED.clear()
     cover_new_threads(False)
-    cover_handlers()
+    if threading.current_thread() is threading.main_thread():
+        defer_handlers(False)
     import_hook.await_nothing()
     with contextlib.ExitStack() as stack:
         # Last, also if a driver raises.

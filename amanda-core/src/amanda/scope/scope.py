@@ -19,7 +19,7 @@ import attrs
 
 from amanda.engine.iterations import Iterations
 from amanda.engine.records import ActionCache
-from amanda.engine.signals import cover_handlers
+from amanda.engine.signals import defer_handlers
 from amanda.engine.tool_code import paused
 from amanda.errors import NoDriverError
 from amanda.interface.action import Filter, InstPoint
@@ -108,7 +108,7 @@ class Scope:
         self.drivers: list[Driver] = []
         self.pending: tuple[str, ...] = ()
         self._block = Block(self, frame=owner[0], task=owner[1])
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self._is_open = False
         self._told: list[Tool] = []
         self._proven: Sequence[type[Driver]] = ()
@@ -222,7 +222,7 @@ class Scope:
 
     def _cover_thread(self) -> None:
         inheritance.cover_new_threads(True)
-        cover_handlers()
+        _cover_handlers()
         open_block(self._block)
         for driver in tuple(self.drivers):
             self._enter_thread(driver)
@@ -321,7 +321,7 @@ class Scope:
                 *(partial(self._exit_thread, driver) for driver in self.drivers),
                 *(partial(self._detach, cls) for cls in reversed(ATTACHED.copy())),
                 lambda: inheritance.cover_new_threads(bool(LIVE_SCOPES)),
-                cover_handlers,
+                _cover_handlers,
                 self._stop_waiting,
             ]
         )
@@ -337,10 +337,10 @@ class Scope:
         """Let a driver leave the thread that has entered, if no other scope of it needs it."""
         if any(b.scope is not None and driver in b.scope.drivers for b in self._blocks()):
             return
-        if self._thread == threading.get_ident():
+        if self.thread == threading.get_ident():
             drivers.attempt(driver, "exit_thread", self.requested)
         else:
-            driver.exit_other_thread(self._thread)
+            driver.exit_other_thread(self.thread)
 
     def _blocks(self) -> tuple[Block, ...]:
         """The open blocks of the thread that has entered."""
@@ -369,6 +369,13 @@ class Scope:
             statistics.ops_seen, statistics.backward_ops_seen = counts[:2]
             statistics.ops_instrumented = counts[2]
         self.cache.clear()
+
+
+def _cover_handlers() -> None:
+    """Let handlers of signals wait while scopes of the main thread are live."""
+    main = threading.main_thread().ident
+    if threading.get_ident() == main:
+        defer_handlers(any(scope.thread == main for scope in LIVE_SCOPES))
 
 
 def _framework_imported(framework: str) -> None:
