@@ -316,7 +316,6 @@ def check_oracle(figures: Mapping[str, Any], found: Mapping[str, Any], expected:
 
 WRONG = {
     "scripted_part": "a scripted module counts once, not at each call, its backward operators not",
-    "queue_runners": "runs of queue runners' threads hide steps",
 }
 """Programs with a figure that is wrong."""
 

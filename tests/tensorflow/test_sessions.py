@@ -14,6 +14,7 @@ from tensorflow.python.framework import function
 
 import amanda
 from amanda.errors import CoverageWarning
+from amanda.interface.points import Point
 from tests.identity import Identity
 from tests.running import run_python
 from tests.tensorflow import support
@@ -517,6 +518,40 @@ def test_queues() -> None:
         assert session.run(got) == 4.0
     assert session.run(got) == 4.0
     assert tool.forward["Square"] == 1
+
+
+def test_runs_that_fill_queues_are_no_passes() -> None:
+    """What queue runners run in their threads prepares data: steps are the runs that train."""
+    queue = tf1.FIFOQueue(10, [tf.float32], [[]])
+    put, w = queue.enqueue([tf.sqrt(4.0)]), tf1.get_variable("w", initializer=1.0)
+    train = tf1.train.GradientDescentOptimizer(0.1).minimize((w * queue.dequeue()) ** 2)
+    session, points = started(), list[Point]()
+    tool = amanda.Tool()
+    tool.add_inst_for_pass(lambda context: points.append(context.point), end=True)
+    tool.add_inst_for_iteration(lambda context: points.append(context.point), end=True)
+    with amanda.apply(tool) as scope:
+        for _ in range(3):
+            session.run([put])
+            session.run(tf.group(put, put))
+            session.run(train)
+        session.run(queue.close())
+    assert points == [Point.FORWARD_END, Point.ITERATION_END] * 3
+    assert scope.statistics.steps == 3
+
+
+def test_variables_that_are_added_later_have_names() -> None:
+    """A trainable variable that is added to a graph between two analyses is a parameter, too, and
+    a frozen one is none."""
+    found = list[str | None]()
+    tool = amanda.Tool()
+    tool.add_inst_for_op(
+        lambda c: found.append(c.get_parameter_name(1)) if c.get_op().type == "Mul" else None
+    )
+    with amanda.apply(tool):
+        for name, trains in (("one", True), ("two", False), ("three", True)):
+            w = tf1.get_variable(name, initializer=2.0, trainable=trains, use_resource=True)
+            assert started().run(tf.sqrt(4.0) * w) == 4.0
+    assert found == ["one", None, "three"]
 
 
 # -- the ways to run ------------------------------------------------------------

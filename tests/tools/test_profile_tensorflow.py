@@ -17,6 +17,7 @@ from amanda_tools._timelines.timeline import Timeline, TimelineSpan
 from amanda_tools.count import CountTool
 from amanda_tools.kernels import KernelsTool
 from amanda_tools.profile import ProfileTool
+from amanda_tools.stats import StatsTool
 from amanda_tools.trace import TraceTool
 from tests.tools.xplane_support import kinds_in
 
@@ -116,6 +117,21 @@ def test_runs_of_the_driver_are_not_the_programs() -> None:
     assert calls == {op_id: executions[op_id] for op_id in calls}
     assert calls["graph/w/Assign/AssignVariableOp"] == 1
     assert sum(n for op_id, n in calls.items() if "Read" in op_id) == 2 * STEPS
+
+
+def test_times_in_a_session_that_takes_data_from_an_iterator() -> None:
+    """Beside a tool with routines, which runs a copy of the operators as a function in the user's
+    graph, operators have the executions that they have without it."""
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        data = tf1.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(tf.ones(3)).repeat())
+        result = tf.tanh(data.get_next())
+    tools = ProfileTool(), StatsTool()
+    with amanda.apply(*tools), tf1.Session(graph=graph) as running:
+        for _ in range(STEPS):
+            running.run(result)
+    calls = {row["id"]: row["calls"] for row in tools[0].op_rows()}
+    assert calls["graph/Tanh"] == STEPS
 
 
 def test_a_node_without_outputs_in_a_loop_has_its_executions() -> None:

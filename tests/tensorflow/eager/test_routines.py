@@ -53,6 +53,19 @@ def test_value_of_a_handle() -> None:
     assert values == [X.numpy().tolist(), None]
 
 
+def test_names_of_parameters_that_are_made_in_the_scope() -> None:
+    """A weight has its path, also where it was asked for when its initial value was written, before
+    any object had it."""
+    model, found = keras.Sequential([keras.layers.BatchNormalization()]), set[str | None]()
+    names = lambda c: found.update(map(c.get_parameter_name, range(len(c.get_inputs()))))  # noqa: E731
+    with apply(Acting("", names)):
+        model(X)
+    found.clear()
+    with apply(Acting("ReadVariableOp", names)):
+        model(X)
+    assert found == {variable.path for variable in model.weights}
+
+
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 def test_value_after_the_tensor_is_gone(dtype: Any) -> None:
     """A backward analysis gets the value of a variable also when the tensor was released."""

@@ -208,7 +208,8 @@ def variable_of(handle: Any) -> KnownVariable:
     if known is None or known.handle() is not handle:
         _VARIABLES.clear()
         _VARIABLES.update(_named_variables())
-        known = _VARIABLES.setdefault(id(handle), KnownVariable(weakref.ref(handle)))
+        # Not kept for one that is being made, which no object has yet.
+        known = _VARIABLES.get(id(handle), KnownVariable(weakref.ref(handle)))
     return known
 
 

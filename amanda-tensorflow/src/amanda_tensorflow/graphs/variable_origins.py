@@ -6,6 +6,7 @@ concrete one (:attr:`OpSite.captured`); both are followed.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -133,8 +134,20 @@ def parameter_of(site: OpSite, tensor: Any, *, exact: bool = False) -> str | Non
     origin = variable_origin(site, tensor, exact=exact)
     if origin is None or isinstance(origin, _internals.EagerTensor):
         return parameter_name(origin)
-    trained = origin.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
-    return str(origin.name) if any(one.op is origin for one in trained) else None
+    return str(origin.name) if origin.name in _trained_in(origin.graph) else None
+
+
+def _trained_in(graph: Any) -> frozenset[str]:
+    """The names of the operators that make the trainable variables of a graph."""
+    variables = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+    count, names = _TRAINED.get(graph, (0, frozenset[str]()))
+    if count != len(variables):
+        names = frozenset(one.op.name for one in variables)
+        _TRAINED[graph] = len(variables), names
+    return names
+
+
+_TRAINED: weakref.WeakKeyDictionary[Any, tuple[int, frozenset[str]]] = weakref.WeakKeyDictionary()
 
 
 def _placeholder_value(site: OpSite, tensor: Any, read: ReadVariable, dtype: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The kind of a session run: a step of training, a forward pass, or the setting of variables."""
+"""The kind of a session run: a step of training, a forward pass, or the setting of state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from amanda_tensorflow.session.runs import SessionRun
 
 RunKind = Literal["train", "forward", "setup"]
 
+_ON_QUEUES = ("QueueEnqueue", "QueueClose")
+
 
 def kind_of(run: SessionRun) -> RunKind:
-    """Classify a run by the variables that it changes."""
+    """Classify a run by the state that it changes.
+
+    What the threads of queue runners run meanwhile prepares data: it is no pass of a model.
+    """
     roots = [*(tensor.op for tensor in run.fetches), *run.targets]
     if changes_variables(needed(roots)):
         return "train"
@@ -21,7 +26,7 @@ def kind_of(run: SessionRun) -> RunKind:
 
 
 def _sets(op: Any) -> bool:
-    """True if an operator sets variables, or waits for operators that do."""
+    """True if an operator sets variables or fills a queue, or waits for operators that do."""
     if op.type == "NoOp":
         return all(map(_sets, op.control_inputs))
-    return phase_of_node(op, False) == "setup"
+    return op.type.startswith(_ON_QUEUES) or phase_of_node(op, False) == "setup"

@@ -35,6 +35,9 @@ _FOLDING = -1
 (observed in 2.21)."""
 _FRAME = re.compile(r"/_\d+/")
 """Inserted by TensorFlow between the name of a lowered loop or branch and those of its nodes."""
+_CALL = re.compile(r"^amanda/run(_\d+)?/")
+"""Put by TensorFlow before the names of nodes where it replaces the call of a function by them: the
+function is the instrumented copy of a session run that needs queues, tables or iterators."""
 
 
 class Names:
@@ -94,6 +97,7 @@ class Names:
             kind: the kernel's type.
             function: the function that runs, if known.
         """
+        node = _CALL.sub("", node)
         names = (node, _FRAME.sub("/", node), _FRAME.split(node)[-1])
         keys = (key for name in names for key in (name, f"{name}:{kind}"))
         found = next((self._ops[key] for key in keys if key in self._ops), {})
@@ -328,7 +332,7 @@ class _Reader:
 
 def _is_inserted(node: str) -> bool:
     """True if a tool has inserted a node into a graph."""
-    return node.startswith("amanda/") or "/amanda/" in node
+    return "/amanda/" in f"/{_CALL.sub('', node)}"
 
 
 def _moved(stats: Mapping[str, Any]) -> int | None:
