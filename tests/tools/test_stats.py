@@ -330,6 +330,35 @@ def test_parameters_of_one_name_in_two_models_are_told_apart() -> None:
     ]
 
 
+@pytest.mark.parametrize("wrap", [lambda model: model, nn.DataParallel])
+def test_a_parameter_belongs_to_the_model_that_holds_it(wrap: Any) -> None:
+    """An operator outside of both models adds its gradient to the rows of the one whose parameter
+    it reads, and a parameter of both is looked at where either uses it."""
+    first, second = nn.Sequential(nn.Linear(3, 5)), nn.Sequential(nn.Linear(3, 5))
+    second[0].bias = first[0].bias
+    wrapped, x = [wrap(model) for model in (first, second)], torch.rand(4, 3)
+
+    def run() -> None:
+        for model in wrapped:
+            model(x)
+        amanda.new_iteration()
+        loss = wrapped[0](x).sum() + 1000 * nn.functional.linear(x, second[0].weight).sum()
+        loss.backward()
+
+    watched = applied(StatsTool(tensors=["weights", "gradients"]), run).watched
+    assert [key for key, found in watched.items() if found.kind == "weights"] == [
+        *("0.weight", "0.bias", "Sequential@1: 0.weight", "Sequential@1: 0.bias")
+    ]
+    for key, tensor in (
+        ("0.weight", first[0].weight),
+        ("0.bias", first[0].bias),
+        ("Sequential@1: 0.weight", second[0].weight),
+    ):
+        moments = watched[f"{key} gradient"].moments
+        assert moments.executions == 1
+        assert moments.mean == pytest.approx(tensor.grad.mean().item())
+
+
 def test_dead_units_and_saturation() -> None:
     """A channel that is always zero is dead; outputs near the bounds of a sigmoid saturate."""
     conv = nn.Conv2d(1, 3, 1)
