@@ -294,6 +294,20 @@ def test_a_nan_names_the_parameter_that_holds_it() -> None:
         assert (first["parameter"], first["direction"]) == ("0.weight", "forward")
 
 
+def test_a_list_of_other_tensors_has_no_name_of_a_parameter() -> None:
+    """Where an operator gets a list of another length than before."""
+    model = nn.Linear(2, 2)
+
+    def run() -> None:
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+            torch._foreach_log_([torch.ones(2), model.bias.abs_()])
+            amanda.new_iteration()
+            torch._foreach_log_([torch.zeros(2)])
+
+    assert [event.parameter for event in searched(run).events] == [None]
+
+
 def test_a_nan_in_a_parameter_cannot_be_overlooked() -> None:
     """It is a warning, and the first line of the summary, also before operators at fault."""
     layer = nn.Linear(2, 2)

@@ -300,6 +300,28 @@ def test_a_parameter_has_one_row_and_so_has_its_gradient() -> None:
     assert sorted(row[0] for row in table.rows) == sorted(names)
 
 
+def test_gradients_of_zeros_are_not_taken_for_one() -> None:
+    """Two gradients within an operator are one if their elements show it."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(2, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, self.weight)
+
+    model, x = Scaled(), torch.zeros(2, 3)
+
+    def run() -> None:
+        model(x).sum().backward()
+
+    found = applied(StatsTool(tensors="gradients"), run).watched
+    assert {key.rpartition("/")[2] for key in found} >= {"weight gradient"}
+    x.fill_(1)
+    assert len(applied(StatsTool(tensors="gradients"), run).watched) < len(found)
+
+
 def test_gradients_that_are_returned_are_those_of_the_operators() -> None:
     """``autograd.grad`` accumulates none: the row is of the gradient of each operator."""
     model = Tied()

@@ -153,10 +153,10 @@ class WatchingTool(PrintingTool[OptionsT]):
         # The first model, and by key of a parameter the operator that reads it first.
         self._model = ""
         self._readers: dict[str, str] = {}
-        # By forward operator the last figures of gradients within it, and keys of those that were
-        # handed on to a parameter.
+        # By forward operator the last figures of gradients within it, and keys of those that have
+        # the elements of a parameter's gradient.
         self._inner: dict[str, dict[str, Moments]] = {}
-        self._handed_on: set[str] = set()
+        self._copies: set[str] = set()
         self.not_looked_at = NotLookedAt()
         self._met: set[str] = set()
         self._met_modules: set[str] = set()
@@ -278,22 +278,25 @@ class WatchingTool(PrintingTool[OptionsT]):
         model = model or re.split(r"[./#]", op.forward or op.id)[0]
         self._model = self._model or model
         label = parameter if model in ("", self._model) else f"{model}: {parameter}"
-        return label + _GRADIENT * (op.direction == "backward")
+        return label + _GRADIENT if op.direction == "backward" else label
 
     def _is_elsewhere(self, routine: WatchingRoutine, position: int) -> bool:
         """True for a gradient whose figures another row has: that of a parameter."""
         key = routine.key(position)
         watched = self.watched.get(key)
         is_part = watched is not None and watched.is_whole and not routine.is_whole
-        return is_part or key in self._handed_on
+        return is_part or key in self._copies
 
     def _join(
         self, routine: WatchingRoutine, position: int, watched: WatchedTensor, now: Moments
     ) -> None:
-        """Drop the rows of gradients within an operator that it hands on to a parameter.
+        """Drop the rows of gradients within an operator that become the gradient of a parameter.
 
         They are transposed or reshaped, and have the same elements, and so one object for figures.
+        Zeros do not show which gradient has become which.
         """
+        if now.zeros == now.elements:
+            return
         inner = self._inner.setdefault(routine.op.forward, {})
         if not watched.parameter:
             if position >= len(routine.inputs) or not routine.inputs[position]:
@@ -301,7 +304,7 @@ class WatchingTool(PrintingTool[OptionsT]):
             return
         for key in [key for key, figures in inner.items() if figures is now]:
             del inner[key]
-            self._handed_on.add(key)
+            self._copies.add(key)
             self._remove_row(key)
 
     def _remove_row(self, key: str) -> None:

@@ -73,9 +73,9 @@ class Fates:
         return {event: fates.get(event) or self._otherwise(event) for event in self._now}
 
     def _otherwise(self, event: NonFiniteEvent) -> str:
-        # Without gradients the outputs of models do not tell of what follows them, as a loss.
-        is_told = self._were_finite and (self._now[event] or self._has_gradients)
-        return "masked" if is_told and None not in self._were_finite else ""
+        # Without gradients the outputs of models say nothing about what follows them, as a loss.
+        is_known = self._were_finite and (self._now[event] or self._has_gradients)
+        return "masked" if is_known and None not in self._were_finite else ""
 
     def end_step(self, is_skipped: bool) -> None:
         """A gradient scaler tells whether it has skipped the step of the last iteration.

@@ -2,9 +2,9 @@
 
 ::
 
-    batches = Batches()
-    batches.note(point)         # where a forward pass begins, in a graph where it ends
-    batches.figures()           # {"samples": 96}; {} where a pass did not tell its samples
+    samples = ModelSamples()
+    samples.note(point)         # where a forward pass begins, in a graph where it ends
+    samples.figures()           # {"samples": 96}; {} where those of a pass are not known
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from amanda.interface.points import PointContext
 from amanda_tools._values.shapes import batch_of, shape_of
 
 
-class Batches:
+class ModelSamples:
     """The samples and tokens of the forward passes so far; unknown as soon as those of one are.
 
     Several outermost modules that run between two readings, such as parts of one model, are given
