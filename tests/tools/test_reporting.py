@@ -17,6 +17,7 @@ import pytest
 import amanda
 from amanda.files import write_json
 from amanda.results import MAX_ROWS, Table
+from amanda.state import LIVE_SCOPES
 from amanda.testing import loopback as lb
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.reporting import ReportingTool, plain_text
@@ -156,6 +157,17 @@ def test_the_result_has_the_common_form() -> None:
         "summary": {"n": 2, "not_seen": {}},
         "ops": Minimal().op_rows(),
     }
+
+
+def test_the_sum_with_an_unknown_number_is_unknown() -> None:
+    """Of executions that were not seen, in one scope and over several."""
+    tool = Minimal()
+    for counts in ((2, 3), (5, 0), (4,)):
+        with amanda.apply(tool):
+            for count in counts:
+                LIVE_SCOPES[-1].statistics.count_not_seen("compiled", count)
+                LIVE_SCOPES[-1].statistics.count_not_seen("other", 1)
+    assert tool.not_seen() == {"compiled": 0, "other": 5}
 
 
 def test_a_tool_may_leave_out_tables_and_files(tmp_path: Path) -> None:

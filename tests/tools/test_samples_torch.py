@@ -96,6 +96,15 @@ def test_one_pass_of_unknown_samples_leaves_the_figure_out() -> None:
     assert "samples" not in tool.running_figures()
 
 
+def test_modules_that_are_dropped_are_given_the_same_samples() -> None:
+    """As modules that the program keeps: the next one may be an object with the same ``id()``."""
+    tool, x = FlopsTool(), torch.rand(BATCH, WIDTH)
+    with amanda.apply(tool), torch.no_grad():
+        for _ in range(8):
+            nn.Linear(WIDTH, 2)(x)
+    assert tool.result()["summary"]["per_sample"]["flops"] == 8 * 2 * WIDTH * 2
+
+
 def test_a_recomputed_pass_has_no_samples_of_its_own() -> None:
     """What a checkpoint runs again in the backward pass is the same data."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))

@@ -300,6 +300,28 @@ def test_a_parameter_has_one_row_and_so_has_its_gradient() -> None:
     assert sorted(row[0] for row in table.rows) == sorted(names)
 
 
+def test_gradients_of_zeros_are_not_taken_for_one() -> None:
+    """Two gradients within an operator are one if their elements show it."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(2, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, self.weight)
+
+    model, x = Scaled(), torch.zeros(2, 3)
+
+    def run() -> None:
+        model(x).sum().backward()
+
+    found = applied(StatsTool(tensors="gradients"), run).watched
+    assert {key.rpartition("/")[2] for key in found} >= {"weight gradient"}
+    x.fill_(1)
+    assert len(applied(StatsTool(tensors="gradients"), run).watched) < len(found)
+
+
 def test_gradients_that_are_returned_are_those_of_the_operators() -> None:
     """``autograd.grad`` accumulates none: the row is of the gradient of each operator."""
     model = Tied()
@@ -328,6 +350,35 @@ def test_parameters_of_one_name_in_two_models_are_told_apart() -> None:
         "Bilinear: weight",
         "Bilinear: bias",
     ]
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, nn.DataParallel])
+def test_a_parameter_belongs_to_the_model_that_holds_it(wrap: Any) -> None:
+    """An operator outside of both models adds its gradient to the rows of the one whose parameter
+    it reads, and a parameter of both is looked at where either uses it."""
+    first, second = nn.Sequential(nn.Linear(3, 5)), nn.Sequential(nn.Linear(3, 5))
+    second[0].bias = first[0].bias
+    wrapped, x = [wrap(model) for model in (first, second)], torch.rand(4, 3)
+
+    def run() -> None:
+        for model in wrapped:
+            model(x)
+        amanda.new_iteration()
+        loss = wrapped[0](x).sum() + 1000 * nn.functional.linear(x, second[0].weight).sum()
+        loss.backward()
+
+    watched = applied(StatsTool(tensors=["weights", "gradients"]), run).watched
+    assert [key for key, found in watched.items() if found.kind == "weights"] == [
+        *("0.weight", "0.bias", "Sequential@1: 0.weight", "Sequential@1: 0.bias")
+    ]
+    for key, tensor in (
+        ("0.weight", first[0].weight),
+        ("0.bias", first[0].bias),
+        ("Sequential@1: 0.weight", second[0].weight),
+    ):
+        moments = watched[f"{key} gradient"].moments
+        assert moments.executions == 1
+        assert moments.mean == pytest.approx(tensor.grad.mean().item())
 
 
 def test_dead_units_and_saturation() -> None:

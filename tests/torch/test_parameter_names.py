@@ -25,11 +25,13 @@ class Names(amanda.Tool):
 
     Attributes:
         forward, backward: by operator id; those without a name are left out.
+        models: by operator id the models that hold the parameters; None for other inputs.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.forward: dict[str, list[str]] = {}
+        self.models: dict[str, list[str | None]] = {}
         self.backward: dict[str, list[str]] = {}
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_backward, backward=True)
@@ -37,11 +39,15 @@ class Names(amanda.Tool):
     def _analyse(self, context: amanda.OpContext) -> None:
         found = (context.get_parameter_name(i) for i in range(len(context.get_inputs())))
         self.forward[context.get_op_id()] = [name for name in found if name]
+        count = len(context.get_inputs())
+        self.models[context.get_op_id()] = [context.get_parameter_model(i) for i in range(count)]
 
     def _analyse_backward(self, context: amanda.OpContext) -> None:
         count = max(1, len(context.get_grad_input_names()))
         found = (context.get_parameter_name(i) for i in range(count))
-        self.backward[str(context.get_backward_op_id())] = [name for name in found if name]
+        key = str(context.get_backward_op_id())
+        self.backward[key] = [name for name in found if name]
+        self.models[key] = [context.get_parameter_model(i) for i in range(count)]
 
 
 class Block(nn.Module):
@@ -120,6 +126,21 @@ def test_swapped_parameters_have_the_names_that_they_stand_for(requires_grad: bo
             torch.func.grad(loss)(own)
     assert {n for of in tool.forward.values() for n in of} == set(own)
     assert {n for of in tool.backward.values() for n in of} == set(own)
+
+
+def test_a_parameter_is_one_of_the_model_that_holds_it() -> None:
+    """In operators within models and outside of them, and where its gradient is accumulated."""
+    models, tool = [nn.Linear(4, 4, bias=False) for _ in range(2)], Names()
+    x = torch.rand(2, 4)
+    with applied(tool):
+        for model in models * 2:
+            model(x)
+        (x @ models[1].weight).sum().backward()
+    assert tool.models["Linear/linear:0"] == [None, "Linear", None]
+    assert tool.models["Linear@1/linear:0"] == [None, "Linear@1", None]
+    assert tool.models["/matmul:0"] == [None, "Linear@1"]
+    gradients = [found for key, found in tool.models.items() if "/AccumulateGrad" in key]
+    assert gradients == [["Linear@1"]]
 
 
 def test_a_parameter_of_no_module_has_no_name() -> None:

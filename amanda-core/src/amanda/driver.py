@@ -20,7 +20,7 @@ from amanda.engine.plan import ActionPlan
 from amanda.engine.static_graph import StaticGraphDispatcher
 from amanda.interface.action import Action, ActionKind, InstPoint
 from amanda.interface.binding import Arguments, Signature
-from amanda.interface.calls import BackwardCall, BoundCall, NamedOp, OpCall
+from amanda.interface.calls import BackwardCall, BoundCall, NamedOp, OpCall, ParameterName
 from amanda.interface.compiled_extension import Extension, chosen, mistake
 from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver, ThreadSwitches
 from amanda.interface.namespace import Namespace
@@ -51,6 +51,7 @@ __all__ = [
     "OpIds",
     "OperatorGradients",
     "OperatorRun",
+    "ParameterName",
     "PastTensor",
     "PatchSet",
     "Proof",

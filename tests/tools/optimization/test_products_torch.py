@@ -169,9 +169,9 @@ def test_each_weight_of_a_recurrent_layer_has_a_scale_per_output(
 
 
 @pytest.mark.parametrize("make", RECURRENT)
-def test_data_and_states_of_a_recurrent_layer_are_its_activations(make: type[nn.Module]) -> None:
-    """They are rounded with ``activation_bits``, weights with ``weight_bits``, no bias is; files
-    and the export to torchao name each input alike."""
+def test_what_a_recurrent_layer_multiplies_is_rounded(make: type[nn.Module]) -> None:
+    """Data and hidden state with ``activation_bits``, weights with ``weight_bits``, biases and the
+    state of cells not; files and the export to torchao name each input alike."""
     layer, x = make(4, 6), torch.rand(3, 4)
     tool = QuantizeTool(weight_bits=4, activation_bits=6, method="dynamic")
     with amanda.apply(tool):
@@ -179,7 +179,7 @@ def test_data_and_states_of_a_recurrent_layer_are_its_activations(make: type[nn.
     [(op_id, found)] = tool.quantizers.items()
     states = 2 if "LSTM" in make.__name__ else 1
     kinds = [(quantizer.role, quantizer.bits) for quantizer in found]
-    assert kinds == [("activation", 6)] * (1 + states) + [("weight", 4)] * 2
+    assert kinds == [("activation", 6)] * 2 + [("weight", 4)] * 2
     with tempfile.TemporaryDirectory() as folder:
         path = tool.export(Path(folder) / "net.safetensors", lambda: layer(x))
         with safe_open(path, "numpy") as file:
@@ -203,7 +203,7 @@ def test_ranges_of_a_recurrent_layer_are_learned(options: dict[str, float]) -> N
             layer(x)[0].square().sum().backward()
             optimizer.step()
     learned = [not torch.equal(*pair) for pair in zip(before, tool.parameters(), strict=True)]
-    assert (len(learned), all(learned[3:])) == (3 + 8, True)
+    assert (len(learned), all(learned[2:])) == (2 + 8, True)
 
 
 def test_a_parameter_without_a_rule_is_no_activation() -> None:

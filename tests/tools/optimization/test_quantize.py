@@ -314,8 +314,9 @@ def test_what_is_exported_is_what_was_simulated(tmp_path: Path) -> None:
         x = torch.clamp(torch.round(x * (1 / torch.tensor(a["scale"]))) + a["zero_point"],
                         a["low"], a["high"])  # fmt: skip
         x = (x - a["zero_point"]) * torch.tensor(a["scale"])
-        shape = [-1] + [1] * (whole[op_id].ndim - 1)
-        return x, torch.tensor(whole[op_id]).float() * torch.tensor(w["scale"]).view(shape)
+        integers = whole[f"{op_id}|1"]
+        shape = [-1] + [1] * (integers.ndim - 1)
+        return x, torch.tensor(integers).float() * torch.tensor(w["scale"]).view(shape)
 
     y = F.conv2d(*layer("Net.conv/conv2d:0", x), net.conv.bias).relu()
     y = F.conv2d(*layer("Net.depthwise/conv2d:0", y), net.depthwise.bias, groups=8)

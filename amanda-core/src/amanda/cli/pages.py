@@ -159,18 +159,25 @@ class Collector:
         )
 
     def _ask(self, name: str, kind: type[Any]) -> list[Any]:
-        found = self._try(
-            name, lambda: [i for give in [method_of(self.tool, name)] if give for i in give()]
-        )
+        found = self._try(name, lambda: self._items(name))
         wrong = [item for item in found if not isinstance(item, kind)]
         if wrong:
             self.lost.append(f"{name}: {described(wrong[0])} is not a {kind.__name__}")
         return [item for item in found if isinstance(item, kind)]
 
+    def _items(self, name: str) -> list[Any]:
+        method = method_of(self.tool, name)
+        return [*method()] if method else []
+
     def _print_summary(self) -> str:
         """The printed summary of a tool that has neither a result nor tables."""
-        file, name = io.StringIO(), "print_summary"
-        self._try(name, lambda: [show(file) for show in [method_of(self.tool, name)] if show])
+        file = io.StringIO()
+
+        def show() -> list[Any]:
+            method = method_of(self.tool, "print_summary")
+            return [method(file)] if method else []
+
+        self._try("print_summary", show)
         return file.getvalue()
 
     def _try(self, what: str, give: Callable[[], Iterable[Any]]) -> list[Any]:

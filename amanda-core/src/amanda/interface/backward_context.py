@@ -111,7 +111,7 @@ class BackwardOpContext(OpContext):
     def get_variable(self, index: int) -> None:
         """None: which variables an operator uses is asked in its forward analysis."""
 
-    def get_parameter_name(self, index: int) -> str | None:
+    def _parameter_name(self, index: int) -> str | None:
         return self._state.open_backward().parameter_name(index, self.get_input_names())
 
     def get_backward_op(self) -> Any:

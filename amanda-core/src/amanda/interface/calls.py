@@ -50,6 +50,23 @@ class Variable(abc.ABC):
         """
 
 
+class ParameterName(str):
+    """The path of a parameter, from a driver that knows which model holds it.
+
+    Attributes:
+        model: what the ids of the model's operators begin with; None if it is not known.
+    """
+
+    __slots__ = ("model",)
+
+    model: str | None
+
+    def __new__(cls, path: str, model: str | None) -> ParameterName:
+        name = super().__new__(cls, path)
+        name.model = model
+        return name
+
+
 @attrs.define(eq=False)
 class OpCall:
     """One forward operator about to be executed (or, in a graph mode, rewritten).

@@ -14,7 +14,7 @@ from amanda.errors import (
     SelectionError,
 )
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
-from amanda.interface.calls import OpFunction
+from amanda.interface.calls import OpFunction, ParameterName
 from amanda.interface.namespace import Namespace
 from amanda.interface.specs import OpTensors, Phase, TensorSpec, specs_of
 from amanda.state import STATE
@@ -315,12 +315,12 @@ class OpContext(dict[Any, Any]):
     def get_parameter_name(self, index: int) -> str | None:
         """The path of the parameter that input `index` is, as the framework's users know it.
 
-        In PyTorch the name in ``named_parameters()`` of the outermost module that runs
-        (``h.0.attn.c_attn.weight``), in TensorFlow the ``path`` of a weight of a Keras layer
-        (``net/one/kernel``) or the name of another variable that is trained. An input that is a
-        reshaped, transposed or cast view of a parameter has the parameter's name. In a backward
-        context, the parameter whose gradient output `index` is, or that an operator without outputs
-        accumulates.
+        In PyTorch the name in ``named_parameters()`` of the outermost module that runs, wrappers
+        such as DDP, FSDP and ``torch.compile`` aside (``h.0.attn.c_attn.weight``), in TensorFlow
+        the ``path`` of a weight of a Keras layer (``net/one/kernel``) or the name of another
+        variable that is trained. An input that is a reshaped, transposed or cast view of a
+        parameter has the parameter's name. In a backward context, the parameter whose gradient
+        output `index` is, or that an operator without outputs accumulates.
 
         Returns:
             None for other tensors, such as PyTorch's buffers and the state of optimizers, for a
@@ -330,6 +330,26 @@ class OpContext(dict[Any, Any]):
             SelectionError: the operator has no such input.
             ContextExpiredError: no analysis of this operator is running.
         """
+        name = self._parameter_name(index)
+        return None if name is None else str(name)
+
+    def get_parameter_model(self, index: int) -> str | None:
+        """What the ids of the model begin with that holds the parameter of
+        :meth:`get_parameter_name`: ``Net``, ``Net@1``.
+
+        Two models may have parameters of one path, also in operators outside of them.
+
+        Returns:
+            None for other tensors, and where the driver does not know it.
+
+        Raises:
+            SelectionError: the operator has no such input.
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        name = self._parameter_name(index)
+        return name.model if isinstance(name, ParameterName) else None
+
+    def _parameter_name(self, index: int) -> str | None:
         call = self._state.call or self._state.open_call()
         return call.parameter_name(self._input(call, index))
 

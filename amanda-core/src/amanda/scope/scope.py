@@ -75,7 +75,12 @@ class Statistics:
         COUNT_LOCK.hold(self._count, reason, count)
 
     def _count(self, reason: str, count: int) -> None:
-        self.not_seen[reason] += count
+        add_not_seen(self.not_seen, reason, count)
+
+
+def add_not_seen(found: collections.Counter[str], reason: str, count: int) -> None:
+    """Add to the executions that were not seen; with an unknown number, 0, the sum is unknown."""
+    found[reason] = found[reason] + count if count and found.get(reason, 1) else 0
 
 
 class Scope:

@@ -40,6 +40,7 @@ from amanda.interface.tool import Tool
 from amanda.python.signatures import signature_of
 from amanda.python.text import printable
 from amanda.results import Chart, Table
+from amanda.scope.scope import add_not_seen
 from amanda.state import LIVE_SCOPES
 
 if typing.TYPE_CHECKING:
@@ -136,17 +137,18 @@ class ReportingTool(Tool, Generic[OptionsT]):
         """The executions that were not seen by reason; 0 for an unknown number."""
         found = collections.Counter[str]()
         for statistics in self._statistics.values():
-            found.update(statistics.not_seen)
+            for reason, count in statistics.not_seen.items():
+                add_not_seen(found, reason, count)
         return dict(found)
 
-    def unseen_tables(self, then: str) -> Iterable[Table]:
+    def unseen_tables(self, consequence: str) -> Iterable[Table]:
         """A table of what was not seen, if there is any.
 
         Args:
-            then: what that says about the tool's figures.
+            consequence: for the tool's figures: "executions are lower bounds".
         """
         if missed := self.not_seen():
-            title = f"{self.name}: {then}, for these executions were not seen"
+            title = f"{self.name}: {consequence}, for these executions were not seen"
             counts = [(reason, count or "?") for reason, count in missed.items()]
             yield Table(title, ("reason", "calls"), counts)
 

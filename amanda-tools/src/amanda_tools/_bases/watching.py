@@ -153,10 +153,10 @@ class WatchingTool(PrintingTool[OptionsT]):
         # The first model, and by key of a parameter the operator that reads it first.
         self._model = ""
         self._readers: dict[str, str] = {}
-        # By forward operator the last figures of gradients within it, and keys of those that were
-        # handed on to a parameter.
+        # By forward operator the last figures of gradients within it, and keys of those that have
+        # the elements of a parameter's gradient.
         self._inner: dict[str, dict[str, Moments]] = {}
-        self._handed_on: set[str] = set()
+        self._copies: set[str] = set()
         self.not_looked_at = NotLookedAt()
         self._met: set[str] = set()
         self._met_modules: set[str] = set()
@@ -211,12 +211,12 @@ class WatchingTool(PrintingTool[OptionsT]):
         self, context: OpContext, op: OpDescription, position: int, name: str
     ) -> None:
         """Watch an input that has a role, or is a parameter that no operator has read before."""
-        parameter = context.get_parameter_name(position)
+        parameter = _parameter(context, position)
         has_role = position in (context["weight_index"], context["bias_index"])
-        if not (parameter or has_role):
+        if not (parameter[0] or has_role):
             return
-        if parameter and self.by_parameter:
-            key = self.key_of(op, name, parameter)
+        if parameter[0] and self.by_parameter:
+            key = self.key_of(op, name, *parameter)
             if self._readers.setdefault(key, op.id) != op.id:
                 return
         layout = (context["weight_layout"] or "") if name == "weight" and has_role else ""
@@ -231,9 +231,9 @@ class WatchingTool(PrintingTool[OptionsT]):
         if not (self.is_selected(op) or self.is_selected(forward)):
             return
         names = context.get_grad_input_names()
-        parameters = [context.get_parameter_name(i) for i in range(max(1, len(names)))]
+        parameters = [_parameter(context, i) for i in range(max(1, len(names)))]
         # An operator that gives no gradient of an input of its own sums those of the parameter.
-        is_whole = self.by_parameter and bool(parameters[0]) and not any(names)
+        is_whole = self.by_parameter and bool(parameters[0][0]) and not any(names)
         routine = WatchingRoutine(
             *(self, op, "gradients", "grad"), parameters=parameters, inputs=names, is_whole=is_whole
         )
@@ -263,36 +263,40 @@ class WatchingTool(PrintingTool[OptionsT]):
             if routine.kind == "gradients":
                 self._join(routine, position, watched, now)
 
-    def key_of(self, op: OpDescription, name: str, parameter: str | None) -> str:
+    def key_of(self, op: OpDescription, name: str, parameter: str | None, model: str | None) -> str:
         """Return the key of a tensor of an operator.
 
         Args:
             op: the operator.
             name: of the tensor.
             parameter: path of the parameter that it is, or whose gradient it is; else None.
+            model: beginning of the ids of the model that holds it; None for the operator's own.
         """
         if not parameter:
             return f"{op.id} {name}"
         # Several models may have parameters of the same path.
-        model = re.split(r"[./#]", op.forward or op.id)[0]
+        model = model or re.split(r"[./#]", op.forward or op.id)[0]
         self._model = self._model or model
         label = parameter if model in ("", self._model) else f"{model}: {parameter}"
-        return label + _GRADIENT * (op.direction == "backward")
+        return label + _GRADIENT if op.direction == "backward" else label
 
     def _is_elsewhere(self, routine: WatchingRoutine, position: int) -> bool:
         """True for a gradient whose figures another row has: that of a parameter."""
         key = routine.key(position)
         watched = self.watched.get(key)
         is_part = watched is not None and watched.is_whole and not routine.is_whole
-        return is_part or key in self._handed_on
+        return is_part or key in self._copies
 
     def _join(
         self, routine: WatchingRoutine, position: int, watched: WatchedTensor, now: Moments
     ) -> None:
-        """Drop the rows of gradients within an operator that it hands on to a parameter.
+        """Drop the rows of gradients within an operator that become the gradient of a parameter.
 
         They are transposed or reshaped, and have the same elements, and so one object for figures.
+        Zeros do not show which gradient has become which.
         """
+        if now.zeros == now.elements:
+            return
         inner = self._inner.setdefault(routine.op.forward, {})
         if not watched.parameter:
             if position >= len(routine.inputs) or not routine.inputs[position]:
@@ -300,7 +304,7 @@ class WatchingTool(PrintingTool[OptionsT]):
             return
         for key in [key for key, figures in inner.items() if figures is now]:
             del inner[key]
-            self._handed_on.add(key)
+            self._copies.add(key)
             self._remove_row(key)
 
     def _remove_row(self, key: str) -> None:
@@ -386,7 +390,8 @@ class WatchingRoutine:
         kind: one of :data:`KINDS`.
         axis: axis of the units of activations, or of the inputs of weights; None if unknown.
         rank: number of axes of the layout that `axis` counts in; 0 without a layout.
-        parameters: for each tensor the path of the parameter that it is, or whose gradient.
+        parameters: for each tensor the path of the parameter that it is, or whose gradient, and the
+            beginning of the ids of the model that holds it.
         inputs: of a backward operator, for each gradient the name of the forward input.
         is_whole: whether it gets a parameter's gradient summed over the operators that use it.
         order: number of this routine among all of the tool.
@@ -403,7 +408,7 @@ class WatchingRoutine:
     _name: str
     axis: int | None = None
     rank: int = 0
-    parameters: Sequence[str | None] = ()
+    parameters: Sequence[tuple[str | None, str | None]] = ()
     inputs: Sequence[str] = ()
     is_whole: bool = False
     order: int = attrs.field(init=False)
@@ -426,12 +431,20 @@ class WatchingRoutine:
 
     def parameter(self, position: int) -> str | None:
         """Return the path of the parameter that a tensor is, or whose gradient it is."""
-        return self.parameters[position] if position < len(self.parameters) else None
+        return self._parameter(position)[0]
+
+    def _parameter(self, position: int) -> tuple[str | None, str | None]:
+        return self.parameters[position] if position < len(self.parameters) else (None, None)
 
     def key(self, position: int) -> str:
         """Return the key of a tensor, see :class:`WatchedTensor`."""
         key = self._keys.get(position)
         if key is None:
-            name, parameter = self.tensor_name(position), self.parameter(position)
-            key = self._keys[position] = self._tool.key_of(self.op, name, parameter)
+            name, parameter = self.tensor_name(position), self._parameter(position)
+            key = self._keys[position] = self._tool.key_of(self.op, name, *parameter)
         return key
+
+
+def _parameter(context: OpContext, index: int) -> tuple[str | None, str | None]:
+    """Return the path of a parameter, and its model; None twice for other tensors."""
+    return context.get_parameter_name(index), context.get_parameter_model(index)

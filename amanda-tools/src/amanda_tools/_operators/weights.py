@@ -140,12 +140,13 @@ _MATRICES = {
 """The inputs of recurrent operators that hold weights, by their names in PyTorch and TensorFlow,
 and the layout of a weight; a vector among them is a bias."""
 
-_SEQUENCES = frozenset({"input", "data", "hx", "x", "h_prev", "cs_prev"})
-"""The inputs of recurrent operators that hold data and states."""
+_FACTORS = frozenset({"input", "data", "hx", "x", "h_prev"})
+"""The inputs of recurrent operators that are multiplied with weights: data and the hidden state,
+which in PyTorch is the first of its name."""
 
 
 def recurrent_inputs(context: OpContext) -> tuple[list[Weight], list[int]]:
-    """Return the weights of a recurrent operator, and the positions of its data and states.
+    """Return the weights of a recurrent operator, and the positions of its data and hidden state.
 
     Raises:
         Untreatable: one of the weights cannot be changed, or they are packed into one vector.
@@ -159,7 +160,8 @@ def recurrent_inputs(context: OpContext) -> tuple[list[Weight], list[int]]:
     if not places:
         raise Untreatable("none of its inputs is a matrix of weights")
     weights = [_weight_at(context, position, layout) for position, layout in places]
-    return weights, [position for position, (name, _) in given if name in _SEQUENCES]
+    names = [name for _, (name, _) in given]
+    return weights, [i for i, name in enumerate(names) if name in _FACTORS - {*names[:i]}]
 
 
 def _weight_at(context: OpContext, index: int, layout: str) -> Weight:

@@ -45,8 +45,8 @@ from amanda_tools._output.ranked_charts import (
     rank_modules,
 )
 from amanda_tools._output.units import format_quantity, share_text
-from amanda_tools.flops.batches import Batches
 from amanda_tools.flops.counting import OpFlops, known_shapes
+from amanda_tools.flops.model_samples import ModelSamples
 
 __all__ = ["CallShapes", "FlopsOptions", "FlopsTool", "register"]
 
@@ -108,7 +108,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         # Of forward operators; not in one object for each, which the garbage collector would visit.
         self._used: dict[str, Sequence[UsedParameter]] = {}
         self._written = WrittenBytes()
-        self._batches = Batches()
+        self._samples = ModelSamples()
         # What an optimizer multiplies is no work of the model.
         self._totals = {part: Counter() for part in (*_DIRECTIONS, "elementwise", "other")}
         self._batch = self._batch_of_step = 0
@@ -132,7 +132,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _note_pass(self, point: PointContext) -> None:
         # Where a pass in a graph begins its inputs are not known yet.
         if point.runs_at_once == (point.point is Point.FORWARD_BEGIN):
-            self._batches.note(point)
+            self._samples.note(point)
 
     def _begin_backward(self, point: PointContext) -> None:
         self._begins.append(self._totals["forward"].count)
@@ -147,10 +147,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        known, is_shown = (
-            self._ops.get(op.id) or self._forward_op(op, context),
-            self.shows(context),
-        )
+        known = self._ops.get(op.id) or self._forward_op(op, context)
+        is_shown = self.shows(context)
         self._used[op.id] = self._parameters.used_by(context)
         if isinstance(known, OpDescription):
             self._ops[op.id] = op if is_shown else known
@@ -282,7 +280,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def running_figures(self) -> dict[str, float]:
         """Operations of the model so far, forward and backward, and the samples that it was given,
         and tokens, as far as these are known."""
-        self._batch = self._batches.take()
+        self._batch = self._samples.take()
         # Other threads may add operators, and counters of an operator.
         counted = tuple(self._counted)
         executions = [known.sum.executions for known in counted]
@@ -303,7 +301,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             **({"flops_recomputed": self._recomputed} if self._recomputed else {}),
             "macs": forward // 2,
             **({"elementwise": model["elementwise"]} if self.options.elementwise else {}),
-            **self._batches.figures(),
+            **self._samples.figures(),
         }
 
     def momentary_figures(self) -> dict[str, float]:
@@ -411,7 +409,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         unknown = [row for row in rows if row["counted"] == "unknown"]
         flops = _flops_of(rows, "forward")
         return {
-            "batch": (self._batches.figures() and self._batch_of_step) or None,
+            "batch": (self._samples.figures() and self._batch_of_step) or None,
             **{f"per_{part}": self._share_of(f"{part}s") for part in ("sample", "token")},
             **self.utilization(),
             "flops": flops,

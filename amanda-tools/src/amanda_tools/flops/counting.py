@@ -36,7 +36,7 @@ class OpFlops:
         forward: of a backward operator its forward operator, else None.
         sum: the executions whose shapes are read when they run.
         is_elementwise: its FLOPs are none of a product, and a figure of their own.
-        static: by the shapes that the graph tells, and those of the forward operator: the counter
+        static: by the shapes that the graph has, and those of the forward operator: the counter
             of these executions, and the FLOPs of one, None if they are not known.
     """
 
@@ -81,7 +81,7 @@ class OpFlops:
         """Return True if the formula reads no other shapes of inputs than these.
 
         Args:
-            inputs: shapes; None for those that the graph does not tell.
+            inputs: shapes; None for those that the graph does not have.
         """
         found = None if self.formula is None else self.formula.suffices
         return found is not None and found(self.signature, inputs)
@@ -131,7 +131,7 @@ class OpFlops:
         return CallShapes(self.signature, plain(inputs), plain(outputs))
 
     def counter(self, shapes: Shapes, forward: Shapes | None = None) -> Counter:
-        """Return the counter of the executions with these shapes, which the graph tells."""
+        """Return the counter of the executions with these shapes, which the graph has."""
         key = shapes, forward
         if key not in self.static:
             self.static[key] = Counter(), self.flops(shapes, forward)
@@ -155,8 +155,8 @@ class OpFlops:
         """Routine before an execution whose outputs need not be seen.
 
         Args:
-            outputs: their shapes, where the formula reads them and the graph tells them.
-            forward: shapes of the forward operator, where the graph tells them.
+            outputs: their shapes, where the formula reads them and the graph has them.
+            forward: shapes of the forward operator, where the graph has them.
         """
         self._add(shapes_of(inputs), outputs, forward)
 
@@ -172,9 +172,9 @@ class OpFlops:
         """Routine after an execution.
 
         Args:
-            inputs: their shapes, where the graph tells those that the formula reads; None where
+            inputs: their shapes, where the graph has those that the formula reads; None where
                 :meth:`begin` has run.
-            forward: shapes of the forward operator, where the graph tells them.
+            forward: shapes of the forward operator, where the graph has them.
         """
         found = self._inputs.take() or () if inputs is None else inputs
         self._add(found, shapes_of(outputs), forward)
@@ -187,11 +187,11 @@ class OpFlops:
 def known_shapes(
     specs: Sequence[Any] | None, suffices: Callable[[tuple[Any, ...]], bool] | None = None
 ) -> tuple[Any, ...] | None:
-    """Return the shapes of tensors as the graph tells them; None if it does not tell enough.
+    """Return the shapes of tensors as the graph has them; None if it does not tell enough.
 
     Args:
         specs: descriptions of the tensors; None for absent ones.
-        suffices: True if these shapes, None for those that the graph does not tell, are enough;
+        suffices: True if these shapes, None for those that the graph does not have, are enough;
             None where all have to be known.
     """
     if specs is None:

@@ -335,10 +335,15 @@ class NanTool(PrintingTool[NanOptions]):
     ) -> str | None:
         """Return the path of the parameter that an execution has made not finite, or whose
         gradient; None for neither."""
+        if not watch.op.forward and len(inputs) != len(watch.names):
+            # Lists of other lengths than in the analysis: positions are of other tensors.
+            return None
         tensors = outputs if watch.op.forward else inputs
         made = [t for t in outputs if t is not None and self._look_at(t) is False]
-        named = ((tensors[i : i + 1], name) for i, name in watch.parameters.items())
-        return next((name for [t], name in named if any(t is one for one in made)), None)
+        for position, name in watch.parameters.items():
+            if any(t is one for t in tensors[position : position + 1] for one in made):
+                return name
+        return None
 
     def _source(self, watch: OpWatch) -> str:
         op = watch.op
@@ -446,7 +451,7 @@ class NanTool(PrintingTool[NanOptions]):
         """The first finding with its tensors and history, and the others."""
         first = events[0]
         if first.fate in ("masked", "skipped"):
-            but = ", but in steps that the loss scaling skipped" * (first.fate == "skipped")
+            but = ", but in steps that the loss scaling skipped" if first.fate == "skipped" else ""
             yield Table(f"nan: no operator's NaN or infinity reached {_ENDS}{but}", (), ())
         yield Table(f"nan: {first.message()}{'' if first.fate else _UNKNOWN}", (), ())
         columns = ("tensor", "shape", "dtype", "nan", "inf", "min", "max", "mean", "std")

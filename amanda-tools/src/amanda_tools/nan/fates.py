@@ -20,8 +20,9 @@ class Fates:
         self._were_finite: set[bool | None] = set()
         # Whether a gradient or a parameter was among them.
         self._has_gradients = False
-        # Whether an optimizer has found a gradient that is not finite, and written nothing like it.
-        self._is_skipped = False
+        # Whether an optimizer has found a gradient that is not finite, and whether one has computed
+        # with it.
+        self._is_found = self._is_used = False
 
     def note(self, event: NonFiniteEvent) -> None:
         """Note an execution of the event's operator."""
@@ -35,11 +36,11 @@ class Fates:
 
     def note_check(self) -> None:
         """An optimizer asks whether gradients are finite, and one is not."""
-        self._is_skipped = True
+        self._is_found = True
 
     def note_update(self) -> None:
         """An operator of an optimizer gives something that is not finite."""
-        self._is_skipped = False
+        self._is_used = True
         self.look(False)
 
     def end_forward(self, model: str, were_finite: Set[bool | None]) -> None:
@@ -61,20 +62,20 @@ class Fates:
         for event, fate in self._before.items():
             event.fates[fate] += 1
         self._now, self._were_finite = {}, set()
-        self._has_gradients = self._is_skipped = False
+        self._has_gradients = self._is_found = self._is_used = False
 
     def _decide(self) -> dict[NonFiniteEvent, str]:
         # Among several, those masked before are harmless, and those that left finite outputs.
         able = [event for event in self._now if event.fate in ("", "reached")]
         causes = [event for event in able if not self._now[event]] or able or list(self._now)
-        reached = "skipped" if self._is_skipped else "reached"
+        reached = "skipped" if self._is_found and not self._is_used else "reached"
         fates = dict.fromkeys(causes, reached if False in self._were_finite else "")
         return {event: fates.get(event) or self._otherwise(event) for event in self._now}
 
     def _otherwise(self, event: NonFiniteEvent) -> str:
-        # Without gradients the outputs of models do not tell of what follows them, as a loss.
-        is_told = self._were_finite and (self._now[event] or self._has_gradients)
-        return "masked" if is_told and None not in self._were_finite else ""
+        # Without gradients the outputs of models say nothing about what follows them, as a loss.
+        is_known = self._were_finite and (self._now[event] or self._has_gradients)
+        return "masked" if is_known and None not in self._were_finite else ""
 
     def end_step(self, is_skipped: bool) -> None:
         """A gradient scaler tells whether it has skipped the step of the last iteration.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterable
@@ -296,9 +295,9 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         self.reanalyse()
 
     def integer_weights(self, run: Callable[[], Any]) -> dict[str, Array]:
-        """Return the integers that stand for weights by op id, in the framework's layout.
+        """Return the integers that stand for weights by ``<op id>|<input>``, in the framework's
+        layout.
 
-        Those of an operator with several weights are at ``<op id>|<input>``.
         ``(integers - zero_point) * scale``, in float32, is what the operator computes with.
 
         Args:
@@ -310,11 +309,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         if self.options.number != "int":
             raise AmandaError(f"quantize: number={self.options.number} has no integers")
         found = files.integer_weights(self.quantizers, run)
-        counts = collections.Counter(op_id for op_id, _ in found)
-        return {
-            op_id if counts[op_id] == 1 else f"{op_id}|{index}": whole
-            for (op_id, index), whole in found.items()
-        }
+        return {f"{op_id}|{index}": whole for (op_id, index), whole in found.items()}
 
     def export(self, path: str | os.PathLike[str], run: Callable[[], Any] | None = None) -> Path:
         """Write scales and zero points by op id and input.

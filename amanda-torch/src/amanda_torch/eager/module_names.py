@@ -10,7 +10,7 @@ from torch import nn
 
 from amanda.state import Lock
 from amanda_torch.eager.module_frames import Model
-from amanda_torch.operators.names import TRANSPARENT, is_transparent
+from amanda_torch.operators.names import CONSTANTS, TRANSPARENT, is_transparent
 
 
 class Labels:
@@ -43,6 +43,7 @@ class Labels:
         label = f"{name}@{number}" if number else name
         model = self._model(label)
         self._labels[id(module)] = self._reference(module), label, model
+        CONSTANTS.labels[module] = label
         return label, model
 
     def _reference(self, module: nn.Module) -> weakref.ref[nn.Module]:
@@ -74,6 +75,7 @@ class Labels:
         self._models.clear()
         self._counts.clear()
         self._labels.clear()
+        CONSTANTS.labels.clear()
 
 
 def class_name(module: nn.Module) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from amanda.interface.calls import ParameterName
 from amanda.python.references import Reference, nothing
 from amanda_torch import _internals
 
@@ -157,10 +158,12 @@ class Constants:
 
     Attributes:
         is_filled: whether those of a model are known.
+        labels: the outermost modules that have run, in this order, and what their ids begin with.
     """
 
     def __init__(self) -> None:
         self._found: Any = weakref.WeakKeyDictionary()
+        self.labels: Any = weakref.WeakKeyDictionary()
         self.is_filled = False
 
     def forget(self, module: nn.Module) -> None:
@@ -192,15 +195,15 @@ class Constants:
                     return True
         return False
 
-    def name(self, running: Sequence[nn.Module], tensor: torch.Tensor) -> str | None:
-        """The path of a parameter of the outermost of the modules that run, or of a known model
-        where none runs; None for other tensors."""
+    def name(self, running: Sequence[nn.Module], tensor: torch.Tensor) -> ParameterName | None:
+        """The path of a parameter of the outermost of the modules that run, or where none runs of
+        the first model that holds it; None for other tensors."""
         if running and self.has(running, tensor) and self._member(running[-1], tensor) is None:
             self._found.pop(running[-1], None)
-        for top in running[-1:] or list(self._found):
+        for top in running[-1:] or list(self.labels):
             known = self._member(top, tensor)
             if known is not None:
-                return known.name or None
+                return ParameterName(known.name, self.labels.get(top)) if known.name else None
         return None
 
     def _member(self, top: nn.Module, tensor: torch.Tensor) -> Member | None:
@@ -260,7 +263,7 @@ def is_constant(tensor: Any, modules: Callable[[], list[nn.Module]]) -> bool:
         return False
 
 
-def parameter_name(tensor: Any, modules: Callable[[], list[nn.Module]]) -> str | None:
+def parameter_name(tensor: Any, modules: Callable[[], list[nn.Module]]) -> ParameterName | None:
     """The path of a parameter of the running modules that `tensor` is, or is a view of with as many
     elements; None for other tensors."""
     if not isinstance(tensor, torch.Tensor):

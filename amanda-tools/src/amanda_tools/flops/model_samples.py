@@ -2,9 +2,9 @@
 
 ::
 
-    batches = Batches()
-    batches.note(point)         # where a forward pass begins, in a graph where it ends
-    batches.figures()           # {"samples": 96}; {} where a pass did not tell its samples
+    samples = ModelSamples()
+    samples.note(point)         # where a forward pass begins, in a graph where it ends
+    samples.figures()           # {"samples": 96}; {} where those of a pass are not known
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from amanda.interface.points import PointContext
 from amanda_tools._values.shapes import batch_of, shape_of
 
 
-class Batches:
+class ModelSamples:
     """The samples and tokens of the forward passes so far; unknown as soon as those of one are.
 
     Several outermost modules that run between two readings, such as parts of one model, are given
@@ -30,8 +30,8 @@ class Batches:
         self._samples: int | None = 0
         self._tokens: int | None = 0
         self._since = 0
-        # By the identity of the module.
-        self._passes: dict[int, tuple[int, int | None]] = {}
+        # By what the ids of the module begin with: another module may get its ``id()``.
+        self._passes: dict[str, tuple[int, int | None]] = {}
         self._order: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def take(self) -> int:
@@ -65,10 +65,10 @@ class Batches:
         is_tokens = (
             len(sizes) == 2 and "uint" not in dtype and ("int32" in dtype or "int64" in dtype)
         )
-        samples, tokens = self._passes.get(id(point.target), (0, 0))
+        samples, tokens = self._passes.get(point.id, (0, 0))
         if tokens is not None:
             tokens = tokens + sizes[0] * sizes[1] if is_tokens else None
-        self._passes[id(point.target)] = samples + sizes[0], tokens
+        self._passes[point.id] = samples + sizes[0], tokens
 
     def figures(self) -> Mapping[str, int]:
         """Return the numbers of ``samples`` and ``tokens`` so far, each if it is known."""
