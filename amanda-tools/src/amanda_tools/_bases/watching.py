@@ -31,6 +31,10 @@ from amanda_tools._values.tensors import Array, reader_of
 
 KINDS = ("activations", "weights", "gradients")
 
+Parameter = tuple[str | None, str | None]
+"""The path of a parameter, and what the ids of its model begin with, None if that is not known;
+twice None for other tensors."""
+
 _GRADIENT = " gradient"
 """The end of the key of a parameter's gradient."""
 
@@ -216,7 +220,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         if not (parameter[0] or has_role):
             return
         if parameter[0] and self.by_parameter:
-            key = self.key_of(op, name, *parameter)
+            key = self.key_of(op, name, parameter)
             if self._readers.setdefault(key, op.id) != op.id:
                 return
         layout = (context["weight_layout"] or "") if name == "weight" and has_role else ""
@@ -263,21 +267,21 @@ class WatchingTool(PrintingTool[OptionsT]):
             if routine.kind == "gradients":
                 self._join(routine, position, watched, now)
 
-    def key_of(self, op: OpDescription, name: str, parameter: str | None, model: str | None) -> str:
+    def key_of(self, op: OpDescription, name: str, parameter: Parameter) -> str:
         """Return the key of a tensor of an operator.
 
         Args:
             op: the operator.
             name: of the tensor.
-            parameter: path of the parameter that it is, or whose gradient it is; else None.
-            model: beginning of the ids of the model that holds it; None for the operator's own.
+            parameter: the parameter that it is, or whose gradient it is.
         """
-        if not parameter:
+        path, model = parameter
+        if not path:
             return f"{op.id} {name}"
         # Several models may have parameters of the same path.
         model = model or re.split(r"[./#]", op.forward or op.id)[0]
         self._model = self._model or model
-        label = parameter if model in ("", self._model) else f"{model}: {parameter}"
+        label = path if model in ("", self._model) else f"{model}: {path}"
         return label + _GRADIENT if op.direction == "backward" else label
 
     def _is_elsewhere(self, routine: WatchingRoutine, position: int) -> bool:
@@ -328,7 +332,7 @@ class WatchingTool(PrintingTool[OptionsT]):
             axis = last if routine.axis is None else routine.axis - max(0, routine.rank - rank)
             bounds = row_of(routine.op.type).bounds if is_activation else None
             moments = Moments(bounds, axis if is_activation else None)
-            parameter = routine.parameter(position)
+            parameter, _ = routine.parameter(position)
             self.watched[key] = WatchedTensor(
                 *(key, routine.op, routine.kind, name, moments, parameter, routine.is_whole),
                 input_axis=routine.axis if is_weight else None,
@@ -390,8 +394,7 @@ class WatchingRoutine:
         kind: one of :data:`KINDS`.
         axis: axis of the units of activations, or of the inputs of weights; None if unknown.
         rank: number of axes of the layout that `axis` counts in; 0 without a layout.
-        parameters: for each tensor the path of the parameter that it is, or whose gradient, and the
-            beginning of the ids of the model that holds it.
+        parameters: for each tensor the parameter that it is, or whose gradient.
         inputs: of a backward operator, for each gradient the name of the forward input.
         is_whole: whether it gets a parameter's gradient summed over the operators that use it.
         order: number of this routine among all of the tool.
@@ -408,7 +411,7 @@ class WatchingRoutine:
     _name: str
     axis: int | None = None
     rank: int = 0
-    parameters: Sequence[tuple[str | None, str | None]] = ()
+    parameters: Sequence[Parameter] = ()
     inputs: Sequence[str] = ()
     is_whole: bool = False
     order: int = attrs.field(init=False)
@@ -429,22 +432,18 @@ class WatchingRoutine:
         """Return the name of the tensor at a position: ``output0``, ``weight``, ``grad1``."""
         return self._name if self.kind == "weights" else f"{self._name}{position}"
 
-    def parameter(self, position: int) -> str | None:
-        """Return the path of the parameter that a tensor is, or whose gradient it is."""
-        return self._parameter(position)[0]
-
-    def _parameter(self, position: int) -> tuple[str | None, str | None]:
+    def parameter(self, position: int) -> Parameter:
+        """Return the parameter that a tensor is, or whose gradient it is."""
         return self.parameters[position] if position < len(self.parameters) else (None, None)
 
     def key(self, position: int) -> str:
         """Return the key of a tensor, see :class:`WatchedTensor`."""
         key = self._keys.get(position)
         if key is None:
-            name, parameter = self.tensor_name(position), self._parameter(position)
-            key = self._keys[position] = self._tool.key_of(self.op, name, *parameter)
+            name, parameter = self.tensor_name(position), self.parameter(position)
+            key = self._keys[position] = self._tool.key_of(self.op, name, parameter)
         return key
 
 
-def _parameter(context: OpContext, index: int) -> tuple[str | None, str | None]:
-    """Return the path of a parameter, and its model; None twice for other tensors."""
+def _parameter(context: OpContext, index: int) -> Parameter:
     return context.get_parameter_name(index), context.get_parameter_model(index)

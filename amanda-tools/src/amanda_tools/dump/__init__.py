@@ -91,7 +91,7 @@ class DumpTool(WatchingTool[DumpOptions]):
                 self._take(routine, position, tensor)
 
     def _take(self, routine: WatchingRoutine, position: int, tensor: Any) -> None:
-        name, parameter = routine.tensor_name(position), routine.parameter(position)
+        name, (parameter, _) = routine.tensor_name(position), routine.parameter(position)
         reader, op, files = reader_of(tensor), routine.op, self.files
         dtype = reader.dtype(tensor)
         is_writable = dtype in WRITABLE and reader.is_readable(tensor)

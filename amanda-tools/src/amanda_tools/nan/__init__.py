@@ -340,10 +340,8 @@ class NanTool(PrintingTool[NanOptions]):
             return None
         tensors = outputs if watch.op.forward else inputs
         made = [t for t in outputs if t is not None and self._look_at(t) is False]
-        for position, name in watch.parameters.items():
-            if any(t is one for t in tensors[position : position + 1] for one in made):
-                return name
-        return None
+        named = ((t, name) for i, name in watch.parameters.items() for t in tensors[i : i + 1])
+        return next((name for t, name in named if any(t is one for one in made)), None)
 
     def _source(self, watch: OpWatch) -> str:
         op = watch.op

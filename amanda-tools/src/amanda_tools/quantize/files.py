@@ -69,8 +69,8 @@ def to_integers(quantizer: Quantizer, value: Any) -> Array:
     return integers(array, scale, zero, grid).astype(kind)
 
 
-def integer_weights(quantizers: Quantizers, run: Callable[[], Any]) -> dict[tuple[str, int], Array]:
-    """Return the integers that stand for weights, by op id and position.
+def integer_weights(quantizers: Quantizers, run: Callable[[], Any]) -> dict[str, Array]:
+    """Return the integers that stand for weights, by ``<op id>|<input>``.
 
     Raises:
         AmandaError: `run` does not execute all operators.
@@ -79,7 +79,7 @@ def integer_weights(quantizers: Quantizers, run: Callable[[], Any]) -> dict[tupl
     for op_id, index in weights:
         places.setdefault(op_id, []).append(index)
     values = values_of_run(run, places, "quantize")
-    return {place: to_integers(weights[place], value) for place, value in values.items()}
+    return {f"{op}|{i}": to_integers(weights[op, i], value) for (op, i), value in values.items()}
 
 
 def write_ranges(path: Path, quantizers: Quantizers, header: Mapping[str, Any]) -> None:
@@ -120,8 +120,8 @@ def write_tensors(
                 tensors[f"{name}scale"] = np.ascontiguousarray(final[0])
                 tensors[f"{name}zero_point"] = np.asarray(final[1], np.int32)
     if run is not None and has_integers:
-        for (op_id, index), whole in integer_weights(quantizers, run).items():
-            tensors[f"{op_id}|{index}|integers"] = np.ascontiguousarray(whole)
+        for place, whole in integer_weights(quantizers, run).items():
+            tensors[f"{place}|integers"] = np.ascontiguousarray(whole)
     ops = {op_id: [_about(q) for q in found] for op_id, found in quantizers.items()}
     tensor_files.write_tensors(path, tensors, {"amanda": json.dumps({**header, "ops": ops})})
 

@@ -308,8 +308,7 @@ class QuantizeTool(TargetingTool[QuantizeOptions]):
         """
         if self.options.number != "int":
             raise AmandaError(f"quantize: number={self.options.number} has no integers")
-        found = files.integer_weights(self.quantizers, run)
-        return {f"{op_id}|{index}": whole for (op_id, index), whole in found.items()}
+        return files.integer_weights(self.quantizers, run)
 
     def export(self, path: str | os.PathLike[str], run: Callable[[], Any] | None = None) -> Path:
         """Write scales and zero points by op id and input.
