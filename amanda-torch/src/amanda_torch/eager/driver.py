@@ -24,7 +24,7 @@ from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals, accel
 from amanda_torch.autograd.substitution import reason_to_keep, substitute
 from amanda_torch.driver import LoadedDriver
-from amanda_torch.eager import functions, gate, proofs
+from amanda_torch.eager import functions, gate, proofs, scripts
 from amanda_torch.eager.backward_passes import BackwardPasses
 from amanda_torch.eager.checkpoints import Checkpoints
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted, remove_leftovers
@@ -64,7 +64,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         may_have_gate = self.takes_gate and not (self.switched_off or is_proving())
         self._has_gate = may_have_gate and gate.choose()
         if works(proofs.SCRIPTS):
-            patches.wrap(_internals.SCRIPT_FUNCTION, "__call__", self._script_call)
+            scripts.patch(self.dispatcher, patches)
         if works(proofs.BACKWARD_PASSES):
             BackwardPasses(self.dispatcher).patch(patches)
         if works(proofs.FUNCTIONS):
@@ -216,15 +216,6 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         wrapped = called_modules(self.dispatcher, vanilla)
         # Enters the frame of a module in C++ if it was called there before.
         return accel.load().module_call(vanilla, wrapped) if self._has_gate else wrapped
-
-    def _script_call(self, vanilla: Any) -> Any:
-        def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            interceptor = LOCAL.interceptor
-            if interceptor is not None and interceptor.is_listening():
-                self.dispatcher.not_seen("TorchScript functions: their operators run in C++")
-            return vanilla(*args, **kwargs)
-
-        return __call__
 
 
 def _without_own_references(vanilla: Any) -> Any:

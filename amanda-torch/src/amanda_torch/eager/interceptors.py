@@ -79,7 +79,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         sees_transforms: bool = True,
         sees_composites: bool = True,
     ) -> None:
-        Tracker.__init__(self, labels, dispatcher.not_seen)
+        Tracker.__init__(self, labels)
         TorchFunctionMode.__init__(self)
         self.stale = True
         self.outdated = True
