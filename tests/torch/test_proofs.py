@@ -21,7 +21,7 @@ from amanda.registry import proofs as made
 from amanda_torch import _internals, plugin
 from amanda_torch.compiled.driver import GraphDriver
 from amanda_torch.driver import TESTED
-from amanda_torch.eager import checkpoints, functions, proofs, scripts, tracers
+from amanda_torch.eager import checkpoints, functions, proofs, tracers
 from amanda_torch.eager.backward_passes import BackwardPasses
 from amanda_torch.eager.driver import InterceptingDriver
 from tests.running import in_threads
@@ -42,9 +42,9 @@ def _unpatched(*_: Any) -> None:
     """In place of a function that patches."""
 
 
-def _same(_: Any, vanilla: Any) -> Any:
+def _same(*args: Any) -> Any:
     """In place of a wrapper: nothing is wrapped."""
-    return vanilla
+    return args[-1]
 
 
 BREAKING: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -58,7 +58,7 @@ BREAKING: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         checkpoints.Checkpoints, "patch_reentrant", _unpatched
     ),
     proofs.FAST_PATHS: lambda m: m.setattr(tracers.Tracers, "_patch_checks", _unpatched),
-    proofs.SCRIPTS: lambda m: m.setattr(scripts, "patch", _unpatched),
+    proofs.SCRIPTS: lambda m: m.setattr(InterceptingDriver, "_script_call", _same),
     proofs.COMPILED: lambda m: m.setattr(tracers.Tracers, "_uncompiled", _same),
 }
 """Ways in which another PyTorch would not be patched where the driver thinks it is."""
