@@ -234,14 +234,21 @@ def _double(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("program", [Small(), _double], ids=["module", "function"])
 def test_scripted_programs_are_counted_as_not_seen(program: Any) -> None:
-    """A TorchScript module or function runs unseen, and the statistics say so."""
-    scripted = torch.jit.script(program)
-    scope = applied(Counter())
+    """A TorchScript module or function runs unseen, and its calls and the nodes that differentiate
+    them are counted."""
+    scripted, x = torch.jit.script(program), X.clone().requires_grad_()
+    scope, counter = applied(Counter()), Counter()
     with scope:
-        result = scripted(X)
-    assert torch.equal(result, program(X))
-    reasons = {reason: n for reason, n in scope.statistics.not_seen.items() if "Script" in reason}
-    assert sum(reasons.values()) == 1
+        first, second = scripted(x), scripted(x)
+        (first + second).sum().backward()
+    assert torch.equal(first, program(X))
+    [calls, gradients] = [
+        n for reason, n in scope.statistics.not_seen.items() if "Script" in reason
+    ]
+    with applied(counter):
+        (program(x) + program(x)).sum().backward()
+    assert calls == 2
+    assert 0 < gradients <= counter.backward_ops.total()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import amanda
 from amanda.errors import CoverageWarning
-from tests.torch.support import Identity, On, WholeIdentity, applied, same
+from tests.torch.support import Counter, Identity, On, WholeIdentity, applied, same
 
 TOOLS = (Identity, WholeIdentity)
 BOTH = [combination for n in (1, 2) for combination in itertools.combinations(TOOLS, n)]
@@ -108,6 +108,16 @@ def test_gradients_of_gradients_are_bit_identical(
         found = program()
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one, other)
+
+
+def test_kernels_written_in_python_are_no_operators() -> None:
+    """PyTorch adds the zero gradient of a sign by a kernel in Python: the program has called none
+    of that kernel's operators."""
+    x, counter = torch.tensor([-1.0, 2.0], requires_grad=True), Counter()
+    with applied(counter):
+        (gradient,) = grad((x.abs() ** 2).sum(), x, create_graph=True)
+        gradient.sum().backward()
+    assert sorted(counter.ops) == ["abs", "ones_like", "pow", "sum"]
 
 
 def test_sums_in_another_order_are_reported() -> None:

@@ -20,7 +20,14 @@ from amanda.engine.plan import ActionPlan
 from amanda.engine.static_graph import StaticGraphDispatcher
 from amanda.interface.action import Action, ActionKind, InstPoint
 from amanda.interface.binding import Arguments, Signature
-from amanda.interface.calls import BackwardCall, BoundCall, NamedOp, OpCall, ParameterName
+from amanda.interface.calls import (
+    BackwardCall,
+    BoundCall,
+    KnownTensor,
+    NamedOp,
+    OpCall,
+    ParameterName,
+)
 from amanda.interface.compiled_extension import Extension, chosen, mistake
 from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver, ThreadSwitches
 from amanda.interface.namespace import Namespace
@@ -44,6 +51,7 @@ __all__ = [
     "EagerDriver",
     "Extension",
     "InstPoint",
+    "KnownTensor",
     "NamedOp",
     "Namespace",
     "OpCall",

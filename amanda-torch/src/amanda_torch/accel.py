@@ -1,6 +1,6 @@
 """amanda-torch-accel, the optional extension in C++: whether it is used, and its module.
 
-Everything that it does there is Python code for, too, which runs where it is missing or refused::
+Where it is missing or refused, Python code does the same::
 
     if not refusal():
         native = load()

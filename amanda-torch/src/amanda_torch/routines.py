@@ -20,7 +20,7 @@ import torch
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.notes import note
 from amanda.engine.tool_code import ToolCode
-from amanda.errors import CoverageWarning, InPlaceWarning
+from amanda.errors import InPlaceWarning
 from amanda.inline.steps import Step, StepKind, around, joined, lowered_all
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
@@ -86,7 +86,7 @@ class RoutineDispatcher(Dispatcher):
         super().__init__()
         self.tool_code = TOOL_CODE
         self.settled: dict[object, BackwardRoutines] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def warn_once(self, message: str, op_id: str, advice: str) -> None:
         """Warn of something that the driver does not do as tools or programs expect it.
@@ -94,10 +94,9 @@ class RoutineDispatcher(Dispatcher):
         Args:
             op_id: the first operator that it happens at.
         """
-        if message not in self._told:
-            self._told.add(message)
-            text = f"{message}, first at op {op_id}{advice}"
-            warnings.warn(text, CoverageWarning, stacklevel=3)
+        if message not in self._warned:
+            self._warned.add(message)
+            _internals.warn_program(f"{message}, first at op {op_id}{advice}")
 
     def call_alone(
         self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]
@@ -305,8 +304,8 @@ class RoutineCall:
     def __enter__(self) -> None:
         action, undo = self._action, STATE.undo
         self._mark = len(undo)
-        looks = action.tool.only_watches or _internals.READING.is_refused
-        is_reading = looks and action.kind not in _REPLACEMENTS
+        may_read = action.tool.only_watches or _internals.READING.is_refused
+        is_reading = may_read and action.kind not in _REPLACEMENTS
         running: _internals.reading | _internals.running
         running = _internals.reading(self._given) if is_reading else _internals.running()
         running.__enter__()

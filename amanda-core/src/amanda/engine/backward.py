@@ -20,7 +20,7 @@ from amanda.engine.plan import find_replacement
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, described
 from amanda.interface.action import Action, ActionKind, InstPoint
-from amanda.interface.calls import BackwardCall, NamedOp
+from amanda.interface.calls import BackwardCall, KnownTensor, NamedOp, no_name
 from amanda.state import STATE, LiveScope, tool_locked
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ Gradients = list[Any]
 """Gradients of several tensors in order; None where there is none."""
 
 
-class PastTensor:
+class PastTensor(KnownTensor):
     """A forward tensor as a backward analysis reads it: released when nothing else holds it.
 
     Args:
         reference: gives the tensor while it lives, then None.
         current_value: gives the value of a parameter, buffer or constant; None for others.
-        name_of: gives the path of a parameter; None for others.
+        name_of: gives the path of a parameter; None for others, and by default.
     """
 
     __slots__ = ("_current_value", "_name_of", "_references")
@@ -45,7 +45,7 @@ class PastTensor:
         self,
         reference: Callable[[], Any],
         current_value: Callable[[Any], Any],
-        name_of: Callable[[Any], str | None],
+        name_of: Callable[[Any], str | None] = no_name,
     ) -> None:
         self._current_value = current_value
         self._name_of = name_of
@@ -63,12 +63,10 @@ class PastTensor:
         self._references.append(reference)
 
     def constant(self) -> Any:
-        """The current value of a parameter, buffer or constant; None for other tensors."""
         tensor = self()
         return None if tensor is None else self._current_value(tensor)
 
     def parameter_name(self) -> str | None:
-        """The path of a parameter; None for other tensors."""
         tensor = self()
         return None if tensor is None else self._name_of(tensor)
 

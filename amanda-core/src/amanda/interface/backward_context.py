@@ -11,6 +11,7 @@ from typing import Any
 
 from amanda.errors import TensorReleased
 from amanda.interface.action import ActionKind
+from amanda.interface.calls import KnownTensor
 from amanda.interface.context import OpContext, OpState
 from amanda.interface.specs import TensorSpec, specs_of
 
@@ -106,7 +107,7 @@ class BackwardOpContext(OpContext):
         call = self._state.open_backward()
         names = self.get_input_names()
         entry = call.inputs[self._position(index, names, len(call.inputs), "inputs")]
-        return entry.constant() if hasattr(entry, "constant") else None
+        return entry.constant() if isinstance(entry, KnownTensor) else None
 
     def get_variable(self, index: int) -> None:
         """None: which variables an operator uses is asked in its forward analysis."""

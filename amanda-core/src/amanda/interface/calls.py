@@ -136,6 +136,10 @@ class OpCall:
         )
 
 
+def no_name(tensor: Any) -> None:
+    """The path of a parameter in drivers that do not know names: None."""
+
+
 @attrs.define(eq=False)
 class BoundCall(OpCall):
     """The call of an operator that is a Python function, bound by its signature.
@@ -145,13 +149,13 @@ class BoundCall(OpCall):
         function: runs the vanilla operator on the framework's own arguments.
         current_value: the value of an input that is a parameter, buffer, variable or
             constant; None for other tensors.
-        name_of: the path of an input that is a parameter; None for other tensors.
+        name_of: the path of an input that is a parameter; None for other tensors, and by default.
     """
 
     arguments: Arguments = attrs.field(kw_only=True)
     function: Callable[..., Any] = attrs.field(kw_only=True)
     current_value: Callable[[Any], Any] = attrs.field(kw_only=True)
-    name_of: Callable[[Any], str | None] = attrs.field(kw_only=True)
+    name_of: Callable[[Any], str | None] = attrs.field(default=no_name, kw_only=True)
 
     def run(self, inputs: Sequence[Any]) -> Any:
         """Run the vanilla operator on flat inputs."""
@@ -170,6 +174,20 @@ class BoundCall(OpCall):
         return lambda inputs: arguments.call(function, inputs)
 
 
+class KnownTensor:
+    """A forward tensor as a backward analysis reads it, of which more than the tensor is known."""
+
+    __slots__ = ()
+
+    def constant(self) -> Any:
+        """The current value of a parameter, buffer, variable or constant; None for others."""
+        return None
+
+    def parameter_name(self) -> str | None:
+        """The path of a parameter; None for other tensors."""
+        return None
+
+
 @attrs.define(eq=False)
 class BackwardCall:
     """One backward operator about to be executed.
@@ -180,7 +198,8 @@ class BackwardCall:
         names: name of the forward input whose gradient each output of the
             backward operator is; "" where it is none of them.
         inputs, outputs: the forward operator's tensors, as far as they are alive; a
-            callable entry is asked for the tensor when it is read.
+            callable entry, such as a :class:`KnownTensor`, is asked for the tensor when it is
+            read.
     """
 
     op: Any
@@ -200,12 +219,12 @@ class BackwardCall:
             names: the declared names of the forward inputs.
         """
         name = self.names[index] if index < len(self.names) else ""
-        # Items of a list share a name, which then identifies none of them.
-        if not name or names.count(name) > 1:
+        # Items of a list share a name, which then identifies none of them. A driver may name a
+        # gradient that is none of a declared input.
+        if not name or names.count(name) != 1:
             return None
         entry = self.inputs[names.index(name)]
-        found: str | None = entry.parameter_name() if hasattr(entry, "parameter_name") else None
-        return found
+        return entry.parameter_name() if isinstance(entry, KnownTensor) else None
 
     def shown(
         self, grad_outputs: Sequence[Any] | None, grad_inputs: Sequence[Any] | None

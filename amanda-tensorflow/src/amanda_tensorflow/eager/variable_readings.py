@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 import tensorflow as tf
 
+from amanda.interface.calls import KnownTensor
 from amanda.python.references import nothing
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.tracker import unwatched
@@ -49,7 +50,7 @@ class VariableSource:
         return value
 
 
-class WeakTensor(weakref.ref[Any]):
+class WeakTensor(weakref.ref[Any], KnownTensor):
     """A forward tensor as a backward context gets it: called, it gives the tensor or None.
 
     Attributes:

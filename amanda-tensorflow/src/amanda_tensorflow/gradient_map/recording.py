@@ -19,7 +19,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import attrs
 import tensorflow as tf
@@ -117,6 +117,22 @@ _NUMBERS = itertools.count()
 _PATCHES = PatchSet()
 
 
+class SharedRun(Protocol):
+    """A call of the gradient function of an operator whose executions share a mark.
+
+    Attributes:
+        has_sums: whether :meth:`summed` has to be called before the function.
+    """
+
+    has_sums: bool
+
+    def summed(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """The gradients that the function is given, where the tape has added some of them."""
+
+    def leave(self, results: Any) -> None:
+        """The function has given `results`; None if it has raised."""
+
+
 @attrs.define
 class EagerGradients:
     """The eager driver's way to run gradient functions of marked records.
@@ -125,12 +141,12 @@ class EagerGradients:
         run: called with the mark, a function that calls the gradient function, and the gradients
             of the outputs; returns the gradients of the inputs. None while no driver is attached.
         begin: called before a gradient function, with a mark that several executions may share;
-            returns the call (``GradientRun``), to be left afterwards, or None where `run` has to be
-            called. None while no driver is attached.
+            returns the call, to be left afterwards, or None where `run` has to be called. None
+            while no driver is attached.
     """
 
     run: Callable[[Any, Callable[[Sequence[Any]], Any], Sequence[Any]], Any] | None = None
-    begin: Callable[[Any], Any] | None = None
+    begin: Callable[[Any], SharedRun | None] | None = None
 
 
 EAGER = EagerGradients()

@@ -26,6 +26,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan
 from amanda.errors import CapabilityError
 from amanda.interface.action import Action
+from amanda.interface.calls import KnownTensor
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import (
     ForwardOp,
@@ -52,7 +53,7 @@ Tensors = list[Any]
 
 
 @attrs.frozen(eq=False)
-class ForwardTensor:
+class ForwardTensor(KnownTensor):
     """A forward tensor as a backward analysis reads it: called, it gives the tensor of the copy.
 
     Args:

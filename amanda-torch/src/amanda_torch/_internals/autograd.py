@@ -49,7 +49,7 @@ current_node: Callable[[], Any] = symbol("torch._C._current_autograd_node")
 
 def run_last(hook: torch.utils.hooks.RemovableHandle, _: Any = None) -> None:
     """Have a posthook of a node run after the node's other ones; a prehook of the node."""
-    hooks = hook.hooks_dict_ref()
+    hooks: Any = hook.hooks_dict_ref()
     # PyTorch reads the values of the dictionary itself, whose order OrderedDict.move_to_end()
     # leaves as it is.
     hooks[hook.id] = hooks.pop(hook.id)

@@ -119,7 +119,8 @@ def threads_in(*codes: types.CodeType) -> Sequence[int]:
     return found
 
 
-SCRIPT_FUNCTION = torch.jit.ScriptFunction
+SCRIPTED = {"functions": torch.jit.ScriptFunction, "modules": symbol("torch._C.ScriptMethod")}
+"""What TorchScript runs, to the class whose objects are called."""
 
 TRACERS = {
     "torch.export._trace": ("_export",),

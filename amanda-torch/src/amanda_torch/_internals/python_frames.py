@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import amanda
+from amanda.engine.op_ids import calling_frame, warn_at
 from amanda.python.memo import Memo
 
 _EVENTS = 1000
@@ -170,3 +171,8 @@ def not_counted_by_warnings(function: Any) -> Any:
     code = function.__code__
     function.__code__ = code.replace(co_filename=f"{code.co_filename} (importlib _bootstrap)")
     return function
+
+
+def warn_program(text: str) -> None:
+    """Warn (CoverageWarning) at the line of the program that has led here."""
+    warn_at(calling_frame(("torch",)), text)

@@ -112,7 +112,7 @@ def in_backward() -> bool:
 
 
 def is_within_differentiation(root: Any) -> bool:
-    """True if ``torch.func`` is to differentiate once more what it differentiates now.
+    """True if ``torch.func`` differentiates the gradients that it computes now, as for a Hessian.
 
     To be asked within a transform.
 

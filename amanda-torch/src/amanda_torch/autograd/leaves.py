@@ -93,6 +93,11 @@ class Accumulation:
         )
 
 
+def is_owned(node: Any) -> bool:
+    """True if an operator of some scope owns an accumulation."""
+    return _MARK in node.metadata
+
+
 def note_reached(reached: Sequence[Accumulation], gradients: Sequence[Any]) -> None:
     """A prehook of the nodes that have made an operator's outputs."""
     if nothing_flows(gradients):

@@ -16,7 +16,6 @@ from __future__ import annotations
 import inspect
 import threading
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -26,7 +25,6 @@ import torch
 import torch.utils.weak
 from torch import fx, nn
 
-from amanda.errors import CoverageWarning
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.compiled.captured import CapturedGraph
@@ -235,13 +233,11 @@ def say_captured(compiler: Any, reason: str) -> None:
     options = ", ".join(getattr(compiler, "config", None) or ())
     without = f"{name}, whose mode or options ({options}) do nothing," if options else f"{name},"
     because = f" since {reason}" if reason else ""
-    warnings.warn(
+    _internals.warn_program(
         "a function compiled with torch.compile runs as it is captured, operator by operator and "
         f"without its compiler {without} under amanda.apply(){because}: tools see its operators, "
         f"and results are those of eager mode; {COMPILER_VARIABLE}=own gives graphs to {name} "
-        "also where routines only look at tensors",
-        CoverageWarning,
-        stacklevel=7,
+        "also where routines only look at tensors"
     )
 
 

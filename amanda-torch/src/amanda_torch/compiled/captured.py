@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import CodeType
@@ -34,7 +33,6 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from amanda.errors import CoverageWarning
 from amanda.python.references import Reference, nothing
 from amanda_torch import _internals
 from amanda_torch.compiled.bound_graph import BoundGraph, Waiting
@@ -455,10 +453,8 @@ class CapturedGraph:
             self._say(reason)
         elif reason not in _SAID:
             _SAID.add(reason)
-            warnings.warn(
-                f"a compiled function runs operator by operator and not with {name}: {reason}",
-                CoverageWarning,
-                stacklevel=5,
+            _internals.warn_program(
+                f"a compiled function runs operator by operator and not with {name}: {reason}"
             )
 
 

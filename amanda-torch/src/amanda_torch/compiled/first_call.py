@@ -34,7 +34,7 @@ def first_call(
     accept: Callable[[], None],
     refuse: Callable[[str], None],
 ) -> Callable[..., Any]:
-    """A function that runs compiled code for the first time, in place of what runs it later.
+    """The function of a graph until its compiled code has run once.
 
     Args:
         code: the compiled code.

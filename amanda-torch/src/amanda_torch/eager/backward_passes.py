@@ -91,7 +91,7 @@ class BackwardPasses:
         is_covered = not interceptor.stale or interceptor.refresh()
         tells = outermost and interceptor.tells
         continues = continues or interceptor.frame.phase is None
-        told = points.backward_begins(continues) if tells else ()
+        begun = points.backward_begins(continues) if tells else ()
         if not listening:
             interceptor.enter()
         try:
@@ -109,4 +109,4 @@ class BackwardPasses:
             elif outermost:
                 interceptor.has_continued = True
             if tells:
-                points.backward_ends(told, continues)
+                points.backward_ends(begun, continues)

@@ -22,6 +22,8 @@ from amanda.python.references import is_own
 from amanda.registry.proofs import is_proving
 from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals, accel
+from amanda_torch.autograd.leaves import is_owned
+from amanda_torch.autograd.nodes import new_nodes
 from amanda_torch.autograd.substitution import reason_to_keep, substitute
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager import functions, gate, proofs
@@ -33,8 +35,12 @@ from amanda_torch.eager.module_calls import called_modules
 from amanda_torch.eager.module_names import Labels
 from amanda_torch.eager.optimizer_steps import OptimizerSteps, has_optimizer
 from amanda_torch.eager.tracers import Tracers
+from amanda_torch.operators.calls import tensors_of
 from amanda_torch.plugin import TorchEagerDriver
 from amanda_torch.routines import RoutineCall, RoutineDispatcher
+
+_COUNTED = "amanda_script"
+"""Key in the metadata of nodes that differentiate TorchScript, and are counted as they run."""
 
 
 class InterceptingDriver(LoadedDriver, TorchEagerDriver):
@@ -64,7 +70,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         may_have_gate = self.takes_gate and not (self.switched_off or is_proving())
         self._has_gate = may_have_gate and gate.choose()
         if works(proofs.SCRIPTS):
-            patches.wrap(_internals.SCRIPT_FUNCTION, "__call__", self._script_call)
+            for kind, cls in _internals.SCRIPTED.items():
+                patches.wrap(cls, "__call__", functools.partial(self._script_call, kind))
         if works(proofs.BACKWARD_PASSES):
             BackwardPasses(self.dispatcher).patch(patches)
         if works(proofs.FUNCTIONS):
@@ -217,12 +224,26 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         # Enters the frame of a module in C++ if it was called there before.
         return accel.load().module_call(vanilla, wrapped) if self._has_gate else wrapped
 
-    def _script_call(self, vanilla: Any) -> Any:
+    def _script_call(self, kind: str, vanilla: Any) -> Any:
+        dispatcher = self.dispatcher
+
+        def count(*_: Any) -> None:
+            if not (dispatcher.is_paused() or is_owned(_internals.current_node())):
+                dispatcher.not_seen("backward operators of TorchScript")
+
         def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            interceptor = LOCAL.interceptor
-            if interceptor is not None and interceptor.is_listening():
-                self.dispatcher.not_seen("TorchScript functions: their operators run in C++")
-            return vanilla(*args, **kwargs)
+            interceptor, start = LOCAL.interceptor, _internals.sequence_number()
+            if interceptor is None or not interceptor.is_listening():
+                return vanilla(*args, **kwargs)
+            dispatcher.not_seen(f"TorchScript {kind}: their operators run in C++")
+            result = vanilla(*args, **kwargs)
+            if any(scope.analyses_backward() for scope in dispatcher.scopes()):
+                for node in new_nodes(tensors_of(result), start):
+                    # Several calls may lead to the accumulation of one leaf.
+                    if _COUNTED not in node.metadata:
+                        node.metadata[_COUNTED] = True
+                        node.register_hook(count)
+            return result
 
         return __call__
 

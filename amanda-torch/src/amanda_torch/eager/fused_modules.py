@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -36,11 +36,28 @@ _MAY_ACT: Any = torch.utils.weak.WeakIdKeyDictionary()
 """By tool."""
 
 
+class _Interceptor(Protocol):
+    """What is asked of a thread's :class:`~amanda_torch.eager.interceptors.Interceptor`."""
+
+    stale: bool
+
+    @property
+    def active(self) -> tuple[Any, ...]: ...
+
+    def refresh(self) -> bool: ...
+
+    def forget_plans(self) -> None: ...
+
+    def path_of(self, module: nn.Module) -> str | None: ...
+
+    def forget_call(self, module: nn.Module) -> None: ...
+
+
 class FusedModules:
     """The fused modules that one thread calls.
 
     Args:
-        interceptor: that of the thread.
+        interceptor: sees the operators that the thread calls.
 
     Attributes:
         is_trial: operators are analysed, and no routine is called.
@@ -50,7 +67,7 @@ class FusedModules:
         was_asked: it would have been taken.
     """
 
-    def __init__(self, interceptor: Any, dispatcher: RoutineDispatcher) -> None:
+    def __init__(self, interceptor: _Interceptor, dispatcher: RoutineDispatcher) -> None:
         # The interceptor holds this object.
         self._interceptor = weakref.proxy(interceptor)
         self._dispatcher = dispatcher

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ import torch
 from torch import nn
 
 from amanda.engine.notes import note
-from amanda.errors import CoverageWarning
 from amanda.inline.steps import are_paired
 from amanda.interface.action import Action
 from amanda.interface.compiled_extension import chosen
@@ -60,11 +58,9 @@ def choose() -> bool:
         return False
     found = reason_unusable()
     if name == "gate" and found:
-        warnings.warn(
+        _internals.warn_program(
             f"{TorchEagerDriver.interceptor_variable} is gate, which cannot be used ({found}): "
-            "operators are noticed by a TorchFunctionMode, which costs more time and sees the same",
-            CoverageWarning,
-            stacklevel=2,
+            "operators are noticed by a TorchFunctionMode, which costs more time and sees the same"
         )
     return not found
 

@@ -62,7 +62,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         thread: ``vars()`` of the thread's :class:`amanda.state.ThreadState`.
         executor: runs the operators that are not plainly vanilla.
         ident: the number of its thread.
-        ended: whether its thread's last scope has ended: it is then to be taken off.
+        ended: whether its thread's last scope has ended: it is to be removed then.
         met: where operators are noted whose plan is asked for; None to note none.
         uncompiled: in force from the first to the last scope of its thread, if the first one was
             opened within a compiled function.
@@ -79,7 +79,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         sees_transforms: bool = True,
         sees_composites: bool = True,
     ) -> None:
-        Tracker.__init__(self, labels, dispatcher.not_seen)
+        Tracker.__init__(self, labels)
         TorchFunctionMode.__init__(self)
         self.stale = True
         self.outdated = True

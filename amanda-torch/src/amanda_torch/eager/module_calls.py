@@ -6,7 +6,6 @@ import functools
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from torch import nn
 
 from amanda.engine.dispatch import Dispatcher
-from amanda.errors import CoverageWarning
 from amanda.interface.points import Point
 from amanda.python.patching import PatchSet, named_as
 from amanda.state import Lock
@@ -115,7 +113,7 @@ class ReportedCall(NamedCall):
         try:
             self._begin(is_outermost)
         except BaseException:
-            # A routine at the entry has raised: what has been told of begins ends.
+            # A routine at the entry has raised: the forward pass and the call end for tools.
             self._end(None)
             raise
         return self
@@ -259,11 +257,9 @@ class CallPatch:
         latest = time.monotonic() + _LONGEST_TRACE
         while not _LOCK.hold(self._put_on, wrapper):
             if time.monotonic() > latest:
-                warnings.warn(
+                _internals.warn_program(
                     "another thread traces a model with torch.fx, and has not ended in "
-                    f"{_LONGEST_TRACE:.0f} seconds: op ids have no module paths in this scope",
-                    CoverageWarning,
-                    stacklevel=2,
+                    f"{_LONGEST_TRACE:.0f} seconds: op ids have no module paths in this scope"
                 )
                 return
             time.sleep(0.001)

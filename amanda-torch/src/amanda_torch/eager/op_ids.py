@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,11 +108,9 @@ class Tracker(records.TrackerFields):
 
     Args:
         labels: the names of outermost modules.
-        not_seen: called with a reason where operators run that cannot be seen.
     """
 
-    def __init__(self, labels: Labels, not_seen: Callable[[str], None]) -> None:
-        self._not_seen = not_seen
+    def __init__(self, labels: Labels) -> None:
         self.active: tuple[Any, ...] = ()
         self.root = Frame("", None, phase="")
         self.root.is_checked = True
@@ -420,8 +418,6 @@ class Tracker(records.TrackerFields):
         else:
             owner = parent.module() if parent.module is not None else None
             name = self._name_below(owner, module) or self._stray_name(parent, module)
-        if isinstance(module, torch.jit.ScriptModule):
-            self._not_seen("TorchScript modules: their operators run in C++")
         is_fused = self._is_for_python(module)
         reference = Called.of(module, children, self._last)
         child = Child(reference, name, transparent, is_fused, model)

@@ -197,7 +197,7 @@ class Operation:
         on_inputs = self._acts_on_inputs(values)
         if self._makes_views(values) and (on_inputs or self.plan.before_backward):
             aliases = aliases_of(values)
-            result = self._handed_on(aliases)
+            result = self._run_on(aliases)
             self._alias = aliases[0].grad_fn if aliases[0] is not values[0] else None
             return result
         return self._run_before_hooks(values) if on_inputs else self._vanilla(values)
@@ -233,7 +233,7 @@ class Operation:
             in_order = self._call.op.__name__ != "linear"
             self._delayed = DelayedGradients(self._whole, values, behind, in_order)
             self._gathered = True
-            return self._handed_on(self._delayed.before_views(values))
+            return self._run_on(self._delayed.before_views(values))
         if behind is not None:
             return self._vanilla(values)
         in_order = self._call.op.__name__ in _IN_ORDER
@@ -241,7 +241,7 @@ class Operation:
         gathered = gather_inputs(
             self._whole.after_sums, values, in_order=in_order, identity=self._identity
         )
-        return self._handed_on(gathered)
+        return self._run_on(gathered)
 
     def _count_transformed(self) -> None:
         """Say that the actions on gradients do nothing under ``torch.func`` or with tangents."""
@@ -357,7 +357,7 @@ class Operation:
         self._overlaps = overlap(targets)
         return not self._overlaps
 
-    def _handed_on(self, values: list[Any]) -> Any:
+    def _run_on(self, values: list[Any]) -> Any:
         """Run on aliases or identities of the values; one that the operator returns as it is
         (``x.to(x.dtype)``) becomes the value again."""
         result = self._vanilla(values)
@@ -394,8 +394,8 @@ class Operation:
             return
         if self._delayed is not None:
             self._delayed.hook(self.values, tensors_of(result), self.start)
-        late = self._not_gathered()
-        if not late:
+        kinds = self._not_gathered()
+        if not kinds:
             return
         edges = self._edges or [edge_of(value) for value in self.values]
         outputs = tensors_of(result)
@@ -406,14 +406,14 @@ class Operation:
         if self._overlaps:
             self._dispatcher.not_seen("gradients of lists of tensors that overlap")
             return
-        if not hook_input_edges(whole, late, edges, outputs, self.start, values):
+        if not hook_input_edges(whole, kinds, edges, outputs, self.start, values):
             if self._takes_no_identity:
                 of = "nested tensors" if self._is_nested(values) else _OVERRIDING
                 self._dispatcher.not_seen(f"gradients of {of}")
                 return
             raise CapabilityError(
                 f"the input gradients of op {plan.op_id} leave it through several autograd nodes: "
-                f"{late[0].value}() must be recorded before it runs; register the analysis with "
+                f"{kinds[0].value}() must be recorded before it runs; register the analysis with "
                 "require_outputs=False"
             )
 

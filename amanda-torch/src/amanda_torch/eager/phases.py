@@ -201,12 +201,12 @@ def _by_caller(tracker: Tracker) -> Phase | None:
     codes, depth = tracker.codes, _DEEPEST
     while frame is not None and depth:
         # By identity: code that Dynamo has made may hold what has no hash. It is kept alive.
-        told = codes.get(id(frame.f_code), _UNKNOWN)
-        if told is _UNKNOWN:
-            told = codes[id(frame.f_code)] = _told_by(frame)
+        meaning = codes.get(id(frame.f_code), _UNKNOWN)
+        if meaning is _UNKNOWN:
+            meaning = codes[id(frame.f_code)] = _meaning_of(frame)
             tracker.known_codes.append(frame.f_code)
-        if told is not None:
-            phase = _phase_told(told, frame)
+        if meaning is not None:
+            phase = _phase_by(meaning, frame)
             if phase is not None:
                 return phase
         frame = frame.f_back
@@ -217,21 +217,21 @@ def _by_caller(tracker: Tracker) -> Phase | None:
 _UNKNOWN = object()
 
 
-def _phase_told(told: Any, frame: FrameType) -> Phase | None:
+def _phase_by(meaning: Any, frame: FrameType) -> Phase | None:
     """The phase that follows from this call of a function.
 
     Args:
-        told: what its code does, see :func:`_told_by`.
+        meaning: what its code does, see :func:`_meaning_of`.
     """
-    if told is nn.Module:
+    if meaning is nn.Module:
         return "setup" if isinstance(_first_argument(frame), nn.Module) else None
-    if told is torch.optim.Optimizer:
-        return "optimizer" if isinstance(_first_argument(frame), told) else None
-    phase: Phase | None = told
+    if meaning is torch.optim.Optimizer:
+        return "optimizer" if isinstance(_first_argument(frame), meaning) else None
+    phase: Phase | None = meaning
     return phase
 
 
-def _told_by(frame: FrameType) -> Any:
+def _meaning_of(frame: FrameType) -> Any:
     """The phase of what a function calls; or the class that its first argument has to be of."""
     module = frame.f_globals.get("__name__", "")
     if isinstance(module, str) and module.startswith(("torch", "keras")):

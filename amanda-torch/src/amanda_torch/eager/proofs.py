@@ -215,6 +215,8 @@ def _checkpoints(reentrant: bool) -> Iterator[str]:
         return (x * x).exp()
 
     def program() -> None:
+        # Counters restart at the first operator that is recorded.
+        x.neg()
         y = _checkpoint(region, x, use_reentrant=reentrant, preserve_rng_state=False)
         y.backward()
 

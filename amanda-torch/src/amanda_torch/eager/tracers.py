@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +20,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from amanda.errors import CoverageWarning
 from amanda.python.patching import PatchSet, named_as
 from amanda.python.signatures import signature_of
 from amanda.registry import import_hook
@@ -132,11 +130,9 @@ class Tracers:
             if hasattr(owner, name):
                 self._patches.wrap(owner, name, wrapper)
                 continue
-            warnings.warn(
+            _internals.warn_program(
                 f"PyTorch {torch.__version__} has no {module}.{path}: under amanda.apply() it "
-                "would record Amanda along with the model; install a newer amanda-torch",
-                CoverageWarning,
-                stacklevel=2,
+                "would record Amanda along with the model; install a newer amanda-torch"
             )
 
     def _patch_found(self, wrappers: Mapping[str, Callable[[Any], Any]], module: str) -> None:
@@ -253,11 +249,9 @@ class Tracers:
     def _say_uncompiled(self, reason: str) -> None:
         if not self._said_compiled and not is_proving():
             self._said_compiled = True
-            warnings.warn(
+            _internals.warn_program(
                 "a function compiled with torch.compile runs eagerly under amanda.apply(), "
-                f"so that its operators are seen: {reason}",
-                CoverageWarning,
-                stacklevel=5,
+                f"so that its operators are seen: {reason}"
             )
 
     # -- override checks --------------------------------------------------

@@ -80,6 +80,9 @@ def kind_of(func: Any) -> Kind:
     base = name.partition(".")[0]
     if base in IGNORED or base.startswith(("_record_function", "sym_")):
         return Kind.IGNORED
+    if _internals.is_registered(func) and _internals.namespace_of(func) == "prims":
+        # Kernels that PyTorch has written in Python, which its dispatcher calls, consist of them.
+        return Kind.IGNORED
     return Kind.COMPOSITE if isinstance(func, types.FunctionType) else Kind.LEAF
 
 
