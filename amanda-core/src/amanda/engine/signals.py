@@ -38,7 +38,8 @@ class _Deferring:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         # The second signal does not wait: a watchdog has to end a tool that hangs.
-        if not (STATE.undo or STATE.paused) or STATE.waiting.pop(number, None):
+        is_second = STATE.waiting.pop(number, None) is not None
+        if is_second or not (STATE.undo or STATE.paused):
             self.handler(number, frame)
         else:
             STATE.waiting[number] = lambda: self.handler(number, calling_frame(("contextlib",)))
