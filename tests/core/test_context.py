@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from amanda.errors import ContextExpiredError, TensorReleased
 from amanda.interface.backward_context import BackwardOpContext, ReleasableTensors
+from amanda.interface.calls import BackwardCall, NamedOp
 from amanda.interface.context import OpContext, OpState
 
 KEYS = st.dictionaries(st.sampled_from("abcd"), st.integers(), max_size=4)
@@ -116,3 +117,9 @@ def test_released_tensors_raise_one_by_one() -> None:
     for read in (lambda: tensors[3], lambda: tensors[2:], lambda: list(tensors)):
         with pytest.raises(TensorReleased, match="input 3 of op /add:0 was released"):
             read()
+
+
+def test_a_gradient_of_no_declared_input_is_of_no_parameter() -> None:
+    """A driver may give a gradient a name that the forward operator has not declared."""
+    call = BackwardCall(NamedOp("product"), "/product:0", names=("other",))
+    assert call.parameter_name(0, ("x", "weight")) is None

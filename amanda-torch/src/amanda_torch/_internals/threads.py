@@ -106,6 +106,12 @@ graph_task: Callable[[], int] = symbol("torch._C._current_graph_task_id")
 """The number of the backward pass that runs in this thread; -1 outside of one."""
 
 
+# The engine hands these values to the threads that run a pass.
+keep_in_thread: Callable[[str, Any], None] = symbol("torch._C._stash_obj_in_tls")
+is_kept_in_thread: Callable[[str], bool] = symbol("torch._C._is_key_in_tls")
+kept_in_thread: Callable[[str], Any] = symbol("torch._C._get_obj_in_tls")
+
+
 def in_backward() -> bool:
     """True if the current thread is running a node of a backward pass."""
     return bool(graph_task() != -1)

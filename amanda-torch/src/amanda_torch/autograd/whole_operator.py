@@ -12,7 +12,6 @@ hooked where the gradients of their inputs leave them.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -247,27 +246,27 @@ def _is_made(tensor: Any, start: int) -> bool:
     return node is not None and _internals.node_sequence(node) >= start
 
 
-class _BegunNotes(threading.local):
-    """The notes of :class:`ViewGradients` and :class:`DelayedGradients` that the pass which runs in
-    this thread has begun, and its number; None outside of :func:`notes_dropped`."""
-
-    begun: list[tuple[dict[int, Any], int]] | None = None
+_BEGUN = "amanda_begun_notes"
+"""The notes of :class:`ViewGradients` and :class:`DelayedGradients` that a pass has begun, and its
+number: a value that all threads have which run it; None outside of :func:`notes_dropped`."""
 
 
-_NOTES = _BegunNotes()
+def _begun() -> list[tuple[dict[int, Any], int]] | None:
+    return _internals.kept_in_thread(_BEGUN) if _internals.is_kept_in_thread(_BEGUN) else None
 
 
 @contextmanager
 def notes_dropped() -> Iterator[None]:
     """Drop, after a backward pass, its notes of gradients that it has not joined, as it raised:
     they would keep its graph alive."""
-    outer, _NOTES.begun = _NOTES.begun, []
+    outer, begun = _begun(), list[tuple[dict[int, Any], int]]()
+    _internals.keep_in_thread(_BEGUN, begun)
     try:
         yield
     finally:
-        for passes, task in _NOTES.begun or ():
+        for passes, task in begun:
             passes.pop(task, None)
-        _NOTES.begun = outer
+        _internals.keep_in_thread(_BEGUN, outer)
 
 
 def _notes_in(passes: dict[int, dict[int, Any]]) -> dict[int, Any]:
@@ -275,8 +274,8 @@ def _notes_in(passes: dict[int, dict[int, Any]]) -> dict[int, Any]:
     task = _internals.graph_task()
     if task not in passes:
         passes[task] = {}
-        if _NOTES.begun is not None:
-            _NOTES.begun.append((passes, task))
+        if (begun := _begun()) is not None:
+            begun.append((passes, task))
     return passes[task]
 
 
