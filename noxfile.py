@@ -246,5 +246,3 @@ def benchmarks(session: nox.Session) -> None:
     """Ratios to vanilla, beside the peers' (nothing is asserted)."""
     os.chdir(ROOT)
     _run(session, "-m", "tests.benchmarks.speed", *session.posargs)
-    if not session.posargs:
-        _run(session, "-m", "tests.benchmarks.overhead_tensorflow")

@@ -564,22 +564,6 @@ def nested(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 @pytest.mark.usefixtures("tensorflow_1")
-@pytest.mark.parametrize("twice", [lambda h: h * h, lambda h: h + h], ids=["product", "sum"])
-@pytest.mark.parametrize("makes", [Identity, Silent, Traced, Whole])
-def test_an_operator_of_a_loop_of_tensorflow_1_reads_one_tensor_twice(
-    makes: type[amanda.Tool], twice: Callable[[Any], Any]
-) -> None:
-    """Its gradient is that of the graph, which reads the tensor once."""
-    with tf.Graph().as_default(), tf1.Session() as session:
-        x = tf.constant([0.5, 1.0])
-        y = nested(twice, x)
-        fetched = [y, tf1.gradients(y, x)[0]]
-        expected = session.run(fetched)
-        with amanda.apply(makes()):
-            support.assert_same_bits(session.run(fetched), expected)
-
-
-@pytest.mark.usefixtures("tensorflow_1")
 def test_one_of_two_equal_inputs_is_changed_in_a_loop_of_tensorflow_1() -> None:
     """The gradient in the graph cannot tell them apart, which is an error where it reads them."""
 
@@ -610,12 +594,17 @@ def sines(h: Any) -> Any:
 
 
 @pytest.mark.usefixtures("tensorflow_1")
-@pytest.mark.parametrize("called", [sine, sines], ids=["calling", "nested"])
+@pytest.mark.parametrize(
+    "called",
+    [sine, sines, lambda h: h * h, lambda h: h + h],
+    ids=["calling", "nested", "product", "sum"],
+)
 @pytest.mark.parametrize("makes", [Identity, Silent, Traced, Whole])
-def test_a_loop_of_tensorflow_1_calls_a_function(
+def test_a_loop_of_tensorflow_1_has_the_gradient_of_its_graph(
     makes: type[amanda.Tool], called: Callable[[Any], Any]
 ) -> None:
-    """The gradient runs in another loop, and is given the function's tensors by stacks."""
+    """The gradient runs in another loop, and is given a called function's tensors by stacks; a
+    tensor that an operator reads twice is read once."""
     with tf.Graph().as_default(), tf1.Session() as session:
         x = tf.constant([0.5, 1.0])
         y = nested(called, x)

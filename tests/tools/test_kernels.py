@@ -23,6 +23,7 @@ from amanda_tools.kernels import KernelsTool, timeline_file
 from amanda_tools.kernels.kineto import given_bytes, recording_of
 from tests import models
 from tests.running import applied, in_threads
+from tests.tools.test_per_step import train
 
 
 def rows(tool: KernelsTool) -> dict[str, dict[str, Any]]:
@@ -336,23 +337,9 @@ def test_tables() -> None:
         KernelsTool(by="colour")
 
 
-def train() -> None:
-    """Three equal steps, after one evaluation on a larger batch."""
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.eval()
-    with torch.no_grad():
-        model(torch.rand(1000, 4))
-    model.train()
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.rand(3, 4)).sum().backward()
-        optimizer.step()
-
-
 def test_figures_are_those_of_the_last_step_beside_the_run(tmp_path: Path) -> None:
     """In rows, summary, tables, chart and file: equal steps have a third of their activities."""
-    tool = applied(KernelsTool(), train)
+    tool = applied(KernelsTool(), lambda: train(evaluations=1))
     found, summary = tool.op_rows(), tool.result()["summary"]
     for row in found:
         step, run = row["per_step"], row["activities"] - row["per_step"]["activities"]

@@ -188,15 +188,11 @@ def test_zeros_without_memory_are_read() -> None:
     np.testing.assert_array_equal(view, np.zeros((2, 3)))
 
 
-def test_what_is_no_number_is_counted_and_left_out() -> None:
-    """NaN and infinities do not enter the mean."""
+def test_a_tensor_of_nan_has_no_mean() -> None:
+    """Where no element is finite there is nothing to take a mean of."""
     moments = Moments()
-    moments.add(np.array([1.0, math.nan, math.inf, -math.inf, 3.0]))
-    row = moments.row()
-    assert (row["nan"], row["inf"], row["mean"], row["max"]) == (1, 2, 2.0, 3.0)
-    nothing = Moments()
-    nothing.add(np.array([math.nan]))
-    assert nothing.row()["mean"] is None
+    moments.add(np.array([math.nan]))
+    assert moments.row()["mean"] is None
 
 
 # -- on a model -------------------------------------------------------------------

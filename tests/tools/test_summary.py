@@ -292,15 +292,6 @@ def test_a_module_that_holds_its_owner_is_shown_once() -> None:
     assert [(row["path"], row["parameters"]) for row in rows] == [("", 9), ("0", 9)]
 
 
-def test_a_shared_module_is_shown_at_each_place() -> None:
-    """Its parameters count once for the modules around it."""
-    layer = nn.Linear(3, 3)
-    rows = watched((nn.Sequential(layer, nn.ReLU(), layer), torch.rand(1, 3))).modules()
-    assert [(row["path"], row["parameters"]) for row in rows] == [
-        *(("", 12), ("0", 12), ("1", 0), ("2", 12))
-    ]
-
-
 def nested(depth: int) -> nn.Module:
     model: nn.Module = nn.Linear(2, 2)
     for _ in range(depth):

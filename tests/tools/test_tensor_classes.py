@@ -28,6 +28,7 @@ from amanda_tools.prune import PruneTool
 from amanda_tools.quantize import QuantizeTool
 from amanda_tools.remat import RematTool
 from tests.running import in_threads, run_python
+from tests.torch.support import Standing
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
@@ -532,18 +533,6 @@ def test_what_takes_the_place_of_a_tensor_is_of_its_class(point: str, needs_grad
             assert type(found) is Noting
             assert type(found.sum()) is Noting
     assert torch.equal(found, model(x))
-
-
-class Standing:
-    """No tensor, but stands for one in PyTorch's operators, as a variable of Keras does."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    @classmethod
-    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        values = (value.tensor if isinstance(value, cls) else value for value in args)
-        return func(*values, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("tool", ["flops", "summary", "quantize", "stats"])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import amanda
 from amanda_torch import _internals
@@ -19,6 +20,33 @@ from amanda_torch.plugin import TorchEagerDriver
 def applied(*tools: amanda.Tool) -> amanda.apply:
     """``amanda.apply`` with this driver, installed or not."""
     return amanda.apply(*tools, drivers=[TorchEagerDriver])
+
+
+# -- what a program may have -----------------------------------------------
+
+
+class Dispatches(TorchDispatchMode):
+    """A user's mode below autograd, which notes what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Standing:
+    """No tensor, but stands for one in PyTorch's operators, as a variable of Keras does."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        values = (value.tensor if isinstance(value, cls) else value for value in args)
+        return func(*values, **(kwargs or {}))
 
 
 # -- tools ----------------------------------------------------------------

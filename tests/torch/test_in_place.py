@@ -181,19 +181,6 @@ def test_backward_operators_of_views_and_in_place_operators() -> None:
     assert "/mul_:0/grad/CopySlices:0" in counter.backward_ids
 
 
-def test_whole_operator_routines_on_a_view_of_several_tensors() -> None:
-    """An operator that makes a view of each of several inputs takes whole-operator routines."""
-    a, b = torch.rand(2, requires_grad=True), torch.rand(3, requires_grad=True)
-
-    def run() -> Any:
-        one, two = torch.atleast_3d([a * 1, b * 1])
-        return torch.autograd.grad((one * 2).sum() + two.sum(), [a, b])
-
-    vanilla = fingerprint(run())
-    with applied(WholeIdentity()):
-        assert fingerprint(run()) == vanilla
-
-
 _WRITING = "add_ copy_ index_add_ bernoulli_ _foreach_add_ zero_ fill_".split()
 
 

@@ -14,7 +14,6 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd.grad_mode import _force_original_view_tracking
 from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -25,6 +24,7 @@ import amanda
 from tests.torch.support import (
     TRANSPARENT,
     Counter,
+    Dispatches,
     ForwardCounter,
     On,
     WholeIdentity,
@@ -48,18 +48,6 @@ class Functions(TorchFunctionMode):
             self.seen.append(name)
         result = func(*args, **(kwargs or {}))
         return result * 2 if name == "sin" else result
-
-
-class Dispatches(TorchDispatchMode):
-    """A user's mode below autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 class Tagged(torch.Tensor):

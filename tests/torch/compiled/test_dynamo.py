@@ -16,7 +16,7 @@ import amanda
 from amanda_torch.compiled.captured import CapturedGraph
 from amanda_torch.eager.interceptors import LOCAL
 from tests.torch.compiled.support import X, compiled_eagerly
-from tests.torch.support import TRANSPARENT, Counter, applied
+from tests.torch.support import TRANSPARENT, Counter, Standing, applied
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::amanda.errors.CoverageWarning", "ignore:The .grad attribute:UserWarning"
@@ -242,22 +242,10 @@ def test_control_flow_has_the_gradients_that_it_has_without_a_tool(
     assert counter.ops[name] == 2
 
 
-class _Standing:
-    """No tensor, but stands for one, as a variable of Keras does."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    @classmethod
-    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        values = [value.tensor if isinstance(value, cls) else value for value in args]
-        return func(*values, **(kwargs or {}))
-
-
 class _Product(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.weight = _Standing(nn.Parameter(torch.ones(4, 2)))
+        self.weight = Standing(nn.Parameter(torch.ones(4, 2)))
 
     def forward(self, x: torch.Tensor) -> Any:
         return x @ self.weight  # type: ignore[operator]

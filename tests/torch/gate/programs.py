@@ -68,29 +68,9 @@ def _operators(x: torch.Tensor) -> Any:
     return (y == x, y < 1, ~(y > 0), y[0], y[:, None], y.mT.real, early_add(y, x), early_relu(y))
 
 
-def _forms(x: torch.Tensor) -> Any:
-    total, bound = x.clone(), x.mul
-    total[0] = 1.0
-    values = [torch.add(x, other=x), torch.add(*(x, x), alpha=2), bound(2.0)]
-    values += map(x.add, [1.0, 2.0])
-    values += [torch.stack([x, x]), torch.split(x, 1), x.split(1), torch.einsum("ij,jk", x, x)]
-    values += [torch.cat([x, x], 1), torch.where(x > 0, x, -x), x.sum(0).max(), torch.zeros(2)]
-    values += [torch.fft.fft(x).abs(), torch.linalg.inv(x + torch.eye(2)), torch.special.erf(x)]
-    return values
-
-
 def _ignored(x: torch.Tensor) -> Any:
     text = f"{x} {x.sum():.3f} {x!r} {len(x)} {x.shape} {float(x.sum())} {x.tolist()} {x.numpy()}"
     return text, bool(x.sum() > 0), int(x.argmax()), x.is_contiguous(), x.storage_offset()
-
-
-def _ops(x: torch.Tensor) -> Any:
-    return (
-        torch.ops.aten.relu.default(x),
-        torch.ops.aten.relu(x),
-        torch.ops.aten.add.Tensor(x, x, alpha=2),
-        torch.ops.aten.sum(x),
-    )
 
 
 def _refused(x: torch.Tensor) -> Any:
@@ -274,6 +254,8 @@ FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "with names": lambda x: torch.add(input=x, other=x, alpha=2),
     "with a tuple and a dict": lambda x: torch.add(*(x, x), alpha=2),
     "of other arguments": lambda x: [torch.stack([x, x]), torch.split(x, 1), torch.zeros(2)],
+    "of several tensors": lambda x: [torch.cat([x, x], 1), torch.where(x > 0, x, -x)],
+    "with several results": lambda x: [x.split(1), x.sum(0).max(), x.max(0)],
     "a method": lambda x: x.add(x),
     "a method with names": lambda x: x.add(other=x, alpha=2),
     "a method without arguments": lambda x: x.relu(),
@@ -303,20 +285,20 @@ FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def _forms_of_calls(x: torch.Tensor) -> None:
+def _forms_of_calls(x: torch.Tensor) -> Any:
     """Each form so often that CPython specialises its instructions."""
+    values: list[Any] = []
     for form in FORMS.values():
         for _ in range(12):
             with contextlib.suppress(TypeError, RuntimeError):
-                form(x.clone())
+                values.append(form(x.clone()))
+    return values
 
 
 PROGRAMS: dict[str, Callable[[], Callable[[torch.Tensor], Any]]] = {
     "operators": lambda: _operators,
-    "forms": lambda: _forms,
     "forms of calls": lambda: _forms_of_calls,
     "ignored": lambda: _ignored,
-    "torch.ops": lambda: _ops,
     "refused": lambda: _refused,
     "modes": lambda: _modes,
     "subclasses": lambda: _subclasses,

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import amanda
 from amanda.errors import ToolTypeError
@@ -21,7 +20,7 @@ from amanda_torch import _internals
 from tests.running import in_threads
 from tests.torch.gate.programs import intercepted, needs_gate
 from tests.torch.gate.tools import Checks, Ids, Returning
-from tests.torch.support import applied
+from tests.torch.support import Dispatches, applied
 
 pytestmark = [needs_gate, pytest.mark.usefixtures("gated")]
 
@@ -83,18 +82,6 @@ def test_counts_and_times_grow_beyond_small_numbers() -> None:
     assert [time for _, time in read] == [a + b for a, b in zip(sums, added, strict=True)]
 
 
-class Noting(TorchDispatchMode):
-    """A mode of the program's that notes what runs below it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ran: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ran.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def test_checks_are_not_seen() -> None:
     """What a check computes is not an operator: neither tools nor modes of the program see it; it
     records no gradient, makes no node, and gradients are recorded as before."""
@@ -112,14 +99,14 @@ def test_checks_are_not_seen() -> None:
             with torch.inference_mode():
                 assert (x * 2.0).is_inference()
             amanda.new_iteration()
-        with Noting() as mode:
+        with Dispatches() as mode:
             x * 2.0 + x
     assert nodes == 2
     assert y.requires_grad
     names = [op_id.partition(":")[0] for op_id in ids.ids]
     assert names == ["/mul", "/add", "/exp", "/mul", "/mul", "/add"]
     # There Python looks at the tensors.
-    assert not [name for name in mode.ran if "sum" in name]
+    assert not [name for name in mode.seen if "sum" in name]
 
 
 @pytest.mark.parametrize("name", ["mode", "gate"])
