@@ -333,29 +333,37 @@ _PLAIN = frozenset(
 """Types without ``__torch_function__`` of their own, most of what is asked about."""
 
 
-def _overrides(takes_list: bool, vanilla: Any) -> Any:
+def _overrides(asked: Callable[[tuple[Any, ...]], Sequence[Any] | None], vanilla: Any) -> Any:
     """A check for overrides of ``__torch_function__``, as if our mode were not there.
 
     Functions written in Python then go straight to the operators that they call.
 
     Args:
-        takes_list: the check is given a list of what is asked about.
+        asked: given the arguments of a call, the objects that it asks about; None for a wrong call.
     """
 
     def has_torch_function(*args: Any, **kwargs: Any) -> bool:
         interceptor = LOCAL.interceptor
-        if interceptor is None or not interceptor.is_alone() or kwargs or not args:
+        if interceptor is None or not interceptor.is_alone():
             return bool(vanilla(*args, **kwargs))
-        given = args[0] if takes_list and isinstance(args[0], (tuple, list)) else args
-        if _PLAIN.issuperset(map(type, given)):
+        given = None if kwargs else asked(args)
+        if given is not None and _PLAIN.issuperset(map(type, given)):
             return False
         interceptor.exit()
         try:
-            return bool(vanilla(*args))
+            return bool(vanilla(*args, **kwargs))
         finally:
             interceptor.enter()
 
     return has_torch_function
+
+
+def _in_list(args: tuple[Any, ...]) -> Sequence[Any] | None:
+    return args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else None
+
+
+def _single(args: tuple[Any, ...]) -> Sequence[Any] | None:
+    return args if len(args) == 1 else None
 
 
 def _overrides_of_modules(vanilla: Any) -> Any:
@@ -364,7 +372,7 @@ def _overrides_of_modules(vanilla: Any) -> Any:
     Higher-order operators (``torch.cond``) ask the same function whether to report themselves to
     a mode; they must go on to do so.
     """
-    without_mode = _overrides(True, vanilla)
+    without_mode = _overrides(_in_list, vanilla)
 
     def has_torch_function(*args: Any, **kwargs: Any) -> bool:
         interceptor = LOCAL.interceptor
@@ -381,7 +389,7 @@ def _overrides_of_modules(vanilla: Any) -> Any:
     return has_torch_function
 
 
-_CHECKS = tuple(functools.partial(_overrides, takes) for takes in (True, False, False))
+_CHECKS = tuple(functools.partial(_overrides, asked) for asked in (_in_list, _single, tuple))
 
 
 def _is_covered() -> bool:

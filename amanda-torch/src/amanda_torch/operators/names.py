@@ -11,13 +11,13 @@ import enum
 import functools
 import tomllib
 import types
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from amanda.interface.calls import ParameterName
 from amanda.python.references import Reference, nothing
@@ -165,8 +165,9 @@ class Constants:
     """
 
     def __init__(self) -> None:
-        self._found: Any = weakref.WeakKeyDictionary()
-        self.labels: Any = weakref.WeakKeyDictionary()
+        # By identity: a module may have no hash.
+        self._found: Any = WeakIdKeyDictionary()
+        self.labels: Any = WeakIdKeyDictionary()
         self.is_filled = False
 
     def forget(self, module: nn.Module) -> None:
