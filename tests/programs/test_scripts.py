@@ -125,7 +125,7 @@ PROGRAMS: Mapping[str, Expected] = {
             "Sequential:1/bound": "lower",
             "Sequential:0/bound": None,
         },
-        first=("div", 30, ""),
+        first=("div", 30, "reached"),
     ),
     # The oracle counts a sparse product as a dense one; here it has no formula.
     "sparse_graph": Expected(

@@ -6,7 +6,8 @@ operator                               id
 made by a layer                        as in eager execution: ``net/c1/Conv2D:0``
                                        (:mod:`amanda_tensorflow.keras_layers.paths`)
 of the loss of a compiled model        as in eager execution: ``loss/mse/Mean:0``
-else, in a function of Keras' trainer  as in eager execution: ``/optimizer/Mul:0``
+else, in a function of Keras' trainer  as in eager execution: ``/optimizer/Mul:0``; in a forward
+                                       pass without a name scope ``step/Mean:0``
 else                                   ``<function or graph>/<name>``: ``step/Sum``
 =====================================  =========================================================
 """
@@ -38,8 +39,9 @@ def scope_outside_layers(op: Any, ids: str) -> str | None:
     if not _TRAINER.match(ids):
         return None
     phase = phase_of_node(op, False)
-    # In other phases TensorFlow's own functions open scopes, which eager execution has not.
-    return (name_scope or "/") if phase == "forward" else f"/{phase}/"
+    # Without a scope it would share its id with operators that the program runs eagerly. In other
+    # phases TensorFlow's own functions open scopes, which eager execution has not.
+    return (name_scope or "step/") if phase == "forward" else f"/{phase}/"
 
 
 def module_outside_layers(op: Any) -> str:
