@@ -51,31 +51,6 @@ def test_all_cases_are_measured(measured: list[Any]) -> None:
     assert timing.Schedule().clock is timing.time.process_time
 
 
-def test_cases_and_rows_are_selected(measured: list[Any]) -> None:
-    """``--case`` and ``--only`` leave the rest out."""
-    assert [row["name"] for row in run("--case", "small", "--only", "peer")[1]] == ["a peer"]
-
-
-def test_a_selection_without_rows_is_an_error(measured: list[Any]) -> None:
-    """What no name has is named, with the names there are."""
-    with pytest.raises(SystemExit, match=r"--only \['x'\].*'one tool', 'a peer'"):
-        run("--only", "x")
-
-
-def test_a_ratio_is_printed_with_its_interval(
-    measured: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each line has ratio, interval, control and conclusion; doubt is loud."""
-    run("--case", "small")
-    lines = capsys.readouterr().out.splitlines()
-    (clear,) = [line for line in lines if line.startswith("one tool")]
-    (unclear,) = [line for line in lines if line.startswith("a peer")]
-    assert clear.split()[2:6] == ["1.250", "1.250-1.250", "1.250", "1.000-1.000"]
-    assert clear.rstrip().endswith("within the bound")
-    assert "NOTHING CAN BE CONCLUDED: the baseline differs from itself by" in unclear
-    assert lines[-1] == "NOTHING CAN BE CONCLUDED from 1 of 2 rows."
-
-
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -99,31 +74,6 @@ def test_rows_are_written_as_data(measured: list[Any], tmp_path: Path) -> None:
     assert report["rows"] == rows
     assert report["settings"] == {"rounds": 7, "seconds": 0.5}
     assert {"python", "machine", "load"} <= set(report["environment"])
-
-
-def test_an_interrupted_run_is_resumed(
-    measured: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Rows are in the file after each case; ``--resume`` measures the cases that it lacks."""
-    file = tmp_path / "rows.json"
-    measure = command.measure
-
-    def interrupted(comparisons: Sequence[Comparison], schedule: timing.Schedule) -> list[Row]:
-        if len(comparisons) == 1:
-            raise KeyboardInterrupt
-        return measure(comparisons, schedule)
-
-    monkeypatch.setattr(command, "measure", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run("-o", str(file))
-    kept = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    assert {row["case"] for row in kept} == {"small"}
-    monkeypatch.setattr(command, "measure", measure)
-    measured.clear()
-    _, rows = run("-o", str(file), "--resume")
-    assert len(measured) == 1
-    assert rows[: len(kept)] == kept
-    assert {row["case"] for row in rows} == {"small", "large"}
 
 
 def test_quick_concludes_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,14 +70,6 @@ def test_subjects_and_baseline_take_turns() -> None:
     assert machine.blocks() == [*around, *around, "vanilla"]
 
 
-def test_baselines_of_their_own_are_not_shared() -> None:
-    """A subject is compared with its own baseline, before and after."""
-    machine = Machine()
-    a, b, x, y = (machine.program(name, 1) for name in "abxy")
-    timing.measure([Comparison("1", x, a), Comparison("2", y, b)], machine.schedule(rounds=1))
-    assert machine.blocks() == ["a", "x", "a", "b", "y", "b"]
-
-
 def test_time_is_that_of_the_runs() -> None:
     """Neither entering nor leaving a scope is timed, nor are the first runs in it."""
     machine = Machine()
@@ -216,12 +208,3 @@ def test_a_row_refuses_to_conclude(
     assert row.conclusion.startswith("NOTHING CAN BE CONCLUDED: ")
     assert row.doubt.startswith(reason)
     assert row.doubt.endswith(f"{row.spread:.1%}")
-
-
-def test_a_wide_interval_refuses_too() -> None:
-    """A steady baseline is not enough: an erratic subject gives an interval that contains 1."""
-    rounds = [Round([1.0], [seconds], [1.0]) for seconds in (0.8, 1.3) * 8]
-    row = Row.of("x", None, rounds)
-    assert row.spread == 0
-    assert row.doubt == f"1.000 is within {row.widened}"
-    assert 1 in row.interval
