@@ -71,7 +71,7 @@ def test_results_are_written_as_the_same_dict(
             "steps": 0,
             "phases": {phase: {"ops": int(phase == "forward")} for phase in phases},
             "per_step": {},
-                "not_seen": {},
+            "not_seen": {},
         },
     }
     own = {

@@ -488,11 +488,7 @@ class DelayedGradients:
     """
 
     def __init__(
-        self,
-        whole: WholeOperator,
-        values: Sequence[Any],
-        behind: Sequence[int],
-        in_order: bool,
+        self, whole: WholeOperator, values: Sequence[Any], behind: Sequence[int], in_order: bool
     ) -> None:
         self._whole = whole
         wanted = [i for i, value in enumerate(values) if value is not None and value.requires_grad]
