@@ -12,16 +12,13 @@ id of the line that calls them, ``/mul:train.12``, in the phases of :data:`SHARI
 from __future__ import annotations
 
 import collections
-import inspect
 import threading
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
-from amanda.errors import CoverageWarning
+from amanda.engine.frames import calling_frame, module_of, warn_at
 from amanda.interface.specs import Phase
 
 NamedModules = Callable[[], Iterable[tuple[str, Any]]]
@@ -50,26 +47,7 @@ def shared_id(prefix: str, op_name: str, count: int, framework: str) -> str:
             f"{MANY} {op_name} operators outside of modules without an end of an iteration: those "
             "of a line share an id from now on; call amanda.new_iteration() in the loop",
         )
-    return f"{prefix}/{op_name}:{_module(frame)}.{0 if frame is None else frame.f_lineno}"
-
-
-def calling_frame(packages: Sequence[str]) -> FrameType | None:
-    """The innermost frame whose code is neither Amanda's nor in one of these packages."""
-    frame = inspect.currentframe()
-    while frame is not None and _module(frame).startswith(("amanda", *packages)):
-        frame = frame.f_back
-    return frame
-
-
-def _module(frame: FrameType | None) -> str:
-    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
-
-
-def warn_at(frame: FrameType | None, text: str) -> None:
-    """Warn (CoverageWarning) at a frame's line, whatever number of frames lies between."""
-    file, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    registry = {} if frame is None else frame.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(text, CoverageWarning, file, line, _module(frame), registry)
+    return f"{prefix}/{op_name}:{module_of(frame)}.{0 if frame is None else frame.f_lineno}"
 
 
 class _CountedCall:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from amanda.engine.op_ids import calling_frame
+from amanda.engine.frames import calling_frame
 from amanda.python.patching import PatchSet
 from amanda.state import STATE, unwind
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import attrs
 
-from amanda.engine.op_ids import calling_frame, warn_at
+from amanda.engine.frames import calling_frame, warn_at
 from amanda.interface.specs import Phase
 from amanda_tensorflow.eager.plan_cache import AnyScope, Cell, Cells
 from amanda_tensorflow.keras_layers.labels import LABELS, LOSS, in_ids

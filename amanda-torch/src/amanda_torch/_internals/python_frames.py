@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import amanda
-from amanda.engine.op_ids import calling_frame, warn_at
+from amanda.engine.frames import calling_frame, warn_at
 from amanda.python.memo import Memo
 
 _EVENTS = 1000

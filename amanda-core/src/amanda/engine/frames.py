@@ -1,0 +1,33 @@
+"""Frames of the program: the line that has led to code of Amanda, and warnings there.
+
+``warn_at(calling_frame(("torch",)), "...")`` warns at the line that has called PyTorch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Sequence
+from types import FrameType
+
+from amanda.errors import CoverageWarning
+
+
+def calling_frame(packages: Sequence[str]) -> FrameType | None:
+    """The innermost frame whose code is neither Amanda's nor in one of these packages."""
+    frame = inspect.currentframe()
+    while frame is not None and module_of(frame).startswith(("amanda", *packages)):
+        frame = frame.f_back
+    return frame
+
+
+def module_of(frame: FrameType | None) -> str:
+    """The name of the module whose code a frame runs; "" without a frame."""
+    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
+
+
+def warn_at(frame: FrameType | None, text: str) -> None:
+    """Warn (CoverageWarning) at a frame's line, whatever number of frames lies between."""
+    file, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    registry = {} if frame is None else frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, CoverageWarning, file, line, module_of(frame), registry)
