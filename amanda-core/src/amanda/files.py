@@ -52,8 +52,7 @@ def replaced(path: Path, *, binary: bool = False) -> Iterator[IO[Any]]:
 
     If the block raises, nothing of it is left, and an earlier file is as it was. A symbolic link
     at `path` is replaced, not followed. Characters that UTF-8 lacks (lone surrogates, which stand
-    for the undecodable bytes of a file name) are
-    written out as in a Python string.
+    for the undecodable bytes of a file name) are written out as in a Python string.
 
     Raises:
         OSError: the file cannot be written.

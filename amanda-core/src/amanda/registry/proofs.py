@@ -195,10 +195,11 @@ def _make_elsewhere(cls: type[Driver], waiting: frozenset[str] | None) -> _Made:
             done.set()
 
     _thread.start_new_thread(run, ())
-    if not done.wait(_PATIENCE):
-        problem = f"they have not ended within {_PATIENCE:.0f} s"
-        return {Proof("proofs", lambda: ()): problem}, frozenset()
-    return made[0] if made else ({}, frozenset())
+    has_ended = done.wait(_PATIENCE)
+    if made:
+        return made[0]
+    problem = "they raised" if has_ended else f"they have not ended within {_PATIENCE:.0f} s"
+    return {Proof("proofs", lambda: ()): problem}, frozenset()
 
 
 def _warn(

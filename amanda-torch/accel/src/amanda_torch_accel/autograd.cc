@@ -232,7 +232,7 @@ struct Hooked {
   int task = -1;
   int64_t moment = 0;
 
-  // Whether to do anything in the current pass; the GIL is not held.
+  // True if there is anything to do in the current pass; the GIL is not held.
   bool acts() const { return leaf == nullptr || leaf->acts_in(current_task()); }
 
   std::shared_ptr<Hooks> found() const { return leaf != nullptr ? leaf->hooks() : hooks; }
@@ -519,7 +519,7 @@ struct Trace {
     return -1;
   }
 
-  // Whether the node was added, or need not be; false where Python is to look.
+  // True if the node was added, or need not be; false where Python is to look.
   bool add(const NodePointer& node) {
     Ref cls;
     NodeKind kind = kind_of(node, cls);
@@ -672,7 +672,7 @@ bool is_marked(PyObject* marks, PyObject* scopes) {
   return true;
 }
 
-// Whether the owner of a leaf has run in this iteration, and nothing is to be done at the leaf.
+// True if the owner of a leaf has run in this iteration, and nothing is to be done at the leaf.
 bool is_idle(PyObject* owner, PyObject* iterations, PyObject* iteration) {
   Ref idle(PyObject_GetAttr(owner, names.is_idle)), op_id(idle ? PyObject_GetAttr(owner, names.op_id) : nullptr);
   PyObject* ran = op_id && idle.get() == Py_True ? PyDict_GetItemWithError(iterations, op_id.get()) : nullptr;
@@ -681,12 +681,12 @@ bool is_idle(PyObject* owner, PyObject* iterations, PyObject* iteration) {
   return is_same;
 }
 
-// Whether nothing acts at an accumulation, and nothing is to be done there: it gets no marks.
+// True if nothing acts at an accumulation, and nothing is to be done there: it gets no marks.
 bool is_free(const KnownLeaf& known, Node& node) {
   return known.hooks.empty() && node.pre_hooks().empty() && node.post_hooks().empty();
 }
 
-// Whether it is known here what is to be done at the accumulation of a leaf; otherwise Python does it.
+// True if it is known here what is to be done at the accumulation of a leaf; otherwise Python does it.
 bool is_known(const Graph& graph, const KnownLeaf& known, const NodePointer& node, const Known* op, PyObject* iteration) {
   if (!is_free(known, *node) && is_marked(marks_of(*node), graph.scopes.get())) {
     return true;

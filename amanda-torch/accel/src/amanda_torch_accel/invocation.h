@@ -81,7 +81,7 @@ void note_signature(const Invocation& call);
 // Run it with the virtual mode on the stack, so that PyTorch reports it.
 PyObject* ask_python(const Invocation& call, Thread& thread);
 
-// Whether PyTorch takes the arguments of a call that has raised: it reports it then to a mode, which does not run it.
+// True if PyTorch takes the arguments of a call that has raised: it reports it then to a mode, which does not run it.
 bool is_taken(const Invocation& call, PyObject* mode, Thread& thread);
 
 // Put back a virtual mode (a reference that is given away) after a call.

@@ -34,7 +34,7 @@ uint64_t signature_of(const Invocation& call) {
   return found ^ static_cast<uint64_t>(given.count());
 }
 
-// Whether routines may run before PyTorch has looked at the arguments: where it may refuse them, and report nothing,
+// True if routines may run before PyTorch has looked at the arguments: where it may refuse them, and report nothing,
 // none is to run.
 bool may_act(const Invocation& call) {
   if (!has_signature(call)) {
@@ -45,7 +45,7 @@ bool may_act(const Invocation& call) {
   return std::find(std::begin(fitting), std::end(fitting), signature) != std::end(fitting);
 }
 
-// Whether a call was none of an operator: its arguments fit no form of it. A kernel may raise TypeError, too.
+// True if a call was none of an operator: its arguments fit no form of it. A kernel may raise TypeError, too.
 bool is_refused(const Invocation& call, PyObject* result, Tracker* mode) {
   bool may_be = has_signature(call) && (result == Py_NotImplemented ||
                                         (result == nullptr && PyErr_ExceptionMatches(PyExc_TypeError)));
@@ -54,7 +54,7 @@ bool is_refused(const Invocation& call, PyObject* result, Tracker* mode) {
 
 // ---- what is known -------------------------------------------------------------------------------------------
 
-// Whether an operator outside of modules is surely a forward one: is_plainly_recorded() of amanda_torch.eager.phases,
+// True if an operator outside of modules is surely a forward one: is_plainly_recorded() of amanda_torch.eager.phases,
 // but for the names that are asked more.
 bool is_surely_forward(const Invocation& call) {
   // Modes would see what is read of tensors.
@@ -198,7 +198,7 @@ int claim_gradients(const Execution& one, PyObject* result, int64_t start) {
   return number && call_executor(one, names.claimed, result, number.get()) ? 0 : -1;
 }
 
-// Whether an operator has run: some are reported before PyTorch looks at their arguments, as `x == "text"` is.
+// True if the operator has run; NotImplemented is none: PyTorch had not looked at the arguments (`x == "text"`).
 bool is_result(const Execution& one, PyObject* result) {
   return result != nullptr &&
          (result != Py_NotImplemented || is_taken(one.call, reinterpret_cast<PyObject*>(one.mode), this_thread()));

@@ -69,8 +69,8 @@ int current_task() { return torch::autograd::get_current_graph_task_id(); }
 
 namespace {
 
-// Ask Python: a function, or a dictionary and one of its keys. 1 where the answer says no: None, False, and what is
-// not above a number; -1 with an error.
+// Ask Python: a function, or a dictionary and one of its keys. 1 where the answer is None, False or a number that is
+// not above `least`; -1 with an error.
 int says_no(PyObject* question, long least) {
   Ref found;
   if (PyTuple_CheckExact(question)) {

@@ -19,11 +19,11 @@ void set_recording(bool is_on);
 int64_t next_sequence();
 int current_task();
 
-// Whether operators go straight to kernels here: no mode, transform, forward-mode AD or tracer is there. -1 with an
+// True if operators go straight to kernels here: no mode, transform, forward-mode AD or tracer is there. -1 with an
 // error. Without `alone`, function and dispatch modes and forward-mode AD are not asked for.
 int is_plain_here(bool alone);
 
-// Whether an object is a torch.Tensor or a parameter, of no other class.
+// True if an object is a torch.Tensor or a parameter, of no other class.
 bool is_tensor(PyObject* value);
 bool requires_grad(PyObject* tensor);
 

@@ -196,7 +196,7 @@ int settle() {
   return pop_mode() ? push_ours(top.get()) : -1;
 }
 
-// Whether a function is called with as many arguments as it takes, and no names.
+// True if a function is called with as many arguments as it takes, and no names.
 bool is_call_of(Py_ssize_t count, size_t nargsf, PyObject* keywords) {
   return PyVectorcall_NARGS(nargsf) == count && (keywords == nullptr || PyTuple_GET_SIZE(keywords) == 0);
 }
@@ -606,8 +606,8 @@ PyObject* exchange_all(bool on) {
   for (const Place& place : places) {
     exchange(place.address, on ? place.original : place.replacement, on ? place.replacement : place.original);
   }
-  // A specialised instruction calls what has exactly METH_O by its ml_meth. That stays: the hash of a function is made
-  // of it, and Dynamo keeps what it knows of functions by them.
+  // CPython's specialised instruction for METH_O calls ml_meth and would pass the trampoline by; METH_COEXIST keeps it
+  // away. ml_meth cannot be exchanged: functions are hashed by it, and Dynamo keeps what it knows of them by that hash.
   push_def->ml_flags = on ? METH_O | METH_COEXIST : METH_O;
   return mapping_base == nullptr || exchange_slots(reinterpret_cast<PyObject*>(mapping_base), on) == 0
              ? Py_NewRef(Py_None)

@@ -53,7 +53,7 @@ _OF_OPTIMIZERS = frozenset({"step", "zero_grad", "__init__"})
 
 _MEASURING = frozenset(
     """argmax argmin argsort sort topk eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__
-    isnan isfinite isinf detach clone_ item tolist numpy cpu allclose equal any all""".split()
+    isnan isfinite isinf detach item tolist numpy cpu allclose equal any all""".split()
 )
 """Operators outside of modules through which no loss is computed: what follows are metrics."""
 
