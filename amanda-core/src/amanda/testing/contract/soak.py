@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE
-from amanda.testing import soak, watched
+from amanda.testing import growth, watched
 from amanda.testing.contract.interrupts import InterruptTests
 from amanda.tool import disabled
 
@@ -30,14 +30,14 @@ class SoakTests(InterruptTests):
                 with disabled():
                     program.run()
 
-        growth = soak.grow(one_scope)
-        print(f"{self.driver_cls.name}, {self.framework_cls.__name__}: {growth}")
+        grown = growth.grow(one_scope)
+        print(f"{self.driver_cls.name}, {self.framework_cls.__name__}: {grown}")
         changed = watched.differences(self.fw.watched, unpatched, watched.snapshot(self.fw.watched))
         assert (changed, self.fw.global_state()) == ([], modes)
         assert (dict(ATTACHED), list(LIVE_SCOPES), STATE.blocks) == ({}, [], ())
-        assert growth.threads <= 0
-        assert growth.ours < 1
-        assert growth.objects < 1 + self.fw.kept_objects
-        if growth.is_long:
-            assert growth.blocks < 1
-            assert growth.resident < _BYTES + self.fw.keeps
+        assert grown.threads <= 0
+        assert grown.ours < 1
+        assert grown.objects < 1 + self.fw.kept_objects
+        if grown.is_long:
+            assert grown.blocks < 1
+            assert grown.resident < _BYTES + self.fw.keeps

@@ -2,8 +2,8 @@
 
 For tests that scopes leave nothing behind::
 
-    growth = soak.grow(one_scope)
-    assert growth.objects < 1
+    grown = growth.grow(one_scope)
+    assert grown.objects < 1
 
 Only growth that goes on is told: what a framework makes once, in whichever scope, is none. A
 usual run is short; ``AMANDA_SOAK`` tells how many scopes a long one has, of which the memory of
