@@ -22,7 +22,7 @@ class AnalysisTests(ContractTests):
     def test_points_of_a_backward_op(self) -> None:
         """An analysis with backward=True runs before or after each backward op."""
         seen = self.answers(
-            self.multiplication(),
+            self.program,
             "mul",
             before_backward=lambda c: ("before", c.get_backward_op_id()),
             after_backward=lambda c: ("after", c.get_backward_op_id()),
@@ -42,7 +42,7 @@ class AnalysisTests(ContractTests):
             outputs = context.get_outputs()
             return len(context.get_inputs()), None if outputs is None else len(outputs)
 
-        seen = self.answers(self.multiplication(), "mul", before=look, after=look)
+        seen = self.answers(self.program, "mul", before=look, after=look)
         assert seen == [(2, None), (2, 1)]
 
     def test_analysis_sees_values(self) -> None:
@@ -52,7 +52,7 @@ class AnalysisTests(ContractTests):
         def look(context: OpContext) -> Any:
             return self.lists([*context.get_inputs(), *(context.get_outputs() or ())])
 
-        seen = self.answers(self.multiplication(), "mul", after=look)
+        seen = self.answers(self.program, "mul", after=look)
         assert seen == [[X, W, product(X, W)]]
 
     def test_value_of_a_parameter(self) -> None:
@@ -92,7 +92,7 @@ class AnalysisTests(ContractTests):
     def test_value_out_of_range(self) -> None:
         """get_value of an input that does not exist is an error that names the op."""
         with pytest.raises(SelectionError, match=r"(?i)7.*mul.*2 inputs"):
-            self.answers(self.multiplication(), "mul", before=lambda c: c.get_value(7))
+            self.answers(self.program, "mul", before=lambda c: c.get_value(7))
 
     # -- contract rule 2 ------------------------------------------------------
 
@@ -100,72 +100,65 @@ class AnalysisTests(ContractTests):
         """An analysis runs once per op id, however often the op is executed; the next scope
         analyses again."""
         tool = self.probe("mul", before=lambda c: c.get_op_id())
-        program = self.multiplication()
         for scopes in 1, 2:
             with self.apply(tool):
                 for _ in range(3):
                     new_iteration()
-                    program.run()
+                    self.program.run()
             assert len(tool.seen) == scopes
         assert len(set(tool.seen)) == 1
 
     @requires(Capability.BACKWARD)
     def test_once_per_backward_op(self) -> None:
         """An analysis of backward ops runs once per backward op id."""
-        program = self.multiplication()
         ask = methodcaller("get_backward_op_id")
-        seen = self.answers(program, "mul", times=3, before_backward=ask)
+        seen = self.answers(self.program, "mul", times=3, before_backward=ask)
         assert seen
         assert len(seen) == len(set(seen))
 
     def test_cache_disabled(self) -> None:
         """Under cache_disabled an analysis runs at every execution, and cache_enabled ends that."""
         tool = self.probe("mul", before=lambda c: c.get_op_id())
-        program = self.multiplication()
         with self.apply(tool), cache_disabled():
             for _ in range(3):
                 new_iteration()
-                program.run()
+                self.program.run()
             uncached = len(tool.seen)
             with cache_enabled():
                 for _ in range(3):
                     new_iteration()
-                    program.run()
+                    self.program.run()
         assert uncached == 3
         assert len(tool.seen) == 3
 
     def test_cache_disabled_drops_earlier_actions(self) -> None:
         """Without the cache, an execution runs the actions of its own analysis, once."""
-        calls: list[int] = []
-        program = self.multiplication()
-        with self.apply(self.counting(calls)), cache_disabled():
+        with self.apply(self.counting()), cache_disabled():
             for expected in (1, 2, 3):
                 new_iteration()
-                program.run()
-                assert len(calls) == expected
+                self.program.run()
+                assert len(self.noted) == expected
 
     @requires(Capability.BACKWARD)
     def test_cache_disabled_backward(self) -> None:
         """Under cache_disabled the analyses of backward ops run at every execution too."""
-        seen: list[str] = []
         calls: list[int] = []
 
         def analyse(context: OpContext) -> None:
-            seen.append(context.get_backward_op_id() or "")
+            self.noted.append(context.get_backward_op_id() or "")
             context.insert_before_backward_op(lambda *t: calls.append(1))
 
-        program = self.multiplication()
         with self.apply(self.probe("mul", before_backward=analyse)), cache_disabled():
-            program.train()
-            once = len(seen)
-            program.train()
+            self.program.train()
+            once = len(self.noted)
+            self.program.train()
         assert once > 0
-        assert len(seen) == len(calls) == 2 * once
+        assert len(self.noted) == len(calls) == 2 * once
 
     def test_op_met_later(self) -> None:
         """An op that first runs later in the scope is analysed then."""
         tool = self.probe(before=lambda c: self.fw.type_of(c.get_op()))
-        first, later = self.multiplication(), self.fw.program(self.fw.relu, X)
+        first, later = self.program, self.fw.program(self.fw.relu, X)
         with self.apply(tool):
             first.run()
             first.run()
@@ -175,36 +168,32 @@ class AnalysisTests(ContractTests):
 
     def test_reanalyse(self) -> None:
         """Tool.reanalyse drops the tool's actions and lets its analyses run again, once."""
-        seen: list[str] = []
         calls: list[int] = []
 
         def analyse(context: OpContext) -> None:
-            seen.append(context.get_op_id())
-            context.insert_before_op(lambda *t, run: calls.append(run), run=len(seen))
+            self.noted.append(context.get_op_id())
+            context.insert_before_op(lambda *t, run: calls.append(run), run=len(self.noted))
 
         tool = self.probe("mul", before=analyse)
-        program = self.multiplication()
         with self.apply(tool):
             for again in (False, False, True, False):
                 if again:
                     tool.reanalyse()
                 new_iteration()
-                program.run()
-        assert len(seen) == 2
+                self.program.run()
+        assert len(self.noted) == 2
         assert calls == [1, 1, 2, 2]
 
     def test_reanalyse_leaves_other_tools_alone(self) -> None:
         """Tool.reanalyse does not touch the actions of other tools."""
-        seen: list[str] = []
-        one = self.probe("mul", before=lambda c: seen.append("one"))
-        two = self.probe("mul", before=lambda c: seen.append("two"))
-        program = self.multiplication()
+        one = self.probe("mul", before=lambda c: self.noted.append("one"))
+        two = self.probe("mul", before=lambda c: self.noted.append("two"))
         with self.apply(one, two):
-            program.run()
+            self.program.run()
             one.reanalyse()
             new_iteration()
-            program.run()
-        assert seen == ["one", "two", "one"]
+            self.program.run()
+        assert self.noted == ["one", "two", "one"]
 
     def test_reanalyse_one_op(self) -> None:
         """Tool.reanalyse of an op id leaves the other ops alone."""
@@ -222,13 +211,12 @@ class AnalysisTests(ContractTests):
     def test_reanalyse_backward(self) -> None:
         """Tool.reanalyse covers backward ops."""
         tool = self.probe("mul", before_backward=lambda c: c.get_backward_op_id())
-        program = self.multiplication()
         with self.apply(tool):
-            program.train()
+            self.program.train()
             met = len(tool.seen)
             tool.reanalyse()
-            program.train()
-            program.train()
+            self.program.train()
+            self.program.train()
         assert met > 0
         assert len(tool.seen) == 2 * met
 
@@ -236,19 +224,18 @@ class AnalysisTests(ContractTests):
 
     def test_forward_routines_run_every_time(self) -> None:
         """Routines around a forward op run at each execution, the first included."""
-        calls: list[str] = []
         analyse = inserting(
-            before_op=lambda *t: calls.append("before"), after_op=lambda *t: calls.append("after")
+            before_op=lambda *t: self.noted.append("before"),
+            after_op=lambda *t: self.noted.append("after"),
         )
-        self.run(self.multiplication(), self.probe("mul", before=analyse), times=3)
-        assert calls == ["before", "after"] * 3
+        self.run(self.program, self.probe("mul", before=analyse), times=3)
+        assert self.noted == ["before", "after"] * 3
 
     def test_routine_of_an_after_analysis_runs_the_first_time(self) -> None:
         """A routine that an after-analysis records runs in that very execution."""
-        calls: list[int] = []
-        tool = self.probe("mul", after=inserting(after_op=lambda *t: calls.append(1)))
-        self.run(self.multiplication(), tool, times=3)
-        assert len(calls) == 3
+        tool = self.probe("mul", after=inserting(after_op=lambda *t: self.noted.append(1)))
+        self.run(self.program, tool, times=3)
+        assert len(self.noted) == 3
 
     @requires(Capability.BACKWARD)
     def test_backward_routines_run_every_time(self) -> None:
@@ -260,27 +247,26 @@ class AnalysisTests(ContractTests):
             context.insert_before_backward_op(lambda *t: mine.append("before"))
             context.insert_after_backward_op(lambda *t: mine.append("after"))
 
-        self.train(self.multiplication(), self.probe("mul", before_backward=analyse), times=3)
+        self.train(self.program, self.probe("mul", before_backward=analyse), times=3)
         assert calls
         assert all(mine == ["before", "after"] * 3 for mine in calls.values())
 
     def test_routines_see_run_time_values(self) -> None:
         """A routine gets the values of its own execution."""
-        seen: list[Any] = []
-        look = self.noting(seen)
+        look = self.noting()
         with self.apply(self.probe("mul", before=inserting(before_op=look, after_op=look))):
-            self.multiplication().run()
+            self.program.run()
             new_iteration()
             self.fw.program(self.fw.mul, times(X, 2.0), W).run()
         twice = times(X, 2.0)
-        assert seen == [[X, W], [product(X, W)], [twice, W], [product(twice, W)]]
+        assert self.noted == [[X, W], [product(X, W)], [twice, W], [product(twice, W)]]
 
     @pytest.mark.parametrize("method", ["insert_before_op", "replace_op"])
     def test_forward_action_too_late(self, method: str) -> None:
         """The error for an after-analysis that acts before the op names require_outputs=False."""
         tool = self.probe("mul", after=lambda c: getattr(c, method)(nothing))
         with pytest.raises(PassedPointError, match=rf"(?i){method}.*mul.*require_outputs=False"):
-            self.run(self.multiplication(), tool)
+            self.run(self.program, tool)
 
     @requires(Capability.BACKWARD)
     @pytest.mark.parametrize(
@@ -299,25 +285,24 @@ class AnalysisTests(ContractTests):
         an error that names the right argument."""
         tool = self.probe("mul", **{point: lambda c: getattr(c, method)(nothing)})
         with pytest.raises(PassedPointError, match=rf"(?i){method}.*mul.*{hint}"):
-            self.train(self.multiplication(), tool)
+            self.train(self.program, tool)
 
     @requires(Capability.BACKWARD)
     def test_no_backward_routine_under_disabled(self) -> None:
         """Backward routines do not run in a backward that happens under disabled()."""
         self.needs_separate_backward()
-        calls: list[str] = []
 
         def note_whole(*gradients: Any) -> None:
-            calls.append("whole op")
+            self.noted.append("whole op")
 
         whole = inserting(before_backward_op=note_whole, after_backward_op=note_whole)
-        single = inserting(before_backward_op=lambda *t: calls.append("backward op"))
+        single = inserting(before_backward_op=lambda *t: self.noted.append("backward op"))
         program = self.linear()
         tool = self.probe("linear", before=whole, before_backward=single)
         with self.apply(tool):
             backward = program.forward()
             with disabled():
                 backward()
-            assert calls == []
+            assert self.noted == []
             program.train()
-        assert set(calls) == {"whole op", "backward op"}
+        assert set(self.noted) == {"whole op", "backward op"}

@@ -40,10 +40,10 @@ class BackwardOpTests(ContractTests):
         def double(tensor: Any) -> Any:
             return self.fw.scale(tensor, 2.0)
 
-        expected = self.types_of(self.multiplication(), "mul")
+        expected = self.types_of(self.program, "mul")
         doubling = self.probe("mul", before=inserting([0], before_op=double, after_op=double))
         with self.apply(doubling):
-            seen = self.types_of(self.multiplication(), "mul")
+            seen = self.types_of(self.program, "mul")
         assert sorted(seen) == sorted(expected)
 
     def test_backward_ops_are_no_forward_ops(self) -> None:
@@ -108,31 +108,29 @@ class BackwardOpTests(ContractTests):
         """At a point without tensors the routine is called with none."""
         if not self.fw.accumulation:
             pytest.skip("the framework has no op that accumulates gradients")
-        calls: list[int] = []
 
         def analyse(context: OpContext) -> None:
             if self.fw.type_of(context.get_backward_op()) == self.fw.accumulation:
-                context.insert_after_backward_op(lambda *t: calls.append(len(t)))
+                context.insert_after_backward_op(lambda *t: self.noted.append(len(t)))
                 with pytest.raises(SelectionError, match="nose"):
                     context.insert_after_backward_op(nothing, grad_inputs=["nose"])
 
         self.train(self.fw.program(self.fw.relu, X), self.probe("relu", before_backward=analyse))
-        assert calls == [0]
+        assert self.noted == [0]
 
     def test_backward_ids(self) -> None:
         """The id of a backward op is unique and stays the same from run to run."""
-        seen: list[str] = []
         tool = self.probe(
-            "linear", before_backward=lambda c: seen.append(str(c.get_backward_op_id()))
+            "linear", before_backward=lambda c: self.noted.append(str(c.get_backward_op_id()))
         )
         program = self.linear()
         with self.apply(tool), cache_disabled():
             program.train()
             program.train()
-        half = len(seen) // 2
+        half = len(self.noted) // 2
         assert half > 0
-        assert sorted(seen[:half]) == sorted(seen[half:])
-        assert len(set(seen)) == half
+        assert sorted(self.noted[:half]) == sorted(self.noted[half:])
+        assert len(set(self.noted)) == half
 
     def test_backward_context(self) -> None:
         """A backward context shows the backward op and its forward op."""
@@ -199,7 +197,7 @@ class BackwardOpTests(ContractTests):
         """A backward analysis reads the forward tensors that the user or autograd still holds."""
         self.needs_concrete_tensors()
         seen = self.answers(
-            self.multiplication(), "mul", before_backward=lambda c: self.lists(c.get_inputs())
+            self.program, "mul", before_backward=lambda c: self.lists(c.get_inputs())
         )
         assert seen[0] == [X, W]
 
@@ -217,14 +215,13 @@ class BackwardOpTests(ContractTests):
         routines act on their gradients."""
         self.needs_separate_backward()
         identity = inserting(before_backward_op=nothing, after_backward_op=nothing)
-        seen: list[Any] = []
         tool = self.probe(
             "split",
             before=identity if acted_on else nothing,
-            before_backward=lambda c: seen.append(self.outputs_of(c)),
+            before_backward=lambda c: self.noted.append(self.outputs_of(c)),
         )
         self.train(self.fw.program(self.fw.split, X), tool)
-        assert seen[0] == [[X[0]], [X[1]]]
+        assert self.noted[0] == [[X[0]], [X[1]]]
 
     def outputs_of(self, context: OpContext) -> list[Any]:
         """The values of an operator's outputs."""
@@ -240,11 +237,10 @@ class BackwardOpTests(ContractTests):
     def test_released_tensor(self) -> None:
         """A forward tensor that is gone raises when that position is read, naming the way out."""
         self.needs_separate_backward()
-        seen: list[Any] = []
 
         def look(context: OpContext) -> None:
             inputs = context.get_inputs()
-            seen.append(self.lists(inputs[1:]))
+            self.noted.append(self.lists(inputs[1:]))
             pattern = rf"(?i)input 0 of op .*{op}.*insert_before_op"
             with pytest.raises(TensorReleased, match=pattern):
                 inputs[0]
@@ -260,11 +256,11 @@ class BackwardOpTests(ContractTests):
             backward = program.forward()
             gc.collect()
             backward()
-        assert seen[0] == [W][: op == "add"]
+        assert self.noted[0] == [W][: op == "add"]
 
     def test_backward_context_after_its_analysis(self) -> None:
         """After the analysis the tensors of a backward context are out of reach; the rest stays."""
-        context = self.answers(self.multiplication(), "mul", before_backward=lambda c: c)[0]
+        context = self.answers(self.program, "mul", before_backward=lambda c: c)[0]
         readers = (
             context.get_inputs,
             context.get_outputs,
@@ -282,26 +278,24 @@ class BackwardOpTests(ContractTests):
     def test_forward_outside_of_the_scope(self) -> None:
         """Backward ops whose forward op ran outside of the scope run vanilla, and are counted."""
         self.needs_separate_backward()
-        seen: list[str] = []
-        program = self.multiplication()
-        expected = program.train().gradients
-        backward = program.forward()
-        with self.apply(self.probe(before_backward=lambda c: seen.append("seen"))) as scope:
+        expected = self.program.train().gradients
+        backward = self.program.forward()
+        with self.apply(self.probe(before_backward=lambda c: self.noted.append("seen"))) as scope:
             gradients = backward()
         assert gradients == expected
-        assert seen == []
+        assert self.noted == []
         assert sum(scope.statistics.not_seen.values()) > 0
 
     def test_backward_runs_twice(self) -> None:
         """Each forward run has its own backward, also when two are under way at once."""
         self.needs_separate_backward()
-        calls: list[int] = []
-        tool = self.probe("mul", before=inserting(before_backward_op=lambda g: calls.append(1)))
-        program = self.multiplication()
+        tool = self.probe(
+            "mul", before=inserting(before_backward_op=lambda g: self.noted.append(1))
+        )
         with self.apply(tool):
-            first, second = program.forward(), program.forward()
+            first, second = self.program.forward(), self.program.forward()
             assert second() == first() == [W, X]
-        assert len(calls) == 2
+        assert len(self.noted) == 2
 
     def test_gradients_are_summed(self) -> None:
         """A routine before a backward op sees the sum of the gradients of several uses."""

@@ -58,11 +58,15 @@ class ContractTests:
         driver_cls: the driver under test.
         framework_cls: the adapter of its framework.
         fw: an instance of the adapter, made for each test.
+        program: the program ``X * W``, made for each test.
+        noted: what the routines and analyses of a test have noted.
     """
 
     driver_cls: ClassVar[type[Driver]]
     framework_cls: ClassVar[type[Framework]]
     fw: Framework
+    program: Program
+    noted: list[Any]
 
     @pytest.fixture(autouse=True)
     def _prepared(self, request: pytest.FixtureRequest) -> Iterator[None]:
@@ -73,7 +77,8 @@ class ContractTests:
         ]
         if missing:
             pytest.skip(f"{self.driver_cls.name} lacks Capability.{', Capability.'.join(missing)}")
-        self.fw = self.framework_cls()
+        self.fw, self.noted = self.framework_cls(), []
+        self.program = self.multiplication()
         modes = self.fw.global_state()
         yield
         # They are ended, so that the tests after this one do not fail for them.
@@ -137,13 +142,13 @@ class ContractTests:
         """The values of tensors; None for one that is absent."""
         return [None if tensor is None else self.fw.to_list(tensor) for tensor in tensors]
 
-    def noting(self, seen: list[Any]) -> Callable[..., None]:
-        """A routine that appends the values of its tensors, as one list, to `seen`."""
-        return lambda *tensors: seen.append(self.lists(tensors))
+    def noting(self) -> Callable[..., None]:
+        """A routine that notes the values of its tensors, as one list."""
+        return lambda *tensors: self.noted.append(self.lists(tensors))
 
-    def counting(self, calls: list[Any], mark: Any = 1) -> Probe:
-        """A tool that appends `mark` to `calls` at each execution of a product."""
-        return self.probe("mul", before=inserting(before_op=lambda *t: calls.append(mark)))
+    def counting(self, mark: Any = 1) -> Probe:
+        """A tool that notes `mark` at each execution of a product."""
+        return self.probe("mul", before=inserting(before_op=lambda *t: self.noted.append(mark)))
 
     def answers(
         self,
@@ -175,11 +180,10 @@ class ContractTests:
             method: of the context, which inserts the routine in an analysis before the operator.
             selection: its arguments.
         """
-        seen: list[Any] = []
+        start, routine = len(self.noted), self.noting()
         act = self.train if "backward" in method else self.run
-        routine = self.noting(seen)
         act(program, self.probe(op, before=lambda c: getattr(c, method)(routine, **selection)))
-        return seen
+        return self.noted[start:]
 
     def run(self, program: Program, *tools: Tool, times: int = 1) -> Sequence[Any]:
         """The outputs of the last of some runs under the tools."""

@@ -71,7 +71,7 @@ class ContextTests(ContractTests):
         """inputs= selects positions, in the order given, and declared names."""
         name = self.fw.names["mul"][1]
         for inputs, expected in ([1], [W]), (0, [X]), ([1, 0], [W, X]), ([name], [W]):
-            seen = self.received(self.multiplication(), "mul", "insert_before_op", inputs=inputs)
+            seen = self.received(self.program, "mul", "insert_before_op", inputs=inputs)
             assert seen == [expected]
 
     def test_select_outputs_by_index(self) -> None:
@@ -82,29 +82,26 @@ class ContextTests(ContractTests):
     def test_select_inputs_by_role(self) -> None:
         """inputs= selects by a role that a mapping rule has set for the namespace: the driver's
         framework, version and mode."""
-        seen: list[Any] = []
 
         def rule(context: OpContext) -> None:
             context["weight_index"] = 1
 
-        program = self.multiplication()
-        tags = self.answers(program, "mul", before=lambda c: c.namespace)[0].tags
+        tags = self.answers(self.program, "mul", before=lambda c: c.namespace)[0].tags
         assert len(tags) >= 2
         assert tags[0] == (self.fw.namespace or self.driver_cls.framework.rpartition(".")[2])
         mapping = MappingTool(rules=[[tags[0], rule]])
-        note = self.noting(seen)
+        note = self.noting()
         tool = self.probe("mul", before=lambda c: c.insert_before_op(note, inputs=["weight"]))
         tool.depends_on(mapping)
-        self.run(self.multiplication(), tool)
-        assert seen == [[W]]
+        self.run(self.program, tool)
+        assert self.noted == [[W]]
 
     @requires(Capability.BACKWARD)
     @pytest.mark.parametrize("spelling", ["grad_outputs", "grad_out"])
     def test_select_gradients_of_outputs(self, spelling: str) -> None:
         """grad_outputs= and grad_out= both select gradients that a backward op consumes."""
         selection = {spelling: [0]}
-        program = self.multiplication()
-        seen = self.received(program, "mul", "insert_before_backward_op", **selection)
+        seen = self.received(self.program, "mul", "insert_before_backward_op", **selection)
         assert seen == [[ONES]]
 
     @requires(Capability.BACKWARD)
@@ -114,28 +111,25 @@ class ContextTests(ContractTests):
         or by the name of the forward input."""
         for position in (1, self.fw.names["mul"][1]):
             selection = {spelling: [position]}
-            program = self.multiplication()
-            seen = self.received(program, "mul", "insert_after_backward_op", **selection)
+            seen = self.received(self.program, "mul", "insert_after_backward_op", **selection)
             assert seen == [[X]]
 
     @requires(Capability.BACKWARD)
     def test_select_gradients_of_a_backward_op_by_name(self) -> None:
         """In a backward analysis grad_inputs= selects by the name of the forward input, at the
         backward op that produces its gradient; at the latest from its second run on."""
-        seen: list[Any] = []
         name = self.fw.names["mul"][1]
 
         def analyse(context: OpContext) -> None:
             # An op that produces another gradient has no such name.
             with suppress(SelectionError):
-                context.insert_after_backward_op(self.noting(seen), grad_inputs=[name])
+                context.insert_after_backward_op(self.noting(), grad_inputs=[name])
 
-        program = self.multiplication()
         with self.apply(self.probe("mul", before_backward=analyse)), cache_disabled():
-            program.train()
-            seen.clear()
-            program.train()
-        assert seen == [[X]]
+            self.program.train()
+            self.noted.clear()
+            self.program.train()
+        assert self.noted == [[X]]
 
     @pytest.mark.parametrize(
         ("method", "selection", "pattern"),
@@ -152,14 +146,14 @@ class ContextTests(ContractTests):
         and what it has."""
         pattern = "(?i)" + pattern.format(name=self.fw.names["mul"][1])
         with pytest.raises(SelectionError, match=pattern):
-            self.received(self.multiplication(), "mul", method, **selection)
+            self.received(self.program, "mul", method, **selection)
 
     # -- contract rule 15 -----------------------------------------------------
 
     def test_unset_key_is_none(self) -> None:
         """A key of the context that no tool has set reads as None."""
         seen = self.answers(
-            self.multiplication(),
+            self.program,
             "mul",
             before=lambda c: (c["unset"], c.get("unset"), "unset" in c),
         )
@@ -167,13 +161,14 @@ class ContextTests(ContractTests):
 
     def test_keys_are_shared_between_tools(self) -> None:
         """A key that one tool sets is read by the tools after it, at the points after it."""
-        seen: list[Any] = []
         writer = self.probe("mul", before=lambda c: c.update(mark=1))
         reader = self.probe(
-            "mul", before=lambda c: seen.append(c["mark"]), after=lambda c: seen.append(c["mark"])
+            "mul",
+            before=lambda c: self.noted.append(c["mark"]),
+            after=lambda c: self.noted.append(c["mark"]),
         )
-        self.run(self.multiplication(), writer, reader)
-        assert seen == [1, 1]
+        self.run(self.program, writer, reader)
+        assert self.noted == [1, 1]
 
     def test_id_has_a_type(self) -> None:
         """An op id contains the type of its op."""
@@ -198,11 +193,12 @@ class ContextTests(ContractTests):
 
     def test_forward_context(self) -> None:
         """In a forward context everything that belongs to a backward op is None."""
-        program = self.multiplication()
-        is_which = self.answers(program, "mul", before=lambda c: (c.is_forward(), c.is_backward()))
+        is_which = self.answers(
+            self.program, "mul", before=lambda c: (c.is_forward(), c.is_backward())
+        )
         assert is_which == [(True, False)]
         for name in ("backward_op", "backward_op_id", "grad_outputs", "grad_inputs"):
-            assert self.answers(program, "mul", before=methodcaller(f"get_{name}")) == [None]
+            assert self.answers(self.program, "mul", before=methodcaller(f"get_{name}")) == [None]
 
     def test_context_after_its_analysis(self) -> None:
         """After the analysis the tensors of a context are out of reach; the rest stays."""
@@ -211,7 +207,7 @@ class ContextTests(ContractTests):
             context["key"] = "value"
             return context
 
-        (context,) = self.answers(self.multiplication(), "mul", before=keep)
+        (context,) = self.answers(self.program, "mul", before=keep)
         readers: list[Callable[[], Any]] = [
             context.get_inputs,
             context.get_outputs,
@@ -228,13 +224,13 @@ class ContextTests(ContractTests):
     def test_runs_at_once(self) -> None:
         """A context says whether operators run when they are called: they do without
         STATIC_GRAPH."""
-        said = self.answers(self.multiplication(), "mul", before=lambda c: c.runs_at_once)
+        said = self.answers(self.program, "mul", before=lambda c: c.runs_at_once)
         assert said == [Capability.STATIC_GRAPH not in self.driver_cls.capabilities]
 
     @requires(Capability.BACKWARD)
     def test_runs_at_once_in_backward(self) -> None:
         """The context of a backward operator says it as that of its forward operator does."""
-        said = self.answers(self.multiplication(), "mul", before_backward=lambda c: c.runs_at_once)
+        said = self.answers(self.program, "mul", before_backward=lambda c: c.runs_at_once)
         assert set(said) == {Capability.STATIC_GRAPH not in self.driver_cls.capabilities}
 
     def test_ids_are_equal_across_iterations(self) -> None:
@@ -257,7 +253,7 @@ class ContextTests(ContractTests):
     def test_ids_restart_after_backward(self) -> None:
         """The end of a backward is the end of an iteration."""
         tool = self.probe("mul", before=lambda c: c.get_op_id())
-        self.train(self.multiplication(), tool, times=3)
+        self.train(self.program, tool, times=3)
         assert len(tool.seen) == 1
 
     @requires(Capability.MODULES)
@@ -330,26 +326,24 @@ class ContextTests(ContractTests):
         """An operator that the user has defined is seen and can be instrumented."""
         kind, function = self.fw.user_op()
         program = self.fw.program(function, X)
-        seen: list[Any] = []
-        self.run(program, self.noting_inputs([kind], seen))
-        assert seen == [[X]]
+        self.run(program, self.noting_inputs([kind]))
+        assert self.noted == [[X]]
 
     @requires(Capability.USER_OPS)
     def test_ops_of_the_user_inside_the_scope(self) -> None:
         """An operator that the user defines inside of the scope is seen likewise."""
-        seen: list[Any] = []
         types: list[str] = []
-        with self.apply(self.noting_inputs(types, seen)):
+        with self.apply(self.noting_inputs(types)):
             kind, function = self.fw.user_op()
             types.append(kind)
             self.fw.program(function, X).run()
-        assert seen == [[X]]
+        assert self.noted == [[X]]
 
-    def noting_inputs(self, types: list[str], seen: list[Any]) -> Probe:
+    def noting_inputs(self, types: list[str]) -> Probe:
         """A tool that notes the inputs of each execution of an operator of some types."""
 
         def analyse(context: OpContext) -> None:
             if self.fw.type_of(context.get_op()) in types:
-                context.insert_before_op(self.noting(seen))
+                context.insert_before_op(self.noting())
 
         return self.probe(before=analyse)

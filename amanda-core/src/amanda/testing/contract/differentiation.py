@@ -34,19 +34,18 @@ class DifferentiationTests(ContractTests):
     def test_straight_through_before(self) -> None:
         """The op computes and differentiates with a substituted input, whose own gradient
         passes to the original unchanged."""
-        result = self.train(self.multiplication(), self.doubled_input(), times=2)
+        result = self.train(self.program, self.doubled_input(), times=2)
         assert result == Trained([product(times(X, 2.0), W)], [W, times(X, 2.0)])
 
     def test_straight_through_after(self) -> None:
         """The gradient of a substituted output passes to the original unchanged."""
         tool = self.probe("mul", before=inserting(after_op=lambda t: self.fw.scale(t, 4.0)))
-        result = self.train(self.multiplication(), tool, times=2)
+        result = self.train(self.program, tool, times=2)
         assert result == Trained([times(product(X, W), 4.0)], [W, X])
 
     def test_straight_through_in_a_chain(self) -> None:
         """The gradient passes through the substitutions of several routines of one point."""
-        program = self.multiplication()
-        result = self.train(program, self.doubled_input(), self.doubled_input())
+        result = self.train(self.program, self.doubled_input(), self.doubled_input())
         assert result == Trained([product(times(X, 4.0), W)], [W, times(X, 4.0)])
 
     def test_only_the_substituted_input_changes(self) -> None:
@@ -109,7 +108,7 @@ class DifferentiationTests(ContractTests):
         if self.fw.cast(self.fw.tensor(X)) is None:
             pytest.skip("the framework has only one dtype")
         tool = self.probe("mul", before=lambda c: c.insert_after_op(self.fw.cast))
-        result = self.train(self.multiplication(), tool, times=2)
+        result = self.train(self.program, tool, times=2)
         assert result == Trained([product(X, W)], [W, X])
 
     @requires(Capability.AD_IN_ROUTINES)
@@ -136,7 +135,7 @@ class DifferentiationTests(ContractTests):
 
     def check_differentiable(self, tool: Tool) -> None:
         """The gradient goes through the computation of a routine that doubles the first input."""
-        result = self.train(self.multiplication(), tool, times=2)
+        result = self.train(self.program, tool, times=2)
         assert result.gradients == [times(W, 2.0), times(X, 2.0)]
 
     def test_ad_disabled(self) -> None:
@@ -148,7 +147,7 @@ class DifferentiationTests(ContractTests):
 
         tool = DifferentiableProbe(self.fw, self.fw.types["mul"], before=analyse)
         with ad_enabled():
-            result = self.train(self.multiplication(), tool)
+            result = self.train(self.program, tool)
         assert result.gradients == [W, times(X, 2.0)]
 
     @requires(Capability.AD_IN_ROUTINES)
@@ -159,7 +158,7 @@ class DifferentiationTests(ContractTests):
             with ad_enabled():
                 context.insert_after_op(lambda t: self.fw.scale(t, 4.0))
 
-        result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        result = self.train(self.program, self.probe("mul", before=analyse), times=2)
         assert result.gradients == [times(W, 4.0), times(X, 4.0)]
 
     @requires(Capability.IN_PLACE)

@@ -32,7 +32,7 @@ class FailureTests(ContractTests):
 
     def failure(self, **analyses: Analyse) -> BaseException:
         """The exception that reaches the user from a training run of ``X * W``."""
-        program = self.multiplication()
+        program = self.program
         expected = program.train()
         with pytest.raises(Unlucky, match="as planned") as caught:
             self.train(program, self.probe("mul", **analyses))
@@ -75,29 +75,28 @@ class FailureTests(ContractTests):
     def test_analysis_fails_once(self) -> None:
         """An op whose analysis failed is analysed at its next execution."""
         attempts: list[int] = []
-        calls: list[int] = []
 
         def analyse(context: OpContext) -> None:
             attempts.append(1)
-            context.insert_before_op(lambda *t: calls.append(1))
+            context.insert_before_op(lambda *t: self.noted.append(1))
             if len(attempts) == 1:
                 unlucky()
 
-        program = self.multiplication()
         with self.apply(self.probe("mul", before=analyse)):
             with pytest.raises(Unlucky):
-                program.run()
+                self.program.run()
             new_iteration()
-            assert program.run() == [product(X, W)]
+            assert self.program.run() == [product(X, W)]
         assert len(attempts) == 2
-        assert calls == [1]
+        assert self.noted == [1]
 
     def test_op_fails_once(self) -> None:
         """An op that itself failed in its first execution is analysed to the end in its next."""
         self.needs_concrete_tensors()
-        seen: list[str] = []
         tool = self.probe(
-            "linear", before=lambda c: seen.append("before"), after=lambda c: seen.append("after")
+            "linear",
+            before=lambda c: self.noted.append("before"),
+            after=lambda c: self.noted.append("after"),
         )
         wrong = self.fw.program(self.fw.linear, X, [[1.0], [2.0]])
         right = self.fw.program(self.fw.linear, X, W)
@@ -106,27 +105,25 @@ class FailureTests(ContractTests):
                 wrong.run()
             new_iteration()
             right.run()
-        assert seen == ["before", "after"]
+        assert self.noted == ["before", "after"]
 
     @requires(Capability.BACKWARD)
     def test_routine_fails_in_the_middle(self) -> None:
         """After a failed run the scope goes on: ids and routines are as before."""
         failing = [True]
-        calls: list[int] = []
 
         def routine(*tensors: Any) -> None:
             if failing[0]:
                 unlucky()
-            calls.append(1)
+            self.noted.append(1)
 
-        program = self.multiplication()
         with self.apply(self.probe("mul", before=inserting(before_op=routine))):
             with pytest.raises(Unlucky):
-                program.train()
+                self.program.train()
             failing[0] = False
             new_iteration()
-            assert program.train().gradients == [W, X]
-        assert calls == [1]
+            assert self.program.train().gradients == [W, X]
+        assert self.noted == [1]
 
     # -- contract rule 14 -----------------------------------------------------
 
@@ -138,4 +135,4 @@ class FailureTests(ContractTests):
             return self.fw.add(tensor, tensor)
 
         tool = self.probe("mul", before=inserting(after_op=double))
-        assert self.run(self.multiplication(), tool, times=2) == [times(product(X, W), 2.0)]
+        assert self.run(self.program, tool, times=2) == [times(product(X, W), 2.0)]

@@ -57,7 +57,7 @@ class InlineTests(ContractTests):
         """A counter counts each execution of its operator, and can be read between runs."""
         counter = Counter()
         tool = self.probe("mul", before=inserting(select, **{f"{point}_op": counter}))
-        assert self.counted(self.multiplication(), tool, counter) == [1, 2, 3]
+        assert self.counted(self.program, tool, counter) == [1, 2, 3]
 
     def test_a_counter_of_several_operators(self) -> None:
         """A counter that is inserted at several operators, or twice, counts all of them; also the
@@ -66,11 +66,11 @@ class InlineTests(ContractTests):
         tool = self.probe("mul", before=inserting([], before_op=counter, after_op=counter))
         assert self.counted(self.two_products(), tool, counter) == [4, 8, 12]
         tool = self.probe("mul", after=lambda c: c.insert_after_op(counter, outputs=[]))
-        assert self.counted(self.multiplication(), tool, counter) == [13, 14, 15]
+        assert self.counted(self.program, tool, counter) == [13, 14, 15]
 
     def test_a_counter_outside_of_the_scope(self) -> None:
         """A counter counts nothing under disabled(), nor after the scope; once for each scope."""
-        counter, program = Counter(), self.multiplication()
+        counter, program = Counter(), self.program
         tools = [self.probe("mul", before=inserting([], before_op=counter)) for _ in range(2)]
         with self.apply(tools[0]):
             program.run()
@@ -92,7 +92,7 @@ class InlineTests(ContractTests):
             context.insert_after_op(lambda y: self.fw.scale(y, 2.0))
             context.insert_after_op(counter, outputs=[])
 
-        result = self.run(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        result = self.run(self.program, self.probe("mul", before=analyse), times=2)
         assert result == [times(product(X, W), 2.0)]
         assert (counter.count, timer.executions) == (4, 2)
 
@@ -112,7 +112,7 @@ class InlineTests(ContractTests):
             for routine in routines:
                 context.insert_after_op(routine)
 
-        self.run(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        self.run(self.program, self.probe("mul", before=analyse), times=2)
         assert seen == [1] * 6
 
     @requires(Capability.REPLACE_OP)
@@ -124,7 +124,7 @@ class InlineTests(ContractTests):
             context.insert_before_op(counter, inputs=[])
             context.replace_op(self.fw.add)
 
-        result = self.run(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        result = self.run(self.program, self.probe("mul", before=analyse), times=2)
         assert (result, counter.count) == (self.fw.program(self.fw.add, X, W).run(), 2)
 
     @requires(Capability.BACKWARD)
@@ -156,9 +156,8 @@ class InlineTests(ContractTests):
             if not is_alone:
                 context.insert_before_backward_op(nothing)
 
-        program = self.multiplication()
-        expected = program.train()
-        assert self.train(program, self.probe("mul", before=analyse), times=2) == expected
+        expected = self.program.train()
+        assert self.train(self.program, self.probe("mul", before=analyse), times=2) == expected
         assert counter.count == 4
 
     # -- timers ---------------------------------------------------------------
@@ -169,7 +168,7 @@ class InlineTests(ContractTests):
 
     def test_a_timer_measures_executions(self) -> None:
         """A timer counts executions and adds up their times, which lie within those of the runs."""
-        timer, program, found = Timer(), self.multiplication(), []
+        timer, program, found = Timer(), self.program, []
         began = time.perf_counter_ns()
         with self.apply(self.probe("mul", before=self.timed(timer))):
             for _ in range(3):
@@ -213,8 +212,7 @@ class InlineTests(ContractTests):
             self.timed(timer)(context)
             self.timed(timer)(context)
 
-        program = self.multiplication()
-        self.run(program, self.probe("mul", before=analyse), times=3)
+        self.run(self.program, self.probe("mul", before=analyse), times=3)
         assert timer.executions == 6
 
     @requires(Capability.BACKWARD)
@@ -242,25 +240,24 @@ class InlineTests(ContractTests):
         """Each execution reads the memory twice, before and after its operator; also where a timer
         lies between."""
         use, timer = MemoryUse(itertools.count(10, 10).__next__), Timer()
-        change, program = MemoryChange(use), self.multiplication()
+        change, program = MemoryChange(use), self.program
 
         def analyse(context: OpContext) -> None:
             context.insert_before_op(change.before, inputs=[])
             self.timed(timer)(context)
             context.insert_after_op(change.after, outputs=[])
 
-        found = []
         with self.apply(self.probe("mul", before=analyse)):
             for _ in range(3):
                 program.run()
-                found.append((change.bytes, use.peak))
-        assert found == [(10, 20), (20, 40), (30, 60)]
+                self.noted.append((change.bytes, use.peak))
+        assert self.noted == [(10, 20), (20, 40), (30, 60)]
         assert timer.executions == 3
 
     def test_the_memory_that_is_read_may_be_set(self) -> None:
         """From then on the other memory is read: that of the process where it is None."""
         use = MemoryUse(itertools.count(10, 10).__next__)
-        change, program, found = MemoryChange(use), self.multiplication(), []
+        change, program, found = MemoryChange(use), self.program, []
         reading = inserting([], before_op=change.before, after_op=change.after)
         with self.apply(self.probe("mul", before=reading)):
             for used in (use.used, None, itertools.count(0, -7).__next__):
@@ -276,21 +273,20 @@ class InlineTests(ContractTests):
     @pytest.mark.parametrize("of_process", [False, True], ids=["a device's", "the process's"])
     def test_a_change_of_memory_of_backward_operators(self, of_process: bool) -> None:
         """A change around a backward operator reads the memory before and after each execution."""
-        changes: list[MemoryChange] = []
 
         def analyse(context: OpContext) -> None:
             # One for each operator: graphs may run several at the same time.
             used = None if of_process else itertools.count(10, 10).__next__
             change = MemoryChange(MemoryUse(used))
-            changes.append(change)
+            self.noted.append(change)
             inserting([], before_backward_op=change.before, after_backward_op=change.after)(context)
 
         called = self.train_beside_routine(analyse)
-        peak = sum(change.use.peak for change in changes)
+        peak = sum(change.use.peak for change in self.noted)
         if of_process:
             assert (peak > 0) is (resident_bytes() > 0)
         else:
-            total = sum(change.bytes for change in changes)
+            total = sum(change.bytes for change in self.noted)
             assert (total, peak) == (10 * called, 20 * called)
 
     # -- records --------------------------------------------------------------
@@ -299,7 +295,7 @@ class InlineTests(ContractTests):
         """A record notes the shapes of the tensors at its point once, as long as they stay."""
         records = Record(["shape"]), Record(["shape", "nonsense"])
         recording = inserting(before_op=records[0], after_op=records[1])
-        self.run(self.multiplication(), self.probe("mul", before=recording), times=3)
+        self.run(self.program, self.probe("mul", before=recording), times=3)
         assert [record.executions for record in records] == [3, 3]
         shapes = [((len(values), len(values[0])),) for values in (X, W)]
         assert records[0].changes == [(0, tuple(shapes))]
@@ -307,17 +303,16 @@ class InlineTests(ContractTests):
 
     def test_a_record_of_several_forms(self) -> None:
         """A record notes each execution whose shapes are not those of the one before it."""
-        record, program = Record(["shape"]), self.multiplication()
+        record, program = Record(["shape"]), self.program
         row = self.fw.program(self.fw.mul, X[:1], W[:1])
-        seen: list[Any] = []
 
-        note = inserting([0], before_op=lambda x: seen.append(tuple(x.shape)))
+        note = inserting([0], before_op=lambda x: self.noted.append(tuple(x.shape)))
         recording = inserting([0], before_op=record)
         with self.apply(self.probe("mul", before=recording), self.probe("mul", before=note)):
             for one in (program, program, row, row, program):
                 one.run()
         wide, flat = (len(X), len(X[0])), (1, len(X[0]))
-        assert sorted(seen) == sorted([wide, wide, flat, flat, wide])
+        assert sorted(self.noted) == sorted([wide, wide, flat, flat, wide])
         assert record.executions == 5
         forms = [values[0][0] for _, values in record.changes]
         assert forms[0] == wide
@@ -338,38 +333,36 @@ class InlineTests(ContractTests):
     def test_a_check_finds_what_is_not_finite(self, overwrites: bool | None) -> None:
         """A check calls its function where an output is not finite, with inputs and outputs, and
         tells whether inputs that may be overwritten were finite; each execution is in its trail."""
-        found: list[Any] = []
         trail: deque[str] = deque()
 
         def note(inputs: Any, outputs: Any, was_finite: bool) -> None:
             given = [t for t in inputs if t is not None]
             lists = [self.fw.to_list(t) for t in (*given, *outputs)]
-            found.append((*lists, was_finite))
+            self.noted.append((*lists, was_finite))
 
         check = Check(self.is_finite, note, overwrites=overwrites, trail=trail, name="here")
-        finite, infinite = self.multiplication(), self.fw.program(self.fw.mul, INFINITE, W)
+        finite, infinite = self.program, self.fw.program(self.fw.mul, INFINITE, W)
         with self.apply(self.probe("mul", before=self.checked(check))):
             for program in (finite, infinite, finite, infinite):
                 program.run()
-        assert found == [(INFINITE, W, product(INFINITE, W), overwrites is not True)] * 2
+        assert self.noted == [(INFINITE, W, product(INFINITE, W), overwrites is not True)] * 2
         assert list(trail) == ["here"] * 4
         assert check.overwrites is (overwrites is True)
 
     def test_a_check_beside_a_routine(self) -> None:
         """A check looks at what routines before it have made, and the values stay theirs."""
-        found: list[Any] = []
-        check = Check(self.is_finite, lambda *_: found.append(len(found)))
+        check = Check(self.is_finite, lambda *_: self.noted.append(len(self.noted)))
 
         def analyse(context: OpContext) -> None:
             context.insert_after_op(lambda y: self.fw.scale(y, 2.0))
             self.checked(check)(context)
 
         tool = self.probe("mul", before=analyse)
-        assert self.run(self.multiplication(), tool, times=2) == [times(product(X, W), 2.0)]
-        assert found == []
+        assert self.run(self.program, tool, times=2) == [times(product(X, W), 2.0)]
+        assert self.noted == []
         with self.apply(self.probe("mul", before=self.checked(check))):
             self.fw.program(self.fw.mul, INFINITE, W).run()
-        assert found == [0]
+        assert self.noted == [0]
 
     def test_a_check_whose_function_raises(self) -> None:
         """An exception of a check's function reaches the program, and the next execution is checked
@@ -389,11 +382,10 @@ class InlineTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_a_check_of_backward_operators(self) -> None:
         """A check around a backward operator finds what a routine after it finds there."""
-        found: list[Any] = []
         seen: list[Any] = []
 
         def analyse(context: OpContext) -> None:
-            check = Check(self.is_finite, lambda *given: found.append(given), overwrites=None)
+            check = Check(self.is_finite, lambda *given: self.noted.append(given), overwrites=None)
             inserting(before_backward_op=check.before, after_backward_op=check.after)(context)
 
         def look(*gradients: Any) -> None:
@@ -404,8 +396,8 @@ class InlineTests(ContractTests):
         program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), INFINITE, W)
         for one in (inserting(after_backward_op=look), analyse):
             self.train(program, self.probe(before_backward=one), times=3)
-        assert len(found) == len(seen) > 0
-        for inputs, outputs, _ in found:
+        assert len(self.noted) == len(seen) > 0
+        for inputs, outputs, _ in self.noted:
             assert not all(self.is_finite(t) for t in outputs if t is not None)
             assert any(t is not None for t in inputs)
 
@@ -424,16 +416,15 @@ class InlineTests(ContractTests):
     def test_a_sum_of_shapes(self, outputs: Any) -> None:
         """A sum adds up the numbers of all executions by the shapes of their tensors, and knows
         those of the last one; one whose number is not known is counted as that."""
-        sizes: list[Any] = []
 
         def weigh(of: tuple[Any, Any]) -> int | None:
             shapes = [tuple(shape) for shape in (*of[0], *of[1]) if shape is not None]
-            sizes.append(shapes)
+            self.noted.append(shapes)
             return None if (3, 2) in shapes else sum(map(math.prod, shapes))
 
         counter = Counter()
         total = ShapeSum(weigh, counter)
-        program, row = self.multiplication(), self.fw.program(self.fw.mul, X[:1], W[:1])
+        program, row = self.program, self.fw.program(self.fw.mul, X[:1], W[:1])
         tall = self.fw.program(self.fw.mul, [*X, X[0]], [*W, W[0]])
         with self.apply(self.probe("mul", before=self.added(total, outputs))):
             for one in (program, program, row, program, tall, row, tall, row):
@@ -442,30 +433,28 @@ class InlineTests(ContractTests):
         assert (total.executions, total.unknown) == (8, 2)
         assert total.amount == counter.count == count * (3 * 4 + 3 * 2)
         assert [tuple(shape) for shape in total.last[0]] == [(1, 2), (1, 2)]
-        assert [(1, 2)] * count in sizes
+        assert [(1, 2)] * count in self.noted
 
     def test_a_sum_of_several_operators(self) -> None:
         """Sums of several operators may have one total; each execution that raises nothing is
         added."""
         counter = Counter()
-        sums: list[ShapeSum] = []
 
         def analyse(context: OpContext) -> None:
-            sums.append(ShapeSum(lambda of: len(of[0]), counter))
-            self.added(sums[-1])(context)
+            self.noted.append(ShapeSum(lambda of: len(of[0]), counter))
+            self.added(self.noted[-1])(context)
 
         program = self.two_products()
         expected = program.run()
         assert self.run(program, self.probe("mul", before=analyse), times=3) == expected
-        assert sum(one.executions for one in sums) == 6
-        assert counter.count == sum(one.amount for one in sums) == 12
+        assert sum(one.executions for one in self.noted) == 6
+        assert counter.count == sum(one.amount for one in self.noted) == 12
 
     @requires(Capability.BACKWARD)
     def test_a_sum_of_backward_operators(self) -> None:
         """Sums around backward operators add up what routines see there, and may depend on the
         last shapes of a forward operator, too."""
         forward = ShapeSum(lambda of: 1)
-        found: list[ShapeSum] = []
         seen: list[int] = []
 
         def analyse(context: OpContext) -> None:
@@ -475,17 +464,16 @@ class InlineTests(ContractTests):
                 return 100 * sum(shape is not None for shape in of[1]) + rows
 
             total = ShapeSum(weigh, of=forward)
-            found.append(total)
+            self.noted.append(total)
             inserting(before_backward_op=total.before, after_backward_op=total.after)(context)
             context.insert_after_backward_op(
                 lambda *gradients: seen.append(sum(t is not None for t in gradients))
             )
 
         tool = self.probe("mul", before=self.added(forward), before_backward=analyse)
-        program = self.multiplication()
-        expected = program.train()
+        expected = self.program.train()
         with self.apply(tool):
             for _ in range(4):
-                assert program.train() == expected
-        assert sum(one.executions for one in found) == len(seen) > 0
-        assert sum(one.amount for one in found) == 100 * sum(seen) + len(X) * len(seen)
+                assert self.program.train() == expected
+        assert sum(one.executions for one in self.noted) == len(seen) > 0
+        assert sum(one.amount for one in self.noted) == 100 * sum(seen) + len(X) * len(seen)

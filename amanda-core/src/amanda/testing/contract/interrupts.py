@@ -73,11 +73,11 @@ class InterruptTests(ContractTests):
             blocks = {name: getattr(STATE, name) for name in vars(ThreadState())}
             held = owned_locks()
             patched = list(sys.meta_path), threading.Thread.start, changed, self.fw.global_state()
-            calls: list[int] = []
+            self.noted.clear()
             state = dict(ATTACHED), list(LIVE_SCOPES), blocks, held, patched
             vanilla = self.work(self.positive_product())
-            with self.apply(self.counting(calls)):
+            with self.apply(self.counting()):
                 again = self.work(self.positive_product())
-            return state, str(vanilla), str(again), calls
+            return state, str(vanilla), str(again), list(self.noted)
 
         return look

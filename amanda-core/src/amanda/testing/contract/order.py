@@ -14,39 +14,43 @@ from amanda.tool import new_iteration
 class OrderTests(ContractTests):
     """Dependencies first, then the order of apply."""
 
-    def tracer(self, name: str, seen: list[str]) -> Probe:
+    def tracer(self, name: str) -> Probe:
         """A tool that notes when its analysis and its routine run."""
 
         def analyse(context: OpContext) -> None:
-            seen.append(f"analysis {name}")
-            context.insert_before_op(lambda *t: seen.append(f"routine {name}"))
+            self.noted.append(f"analysis {name}")
+            context.insert_before_op(lambda *t: self.noted.append(f"routine {name}"))
 
         return self.probe("mul", before=analyse)
 
     def test_order_of_apply(self) -> None:
         """Unrelated tools act in the order of apply."""
-        seen: list[str] = []
-        self.run(self.multiplication(), *(self.tracer(name, seen) for name in "abc"))
-        assert seen == [f"{kind} {name}" for kind in ("analysis", "routine") for name in "abc"]
+        self.run(self.program, *(self.tracer(name) for name in "abc"))
+        assert self.noted == [
+            f"{kind} {name}" for kind in ("analysis", "routine") for name in "abc"
+        ]
 
     @pytest.mark.parametrize("is_named", [False, True], ids=["not named", "named last"])
     def test_dependencies_first(self, is_named: bool) -> None:
         """A dependency acts before its tool: it need not be applied by the user, and acts first
         also where apply names it last."""
-        seen: list[str] = []
-        first, second = self.tracer("first", seen), self.tracer("second", seen)
+        first, second = self.tracer("first"), self.tracer("second")
         second.depends_on(first)
-        self.run(self.multiplication(), *([second, first] if is_named else [second]))
-        assert seen == ["analysis first", "analysis second", "routine first", "routine second"]
+        self.run(self.program, *([second, first] if is_named else [second]))
+        assert self.noted == [
+            "analysis first",
+            "analysis second",
+            "routine first",
+            "routine second",
+        ]
 
     def test_shared_dependency(self) -> None:
         """A dependency that several tools share runs once."""
-        seen: list[str] = []
-        shared, one, two = (self.tracer(name, seen) for name in ("shared", "one", "two"))
+        shared, one, two = (self.tracer(name) for name in ("shared", "one", "two"))
         one.depends_on(shared)
         two.depends_on(shared)
-        self.run(self.multiplication(), one, two, shared)
-        assert seen.count("analysis shared") == seen.count("routine shared") == 1
+        self.run(self.program, one, two, shared)
+        assert self.noted.count("analysis shared") == self.noted.count("routine shared") == 1
 
     def test_cycle(self) -> None:
         """Tools that depend on each other in a circle are an error at apply, naming it."""
@@ -58,40 +62,37 @@ class OrderTests(ContractTests):
 
     def test_order_across_points(self) -> None:
         """A dependency's routine runs first also where a later analysis has recorded it."""
-        seen: list[str] = []
-
-        first = self.probe("mul", after=inserting(after_op=lambda *t: seen.append("first")))
-        second = self.probe("mul", before=inserting(after_op=lambda *t: seen.append("second")))
+        first = self.probe("mul", after=inserting(after_op=lambda *t: self.noted.append("first")))
+        second = self.probe(
+            "mul", before=inserting(after_op=lambda *t: self.noted.append("second"))
+        )
         second.depends_on(first)
-        self.run(self.multiplication(), second, times=2)
-        assert seen == ["first", "second"] * 2
+        self.run(self.program, second, times=2)
+        assert self.noted == ["first", "second"] * 2
 
     @pytest.mark.parametrize("point", ["before", "after"])
     def test_order_of_routines_with_and_without_tensors(self, point: str) -> None:
         """The order of apply holds also between routines that take tensors and that take none."""
-        seen: list[str] = []
 
         def tool(name: str, takes_none: bool) -> Probe:
-            routine = {f"{point}_op": lambda *t: seen.append(name)}
+            routine = {f"{point}_op": lambda *t: self.noted.append(name)}
             return self.probe("mul", before=inserting([] if takes_none else None, **routine))
 
         kinds = {"a": True, "b": True, "c": False, "d": True, "e": False, "f": False, "g": True}
-        self.run(self.multiplication(), *(tool(*kind) for kind in kinds.items()), times=3)
-        assert "".join(seen) == "abcdefg" * 3
+        self.run(self.program, *(tool(*kind) for kind in kinds.items()), times=3)
+        assert "".join(self.noted) == "abcdefg" * 3
 
     def test_order_after_reanalyse(self) -> None:
         """A dependency's routine runs first also after it was analysed again."""
-        seen: list[str] = []
-        first, second = self.tracer("first", seen), self.tracer("second", seen)
+        first, second = self.tracer("first"), self.tracer("second")
         second.depends_on(first)
-        program = self.multiplication()
         with self.apply(second):
-            program.run()
+            self.program.run()
             first.reanalyse()
             new_iteration()
-            seen.clear()
-            program.run()
-        assert seen == ["analysis first", "routine first", "routine second"]
+            self.noted.clear()
+            self.program.run()
+        assert self.noted == ["analysis first", "routine first", "routine second"]
 
     def test_routines_see_earlier_results(self) -> None:
         """A routine sees the results of earlier routines of the same point."""
@@ -99,6 +100,6 @@ class OrderTests(ContractTests):
             self.probe("mul", before=inserting(after_op=lambda t: self.fw.scale(t, 2.0))),
             self.probe("mul", before=inserting(after_op=lambda t: self.fw.mul(t, t))),
         )
-        result = self.run(self.multiplication(), double, square)
+        result = self.run(self.program, double, square)
         doubled = times(product(X, W), 2.0)
         assert result == [product(doubled, doubled)]

@@ -67,28 +67,26 @@ class PointTests(ContractTests):
         expected = program.run()
         assert self.run(program, tool) == expected
         calls = tool.of(Point.MODULE_ENTRY, Point.MODULE_EXIT)
-        open_modules: list[str] = []
         for context in calls:
             if context.point is Point.MODULE_ENTRY:
-                open_modules.append(context.id)
+                self.noted.append(context.id)
             else:
-                assert open_modules.pop() == context.id
-        assert open_modules == []
+                assert self.noted.pop() == context.id
+        assert self.noted == []
         assert calls[0].id == calls[-1].id
         assert {c.module for c in calls} == {"", "first", "second"}
 
     @requires(Capability.MODULES)
     def test_operators_run_between_entry_and_exit_of_their_module(self) -> None:
         """Each operator of a module runs after its entry and before its exit, in every run."""
-        seen: list[tuple[str, str]] = []
         tool = self.probe("linear", before=lambda c: c.insert_before_op(running(c)))
 
         def running(context: OpContext) -> Any:
             op_id = context.get_op_id()
-            return lambda *tensors: seen.append(("op", op_id))
+            return lambda *tensors: self.noted.append(("op", op_id))
 
         def note(context: PointContext) -> None:
-            seen.append((context.point.value, context.module))
+            self.noted.append((context.point.value, context.module))
 
         tool.add_inst_for_module(note)
         tool.add_inst_for_module(note, exit=True)
@@ -97,7 +95,7 @@ class PointTests(ContractTests):
         for name in ("first", "second"):
             ran = "op", f"Model{separator}{name}/{kind}:0"
             one_run += [("module_entry", name), ran, ("module_exit", name)]
-        assert seen == 2 * [("module_entry", ""), *one_run, ("module_exit", "")]
+        assert self.noted == 2 * [("module_entry", ""), *one_run, ("module_exit", "")]
 
     @requires(Capability.MODULES)
     def test_modules_are_left_where_an_operator_raises(self) -> None:
@@ -203,14 +201,13 @@ class PointTests(ContractTests):
             return [fw.mul(backward()[0], x)]
 
         ids: set[str] = set()
-        executed: list[str] = []
 
         def note(context: OpContext) -> None:
             ids.add(context.get_op_id())
-            context.insert_before_op(lambda *_: executed.append(context.get_op_id()))
+            context.insert_before_op(lambda *_: self.noted.append(context.get_op_id()))
 
         self.train(fw.program(function, X), self.probe("mul", before=note))
-        assert len(executed) == len(ids) == 2
+        assert len(self.noted) == len(ids) == 2
 
     @requires(Capability.BACKWARD)
     def test_a_step_of_the_optimizer_ends_an_iteration(self) -> None:
@@ -219,7 +216,7 @@ class PointTests(ContractTests):
         step = self.fw.training_step()
         if step is None:
             pytest.skip("the framework has no optimizer that runs operators")
-        program, tool = self.multiplication(), Passed()
+        program, tool = self.program, Passed()
         with self.apply(tool):
             for _ in range(3):
                 program.train()

@@ -55,7 +55,7 @@ class ReplacementTests(ContractTests):
     def replaced(self, func: Callable[..., Any], **arguments: Any) -> Trained:
         """A training run of ``X * W`` with the product replaced."""
         tool = self.probe("mul", before=lambda c: c.replace_op(func, **arguments))
-        result: Trained = self.train(self.multiplication(), tool, times=2)
+        result: Trained = self.train(self.program, tool, times=2)
         return result
 
     def is_mul(self, context: OpContext) -> bool:
@@ -65,15 +65,14 @@ class ReplacementTests(ContractTests):
     @requires(Capability.REPLACE_OP)
     def test_replace_op(self) -> None:
         """replace_op runs the function instead of the op."""
-        calls: list[int] = []
 
         def double(x: Any, w: Any) -> Any:
-            calls.append(1)
+            self.noted.append(1)
             return self.fw.scale(x, 2.0)
 
         tool = self.probe("mul", before=lambda c: c.replace_op(double))
-        assert self.run(self.multiplication(), tool, times=3) == [times(X, 2.0)]
-        assert len(calls) == 3
+        assert self.run(self.program, tool, times=3) == [times(X, 2.0)]
+        assert len(self.noted) == 3
 
     @requires(Capability.REPLACE_OP)
     def test_result_of_a_replacement(self) -> None:
@@ -133,7 +132,7 @@ class ReplacementTests(ContractTests):
             inserting([0], before_op=double, after_op=double)(context)
             context.replace_op(lambda x, w: self.fw.add(x, x))
 
-        assert self.run(self.multiplication(), self.probe("mul", before=analyse)) == [times(X, 8.0)]
+        assert self.run(self.program, self.probe("mul", before=analyse)) == [times(X, 8.0)]
 
     @requires(Capability.REPLAY)
     def test_an_op_can_be_run_again(self) -> None:
@@ -149,13 +148,12 @@ class ReplacementTests(ContractTests):
         it replaces, also in executions after the first one."""
         tool = self.probe("split", before=lambda c: c.replace_op(c.get_function()))
         rows = [[float(number)] for number in range(6)]
-        parts: list[int] = []
         with self.apply(tool):
             for sections in (2, 3, 6):
                 program = self.fw.program(lambda x, n=sections: self.fw.split(x, n), rows)
-                parts.append(len(program.run()))
+                self.noted.append(len(program.run()))
                 new_iteration()
-        assert parts == [2, 3, 6]
+        assert self.noted == [2, 3, 6]
 
     @requires(Capability.REPLACE_OP)
     def test_wrong_return_of_a_replacement(self) -> None:
@@ -189,7 +187,7 @@ class ReplacementTests(ContractTests):
         outer = self.apply(one) if nested else contextlib.nullcontext()
         pattern = r"(?i)mul.* twice.*One\._first.*Two\._first"
         with outer, pytest.raises(ReplacementConflictError, match=pattern):
-            act(self.multiplication(), *([two] if nested else [one, two]))
+            act(self.program, *([two] if nested else [one, two]))
 
     @requires(Capability.BACKWARD, Capability.REPLACE_BACKWARD_OP)
     def test_replace_a_backward_op(self) -> None:
@@ -212,7 +210,7 @@ class ReplacementTests(ContractTests):
             return [self.fw.scale(grad, 2.0), self.fw.scale(grad, 4.0)]
 
         tool = self.probe("mul", before=lambda c: c.replace_backward_op(gradients))
-        result = self.train(self.multiplication(), tool, times=2)
+        result = self.train(self.program, tool, times=2)
         assert result == Trained([product(X, W)], [times(ONES, 2.0), times(ONES, 4.0)])
 
     @requires(Capability.REPLACE_BACKWARD_OP)
@@ -221,7 +219,7 @@ class ReplacementTests(ContractTests):
         """An input whose supplied gradient is None, or that is after the last one, is left without
         a gradient."""
         tool = self.probe("mul", before=lambda c: c.replace_backward_op(supply))
-        result = self.train(self.multiplication(), tool)
+        result = self.train(self.program, tool)
         assert result.gradients[0] == ONES
         assert result.gradients[1] in (None, times(W, 0.0))
 
@@ -231,7 +229,7 @@ class ReplacementTests(ContractTests):
         """A supplied gradient of the wrong form is an error naming tool, routine and op."""
         tool = self.probe("mul", before=lambda c: c.replace_backward_op(wrong))
         with pytest.raises(RoutineResultError, match=r"(?i)Probe\..*mul.*2 inputs.*got "):
-            self.train(self.multiplication(), tool)
+            self.train(self.program, tool)
 
     @requires(Capability.REPLACE_OP, Capability.REPLACE_BACKWARD_OP)
     def test_replace_op_and_its_backward(self) -> None:
@@ -241,5 +239,5 @@ class ReplacementTests(ContractTests):
             context.replace_op(self.fw.add)
             context.replace_backward_op(lambda g: [self.fw.scale(g, 4.0), None])
 
-        result = self.train(self.multiplication(), self.probe("mul", before=analyse))
+        result = self.train(self.program, self.probe("mul", before=analyse))
         assert result.gradients[0] == times(ONES, 4.0)

@@ -31,12 +31,12 @@ class RoutineTests(ContractTests):
     def before(self, routine: Callable[..., Any], **selection: Any) -> Any:
         """The output of ``X * W`` with a routine before it."""
         tool = self.probe("mul", before=lambda c: c.insert_before_op(routine, **selection))
-        return self.run(self.multiplication(), tool)[0]
+        return self.run(self.program, tool)[0]
 
     def after(self, routine: Callable[..., Any]) -> Any:
         """The output of ``X * W`` with a routine after it."""
         tool = self.probe("mul", before=lambda c: c.insert_after_op(routine))
-        return self.run(self.multiplication(), tool)[0]
+        return self.run(self.program, tool)[0]
 
     def test_none_changes_nothing(self) -> None:
         """A routine that returns None changes nothing."""
@@ -142,7 +142,7 @@ class RoutineTests(ContractTests):
 
         tool = self.probe("mul", before=lambda c: getattr(c, method)(shorter))
         with pytest.raises(RoutineResultError, match=r"(?is)Probe\.shorter.*mul.*2, 2.*3"):
-            self.run(self.multiplication(), tool)
+            self.run(self.program, tool)
 
     def test_the_error_names_the_routine(self) -> None:
         """The error for a wrong return names the routine by its name."""
@@ -160,7 +160,7 @@ class RoutineTests(ContractTests):
         tool = self.probe("mul", before_backward=lambda c: getattr(c, method)(lambda *t: "text"))
         pattern = r"(?i)Probe\..* at op .*mul.* must return None or .*gra.*got str 'text'"
         with pytest.raises(RoutineResultError, match=pattern):
-            self.train(self.multiplication(), tool)
+            self.train(self.program, tool)
 
     @requires(Capability.BACKWARD)
     def test_gradients_are_replaced(self) -> None:
@@ -181,7 +181,5 @@ class RoutineTests(ContractTests):
             if self.fw.type_of(context.get_backward_op()) == kind:
                 context.insert_after_backward_op(lambda *g: [self.fw.scale(t, 2.0) for t in g])
 
-        gradients = self.train(
-            self.multiplication(), self.probe("mul", before_backward=analyse)
-        ).gradients
+        gradients = self.train(self.program, self.probe("mul", before_backward=analyse)).gradients
         assert times(W, 2.0) in gradients

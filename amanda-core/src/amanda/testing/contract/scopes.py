@@ -21,73 +21,60 @@ class ScopeTests(ContractTests):
 
     def test_nested_scopes(self) -> None:
         """The tools of an outer and of an inner scope both act."""
-        calls: list[str] = []
-        program = self.multiplication()
-        with self.apply(self.counting(calls, "outer")):
-            self.run(program, self.counting(calls, "inner"))
-            assert calls == ["outer", "inner"]
-            program.run()
-        assert calls == ["outer", "inner", "outer"]
+        with self.apply(self.counting("outer")):
+            self.run(self.program, self.counting("inner"))
+            assert self.noted == ["outer", "inner"]
+            self.program.run()
+        assert self.noted == ["outer", "inner", "outer"]
 
     def test_inner_scope_of_an_analysed_op(self) -> None:
         """An op that the outer scope knows already is analysed by the inner one."""
-        calls: list[str] = []
-        program = self.multiplication()
-        with self.apply(self.counting(calls, "outer")):
-            program.run()
+        with self.apply(self.counting("outer")):
+            self.program.run()
             new_iteration()
-            self.run(program, self.counting(calls, "inner"))
-        assert calls == ["outer", "outer", "inner"]
+            self.run(self.program, self.counting("inner"))
+        assert self.noted == ["outer", "outer", "inner"]
 
     def test_disabled_and_enabled(self) -> None:
         """disabled() and enabled() switch instrumentation, nested."""
-        calls: list[int] = []
-        program = self.multiplication()
-        with self.apply(self.counting(calls)):
+        with self.apply(self.counting()):
             with disabled():
-                program.run()
+                self.program.run()
                 with enabled():
-                    program.run()
-                program.run()
-            assert calls == [1]
-            program.run()
-        assert calls == [1, 1]
+                    self.program.run()
+                self.program.run()
+            assert self.noted == [1]
+            self.program.run()
+        assert self.noted == [1, 1]
 
     def test_disabled_is_restored_after_an_exception(self) -> None:
         """disabled() ends with its block, also by an exception."""
-        calls: list[int] = []
-        program = self.multiplication()
-        with self.apply(self.counting(calls)):
+        with self.apply(self.counting()):
             with pytest.raises(KeyError), disabled():
                 raise KeyError
-            program.run()
-        assert calls == [1]
+            self.program.run()
+        assert self.noted == [1]
 
     def test_an_exception_ends_the_scope(self) -> None:
         """A scope that an exception leaves is over."""
-        calls: list[int] = []
-        program = self.multiplication()
-        with pytest.raises(KeyError), self.apply(self.counting(calls)):
+        with pytest.raises(KeyError), self.apply(self.counting()):
             raise KeyError
-        program.run()
-        assert calls == []
+        self.program.run()
+        assert self.noted == []
 
     def test_after_the_scope(self) -> None:
         """After its exit no routine of a scope runs."""
-        calls: list[int] = []
-        program = self.multiplication()
-        self.run(program, self.counting(calls))
-        program.run()
-        assert calls == [1]
+        self.run(self.program, self.counting())
+        self.program.run()
+        assert self.noted == [1]
 
     @requires(Capability.BACKWARD)
     def test_backward_after_the_scope(self) -> None:
         """In a backward after the exit no routine runs, and only straight-through stays."""
         self.needs_separate_backward()
-        calls: list[str] = []
 
         def note(*gradients: Any) -> None:
-            calls.append("called")
+            self.noted.append("called")
 
         def whole(context: OpContext) -> None:
             context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
@@ -96,86 +83,78 @@ class ScopeTests(ContractTests):
 
         single = inserting(before_backward_op=note)
         with self.apply(self.probe("mul", before=whole, before_backward=single)):
-            backward = self.multiplication().forward()
+            backward = self.program.forward()
         assert backward() == [W, times(X, 2.0)]
-        assert calls == []
+        assert self.noted == []
 
     def test_apply_object_is_reusable(self) -> None:
         """An apply object can be entered again."""
-        calls: list[int] = []
-        program = self.multiplication()
-        scope = self.apply(self.counting(calls))
+        scope = self.apply(self.counting())
         for _ in range(2):
             with scope:
-                program.run()
-        assert calls == [1, 1]
+                self.program.run()
+        assert self.noted == [1, 1]
 
     def test_apply_as_a_decorator(self) -> None:
         """Apply decorates a function."""
-        calls: list[int] = []
-        program = self.multiplication()
 
-        @self.apply(self.counting(calls))
+        @self.apply(self.counting())
         def work() -> Any:
-            return program.run()
+            return self.program.run()
 
         work()
         work()
-        program.run()
-        assert calls == [1, 1]
+        self.program.run()
+        assert self.noted == [1, 1]
 
     def test_suspended_generator(self) -> None:
         """A generator that is suspended inside a scope does not instrument its caller."""
-        calls: list[str] = []
-        program = self.multiplication()
         mark = ["generator"]
 
-        tool = self.probe("mul", before=inserting(before_op=lambda *t: calls.append(mark[0])))
+        tool = self.probe("mul", before=inserting(before_op=lambda *t: self.noted.append(mark[0])))
 
         def generator() -> Iterator[Any]:
             with self.apply(tool):
-                yield program.run()
-                yield program.run()
+                yield self.program.run()
+                yield self.program.run()
 
         running = generator()
         next(running)
         mark[0] = "caller"
-        program.run()
+        self.program.run()
         mark[0] = "generator"
         next(running)
         assert list(running) == []
-        assert calls == ["generator", "generator"]
+        assert self.noted == ["generator", "generator"]
 
     def test_switch_of_a_suspended_generator(self) -> None:
         """A generator that is suspended within disabled() does not switch its caller off."""
-        calls: list[int] = []
-        program = self.multiplication()
 
         def generator() -> Iterator[Any]:
             with disabled():
-                yield program.run()
-                yield program.run()
+                yield self.program.run()
+                yield self.program.run()
 
-        with self.apply(self.counting(calls)):
+        with self.apply(self.counting()):
             running = generator()
             next(running)
-            program.run()
+            self.program.run()
             next(running)
             assert list(running) == []
-            program.run()
-        assert calls == [1, 1]
+            self.program.run()
+        assert self.noted == [1, 1]
 
     def test_tasks_have_their_own_scopes_and_switches(self) -> None:
         """Of tasks that overlap, each has the scopes and switches of its own blocks."""
-        calls: list[str] = []
-        program = self.multiplication()
         running = [""]
 
         def work(who: str) -> None:
             running[0] = who
-            program.run()
+            self.program.run()
 
-        tool = self.probe("mul", before=inserting(before_op=lambda *t: calls.append(running[0])))
+        tool = self.probe(
+            "mul", before=inserting(before_op=lambda *t: self.noted.append(running[0]))
+        )
 
         async def covered() -> None:
             with self.apply(tool):
@@ -198,42 +177,39 @@ class ScopeTests(ContractTests):
             await asyncio.gather(covered(), switched(), free())
 
         asyncio.run(main())
-        assert calls == ["covered", "covered"]
+        assert self.noted == ["covered", "covered"]
 
     def test_contextmanager_around_apply(self) -> None:
         """A generator that contextlib drives instruments the body of its with-block."""
-        calls: list[int] = []
-        program = self.multiplication()
 
         @contextmanager
         def counted() -> Iterator[None]:
-            with self.apply(self.counting(calls)):
+            with self.apply(self.counting()):
                 yield
 
         with counted():
-            program.run()
-        program.run()
-        assert calls == [1]
+            self.program.run()
+        self.program.run()
+        assert self.noted == [1]
 
     def test_tools_run_vanilla(self) -> None:
         """Framework calls made by analyses and routines are not instrumented."""
-        seen: list[str] = []
 
         def routine(tensor: Any) -> Any:
             return self.fw.mul(self.fw.mul(tensor, tensor), tensor)
 
         def analyse(context: OpContext) -> None:
-            seen.append(context.get_op_id())
+            self.noted.append(context.get_op_id())
             self.fw.to_list(self.fw.relu(self.fw.tensor(X)))
             context.insert_after_op(routine)
 
-        self.run(self.multiplication(), self.probe(before=analyse), times=2)
-        assert not [op_id for op_id in seen if self.fw.types["relu"] in op_id]
-        assert len([op_id for op_id in seen if self.fw.types["mul"] in op_id]) <= 2
+        self.run(self.program, self.probe(before=analyse), times=2)
+        assert not [op_id for op_id in self.noted if self.fw.types["relu"] in op_id]
+        assert len([op_id for op_id in self.noted if self.fw.types["mul"] in op_id]) <= 2
 
     def test_statistics(self) -> None:
         """apply.statistics has the numbers of ops seen and instrumented."""
-        with self.apply(self.counting([])) as scope:
+        with self.apply(self.counting()) as scope:
             self.positive_product().run()
         assert scope.statistics.ops_seen >= 2
         assert scope.statistics.ops_instrumented == 1
@@ -241,7 +217,6 @@ class ScopeTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_statistics_of_backward_ops(self) -> None:
         """apply.statistics has the number of backward ops seen."""
-        seen: list[str] = []
-        with self.apply(self.probe(before_backward=lambda c: seen.append("op"))) as scope:
-            self.multiplication().train()
-        assert scope.statistics.backward_ops_seen == len(seen) > 0
+        with self.apply(self.probe(before_backward=lambda c: self.noted.append("op"))) as scope:
+            self.program.train()
+        assert scope.statistics.backward_ops_seen == len(self.noted) > 0

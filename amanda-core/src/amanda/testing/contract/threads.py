@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from amanda.inline import Counter
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.state import ATTACHED
@@ -33,94 +34,85 @@ def in_thread(work: Callable[[], Any]) -> threading.Thread:
 class ThreadTests(ContractTests):
     """Which threads and processes a scope covers."""
 
-    def thread_counter(self, calls: list[str]) -> Probe:
+    def thread_counter(self) -> Probe:
         """A tool that notes the thread of each execution of a product."""
 
         def note(*tensors: Any) -> None:
-            calls.append(threading.current_thread().name)
+            self.noted.append(threading.current_thread().name)
 
         return self.probe("mul", before=inserting(before_op=note))
 
     @requires(Capability.THREADS)
     def test_thread_started_inside(self) -> None:
         """A thread that is started inside a scope is covered by it, and one that it starts."""
-        calls: list[str] = []
-        program = self.multiplication()
-        with self.apply(self.thread_counter(calls)):
-            in_thread(lambda: in_thread(program.run).join()).join()
-            assert len(calls) == 1
-            calls.clear()
-            thread = in_thread(program.run)
+        with self.apply(self.thread_counter()):
+            in_thread(lambda: in_thread(self.program.run).join()).join()
+            assert len(self.noted) == 1
+            self.noted.clear()
+            thread = in_thread(self.program.run)
             thread.join()
-        assert len(calls) == 1
+        assert len(self.noted) == 1
         if Capability.STATIC_GRAPH not in self.driver_cls.capabilities:
             # A graph runs on threads of its own.
-            assert calls == [thread.name]
+            assert self.noted == [thread.name]
 
     @requires(Capability.THREADS)
     def test_thread_inherits_switches(self) -> None:
         """A thread that is started under disabled() runs uninstrumented."""
-        calls: list[str] = []
-        program = self.multiplication()
-        with self.apply(self.thread_counter(calls)):
+        with self.apply(self.thread_counter()):
             with disabled():
-                thread = threading.Thread(target=program.run)
+                thread = threading.Thread(target=self.program.run)
                 thread.start()
             thread.join()
-        assert calls == []
+        assert self.noted == []
 
     def test_thread_started_before(self) -> None:
         """A thread that was there before a scope is not touched by it."""
-        calls: list[str] = []
-        program = self.multiplication()
-        self.in_another_thread(program.run, lambda: self.apply(self.thread_counter(calls)))
-        assert calls == []
+        self.in_another_thread(self.program.run, lambda: self.apply(self.thread_counter()))
+        assert self.noted == []
 
     @requires(Capability.THREADS)
     def test_thread_that_outlives_the_scope(self) -> None:
         """A thread that outlives the scope runs vanilla from then on."""
-        calls: list[str] = []
         results: list[Any] = []
-        program = self.multiplication()
         started, left = threading.Event(), threading.Event()
 
         def work() -> None:
-            program.run()
+            self.program.run()
             started.set()
             assert left.wait(_PATIENCE)
-            results.append(program.run())
+            results.append(self.program.run())
 
-        with self.apply(self.thread_counter(calls)):
+        with self.apply(self.thread_counter()):
             thread = in_thread(work)
             assert started.wait(_PATIENCE)
         left.set()
         thread.join()
-        assert len(calls) == 1
+        assert len(self.noted) == 1
         assert results == [[product(X, W)]]
 
     @requires(Capability.BACKWARD)
     def test_backward_in_another_thread(self) -> None:
         """A backward op follows its forward op, whichever thread runs it."""
         self.needs_separate_backward()
-        calls: list[int] = []
         backward: list[Callable[[], Any]] = []
         tool = self.probe(
             "mul",
-            before=inserting(before_backward_op=lambda g: calls.append(1)),
-            before_backward=inserting(before_backward_op=lambda *g: calls.append(2)),
+            before=inserting(before_backward_op=lambda g: self.noted.append(1)),
+            before_backward=inserting(before_backward_op=lambda *g: self.noted.append(2)),
         )
 
         @contextmanager
         def forward() -> Iterator[None]:
             with self.apply(tool):
-                backward.append(self.multiplication().forward())
+                backward.append(self.program.forward())
                 yield
 
         def work() -> Any:
             return backward[0]()
 
         assert self.in_another_thread(work, forward) == [W, X]
-        assert set(calls) == {1, 2}
+        assert set(self.noted) == {1, 2}
 
     @requires(Capability.THREADS)
     def test_ids_of_a_thread(self) -> None:
@@ -131,13 +123,12 @@ class ThreadTests(ContractTests):
             seen.setdefault(thread_name[0], []).append(context.get_op_id())
 
         thread_name = ["main"]
-        program = self.multiplication()
         with self.apply(self.probe("mul", before=note)), cache_disabled():
-            program.run()
+            self.program.run()
             for thread_name[0] in ("one", "two"):
-                in_thread(program.run).join()
+                in_thread(self.program.run).join()
             thread_name[0] = "main"
-            program.run()
+            self.program.run()
         assert seen["one"] == seen["two"] == seen["main"][:1]
         assert len(seen["main"]) == 2
 
@@ -145,11 +136,10 @@ class ThreadTests(ContractTests):
     def test_ids_across_a_backward_of_another_thread(self) -> None:
         """A backward pass ends the iteration of its own thread and of no other."""
         self.needs_separate_backward()
-        seen: list[str] = []
 
         def note(context: OpContext) -> None:
             if threading.current_thread() is threading.main_thread():
-                seen.append(context.get_op_id())
+                self.noted.append(context.get_op_id())
 
         program, other = self.multiplication(), self.multiplication()
         with self.apply(self.probe("mul", before=note)), cache_disabled():
@@ -159,26 +149,23 @@ class ThreadTests(ContractTests):
                 if interrupted:
                     in_thread(other.train).join()
                 program.run()
-        assert len(set(seen[:2])) == 2
-        assert seen[2:] == seen[:2]
+        assert len(set(self.noted[:2])) == 2
+        assert self.noted[2:] == self.noted[:2]
 
     @requires(Capability.THREADS)
     def test_each_thread_is_vanilla_on_its_own(self) -> None:
         """While one thread runs vanilla, the operators of another are instrumented."""
-        calls: list[str] = []
-        with self.apply(self.thread_counter(calls)):
-            program = self.multiplication()
-            result = self.in_another_thread(program.run, vanilla)
+        with self.apply(self.thread_counter()):
+            result = self.in_another_thread(self.program.run, vanilla)
         assert result == [product(X, W)]
-        assert len(calls) == 1
+        assert len(self.noted) == 1
 
     @requires(Capability.THREADS, Capability.BACKWARD)
     def test_each_thread_is_isolated_on_its_own(self) -> None:
         """While one thread runs isolated from AD, another one computes gradients."""
-        with self.apply(self.thread_counter([])):
+        with self.apply(self.thread_counter()):
             driver = ATTACHED[self.driver_cls]
-            program = self.multiplication()
-            result = self.in_another_thread(program.train, driver.ad_isolated)
+            result = self.in_another_thread(self.program.train, driver.ad_isolated)
         assert result.gradients == [W, X]
 
     def in_another_thread(
@@ -205,15 +192,14 @@ class ThreadTests(ContractTests):
     @requires(Capability.THREADS)
     def test_tools_never_run_concurrently(self) -> None:
         """Routines and analyses of one tool never run in two threads at once."""
-        inside: list[int] = []
         overlaps: list[int] = []
 
         def slow(*tensors: Any) -> None:
-            inside.append(1)
-            if len(inside) > 1:
+            self.noted.append(1)
+            if len(self.noted) > 1:
                 overlaps.append(1)
             time.sleep(0.002)
-            inside.pop()
+            self.noted.pop()
 
         def analyse(context: OpContext) -> None:
             slow()
@@ -228,17 +214,16 @@ class ThreadTests(ContractTests):
 
     def test_scopes_of_threads_at_once(self) -> None:
         """Threads that enter and leave scopes at once count their own operators, and no others."""
-        counts: list[int] = []
         programs = [self.multiplication() for _ in range(3)]
         for program in programs:
             program.run()
 
         def work(program: Program) -> None:
             for _ in range(3):
-                calls: list[str] = []
-                with self.apply(self.thread_counter(calls)):
+                counter = Counter()
+                with self.apply(self.probe("mul", before=inserting([], before_op=counter))):
                     program.run()
-                counts.append(len(calls))
+                self.noted.append(counter.count)
 
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-6)
@@ -248,23 +233,21 @@ class ThreadTests(ContractTests):
                 thread.join()
         finally:
             sys.setswitchinterval(interval)
-        assert counts == [1] * 9
+        assert self.noted == [1] * 9
         assert not ATTACHED
 
     def test_scope_left_in_another_thread(self) -> None:
         """A scope that another thread ends leaves nothing, and the next one acts as ever."""
-        calls: list[str] = []
-        program = self.multiplication()
         before = self.fw.global_state()
-        block = self.apply(self.thread_counter(calls))
+        block = self.apply(self.thread_counter())
         block.__enter__()
-        program.run()
+        self.program.run()
         in_thread(lambda: block.__exit__(None, None, None)).join()
         assert not ATTACHED
-        assert program.run() == [product(X, W)]
-        assert len(calls) == 1
-        self.run(program, self.thread_counter(calls))
-        assert len(calls) == 2
+        assert self.program.run() == [product(X, W)]
+        assert len(self.noted) == 1
+        self.run(self.program, self.thread_counter())
+        assert len(self.noted) == 2
         assert self.fw.global_state() == before
 
     def needs_fork(self) -> None:
@@ -277,25 +260,21 @@ class ThreadTests(ContractTests):
     def test_forked_child(self) -> None:
         """A forked child runs vanilla."""
         self.needs_fork()
-        calls: list[str] = []
-        program = self.multiplication()
-        with self.apply(self.thread_counter(calls)):
-            program.run()
-            child = _fork(lambda: program.run() == [product(X, W)] and len(calls) == 1)
+        with self.apply(self.thread_counter()):
+            self.program.run()
+            child = _fork(lambda: self.program.run() == [product(X, W)] and len(self.noted) == 1)
             assert child == 0
-            program.run()
-        assert len(calls) == 2
+            self.program.run()
+        assert len(self.noted) == 2
 
     def test_a_fork_inside_a_routine(self) -> None:
         """A fork inside a routine gives a vanilla child, and the parent goes on as ever."""
         self.needs_fork()
-        children: list[int] = []
-        program = self.multiplication()
-        forking = inserting([], before_op=lambda: children.append(_fork(lambda: not ATTACHED)))
+        forking = inserting([], before_op=lambda: self.noted.append(_fork(lambda: not ATTACHED)))
         with self.apply(self.probe("mul", before=forking)):
             for runs in 1, 2:
-                assert program.run() == [product(X, W)]
-                assert children == [0] * runs
+                assert self.program.run() == [product(X, W)]
+                assert self.noted == [0] * runs
 
 
 def _fork(check: Callable[[], bool]) -> int:

@@ -140,70 +140,67 @@ class TransparencyTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_tensors_die(self) -> None:
         """A tensor of the model dies when the model drops it, without garbage collection."""
-        alive: list[Callable[[], Any]] = []
-        follow = self.following(alive)
+        follow = self.following()
         tool = self.probe(before=inserting(after_op=follow, before_backward_op=follow))
         program = self.network()
         program.train()
         with _no_collection(), self.apply(tool, self.watcher()):
             for _ in range(2):
                 program.train()
-                assert alive
-                assert [r() for r in alive if r() is not None] == []
+                assert self.noted
+                assert [r() for r in self.noted if r() is not None] == []
 
-    def following(self, alive: list[Callable[[], Any]]) -> Callable[..., None]:
-        """A routine that appends a reference to each of its tensors to `alive`."""
-        return lambda *tensors: alive.extend(self.fw.reference(t) for t in tensors if t is not None)
+    def following(self) -> Callable[..., None]:
+        """A routine that notes a reference to each of its tensors."""
+        return lambda *tensors: self.noted.extend(
+            self.fw.reference(t) for t in tensors if t is not None
+        )
 
     @requires(Capability.BACKWARD)
     def test_an_abandoned_graph_dies(self) -> None:
         """The tensors of a forward pass that no backward pass follows die with its outputs."""
         self.needs_separate_backward()
-        alive: list[Callable[[], Any]] = []
         program = self.network()
-        tool = self.probe(before=inserting(after_op=self.following(alive)))
+        tool = self.probe(before=inserting(after_op=self.following()))
         program.forward()
         with _no_collection(), self.apply(tool, self.watcher()):
             for _ in range(2):
                 program.forward()
                 new_iteration()
-                assert alive
-                assert [r() for r in alive if r() is not None] == []
+                assert self.noted
+                assert [r() for r in self.noted if r() is not None] == []
 
     @requires(Capability.BACKWARD)
     def test_substituted_tensors_die(self) -> None:
         """Tensors that routines return die with the computation too."""
-        alive: list[Callable[[], Any]] = []
 
         def double(tensor: Any) -> Any:
             result = self.fw.scale(tensor, 2.0)
-            alive.append(self.fw.reference(result))
+            self.noted.append(self.fw.reference(result))
             return result
 
         tool = self.probe("mul", before=inserting(after_op=double))
-        program = self.multiplication()
-        program.train()
+        self.program.train()
         with _no_collection(), self.apply(tool):
-            program.train()
-            assert len(alive) == 1
-            assert alive[0]() is None
+            self.program.train()
+            assert len(self.noted) == 1
+            assert self.noted[0]() is None
 
     @requires(Capability.REPLAY)
     def test_a_function_of_an_op_keeps_no_tensor(self) -> None:
         """The function that get_function() gives keeps no tensor of the execution alive."""
         self.needs_concrete_tensors()
         kept: list[Callable[..., Any]] = []
-        alive: list[Callable[[], Any]] = []
 
         def keep(context: OpContext) -> None:
             kept.append(context.get_function())
-            alive.append(self.fw.reference(context.get_inputs()[self.data_input("split")]))
+            self.noted.append(self.fw.reference(context.get_inputs()[self.data_input("split")]))
 
         program = self.fw.program(lambda x, w: self.fw.split(self.fw.mul(x, w)), X, W)
         with _no_collection():
             self.run(program, self.probe("split", before=keep))
             assert len(kept) == 1
-            assert [reference() for reference in alive] == [None]
+            assert [reference() for reference in self.noted] == [None]
 
     # -- tensors of which a framework promises little -------------------------
 

@@ -35,31 +35,29 @@ class WholeOpTests(ContractTests):
     def test_changed_gradients_of_the_outputs(self) -> None:
         """The operator's backward gets the gradient that a routine returns for an output's."""
         double = inserting(before_backward_op=lambda g: self.fw.scale(g, 2.0))
-        result = self.train(self.multiplication(), self.probe("mul", before=double), times=2)
+        result = self.train(self.program, self.probe("mul", before=double), times=2)
         assert result.outputs == [product(X, W)]
         assert result.gradients == [times(W, 2.0), times(X, 2.0)]
 
     def test_changed_gradients_of_the_inputs(self) -> None:
         """The gradient that a routine returns for an input's flows on to that input."""
         double = inserting([1], after_backward_op=lambda g: self.fw.scale(g, 2.0))
-        result = self.train(self.multiplication(), self.probe("mul", before=double), times=2)
+        result = self.train(self.program, self.probe("mul", before=double), times=2)
         assert result.gradients == [W, times(X, 2.0)]
 
-    def looking_around(self, seen: list[Any]) -> Callable[[OpContext], None]:
+    def looking_around(self) -> Callable[[OpContext], None]:
         """An analysis that notes the gradients before and after an operator's backward."""
-        note = self.noting(seen)
+        note = self.noting()
         return inserting(before_backward_op=note, after_backward_op=note)
 
     def test_recorded_after_the_op(self) -> None:
         """Backward actions of an after-analysis act in the backward of that very execution."""
-        seen: list[Any] = []
-        self.train(self.multiplication(), self.probe("mul", after=self.looking_around(seen)))
-        assert seen == [[ONES], [W, X]]
+        self.train(self.program, self.probe("mul", after=self.looking_around()))
+        assert self.noted == [[ONES], [W, X]]
 
     def test_inner_ops_of_a_model(self) -> None:
         """Whole-operator routines act on inner operators as on the first and the last."""
-        seen: list[Any] = []
-        tool = self.probe("relu", before=inserting(after_backward_op=self.noting(seen)))
+        tool = self.probe("relu", before=inserting(after_backward_op=self.noting()))
         program = self.fw.program(
             lambda x, w: self.fw.mul(self.fw.relu(self.fw.mul(x, w)), w), X, W
         )
@@ -68,67 +66,63 @@ class WholeOpTests(ContractTests):
         positive = [
             [float(a * b > 0) for a, b in zip(p, q, strict=True)] for p, q in zip(X, W, strict=True)
         ]
-        assert seen == [[product(positive, W)]]
+        assert self.noted == [[product(positive, W)]]
 
     def test_around_backward_ops(self) -> None:
         """Whole-operator routines run before the first and after the last backward op of the
         operator, those of a backward op before and after that."""
-        seen: list[str] = []
-
         whole = inserting(
-            before_backward_op=lambda *g: seen.append("first"),
-            after_backward_op=lambda *g: seen.append("last"),
+            before_backward_op=lambda *g: self.noted.append("first"),
+            after_backward_op=lambda *g: self.noted.append("last"),
         )
 
         def single(context: OpContext) -> None:
             kind = self.fw.type_of(context.get_backward_op())
             if kind != self.fw.accumulation:
                 name = context.get_backward_op_id()
-                context.insert_before_backward_op(lambda *g: seen.append(f"before {name}"))
-                context.insert_after_backward_op(lambda *g: seen.append(f"after {name}"))
+                context.insert_before_backward_op(lambda *g: self.noted.append(f"before {name}"))
+                context.insert_after_backward_op(lambda *g: self.noted.append(f"after {name}"))
 
         tool = self.probe("linear", before=whole, before_backward=single)
         self.train(self.linear(), tool)
-        assert (seen[0], seen[-1]) == ("first", "last")
-        before = [entry for entry in seen if entry.startswith("before ")]
+        assert (self.noted[0], self.noted[-1]) == ("first", "last")
+        before = [entry for entry in self.noted if entry.startswith("before ")]
         assert len(before) == len(self.fw.backward_types["linear"])
-        assert len(seen) == 2 * len(before) + 2
+        assert len(self.noted) == 2 * len(before) + 2
         for entry in before:
-            assert seen.index(entry) < seen.index(entry.replace("before", "after"))
+            assert self.noted.index(entry) < self.noted.index(entry.replace("before", "after"))
 
     def test_they_see_what_routines_of_backward_ops_return(self) -> None:
         """Routines of backward ops get the gradients that a routine before the whole operator has
         returned; a routine after it gets the gradients that they have returned."""
         kind = self.fw.backward_types["relu"][0]
-        seen: list[Any] = []
 
         whole = inserting(
-            before_backward_op=lambda g: self.fw.scale(g, 2.0), after_backward_op=self.noting(seen)
+            before_backward_op=lambda g: self.fw.scale(g, 2.0), after_backward_op=self.noting()
         )
 
         def single(context: OpContext) -> None:
             if self.fw.type_of(context.get_backward_op()) == kind:
-                context.insert_before_backward_op(self.noting(seen), grad_outputs=[0])
+                context.insert_before_backward_op(self.noting(), grad_outputs=[0])
                 context.insert_after_backward_op(lambda g: self.fw.scale(g, 4.0))
 
         tool = self.probe("relu", before=whole, before_backward=single)
         self.train(self.fw.program(self.fw.relu, X), tool)
         positive = [[1.0, 0.0], [1.0, 1.0]]
-        assert seen == [[times(ONES, 2.0)], [times(positive, 8.0)]]
+        assert self.noted == [[times(ONES, 2.0)], [times(positive, 8.0)]]
 
     @requires(Capability.REPLACE_OP)
     def test_a_replacement_of_several_ops(self) -> None:
         """Whole-operator routines act on all operators of a replacement as on one: each runs once,
         with the gradients of the outputs or the summed gradients of the inputs."""
-        seen: list[Any] = []
 
         def analyse(context: OpContext) -> None:
             context.replace_op(lambda x, w: self.fw.add(self.fw.mul(x, x), w))
-            self.looking_around(seen)(context)
+            self.looking_around()(context)
 
-        result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        result = self.train(self.program, self.probe("mul", before=analyse), times=2)
         assert result.gradients == [times(X, 2.0), ONES]
-        assert seen == [[ONES], [times(X, 2.0), ONES]] * 2
+        assert self.noted == [[ONES], [times(X, 2.0), ONES]] * 2
 
     @requires(Capability.REPLACE_OP)
     def test_changed_gradients_of_a_replacement_of_several_ops(self) -> None:
@@ -139,7 +133,7 @@ class WholeOpTests(ContractTests):
             context.insert_before_backward_op(lambda g: self.fw.scale(g, 2.0))
             context.insert_after_backward_op(lambda g: self.fw.scale(g, 4.0), grad_inputs=[0])
 
-        result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        result = self.train(self.program, self.probe("mul", before=analyse), times=2)
         assert result.gradients == [times(X, 16.0), times(ONES, 2.0)]
 
     def test_an_op_with_several_outputs(self) -> None:
@@ -151,7 +145,6 @@ class WholeOpTests(ContractTests):
     @requires(Capability.IN_PLACE)
     def test_an_in_place_op(self) -> None:
         """Whole-operator routines act on an in-place operator, which stays one."""
-        seen: list[Any] = []
 
         def build(x: Any, w: Any) -> Any:
             target = self.fw.mul(x, w)
@@ -160,9 +153,9 @@ class WholeOpTests(ContractTests):
 
         program = self.fw.program(build, X, W)
         expected = program.train()
-        tool = self.probe("add_inplace", before=self.looking_around(seen))
+        tool = self.probe("add_inplace", before=self.looking_around())
         assert self.train(program, tool) == expected
-        assert seen == [[W], [W, W]]
+        assert self.noted == [[W], [W, W]]
 
     @requires(Capability.SECOND_ORDER)
     def test_second_order(self) -> None:
