@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import amanda
+from amanda.errors import DependencyCycleError
 from amanda.scope.apply import ordered
 
 # Edges from later to earlier tools only: no circles.
@@ -40,3 +42,12 @@ def test_a_dependency_named_twice() -> None:
     two.depends_on(one)
     two.depends_on(one, one)
     assert ordered([two]) == (one, two)
+
+
+def test_a_circle_is_refused() -> None:
+    """Tools that depend on each other in a circle are an error, which names it."""
+    one, two = amanda.Tool(), amanda.Tool()
+    one.depends_on(two)
+    two.depends_on(one)
+    with pytest.raises(DependencyCycleError, match="Tool -> Tool -> Tool"):
+        amanda.apply(one)

@@ -162,37 +162,6 @@ class BackwardOpTests(ContractTests):
         consumed = self.fw.relu_consumes
         assert seen[:2] == [(consumed, False), (consumed, True)]
 
-    def test_a_child_reads_its_parent(self) -> None:
-        """Every dict read of a backward context sees the keys of its forward context, which no
-        write to it reaches."""
-
-        def write(context: OpContext) -> OpContext:
-            context["mark"] = 1
-            return context
-
-        def read(context: OpContext) -> Any:
-            seen = [
-                context["mark"],
-                context.get("mark"),
-                "mark" in context,
-                list(context),
-                dict(context),
-                list(context.items()),
-                len(context),
-                context.setdefault("mark", 2),
-                context["unset"],
-            ]
-            context["mark"] = context["own"] = 2
-            return context, seen
-
-        program = self.fw.program(self.fw.relu, X)
-        forward, (backward, seen), *_ = self.answers(
-            program, "relu", before=write, before_backward=read
-        )
-        assert dict(forward) == {"mark": 1}
-        assert dict(backward) == {"mark": 2, "own": 2}
-        assert seen == [1, 1, True, ["mark"], {"mark": 1}, [("mark", 1)], 1, 1, None]
-
     def test_forward_tensors_still_held(self) -> None:
         """A backward analysis reads the forward tensors that the user or autograd still holds."""
         self.needs_concrete_tensors()

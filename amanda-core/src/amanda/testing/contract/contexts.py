@@ -150,15 +150,6 @@ class ContextTests(ContractTests):
 
     # -- contract rule 15 -----------------------------------------------------
 
-    def test_unset_key_is_none(self) -> None:
-        """A key of the context that no tool has set reads as None."""
-        seen = self.answers(
-            self.program,
-            "mul",
-            before=lambda c: (c["unset"], c.get("unset"), "unset" in c),
-        )
-        assert seen == [(None, None, False)]
-
     def test_keys_are_shared_between_tools(self) -> None:
         """A key that one tool sets is read by the tools after it, at the points after it."""
         writer = self.probe("mul", before=lambda c: c.update(mark=1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from amanda.errors import DependencyCycleError
 from amanda.interface.context import OpContext
 from amanda.testing.contract.base import ContractTests, W, X, inserting, product, times
 from amanda.testing.framework import Probe
@@ -29,36 +28,6 @@ class OrderTests(ContractTests):
         assert self.noted == [
             f"{kind} {name}" for kind in ("analysis", "routine") for name in "abc"
         ]
-
-    @pytest.mark.parametrize("is_named", [False, True], ids=["not named", "named last"])
-    def test_dependencies_first(self, is_named: bool) -> None:
-        """A dependency acts before its tool: it need not be applied by the user, and acts first
-        also where apply names it last."""
-        first, second = self.tracer("first"), self.tracer("second")
-        second.depends_on(first)
-        self.run(self.program, *([second, first] if is_named else [second]))
-        assert self.noted == [
-            "analysis first",
-            "analysis second",
-            "routine first",
-            "routine second",
-        ]
-
-    def test_shared_dependency(self) -> None:
-        """A dependency that several tools share runs once."""
-        shared, one, two = (self.tracer(name) for name in ("shared", "one", "two"))
-        one.depends_on(shared)
-        two.depends_on(shared)
-        self.run(self.program, one, two, shared)
-        assert self.noted.count("analysis shared") == self.noted.count("routine shared") == 1
-
-    def test_cycle(self) -> None:
-        """Tools that depend on each other in a circle are an error at apply, naming it."""
-        one, two = self.probe(), self.probe()
-        one.depends_on(two)
-        two.depends_on(one)
-        with pytest.raises(DependencyCycleError, match="Probe -> Probe -> Probe"):
-            self.apply(one)
 
     def test_order_across_points(self) -> None:
         """A dependency's routine runs first also where a later analysis has recorded it."""

@@ -240,14 +240,6 @@ class PointTests(ContractTests):
         assert exits["second"] == outputs
         assert len(exits["first"]) == 1
 
-    def test_the_program_ends_an_iteration(self) -> None:
-        """``amanda.new_iteration()`` ends an iteration whose end cannot be detected."""
-        tool = Passed()
-        with self.apply(tool):
-            new_iteration()
-            new_iteration()
-        assert [context.iteration for context in tool.of(Point.ITERATION_END)] == [0, 1]
-
     def test_an_exception_of_a_point_reaches_the_user(self) -> None:
         """An exception of a routine at a point reaches the user and names the tool."""
         tool = Tool()

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
-
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, inserting, times
@@ -47,27 +45,6 @@ class ScopeTests(ContractTests):
             self.program.run()
         assert self.noted == [1, 1]
 
-    def test_disabled_is_restored_after_an_exception(self) -> None:
-        """disabled() ends with its block, also by an exception."""
-        with self.apply(self.counting()):
-            with pytest.raises(KeyError), disabled():
-                raise KeyError
-            self.program.run()
-        assert self.noted == [1]
-
-    def test_an_exception_ends_the_scope(self) -> None:
-        """A scope that an exception leaves is over."""
-        with pytest.raises(KeyError), self.apply(self.counting()):
-            raise KeyError
-        self.program.run()
-        assert self.noted == []
-
-    def test_after_the_scope(self) -> None:
-        """After its exit no routine of a scope runs."""
-        self.run(self.program, self.counting())
-        self.program.run()
-        assert self.noted == [1]
-
     @requires(Capability.BACKWARD)
     def test_backward_after_the_scope(self) -> None:
         """In a backward after the exit no routine runs, and only straight-through stays."""
@@ -86,14 +63,6 @@ class ScopeTests(ContractTests):
             backward = self.program.forward()
         assert backward() == [W, times(X, 2.0)]
         assert self.noted == []
-
-    def test_apply_object_is_reusable(self) -> None:
-        """An apply object can be entered again."""
-        scope = self.apply(self.counting())
-        for _ in range(2):
-            with scope:
-                self.program.run()
-        assert self.noted == [1, 1]
 
     def test_apply_as_a_decorator(self) -> None:
         """Apply decorates a function."""
