@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.inline import Check, Counter, MemoryChange, MemoryUse, Record, ShapeSum, Timer
+from amanda.inline import Check, Counter, MemoryChange, MemoryUse, ShapeSum, Timer
 from amanda.inline.steps import Step, StepKind, are_paired, joined, lowered
 from amanda.interface.action import Action, ActionKind
 
@@ -97,7 +97,6 @@ class OtherUse(MemoryUse):
         action(Timer().start, differentiable=True),
         action(check().before, (0,)),
         action(check(overwrites=True).before),
-        action(Record()),
         action(ShapeSum(lambda shapes: 1).before, ()),
     ],
     ids=lambda made: made.routine,

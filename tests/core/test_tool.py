@@ -99,13 +99,6 @@ def test_a_routine_whose_code_a_call_does_not_run(routine: Any, reason: str, reg
         getattr(tool, register)(routine)
 
 
-@pytest.mark.parametrize("fields", ["shape", 5, None, [3], ["shape", None]])
-def test_a_record_of_no_names_of_attributes(fields: Any) -> None:
-    """A Record that is not given a list of names is a TypeError; it would note nothing."""
-    with pytest.raises(TypeError, match=r"Record\(\) needs a list of names of attributes, got "):
-        amanda.inline.Record(fields)
-
-
 @pytest.mark.parametrize(
     ("make", "argument"),
     [

@@ -7,8 +7,6 @@ A tool inserts them like any other routine::
     timer = amanda.inline.Timer()
     context.insert_before_op(timer.start, inputs=[])
     context.insert_after_op(timer.stop, outputs=[])
-    record = amanda.inline.Record(["shape", "dtype"])
-    context.insert_before_op(record)
     check = amanda.inline.Check(lambda tensor: bool(tensor.isfinite().all()), print)
     context.insert_before_op(check.before)
     context.insert_after_op(check.after)
@@ -16,7 +14,7 @@ A tool inserts them like any other routine::
     context.insert_before_op(change.before, inputs=[])
     context.insert_after_op(change.after, outputs=[])
     ...
-    print(counter.count, timer.nanoseconds, record.changes, change.bytes)
+    print(counter.count, timer.nanoseconds, change.bytes)
 
 They have the effect of the Python code below, in every mode. A driver may achieve it in another
 way: the graph drivers of TensorFlow count the runs of a graph, instead of calling Python at each of
@@ -32,7 +30,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from amanda.inline.steps import Inline, Step, StepKind
@@ -183,57 +181,6 @@ class Timer(Inline):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.executions} executions, {self.nanoseconds} ns)"
-
-
-class Record(Inline):
-    """Notes shapes and other attributes of tensors whenever they differ from the last execution.
-
-    One record belongs to one point of one operator.
-
-    Args:
-        fields: the attributes of tensors that are noted; shapes are noted as tuples.
-
-    Raises:
-        TypeError: `fields` are not names.
-
-    Attributes:
-        fields: the given attributes.
-        executions: the number of executions so far.
-        changes: a pair for the first execution and for each one that differs from the one before:
-            its number, from 0 on, and for each tensor a tuple of the values of the fields; None
-            for an absent tensor, and for a field that the framework does not have.
-    """
-
-    __slots__ = ("__weakref__", "changes", "executions", "fields")
-
-    def __init__(self, fields: Sequence[str] = ("shape", "dtype")) -> None:
-        # A string would be a list of letters, and noted as None as other unknown fields are.
-        is_listed = isinstance(fields, Iterable) and not isinstance(fields, str)
-        names = tuple(fields) if is_listed else ()
-        if not is_listed or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"Record() needs a list of names of attributes, got {fields!r}")
-        self.fields = names
-        self.executions = 0
-        self.changes: list[tuple[int, tuple[Any, ...]]] = []
-
-    def __call__(self, *tensors: Any) -> None:
-        """Note one execution."""
-        found = tuple([self._values(tensor) for tensor in tensors])
-        if not self.changes or self.changes[-1][1] != found:
-            self.changes.append((self.executions, found))
-        self.executions += 1
-
-    def _values(self, tensor: Any) -> tuple[Any, ...] | None:
-        if tensor is None:
-            return None
-        values = []
-        for field in self.fields:
-            value = getattr(tensor, field, None)
-            values.append(tuple(value) if field == "shape" and value is not None else value)
-        return tuple(values)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self.fields)}, {self.executions} executions)"
 
 
 class Check(Inline):

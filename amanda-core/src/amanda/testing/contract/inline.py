@@ -17,7 +17,6 @@ from amanda.inline import (
     Log,
     MemoryChange,
     MemoryUse,
-    Record,
     ShapeSum,
     Timer,
     resident_bytes,
@@ -288,36 +287,6 @@ class InlineTests(ContractTests):
         else:
             total = sum(change.bytes for change in self.noted)
             assert (total, peak) == (10 * called, 20 * called)
-
-    # -- records --------------------------------------------------------------
-
-    def test_a_record_of_one_form(self) -> None:
-        """A record notes the shapes of the tensors at its point once, as long as they stay."""
-        records = Record(["shape"]), Record(["shape", "nonsense"])
-        recording = inserting(before_op=records[0], after_op=records[1])
-        self.run(self.program, self.probe("mul", before=recording), times=3)
-        assert [record.executions for record in records] == [3, 3]
-        shapes = [((len(values), len(values[0])),) for values in (X, W)]
-        assert records[0].changes == [(0, tuple(shapes))]
-        assert records[1].changes == [(0, ((*shapes[0], None),))]
-
-    def test_a_record_of_several_forms(self) -> None:
-        """A record notes each execution whose shapes are not those of the one before it."""
-        record, program = Record(["shape"]), self.program
-        row = self.fw.program(self.fw.mul, X[:1], W[:1])
-
-        note = inserting([0], before_op=lambda x: self.noted.append(tuple(x.shape)))
-        recording = inserting([0], before_op=record)
-        with self.apply(self.probe("mul", before=recording), self.probe("mul", before=note)):
-            for one in (program, program, row, row, program):
-                one.run()
-        wide, flat = (len(X), len(X[0])), (1, len(X[0]))
-        assert sorted(self.noted) == sorted([wide, wide, flat, flat, wide])
-        assert record.executions == 5
-        forms = [values[0][0] for _, values in record.changes]
-        assert forms[0] == wide
-        assert flat in forms
-        assert all(one != next_one for one, next_one in itertools.pairwise(forms))
 
     # -- checks ---------------------------------------------------------------
 
