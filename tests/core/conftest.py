@@ -45,7 +45,6 @@ def plugin(
     drivers: Sequence[Any] | None = None,
     tools: Mapping[str, str] | None = None,
     rules: Mapping[str, Sequence[Any]] | None = None,
-    header: str | None = None,
     suggestions: Mapping[str, str] | None = None,
     problems: Sequence[str] | None = None,
 ) -> ModuleType:
@@ -55,7 +54,6 @@ def plugin(
         "amanda_register_drivers": drivers,
         "amanda_register_tools": tools,
         "amanda_register_mapping_rules": rules,
-        "amanda_report_header": header,
         "amanda_suggest_drivers": suggestions,
         "amanda_report_problems": problems,
     }

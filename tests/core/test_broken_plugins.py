@@ -483,7 +483,7 @@ def test_the_doctor_survives_all_of_it(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each problem is named once, and the other checks are made."""
-    reporting = answering("amanda_report_header", raising(ValueError("no line")))
+    reporting = answering("amanda_report_problems", raising(ValueError("no line")))
     checked = driver(
         "checked",
         mode="two",

@@ -53,7 +53,7 @@ def test_load_all_plugins(installed: Path) -> None:
         "from amanda.registry import drivers as registered, plugins\n"
         "tools = amanda.tools.available()\n"
         "drivers = registered.registered_drivers()\n"
-        "plugins.mapping_rules(), plugins.report_headers()\n"
+        "plugins.mapping_rules()\n"
         f"print([m for m in {HEAVY} if m in sys.modules])\n"
         "print(len(tools) > 0, len(drivers) > 0, [r.error for r in plugins.registry().records])"
     )

@@ -285,10 +285,3 @@ def test_mapping_rules_of_all_plugins(install: Install) -> None:
         FakeEntryPoint("two", plugin(rules={"tensorflow": [len]})),
     )
     assert plugins.mapping_rules() == [("torch", str), ("torch", pair), ("tensorflow", len)]
-
-
-def test_report_headers(install: Install) -> None:
-    """Each plugin may report one line."""
-    silent = plugin(tools={})
-    install(FakeEntryPoint("one", plugin(header="one is fine")), FakeEntryPoint("two", silent))
-    assert plugins.report_headers() == (["one is fine"], [])

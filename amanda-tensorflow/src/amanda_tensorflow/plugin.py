@@ -195,12 +195,3 @@ def amanda_register_drivers() -> Sequence[type[Driver]]:
 def amanda_register_mapping_rules() -> Mapping[str, Sequence[Any]]:
     """Canonical types, roles and layouts for TensorFlow."""
     return {"tensorflow": [mapping_rules.standard]}
-
-
-@amanda.hookimpl
-def amanda_report_header() -> str:
-    """The installed TensorFlow, and that gradients are noted outside of scopes."""
-    found = installed()
-    if not found:
-        return "TensorFlow is not installed"
-    return f"{' '.join(found)}; graphs built after `import amanda` note gradients and layers"

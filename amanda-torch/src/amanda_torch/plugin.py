@@ -102,12 +102,3 @@ def amanda_register_drivers() -> Sequence[type[Driver]]:
 def amanda_register_mapping_rules() -> Mapping[str, Sequence[Any]]:
     """Canonical types, roles and layouts for PyTorch."""
     return {"pytorch": [mapping_rules.standard]}
-
-
-@amanda.hookimpl
-def amanda_report_header() -> str:
-    """The installed PyTorch."""
-    try:
-        return f"torch {metadata.version('torch')}"
-    except metadata.PackageNotFoundError:
-        return "torch is not installed"

@@ -81,9 +81,6 @@ def _plugin_lines(problems: list[str]) -> Iterator[str]:
     problems += plugins.registry().mistakes
     if not plugins.registry().records:
         yield f"none is installed; try: pip install amanda-tools; {plugins.suggest_driver()}"
-    headers, failures = plugins.report_headers()
-    yield from headers
-    problems += failures
     problems += plugins.report_problems(drivers.covered_frameworks())
 
 

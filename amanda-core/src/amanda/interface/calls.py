@@ -33,10 +33,6 @@ class Variable(abc.ABC):
     key: Hashable = None
     view: Hashable = ()
 
-    def is_alive(self) -> bool:
-        """True if the variable is still there."""
-        return True
-
     @abc.abstractmethod
     def change(self, function: Callable[[Any], Any]) -> None:
         """Write ``function(value)`` into the variable.

@@ -59,11 +59,6 @@ def amanda_suggest_drivers() -> Mapping[str, str]:  # type: ignore[empty-body]
 
 
 @hookspec
-def amanda_report_header() -> str:  # type: ignore[empty-body]
-    """A line about the plugin for ``amanda doctor``, such as the version of its framework."""
-
-
-@hookspec
 def amanda_report_problems(frameworks: Collection[str]) -> Sequence[str]:  # type: ignore[empty-body]
     """Problems of the installation and its settings, for ``amanda doctor``.
 

@@ -355,11 +355,6 @@ def suggest_driver() -> str:
     return f"try: {commands}" if commands else _WHICH_DRIVER
 
 
-def report_headers() -> tuple[list[str], list[str]]:
-    """Call ``amanda_report_header`` of each plugin: its lines, and a message for each failure."""
-    return _lines_of("amanda_report_header")
-
-
 def report_problems(frameworks: Collection[str]) -> list[str]:
     """Call ``amanda_report_problems`` of each plugin; a plugin that fails is a problem, too."""
     lines, failures = _lines_of("amanda_report_problems", frameworks=frameworks)

@@ -191,24 +191,6 @@ class Graph:
         entry = self._bound.get(id(tensor))
         return entry[1] if entry is not None and entry[0]() is tensor else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Convert the graph to plain data, for JSON."""
-        return {
-            "ops": [
-                {
-                    **attrs.asdict(op, recurse=False),
-                    "inputs": [None if t is None else t.index for t in op.inputs],
-                    "outputs": [None if t is None else t.index for t in op.outputs],
-                    "input_names": list(op.input_names),
-                    "attributes": dict(op.attributes),
-                    "backward": [attrs.asdict(backward) for backward in op.backward],
-                }
-                for op in self.ops
-            ],
-            "tensors": [attrs.asdict(tensor) for tensor in self._tensors],
-            "edges": [attrs.asdict(edge) for edge in self.edges],
-        }
-
     # -- replay -----------------------------------------------------------
 
     def replay(

@@ -244,6 +244,11 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         return attributes
 
     @classmethod
+    def remarks(cls) -> Sequence[str]:
+        """Return what is noted outside of scopes."""
+        return ["graphs built after `import amanda` note gradients and layers"]
+
+    @classmethod
     def proofs(cls) -> Sequence[Proof]:
         """Return one proof; if it fails, the driver is of no use."""
         return [Proof("functions", _prove)]

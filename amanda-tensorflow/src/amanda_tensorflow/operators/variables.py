@@ -107,9 +107,6 @@ class HandleVariable(Variable):
         handle = self._handle()
         return "" if handle is None else _internals.variable_of(handle).name
 
-    def is_alive(self) -> bool:
-        return self._handle() is not None
-
     def change(self, function: Callable[[Any], Any]) -> None:
         handle = self._handle()
         dtype = None if handle is None else _internals.variable_dtype(handle)

@@ -72,11 +72,6 @@ class OpFlops:
         found.sum = ShapeSum(found.flops, total, shapes_of=shapes_of, of=of)
         return found
 
-    @property
-    def shapes_kept(self) -> int:
-        """How many shapes it keeps, with the FLOPs of each."""
-        return len(self._known)
-
     def suffices(self, inputs: tuple[Any, ...]) -> bool:
         """Return True if the formula reads no other shapes of inputs than these.
 

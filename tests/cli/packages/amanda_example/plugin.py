@@ -9,9 +9,3 @@ from amanda import hookimpl
 def amanda_register_tools() -> Mapping[str, str]:
     """One tool of the common form, and one that is a plain class."""
     return {"largest": "amanda_example.tools:LargestTool", "log": "amanda_example.tools:LogTool"}
-
-
-@hookimpl
-def amanda_report_header() -> str:
-    """A line for ``amanda doctor``."""
-    return "the example is installed"
