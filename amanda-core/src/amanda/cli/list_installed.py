@@ -69,26 +69,27 @@ def describe(name: str) -> list[str]:
     """Describe one tool: what it does, its options, the files that it writes, an example.
 
     Args:
-        name: the short name, or ``<distribution>/<name>``.
+        name: as :func:`amanda.tools.load` takes it.
 
     Raises:
         AmandaError: there is no such tool, or it cannot be loaded.
     """
     cls = load(name)
     entry = plugins.find_tool(name)
-    assert entry is not None
+    head = f"{entry.name}  ({entry.distribution} {entry.version})" if entry else name
     text = _prose(_docstring(cls))
-    lines = [f"{entry.name}  ({entry.distribution} {entry.version})", "", *text.splitlines()]
+    lines = [head, "", *(text.splitlines() or ["It has no docstring."])]
     known, takes_any = tool_options.options_of(cls)
     lines += ["", "options:" if known or takes_any else "It has no options."]
     for option in known.values():
         lines += [f"  {option.head()}", *_wrapped(option.text)]
     if takes_any:
         lines.append("  any other option")
-    lines += ["", "files, in the folder of -o:", *_files(cls, entry.name)]
+    if files := _files(cls, name.rpartition(":")[2]):
+        lines += ["", "files, in the folder of -o:", *files]
     if "amanda run" not in text:
         needed = ",".join(f"{o.name}=..." for o in known.values() if o.is_required)
-        tool = f"{entry.name}:{needed}" if needed else entry.name
+        tool = f"{name}:{needed}" if needed else name
         lines += ["", "example:", f"  amanda run -t {tool} -o out -- train.py"]
     return lines
 
@@ -108,7 +109,7 @@ def _files(cls: type[Tool], name: str) -> list[str]:
     text = _prose(inspect.getdoc(getattr(cls, "write_files", None)))
     text = " ".join(text.split()).removeprefix("Write ").replace("<stem>", name)
     more = _wrapped(text, "  ") if f"{name}." in text else []
-    return [f"  {name}.json, the result", *more]
+    return [*([f"  {name}.json, the result"] if hasattr(cls, "result") else []), *more]
 
 
 def _describe(cls: type[Tool]) -> list[str]:
