@@ -52,7 +52,7 @@ examples:
   amanda run -t count:ops=conv2d+linear,trace -o out -- -m package.train
   amanda run -t mytools.py:Norms:level=2 -- train.py"""
 
-NO_TOOL = "no tool was given: try -t count; amanda tools lists all"
+NO_TOOL = "no tool was given: try -t summary; amanda tools lists all"
 
 PAGE_TOOLS = ("flops", "profile", "trace", "summary")
 """The tools of a page for which none is named."""
@@ -247,6 +247,8 @@ def _prepare(given: argparse.Namespace, ours: Sequence[str], words: Sequence[str
     report.hint = (not given.tool and mistakes.explain_no_tool(target)) or report.hint
     run = Run(target, report)
     run.begin(given.driver)
+    if report.hint and not report.rank.number:
+        complain(report.hint)
     return run
 
 

@@ -47,6 +47,17 @@ def packages_of_drivers() -> set[str]:
     return drivers.packages_of_drivers()
 
 
+_OTHER_WORDS = {
+    **dict.fromkeys(("params", "parameters", "shapes", "modules", "layers"), "summary"),
+    **dict.fromkeys(("time", "times", "speed", "latency"), "profile"),
+    **dict.fromkeys(("memory", "mem"), "profile:sort=memory"),
+    **dict.fromkeys(("weights", "activations", "gradients"), "stats:tensors={}"),
+    **dict.fromkeys(("graph", "edges"), "trace"),
+    **dict.fromkeys(("macs", "ops", "mfu"), "flops"),
+}
+"""Words for what a tool shows, and the tool."""
+
+
 def load(name: str) -> type[Tool]:
     """Load the class of a tool; its constructor's arguments are the tool's options.
 
@@ -74,7 +85,10 @@ def load(name: str) -> type[Tool]:
             hint += "; try: pip install amanda-tools"
         if os.path.isfile(f"{name}.py"):
             hint += f"; {name}.py is a file here: {name}.py:CLASS is a tool in it"
-        raise plugins.unknown_name("tool", name, plugins.tools(), hint)
+        known = [] if name in _OTHER_WORDS else [*plugins.tools()]
+        if tool := _OTHER_WORDS.get(name):
+            hint = f"did you mean {tool.format(name)}? {hint}"
+        raise plugins.unknown_name("tool", name, known, hint)
     module, _, attribute = entry.target.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), attribute)
