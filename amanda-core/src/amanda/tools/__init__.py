@@ -80,15 +80,7 @@ def load(name: str) -> type[Tool]:
         return _find_class(_import(source), source, class_name)
     entry = plugins.find_tool(name)
     if entry is None:
-        hint = "amanda tools lists them all"
-        if not any(r.distribution == "amanda-tools" for r in plugins.registry().records):
-            hint += "; try: pip install amanda-tools"
-        if os.path.isfile(f"{name}.py"):
-            hint += f"; {name}.py is a file here: {name}.py:CLASS is a tool in it"
-        known = [] if name in _OTHER_WORDS else [*plugins.tools()]
-        if tool := _OTHER_WORDS.get(name):
-            hint = f"did you mean {tool.format(name)}? {hint}"
-        raise plugins.unknown_name("tool", name, known, hint)
+        raise _unknown(name)
     module, _, attribute = entry.target.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), attribute)
@@ -103,6 +95,19 @@ def load(name: str) -> type[Tool]:
             f"which is not a subclass of amanda.Tool: {described(found)}"
         )
     return found
+
+
+def _unknown(name: str) -> UnknownNameError:
+    """The error for a name that no installed package has."""
+    hint = "amanda tools lists them all"
+    if not any(r.distribution == "amanda-tools" for r in plugins.registry().records):
+        hint += "; try: pip install amanda-tools"
+    if os.path.isfile(f"{name}.py"):
+        hint += f"; {name}.py is a file here: {name}.py:CLASS is a tool in it"
+    known = [] if name in _OTHER_WORDS else [*plugins.tools()]
+    if tool := _OTHER_WORDS.get(name):
+        hint = f"did you mean {tool.format(name)}? {hint}"
+    return plugins.unknown_name("tool", name, known, hint)
 
 
 def _is_tool(value: object) -> TypeGuard[type[Tool]]:
