@@ -160,8 +160,9 @@ def test_of_two_tools_of_one_name_the_full_name_tells_which(
     answers = {name: result["summary"]["answer"] for name, result in results.items()}
     assert answers == {"plain.json": 42, "plain-2.json": 43}
     listed = amanda("tools", PYTHONPATH=str(site)).stdout
-    assert "plain  (amanda-sick 1.0)  Has a result.\n" in listed
-    assert "my-tools/plain  (my-tools 1.0)  Has the name of another package's tool.\n" in listed
+    assert "\namanda-sick 1.0:\n  plain           Has a result.\n" in listed
+    about = "Has the name of another package's tool. (plain means the tool of amanda-sick)"
+    assert f"\nmy-tools 1.0:\n  my-tools/plain  {about}\n" in listed
 
 
 def test_a_driver_that_cannot_be_attached_leaves_the_program_alone(

@@ -21,6 +21,8 @@ from amanda.cli.grammar import GrammarError, ToolSpec, parse, split_list, split_
         (["t:a=x:y=z"], [ToolSpec("t", {"a": "x:y=z"})]),
         (["t:a="], [ToolSpec("t", {"a": ""})]),
         (["t,t"], [ToolSpec("t"), ToolSpec("t")]),
+        (["../m.py:t,u"], [ToolSpec("../m.py:t"), ToolSpec("u")]),
+        (["a.b:t:x=1,y=2,m:U"], [ToolSpec("a.b:t", {"x": "1", "y": "2"}), ToolSpec("m:U")]),
     ],
 )
 def test_commas_start_tools_or_continue_options(texts: list[str], specs: list[ToolSpec]) -> None:
@@ -35,8 +37,7 @@ def test_commas_start_tools_or_continue_options(texts: list[str], specs: list[To
         ("ops=conv2d", "no tool comes before it"),
         ("count:ops", "key=value"),
         ("count:", "key=value"),
-        ("mine.py:Mine", r"'mine.py' is a file, and -t takes the name by which a package"),
-        ("../tools/mine.py", r"mine.py' is a file, and -t takes the name by which a package"),
+        ("../tools/mine.py", r"name the class in the file: -t ../tools/mine.py:CLASS"),
         ("count:1x=2", "key=value"),
         ("count:ops=a,ops=b", "given twice"),
         ("", "-t '' names no tool"),

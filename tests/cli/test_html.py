@@ -129,7 +129,7 @@ def test_without_a_tool_it_has_the_usual_ones(
     run = amanda("run", "--html", program)
     assert run.returncode == 0
     said = "amanda: no tool was given: a page has flops, profile, trace, summary; -t names others\n"
-    assert said in run.stdout
+    assert said in run.stderr
     page = (tmp_path / "amanda-report.html").read_text()
     assert [f"<h2>{name}</h2>" in page for name in ("flops", "profile", "trace", "summary")] == [
         True

@@ -23,18 +23,20 @@ def site(tmp_path: Path) -> Path:
     return folder
 
 
-def test_tools_are_listed_with_what_they_do_and_their_options(amanda: Command) -> None:
-    """Short name, distribution, one line of description, and each option with its default."""
+def test_tools_are_listed_with_what_they_do(amanda: Command) -> None:
+    """Those of Amanda by purpose, others by distribution, in one screen of 80 columns."""
     run = amanda("tools", **ALONE)
     assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout == (
-        "largest  (amanda-example 1.0)  Finds the largest output of each operator.\n"
-        "    ops=text+text+... (default: none)  op types to look at; all by default.\n"
-        "    digits=integer (default: 2)  digits to round to.\n"
-        "log  (amanda-example 1.0)  Prints what runs.\n"
-        "    prefix=text (default: log)  what each line begins with.\n"
-        "    fail=text (default: none)  op type whose routine raises an error.\n"
+    assert run.stdout.startswith(
+        "amanda-example 1.0:\n"
+        "  largest  Finds the largest output of each operator.\n"
+        "  log      Prints what runs.\n"
+        "options, files, an example:  amanda tools NAME\n"
     )
+    lines = amanda("tools").stdout.splitlines()
+    assert [line for line in lines if line.endswith(":")][:2] == ["look:", "find:"]
+    assert len(lines) < 40
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_tool_is_described(amanda: Command) -> None:
@@ -63,16 +65,77 @@ def test_a_tool_is_described(amanda: Command) -> None:
     assert "no tool named 'largst'; did you mean largest?" in run.stderr
 
 
-def test_a_file_of_a_tool_is_told_from_a_registered_tool(
+MINE = """
+import amanda
+from beside import level
+
+class Mine(amanda.Tool):
+    '''Counts.
+
+    Args:
+        level: a number.
+    '''
+
+    def __init__(self, level: int = level):
+        super().__init__()
+        self.level, self.seen = 10 // level, 0
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context):
+        self.seen += 1
+
+    def print_summary(self, file):
+        print("level", self.level, "seen", self.seen, file=file)
+
+class Other: pass
+"""
+
+
+def test_a_class_of_a_file_or_module_is_a_tool(
     amanda: Command, script: Callable[..., Path]
 ) -> None:
-    """Who names a module of the current folder learns how its tool gets a name."""
-    script("import amanda\nclass Mine(amanda.Tool): pass\n", "mine.py")
-    for text, said in [("mine", "mine.py is a file here"), ("mine.py", "'mine.py' is a file")]:
-        run = amanda("run", "-t", text, "-c", "pass")
-        assert (run.returncode, run.stdout) == (2, "")
-        assert said in run.stderr
-        assert "'A tool for others' in writing-a-tool.md" in run.stderr
+    """Options are those of its constructor, its file may import what is beside it, and the program
+    finds no module that it would not find without the tool."""
+    script(MINE, "tools/mine.py")
+    script("level = 1", "tools/beside.py")
+    script(MINE.replace("beside", "tools.beside"), "tools/other.py")
+    program = (
+        "import sys, minigrad as mg; x = mg.MiniTensor(2); mg.add(x, x); "
+        "print('mine' in sys.modules, sys.path)"
+    )
+    vanilla = amanda("run", "-c", program).stdout.splitlines()[0]
+    for tool in ("tools/mine.py:Mine", "tools.other:Mine"):
+        run = amanda("run", "-t", f"{tool}:level=2", "-c", program)
+        assert run.stdout.splitlines()[:2] == [vanilla, "level 5 seen 1"], run.stderr
+        described = amanda("tools", tool).stdout
+        assert described.startswith(
+            f"{tool}\n\nCounts.\n\noptions:\n  level=integer (default: 1)\n"
+        )
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ("mine", "mine.py is a file here: mine.py:CLASS is a tool in it"),
+        ("mine.py", "name the class in the file: -t mine.py:CLASS"),
+        ("my.py:Mine", "there is no file my.py"),
+        ("my.mine:Mine", "my.mine cannot be imported: ModuleNotFoundError: No module named 'my'"),
+        ("beside.py:Mine", "beside.py cannot be imported: ZeroDivisionError: division by zero "),
+        ("mine.py:Min", "mine.py has no class 'Min'; did you mean Mine? (its tools: Mine)"),
+        ("mine.py:Other", "mine.py:Other is not a subclass of amanda.Tool: type <class"),
+        ("mine.py:Mine:lev=1", "no option 'lev'; did you mean level? (it has level); see: amanda"),
+        ("mine.py:Mine:level=0", "mine.py:Mine cannot be created: ZeroDivisionError"),
+    ],
+)
+def test_a_wrong_class_is_refused_in_one_line(
+    tool: str, said: str, amanda: Command, script: Callable[..., Path]
+) -> None:
+    """The line says what is wrong, and names what is near."""
+    script(MINE.replace("from beside import level", "level = 1"), "mine.py")
+    script("1 / 0", "beside.py")
+    run = amanda("run", "-t", tool, "-c", "print('ran')")
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
+    assert said in run.stderr
 
 
 def test_drivers_are_listed_with_their_use(amanda: Command) -> None:

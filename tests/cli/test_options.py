@@ -237,9 +237,9 @@ def test_an_options_class_drives_the_command_line_and_the_constructor() -> None:
         Options = CommonOptions
 
     known, takes_any = options_of(Common)
-    assert [option.describe() for option in known.values()] == [
-        "ops=text+text+... (default: none)  types to look at.",
-        "limit=integer (default: 3)  how many.",
+    assert [(option.head(), option.text) for option in known.values()] == [
+        ("ops=text+text+... (default: none)", "types to look at."),
+        ("limit=integer (default: 3)", "how many."),
     ]
     assert not takes_any
     arguments = convert(Common, ToolSpec("common", {"ops": "a+b", "limit": "5"}))

@@ -303,6 +303,8 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
     [
         (["-t", "largst"], "no tool named 'largst'; did you mean largest"),
         (["-t", "largst"], "amanda tools"),
+        (["-t", "memory"], "no tool named 'memory' (did you mean profile:sort=memory? amanda"),
+        (["-t", "weights"], "(did you mean stats:tensors=weights? amanda tools lists them all"),
         (["-t", "largest:modules=a"], "--modules is for all tools of a run"),
         (["torchrun"], "torchrun starts amanda: torchrun ... -m amanda run ... -- /"),
         (["-t", "largest:digit=1"], "tool largest has no option 'digit'; did you mean digits?"),
@@ -368,14 +370,14 @@ def test_wrong_usage_is_said_before_the_program_starts(
     assert said in run.stderr
 
 
-def test_tools_after_the_program_are_named_in_the_end(amanda: Command, script: Script) -> None:
+def test_tools_after_the_program_are_named(amanda: Command, script: Script) -> None:
     """They are arguments of the program; one that has its own -t hears nothing of it."""
     script("pass")
     said = "no tool was given: options come before the program: amanda run -t largest -- program.py"
     for value, is_ours in (("largest", True), ("nothing", False), ("largest,,", False)):
         run = amanda("run", "program.py", "-t", value)
         assert run.returncode == 0
-        assert (said in run.stdout) is is_ours
+        assert (said in run.stderr) is is_ours
 
 
 def test_wrong_ranks_are_a_warning(amanda: Command, program: str, tmp_path: Path) -> None:

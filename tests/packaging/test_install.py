@@ -91,12 +91,12 @@ def test_nothing_imports_a_framework_before_it_is_used(environment: Environment)
 
 
 def test_all_tools_are_found(environment: Environment) -> None:
-    """``amanda tools`` lists ours and that of the template, with its distribution and options."""
+    """``amanda tools`` lists ours and that of the template, with its distribution."""
     run = environment.run("amanda", "tools")
-    names = [line.split()[0] for line in run.stdout.splitlines() if not line.startswith(" ")]
+    names = [line.split()[0] for line in run.stdout.splitlines() if line.startswith(" ")]
     assert {"count", "shapes", "trace"} <= set(names)
-    assert "shapes  (amanda-shapes 0.1.0)  Lists the output shapes of each operator" in run.stdout
-    assert "    varying=true|false (default: false)  list only operators whose" in run.stdout
+    listed = run.stdout.partition("\namanda-shapes 0.1.0:\n")[2]
+    assert listed.startswith("  shapes    Lists the output shapes of each operator")
     assert run.stderr == ""
 
 

@@ -89,6 +89,22 @@ def test_what_the_format_lacks_is_counted() -> None:
     assert "1 tensors were not taken" in out.getvalue()
 
 
+def test_tensors_of_optimizers_are_left_out() -> None:
+    """Unless all phases are asked for; gradients are taken by default, as ``diff`` takes them."""
+    model, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, foreach=False)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    for options, has in (({}, False), ({"phases": "all"}, True)):
+        entries = applied(DumpTool(**options), run).entries
+        assert ("optimizer" in {entry.row["phase"] for entry in entries}) is has
+        assert {entry.kind for entry in entries} == {"activations", "gradients"}
+
+
 def test_many_tensors_make_several_files(tmp_path: Path) -> None:
     """No more than a file's worth waits in memory; the limits bound the rest."""
 

@@ -36,7 +36,7 @@ class CountOptions(PhaseOptions):
 
 
 class CountTool(PrintingTool[CountOptions]):
-    """Counts the executions of operators, forward and backward, by type and by module.
+    """Counts executions of operators, by type and by module.
 
     Only operators that are counted carry a routine. A type is the canonical one (``conv2d``) or the
     framework's name (``ConvolutionBackward0``).

@@ -123,7 +123,7 @@ def _title(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 class ProfileTool(PrintingTool[ProfileOptions]):
-    """Measures time, calls, output memory, and the memory saved for the backward pass.
+    """Measures time, calls, memory, and memory saved for backward.
 
     Example: ``amanda run -t profile:by=module,timeline=true -o out -- train.py``
 

@@ -49,7 +49,7 @@ class SparsityOptions(WatchingOptions):
 
 
 class SparsityTool(WatchingTool[SparsityOptions]):
-    """Zeros in activations, weights and gradients: their share, N:M patterns, empty outputs.
+    """Zeros in tensors: their share, N:M patterns, empty outputs.
 
     Example: ``amanda run -t sparsity:pattern=2:4,csv=true -o out -- train.py``
     """

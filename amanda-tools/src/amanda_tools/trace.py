@@ -56,7 +56,7 @@ class TraceOptions(PhaseOptions):
 
 
 class TraceTool(PrintingTool[TraceOptions]):
-    """Records the graph of operators, forward and backward, and when each of them ran.
+    """Records the graph of operators, and when each of them ran.
 
     Example: ``amanda run -t trace:timeline=true,dot=true -o out -- train.py``
 

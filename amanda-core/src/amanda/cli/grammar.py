@@ -2,9 +2,9 @@ r"""The grammar of ``-t``: ``TOOL[:key=value,...][,TOOL...]``.
 
 ``parse(["count:ops=conv2d+linear,trace"])`` gives a :class:`ToolSpec` for each tool.
 
-After a comma, ``key=value`` is a further option of the current tool, and anything else starts a
-new tool. The values of a list are joined with ``+``. A backslash escapes a separator: ``\,`` and
-``\+``.
+``tools.py:Class`` and ``package.module:Class`` stand for a tool that no package registers. After a
+comma, ``key=value`` is a further option of the current tool, and anything else starts a new tool.
+The values of a list are joined with ``+``. A backslash escapes a separator: ``\,`` and ``\+``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class ToolSpec:
     """One tool with its options, as written on the command line.
 
     Attributes:
-        name: the short name, or ``<distribution>/<name>``.
+        name: the short name, ``<distribution>/<name>``, ``tools.py:Class`` or
+            ``package.module:Class``.
         options: the text of each option by name, not yet converted.
         follows: the option, as written, that stands right before it; "" if none does.
     """
@@ -91,7 +92,7 @@ def _parse_one(text: str) -> list[ToolSpec]:
     option = ""
     for item in _split(text, ","):
         head, equals, _ = item.partition("=")
-        tool, colon, first = item.partition(":")
+        tool, colon, first = _split_tool(item)
         if equals and ":" not in head:
             if not specs:
                 raise GrammarError(f"-t {text}: {item!r} is an option, but no tool comes before it")
@@ -101,18 +102,23 @@ def _parse_one(text: str) -> list[ToolSpec]:
         if not text.strip(" ,:"):
             raise GrammarError(f"-t {text!r} names no tool")
         if tool.endswith(".py"):
-            raise GrammarError(
-                f"-t {text}: {tool!r} is a file, and -t takes the name by which a package "
-                "registers a tool ('A tool for others' in writing-a-tool.md); a program of your "
-                "own can apply it, by amanda.apply()"
-            )
-        if not _NAME.fullmatch(tool):
+            raise GrammarError(f"-t {text}: name the class in the file: -t {tool}:CLASS")
+        if ":" not in tool and not _NAME.fullmatch(tool):
             raise GrammarError(f"-t {text}: {tool!r} is not a valid tool name")
         specs.append(ToolSpec(tool, follows=option))
         option = first
         if colon:
             _add(specs[-1], first, text)
     return specs
+
+
+def _split_tool(item: str) -> tuple[str, str, str]:
+    """Split an item into the tool, which may be a class of a file or module, ":" and an option."""
+    tool, colon, first = item.partition(":")
+    name, more, option = first.partition(":")
+    if name.isidentifier() and (tool.endswith(".py") or "." in tool or name[0].isupper()):
+        return f"{tool}:{name}", more, option
+    return tool, colon, first
 
 
 def _add(spec: ToolSpec, item: str, text: str) -> None:

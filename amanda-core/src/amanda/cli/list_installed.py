@@ -19,9 +19,21 @@ from amanda.tools import available, load
 from amanda.tools.reporting import plain_text
 
 _ABOUT = {
-    "tools": "List the installed tools, what they do and their options; or describe some of them.",
+    "tools": "List the installed tools in groups; or describe some of them, with their options.",
     "drivers": "List the installed drivers, and why each is or is not used.",
 }
+
+_GROUPS = {
+    "look": ("count", "flops", "kernels", "profile", "sparsity", "stats", "summary", "trace"),
+    "find": ("coverage", "nan", "path", "unmapped"),
+    "compare": ("diff", "dump"),
+    "change": ("inject", "prune", "quantize", "remat"),
+}
+"""The tools of Amanda by purpose; those of other packages stand below the package."""
+
+_MORE = """\
+options, files, an example:  amanda tools NAME
+tools of a run:  amanda run -t NAME,NAME:option=value -o out -- train.py"""
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -48,47 +60,55 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 
 def tool_lines() -> list[str]:
-    """Describe each tool: name, distribution, first line of its docstring, options."""
-    lines: list[str] = []
-    for name, entry in available().items():
-        head = f"{name}  ({entry.distribution} {entry.version})"
-        try:
-            # Its full name: for the short one, load() warns of other tools of that name.
-            description = _describe(load(entry.full_name))
-        except plugins.BROKEN as error:
-            lines.append(f"{head}  cannot be loaded: {error}")
-            continue
-        lines.append(f"{head}  {description[0]}".rstrip())
-        lines += [f"    {line}" for line in description[1:]]
-        if entry.is_hidden:
-            lines.append(f"    (the name {entry.name} means the tool of {entry.rivals[0]})")
-    return lines or ["no tools are installed; try: pip install amanda-tools"]
+    """List the tools in groups, each with the first line of its docstring."""
+    groups: dict[str, list[str]] = {group: [] for group in _GROUPS}
+    entries = available()
+    width = max(map(len, entries), default=0)
+    for name, entry in entries.items():
+        origin = f"{entry.distribution} {entry.version}"
+        group = next((group for group, names in _GROUPS.items() if name in names), origin)
+        groups.setdefault(group, []).append(f"  {name:{width}}  {_about(entry)}".rstrip())
+    lines = [line for group, found in groups.items() if found for line in (f"{group}:", *found)]
+    return [*lines, _MORE] if lines else ["no tools are installed; try: pip install amanda-tools"]
+
+
+def _about(entry: plugins.ToolEntry) -> str:
+    """What a tool does, in one line, or why it cannot be loaded."""
+    try:
+        # Its full name: for the short one, load() warns of other tools of that name.
+        about = _first_line(load(entry.full_name))
+    except plugins.BROKEN as error:
+        about = f"cannot be loaded: {error}"
+    return (
+        f"{about} ({entry.name} means the tool of {entry.rivals[0]})" if entry.is_hidden else about
+    )
 
 
 def describe(name: str) -> list[str]:
     """Describe one tool: what it does, its options, the files that it writes, an example.
 
     Args:
-        name: the short name, or ``<distribution>/<name>``.
+        name: as :func:`amanda.tools.load` takes it.
 
     Raises:
         AmandaError: there is no such tool, or it cannot be loaded.
     """
     cls = load(name)
     entry = plugins.find_tool(name)
-    assert entry is not None
+    head = f"{entry.name}  ({entry.distribution} {entry.version})" if entry else name
     text = _prose(_docstring(cls))
-    lines = [f"{entry.name}  ({entry.distribution} {entry.version})", "", *text.splitlines()]
+    lines = [head, "", *(text.splitlines() or ["It has no docstring."])]
     known, takes_any = tool_options.options_of(cls)
     lines += ["", "options:" if known or takes_any else "It has no options."]
     for option in known.values():
         lines += [f"  {option.head()}", *_wrapped(option.text)]
     if takes_any:
         lines.append("  any other option")
-    lines += ["", "files, in the folder of -o:", *_files(cls, entry.name)]
+    if files := _files(cls, name.rpartition(":")[2]):
+        lines += ["", "files, in the folder of -o:", *files]
     if "amanda run" not in text:
         needed = ",".join(f"{o.name}=..." for o in known.values() if o.is_required)
-        tool = f"{entry.name}:{needed}" if needed else entry.name
+        tool = f"{name}:{needed}" if needed else name
         lines += ["", "example:", f"  amanda run -t {tool} -o out -- train.py"]
     return lines
 
@@ -108,14 +128,7 @@ def _files(cls: type[Tool], name: str) -> list[str]:
     text = _prose(inspect.getdoc(getattr(cls, "write_files", None)))
     text = " ".join(text.split()).removeprefix("Write ").replace("<stem>", name)
     more = _wrapped(text, "  ") if f"{name}." in text else []
-    return [f"  {name}.json, the result", *more]
-
-
-def _describe(cls: type[Tool]) -> list[str]:
-    """The first line of a tool's docstring, and a line for each option."""
-    known, takes_any = tool_options.options_of(cls)
-    more = ["any other option"] if takes_any else []
-    return [_first_line(cls), *(option.describe() for option in known.values()), *more]
+    return [*([f"  {name}.json, the result"] if hasattr(cls, "result") else []), *more]
 
 
 def driver_lines(title: str = "drivers") -> list[str]:

@@ -86,6 +86,8 @@ class AmandaMagics:
             report = run.create_report(given)
             report.out, report.rank, report.complain = sys.stdout, Rank(), _complain
             report.facts["command"] = f"%%amanda {line}"
+            if report.hint:
+                _complain(report.hint)
             self._cell = ToolsOfCell(self._shell, report)
             self._cell.begin(given.driver)
         except (program.ProgramError, run.UsageError, AmandaError) as error:

@@ -129,7 +129,7 @@ class Report:
         op_filter: restricts the tools to some operators and executions; empty for no filter.
         facts: lines about the run for the page, by heading.
         complain: prints a message about a result that is lost.
-        hint: a line before the last one, about what else to ask for; "" for none.
+        hint: what else to ask for, said before the program begins; "" for nothing.
         has_driver: True if a driver was there for the tools; else their summaries are not printed.
         has_failed: True if the program failed; if it failed before its first operator, no summaries
             are printed.
@@ -273,8 +273,6 @@ class Report:
             print(printable(f"amanda: wrote {files} in {folder}"), file=self.out)
         for line in self._lost:
             print(printable(f"amanda: {line}"), file=self.out)
-        if self.hint:
-            print(f"amanda: {self.hint}", file=self.out)
         print(printable(last_line.last_line(statistics, seconds)), file=self.out, flush=True)
 
     def _print_summary(self, named: NamedTool) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import os
 import random
+import re
 import shlex
 import signal
 import sys
@@ -48,9 +49,10 @@ _EXAMPLES = """\
 examples:
   amanda run -t count -- train.py --epochs 3
   amanda run -t flops,profile:by=module -o out --html -- train.py
-  amanda run -t count:ops=conv2d+linear,trace -o out -- -m package.train"""
+  amanda run -t count:ops=conv2d+linear,trace -o out -- -m package.train
+  amanda run -t mytools.py:Norms:level=2 -- train.py"""
 
-NO_TOOL = "no tool was given: try -t count; amanda tools lists all"
+NO_TOOL = "no tool was given: try -t summary; amanda tools lists all"
 
 PAGE_TOOLS = ("flops", "profile", "trace", "summary")
 """The tools of a page for which none is named."""
@@ -245,6 +247,8 @@ def _prepare(given: argparse.Namespace, ours: Sequence[str], words: Sequence[str
     report.hint = (not given.tool and mistakes.explain_no_tool(target)) or report.hint
     run = Run(target, report)
     run.begin(given.driver)
+    if report.hint and not report.rank.number:
+        complain(report.hint)
     return run
 
 
@@ -312,10 +316,8 @@ def create_tools(texts: Sequence[str]) -> list[NamedTool]:
         specs = grammar.parse(texts)
         names = _names_in_run(specs)
         for spec, name in zip(specs, names, strict=True):
-            cls = _load(spec)
-            arguments = tool_options.convert(cls, spec)
-            made.append(NamedTool(name, _create_tool(spec.name, cls, arguments)))
-    except (grammar.GrammarError, tool_options.OptionError) as error:
+            made.append(NamedTool(name, _create_tool(spec, _load(spec))))
+    except grammar.GrammarError as error:
         raise UsageError(f"{error}; see: amanda tools") from error
     return made
 
@@ -323,9 +325,9 @@ def create_tools(texts: Sequence[str]) -> list[NamedTool]:
 def _names_in_run(specs: Sequence[grammar.ToolSpec]) -> list[str]:
     """A name for each tool, which no other one has: files are named after it.
 
-    It is the short name, without the distribution, and a number from the second one on.
+    It is the short name or the name of the class, and a number from the second one on.
     """
-    short = [spec.name.rpartition("/")[2] for spec in specs]
+    short = [re.split("[/:]", spec.name)[-1] for spec in specs]
     names: list[str] = []
     for name in short:
         number, found = 1, name
@@ -360,15 +362,18 @@ def create_op_filter(given: argparse.Namespace) -> OpFilter:
     return OpFilter(ops, modules, given.every, given.skip)
 
 
-def _create_tool(name: str, cls: type[Tool], arguments: dict[str, Any]) -> Tool:
+def _create_tool(spec: grammar.ToolSpec, cls: type[Tool]) -> Tool:
+    name = spec.name
     try:
-        return cls(**arguments)
+        return cls(**tool_options.convert(cls, spec))
+    except tool_options.OptionError as error:
+        raise UsageError(f"{error}; see: amanda tools {name}") from error
     except FileError as error:
         text = str(error).removeprefix(f"{name}: ")
         raise UsageError(f"tool {name}: {text}") from error
     except (TypeError, ValueError, OSError) as error:
         text = str(error).removeprefix(f"tool {name}: ")
-        raise UsageError(f"tool {name}: {text}; see: amanda tools") from error
+        raise UsageError(f"tool {name}: {text}; see: amanda tools {name}") from error
     except BROKEN as error:
         raise _broken(f"tool {name} cannot be created", error) from error
 

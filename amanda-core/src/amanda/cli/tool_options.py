@@ -65,10 +65,6 @@ class Option:
         default = "" if self.is_required else f" (default: {_shown(self.default)})"
         return f"{self.name}={_form(self.annotation)}{default}"
 
-    def describe(self) -> str:
-        """Describe it in one line: the form of the value, the default, the description."""
-        return f"{self.head()}  {self.text}".rstrip()
-
 
 def options_of(cls: type[Tool]) -> tuple[dict[str, Option], bool]:
     """The options of a tool by name, and whether it accepts further ones (``**kwargs``)."""

@@ -55,7 +55,7 @@ class CoveredOp:
 
 
 class CoverageTool(PrintingTool[CoverageOptions]):
-    """Shows which mechanisms see each operator, forward and backward (paper, Figure 9).
+    """Shows which mechanisms see each operator (paper, Figure 9).
 
     Example: ``amanda run -t coverage:by=module -o out -- train.py``
     """

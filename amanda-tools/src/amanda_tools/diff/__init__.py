@@ -9,9 +9,8 @@ from typing import Any, Literal
 import attrs
 
 from amanda.results import Chart, Table
-from amanda.tools.reporting import applies_if, type_names
+from amanda.tools.reporting import applies_if
 from amanda_tools._bases.phases import other_phases, shown
-from amanda_tools._bases.watching import check_kinds
 from amanda_tools.diff.alignment import align_ops
 from amanda_tools.diff.comparison import Counterpart, Pair, compare, to_row
 from amanda_tools.diff.recordings import Recording
@@ -38,13 +37,10 @@ class DiffOptions(DumpOptions):
         default=1e-5, validator=attrs.validators.ge(0), metadata=_OF_COMPARISON
     )
     align: Literal["auto", "id", "value"] = attrs.field(default="auto", metadata=_OF_COMPARISON)
-    tensors: Sequence[str] = attrs.field(
-        default=("activations", "gradients"), converter=type_names, validator=check_kinds
-    )
 
 
 class DiffTool(DumpTool):
-    """Compares a run with an earlier one, operator by operator, and names the first divergence.
+    """Compares a run with an earlier one, and names the first divergence.
 
     Example: ``amanda run -t diff:reference=earlier -o out -- train.py``
 

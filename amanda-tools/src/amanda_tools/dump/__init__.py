@@ -35,14 +35,14 @@ class DumpOptions(WatchingOptions):
     """
 
     tensors: Sequence[str] = attrs.field(
-        default=("activations",), converter=type_names, validator=check_kinds
+        default=("activations", "gradients"), converter=type_names, validator=check_kinds
     )
     bytes: int = attrs.field(default=10_000_000_000, validator=attrs.validators.ge(0))
     shard: int = attrs.field(default=256_000_000, validator=attrs.validators.ge(1))
 
 
 class DumpTool(WatchingTool[DumpOptions]):
-    """Writes activations, weights and gradients to safetensors while the program runs.
+    """Writes activations, weights and gradients to safetensors.
 
     Full files go to a temporary folder at once, so that at most one is in memory. If the process
     is killed they stay there, in ``$TMPDIR/amanda-dump-*``, with an index.
@@ -81,6 +81,11 @@ class DumpTool(WatchingTool[DumpOptions]):
     def has_activations(self, op: OpDescription) -> bool:
         """True: recordings are compared by all values that a program computes."""
         return True
+
+    def is_selected(self, op: OpDescription) -> bool:
+        """True if the options select this operator; with ``phases=model`` no optimizer's are."""
+        is_wanted = op.phase != "optimizer" or self.options.phases == "all"
+        return super().is_selected(op) and is_wanted
 
     # -- taking -----------------------------------------------------------
 

@@ -87,7 +87,7 @@ class FlopsOptions(PhaseOptions):
 
 
 class FlopsTool(PrintingTool[FlopsOptions]):
-    """Counts floating-point operations, parameters and bytes, forward and backward.
+    """Counts floating-point operations, parameters and bytes.
 
     Two operations per multiply-accumulate of matrix products, convolutions and attention, at every
     execution, with the shapes that it has. Types that count zero by convention and types without a

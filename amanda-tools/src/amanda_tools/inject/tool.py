@@ -49,7 +49,7 @@ from amanda_tools.inject.options import InjectOptions
 
 
 class InjectTool(TargetingTool[InjectOptions]):
-    """Injects faults and noise into activations, weights and gradients of operators.
+    """Injects faults and noise into activations, weights and gradients.
 
     Which elements are hit depends on the seed, the operator's id and the number of its execution
     alone, not on the order of operators, the framework's random numbers or other operators. A

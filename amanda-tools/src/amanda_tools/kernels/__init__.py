@@ -53,7 +53,7 @@ class KernelsOptions(PhaseOptions):
 
 
 class KernelsTool(PrintingTool[KernelsOptions]):
-    """Assigns device kernels, or activities of the CPU, to operators (paper, Figure 8).
+    """Assigns device kernels, or activities of the CPU, to operators.
 
     Example: ``amanda run -t kernels:by=type,timeline=true -o out -- train.py``
 

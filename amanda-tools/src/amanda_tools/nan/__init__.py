@@ -81,7 +81,7 @@ class NanOptions:
 
 
 class NanTool(PrintingTool[NanOptions]):
-    """Finds the operators that produce NaN or infinities, not those that pass them on.
+    """Finds the operators that produce NaN or infinities.
 
     Example: ``amanda run -t nan:action=abort -o out -- train.py``
 

@@ -36,7 +36,7 @@ _METHODS: Mapping[str, Callable[[PruneOptions], Pruning]] = {
 
 
 class PruneTool(TargetingTool[PruneOptions]):
-    """Prunes weights or activations of any model, in training and in inference.
+    """Prunes weights or activations, in training and in inference.
 
     The static methods (magnitude, nm, tile) give a weight one mask: under it the weight reads as
     zero in the forward pass and has no gradient. The weights themselves do not change until

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class QuantizeTool(TargetingTool[QuantizeOptions]):
-    """Simulates quantization of any model: after training, at run time, or while it trains.
+    """Simulates quantization: after training, at run time, or in training.
 
     Weights and activations are rounded, where they enter an operator, to the values that a
     quantized operator would compute with.

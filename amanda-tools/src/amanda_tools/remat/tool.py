@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class RematTool(PrintingTool[RematOptions]):
-    """Trades computation for memory: runs operators again instead of keeping their results.
+    """Trades computation for memory: runs operators again in backward.
 
     The first iteration is measured, up to its backward pass. From then on autograd does not keep
     the results that the plan names; they are computed again when the backward pass asks for them.

@@ -45,7 +45,7 @@ class SummaryOptions:
 
 
 class SummaryTool(PrintingTool[SummaryOptions]):
-    """Shows the tree of each model with shapes, parameters, operations and activations.
+    """Shows the tree of each model: parameters, operations, activations.
 
     Figures are those of one forward pass, the last complete call of the outermost module, however
     many the program makes; those of a module contain its parts. Parameters that are shared count
