@@ -190,8 +190,8 @@ def test_without_a_plugin_that_draws_the_program_does_not_start(
     run = amanda("run", "-t", "log", "--html", program, AMANDA_DISABLE_PLUGINS="amanda-tools")
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == (
-        "amanda: error: --html: no plugin draws pages "
-        "(amanda-tools: disabled by AMANDA_DISABLE_PLUGINS)\n"
+        "amanda: error: --html: no plugin draws pages; "
+        "amanda-tools: disabled by AMANDA_DISABLE_PLUGINS\n"
     )
     assert not (tmp_path / "amanda-report.html").exists()
 

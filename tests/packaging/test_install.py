@@ -137,27 +137,31 @@ def test_our_driver_and_tools_run(environment: Environment) -> None:
     assert summary["backward"] == 1
 
 
-def test_core_alone_works(core_alone: Environment) -> None:
+def test_core_alone_works(core_alone: Environment, wheels: Path) -> None:
     """Without drivers and tools the commands say what to install."""
     (core_alone.folder / "program.py").write_text("print('never')")
+    advice = f"try: pip install --find-links {wheels} amanda-tools"
     tools = core_alone.run("amanda", "tools")
     assert (tools.returncode, tools.stdout) == (
         0,
-        "no tools are installed; try: pip install amanda-tools\n",
+        f"no tools are installed; {advice}\n",
     )
     doctor = core_alone.run("amanda", "doctor")
     assert doctor.returncode == 0
-    assert "none is installed; try: pip install amanda-tools; install the driver" in doctor.stdout
+    assert (
+        f"none is installed; {advice}; try: pip install --find-links {wheels} amanda-torch or"
+        in doctor.stdout
+    )
     run = core_alone.run("amanda", "run", "-t", "count", "program.py")
     assert (run.returncode, run.stdout) == (2, "")
     assert "no tool named 'count'" in run.stderr
-    assert "pip install amanda-tools" in run.stderr
+    assert advice in run.stderr
     run = core_alone.run("amanda", "run", "--html", "program.py")
     assert (run.returncode, run.stdout) == (2, "")
-    assert "--html: no plugin draws pages; try: pip install amanda-tools" in run.stderr
+    assert f"--html: no plugin draws pages; {advice}" in run.stderr
     run = core_alone.run("amanda", "run", "program.py")
     assert (run.returncode, run.stdout) == (2, "")
-    assert "pip install amanda-torch" in run.stderr
+    assert f"pip install --find-links {wheels} amanda-torch" in run.stderr
 
 
 def test_core_imports_nothing_but_its_dependencies(core_alone: Environment) -> None:

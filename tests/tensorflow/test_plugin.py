@@ -54,7 +54,7 @@ def test_without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where TensorFlow is not installed, the reason says what to install."""
     monkeypatch.setattr(plugin, "installed", lambda: None)
     for driver in DRIVERS:
-        assert "pip install 'amanda-tensorflow[tensorflow]'" in driver.reason_unusable()
+        assert "pip install 'tensorflow>=2.16,<2.22'" in driver.reason_unusable()
 
 
 def test_too_old_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:

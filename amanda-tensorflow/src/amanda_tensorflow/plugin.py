@@ -69,7 +69,7 @@ class TensorFlowDriver(Driver, abc.ABC):
         """The reason that this TensorFlow cannot be instrumented; "" if it can."""
         found = installed()
         if not found:
-            return "TensorFlow is not installed; try: pip install 'amanda-tensorflow[tensorflow]'"
+            return "TensorFlow is not installed; try: pip install 'tensorflow>=2.16,<2.22'"
         name, version = found
         release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
         if release < MINIMUM:

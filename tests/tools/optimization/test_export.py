@@ -193,7 +193,7 @@ def test_without_torchao(net: Any, images: Any, monkeypatch: pytest.MonkeyPatch)
         raise ModuleNotFoundError(f"No module named {name!r}")
 
     monkeypatch.setattr("importlib.import_module", missing)
-    with pytest.raises(AmandaError, match=r"pip install 'amanda-tools\[torchao\]'"):
+    with pytest.raises(AmandaError, match=r"pip install 'torchao>=0.16'"):
         tool.to_torchao(net, lambda: net(images))
 
 

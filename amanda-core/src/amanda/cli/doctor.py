@@ -16,6 +16,7 @@ from typing import Any
 from amanda.cli.list_installed import driver_lines
 from amanda.cli.messages import CommandParser
 from amanda.interface.driver import INTERFACE_VERSION, Driver
+from amanda.interface.install_command import install_command
 from amanda.python.text import printable
 from amanda.registry import distributions, drivers, plugins, proofs
 from amanda.scope.apply import apply
@@ -25,8 +26,8 @@ Check = Callable[[], Any]
 """Returns the problems that it finds, one line each; raising counts as a problem, too."""
 
 _CLASH = (
-    "the distribution named 'amanda' is an unrelated project and overwrites files of "
-    "amanda-core; try: pip uninstall amanda && pip install --force-reinstall amanda-core"
+    "another project installs a package 'amanda', too, over the files of amanda-core; "
+    "try: pip uninstall {} && {}"
 )
 
 _NO_DRIVER = "there is no error, but no driver is installed, so that nothing can be instrumented; "
@@ -60,11 +61,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _versions(problems: list[str]) -> Iterator[str]:
     yield f"python {platform.python_version()} ({sys.executable}) on {platform.platform()}"
-    found = distributions.amanda_versions()
-    for name in sorted(found):
-        yield f"{name} {found[name]}"
-    if "amanda" in found:
-        problems.append(_CLASH)
+    for name, version in sorted(distributions.amanda_versions().items()):
+        yield f"{name} {version}"
+    if others := " ".join(distributions.rivals()):
+        again = install_command("amanda-core", "--force-reinstall --no-deps ")
+        problems.append(_CLASH.format(others, again))
     for framework in drivers.known_frameworks():
         yield f"{framework} {', '.join(distributions.providers(framework)) or 'is not installed'}"
     classes = [cls for cls, _ in drivers.registered_drivers()]
@@ -80,7 +81,7 @@ def _plugin_lines(problems: list[str]) -> Iterator[str]:
             problems.append(f"plugin {record.title} is not loaded: {record.error}")
     problems += plugins.registry().mistakes
     if not plugins.registry().records:
-        yield f"none is installed; try: pip install amanda-tools; {plugins.suggest_driver()}"
+        yield f"none is installed; {plugins.advise('amanda-tools')}; {plugins.suggest_driver()}"
     problems += plugins.report_problems(drivers.covered_frameworks())
 
 

@@ -69,7 +69,9 @@ def tool_lines() -> list[str]:
         group = next((group for group, names in _GROUPS.items() if name in names), origin)
         groups.setdefault(group, []).append(f"  {name:{width}}  {_about(entry)}".rstrip())
     lines = [line for group, found in groups.items() if found for line in (f"{group}:", *found)]
-    return [*lines, _MORE] if lines else ["no tools are installed; try: pip install amanda-tools"]
+    if not lines:
+        return [f"no tools are installed; {plugins.advise('amanda-tools')}"]
+    return [*lines, _MORE]
 
 
 def _about(entry: plugins.ToolEntry) -> str:
@@ -157,8 +159,7 @@ def missing_drivers() -> list[str]:
     """A hint for each installed framework that no registered driver is for."""
     covered = {cls.framework for cls, _ in drivers.registered_drivers()}
     return [
-        f"{framework} is installed, but no driver for it; "
-        + ("; ".join(plugins.not_loaded(distribution)) or f"try: pip install {distribution}")
+        f"{framework} is installed, but no driver for it; {plugins.advise(distribution)}"
         for framework, distribution in plugins.suggested_drivers().items()
         # find_spec() looks for a top-level module without importing it.
         if framework not in covered and importlib.util.find_spec(framework) is not None

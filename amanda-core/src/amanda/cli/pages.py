@@ -56,9 +56,7 @@ def check_page(path: Path) -> None:
 
 
 def _no_renderer() -> str:
-    why = plugins.not_loaded("amanda-tools")
-    do = f" ({'; '.join(why)})" if why else "; try: pip install amanda-tools"
-    return f"no plugin draws pages{do}"
+    return f"no plugin draws pages; {plugins.advise('amanda-tools')}"
 
 
 def write_page(path: Path, report: RunReport) -> None:

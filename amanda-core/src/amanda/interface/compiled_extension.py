@@ -24,6 +24,7 @@ from typing import Any
 import attrs
 
 from amanda.errors import CoverageWarning
+from amanda.interface.install_command import install_command
 from amanda.python import _internals
 
 _OLDEST_PYTHON = (3, 11)
@@ -87,10 +88,8 @@ class Extension:
         try:
             package = importlib.import_module(self.package)
         except ImportError:
-            return (
-                f"{self.distribution} is not installed; try: pip install --no-build-isolation "
-                f"{self.distribution}"
-            )
+            command = install_command(self.distribution, "--no-build-isolation ")
+            return f"{self.distribution} is not installed; try: {command}"
         if self.interface != package.VERSION:
             return (
                 f"{self.distribution} and {self.driver} are of different releases; reinstall both"

@@ -79,6 +79,11 @@ def amanda_versions() -> Mapping[str, str]:
     return found
 
 
+def rivals() -> list[str]:
+    """The distributions other than amanda-core that have files in the package ``amanda``."""
+    return sorted({*metadata.packages_distributions().get("amanda", [])} - {"amanda-core"})
+
+
 def version(name: str) -> str:
     """The version of an installed distribution; :data:`UNKNOWN` if there is none of that name."""
     try:

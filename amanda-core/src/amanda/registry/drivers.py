@@ -456,7 +456,7 @@ def _explain_uncovered(ready: Sequence[type[Driver]], only: str = "") -> list[st
         ]
         why = (
             "; ".join(reasons + plugins.not_loaded(distribution))
-            or f"no driver is installed; try: pip install {distribution}"
+            or f"no driver is installed; {plugins.advise(distribution)}"
         )
         messages.append(f"{framework} is imported but cannot be instrumented ({why})")
     return messages

@@ -22,13 +22,11 @@ import pluggy
 
 from amanda.errors import PluginError, PluginWarning, UnknownNameError, close_matches, described
 from amanda.interface.driver import Driver
+from amanda.interface.install_command import install_command
 from amanda.registry import distributions, hookspecs
 
 OURS = ("amanda-core", "amanda-tools")
 """Distributions whose tools keep their short names if other distributions use the same names."""
-
-_WHICH_DRIVER = "install the driver of the framework, as in: pip install amanda-torch"
-"""The advice where no plugin suggests drivers."""
 
 BROKEN = (Exception, SystemExit)
 """Exceptions of plugins and drivers that are caught and reported. SystemExit is one of them: a
@@ -351,8 +349,8 @@ def suggested_drivers() -> dict[str, str]:
 
 def suggest_driver() -> str:
     """Return the advice to a user without any driver: what to install."""
-    commands = " or ".join(f"pip install {name}" for name in suggested_drivers().values())
-    return f"try: {commands}" if commands else _WHICH_DRIVER
+    names = suggested_drivers().values() or ("amanda-torch", "amanda-tensorflow")
+    return f"try: {' or '.join(map(install_command, names))}"
 
 
 def report_problems(frameworks: Collection[str]) -> list[str]:
@@ -412,6 +410,11 @@ def not_loaded(distribution: str) -> list[str]:
         for record in registry().records
         if record.error and record.distribution == distribution
     ]
+
+
+def advise(distribution: str) -> str:
+    """Return why the plugins of a distribution are not loaded, or the command that installs it."""
+    return "; ".join(not_loaded(distribution)) or f"try: {install_command(distribution)}"
 
 
 def is_strict() -> bool:

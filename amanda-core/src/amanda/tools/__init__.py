@@ -101,7 +101,7 @@ def _unknown(name: str) -> UnknownNameError:
     """The error for a name that no installed package has."""
     hint = "amanda tools lists them all"
     if not any(r.distribution == "amanda-tools" for r in plugins.registry().records):
-        hint += "; try: pip install amanda-tools"
+        hint += f"; {plugins.advise('amanda-tools')}"
     if os.path.isfile(f"{name}.py"):
         hint += f"; {name}.py is a file here: {name}.py:CLASS is a tool in it"
     known = [] if name in _OTHER_WORDS else [*plugins.tools()]

@@ -108,7 +108,7 @@ def _torchao() -> Any:
             return importlib.import_module("torchao.quantization")
     except ImportError as error:
         raise AmandaError(
-            f"quantize: torchao cannot be imported ({error}): pip install 'amanda-tools[torchao]'"
+            f"quantize: torchao cannot be imported ({error}): pip install 'torchao>=0.16'"
         ) from error
 
 

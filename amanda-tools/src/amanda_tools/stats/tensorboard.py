@@ -37,7 +37,7 @@ def require_tensorboard() -> None:
             importlib.import_module(name)
     except ImportError as error:
         raise ValueError(
-            "tensorboard=true needs TensorBoard; try: pip install 'amanda-tools[tensorboard]'"
+            "tensorboard=true needs TensorBoard; try: pip install 'tensorboard>=2.16'"
         ) from error
 
 
