@@ -232,13 +232,15 @@ def docs(session: nox.Session) -> None:
     (site / "index.html").write_text(f"<!doctype html>{redirect}", encoding="utf-8")
 
 
-@nox.session
-def wheels(session: nox.Session) -> None:
-    """Build sdists and wheels of all packages into dist/."""
-    for folder in sorted(path.parent for path in ROOT.glob("amanda-*/**/pyproject.toml")):
-        if "templates" not in folder.parts:
-            # amanda-torch-accel is built for the PyTorch of the environment.
-            _run(session, "-m", "build", "--no-isolation", "--outdir", "dist", str(folder))
+@nox.session(venv_backend="virtualenv", reuse_venv=True)
+def release(session: nox.Session) -> None:
+    """Build all packages into dist/, check them, and try them without the repository.
+
+    Arguments are steps of tests/packaging/release.py: build, try, check.
+    """
+    session.install("-q", "--require-hashes", "-r", "tests/constraints/release.txt")
+    steps = session.posargs or ["build", "try"]
+    _run(session, "-m", "tests.packaging.release", session.bin, *steps)
 
 
 @nox.session

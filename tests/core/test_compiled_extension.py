@@ -76,8 +76,8 @@ def test_packages_that_do_not_fit_are_refused(
         "amanda-moon-accel and amanda-moon are of different releases"
     )
     monkeypatch.setitem(sys.modules, "amanda_moon_accel", None)
-    advice = "not installed; try: pip install --no-build-isolation amanda-moon-accel"
-    assert EXTENSION.refusal().endswith(advice)
+    advice = "try: pip install --no-build-isolation --no-binary :all: amanda-moon-accel"
+    assert EXTENSION.refusal().endswith(f"is not installed; {advice}")
 
 
 @pytest.mark.parametrize(("asked", "name"), [("", "auto"), ("off", "off"), ("auto", "auto")])

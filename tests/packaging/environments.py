@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 TOOL_TEMPLATE = ROOT / "amanda-core" / "templates" / "tool-package"
 DRIVER_TEMPLATE = TOOL_TEMPLATE.parent / "driver-package"
+BUILDERS = ("hatchling", "hatch-fancy-pypi-readme")
 OURS = re.compile(r"amanda[-_]")
 
 
@@ -62,12 +63,12 @@ def install(environment: Environment, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def built(folder: Path) -> Path:
-    """A folder with the wheels of our packages and of the templates."""
-    packages = [ROOT / name for name in ("amanda-core", "amanda-torch", "amanda-tools")]
+def wheel(folder: Path, *sources: Path, **variables: str) -> Path:
+    """A folder with the wheels of packages, built with variables of the environment."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     done = subprocess.run(
-        [*pip, "--wheel-dir", str(folder), *map(str, [*packages, TOOL_TEMPLATE, DRIVER_TEMPLATE])],
+        [*pip, "--wheel-dir", str(folder), *map(str, sources)],
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.environments import ROOT, Environment, created, install
+from tests.packaging.environments import BUILDERS, ROOT, Environment, created, install
 
 PACKAGE = Path(__file__).parent / "autograd_driver"
 OF_TOOLS = ("jinja2", "safetensors", "xxhash")
@@ -68,7 +68,7 @@ def test_nothing_of_amanda_that_is_private_is_used() -> None:
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """amanda-core, amanda-tools, autograd and the driver."""
-    needed = ["attrs", "pluggy", "importlib-metadata", "autograd", "pytest", "hatchling"]
+    needed = ["attrs", "pluggy", "importlib-metadata", "autograd", "pytest", *BUILDERS]
     fresh = created(tmp_path_factory.mktemp("autograd"), [*needed, *OF_TOOLS])
     install(fresh, str(ROOT / "amanda-core"), str(ROOT / "amanda-tools"), str(PACKAGE))
     (fresh.folder / "program.py").write_text(PROGRAM)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.packaging.environments import (
+    BUILDERS,
     DRIVER_TEMPLATE,
     ROOT,
     TOOL_TEMPLATE,
     Environment,
-    built,
     created,
     install,
+    wheel,
 )
 
 MINIGRAD = """
@@ -34,23 +36,28 @@ OF_CORE = ("attrs", "importlib-metadata", "pluggy")
 
 DEPENDENCIES = (
     *OF_CORE,
-    *("hatchling", "torch"),
+    *BUILDERS,
+    "torch",
     *("jinja2", "numpy", "safetensors", "xxhash"),
 )
+
+OF_OTHERS = ("amanda_shapes", "amanda_minigrad")
 
 MODES = ("wheel", "editable")
 
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("wheels"))
+    packages = (ROOT / f"amanda-{name}" for name in ("core", "torch", "tensorflow", "tools"))
+    folder = tmp_path_factory.mktemp("wheels")
+    return wheel(folder, *packages, TOOL_TEMPLATE, DRIVER_TEMPLATE)
 
 
 def source(mode: str, name: str, wheels: Path) -> list[str]:
     """What pip is to install for a package in a mode."""
     if mode == "wheel":
-        (wheel,) = wheels.glob(f"{name.replace('-', '_')}-*.whl")
-        return [str(wheel)]
+        (path,) = wheels.glob(f"{name.replace('-', '_')}-*.whl")
+        return [str(path)]
     folder = {"amanda-shapes": TOOL_TEMPLATE, "amanda-minigrad": DRIVER_TEMPLATE}.get(name)
     return ["--editable", str(folder or ROOT / name)]
 
@@ -179,6 +186,20 @@ def test_core_imports_nothing_but_its_dependencies(core_alone: Environment) -> N
     assert imported == {"amanda", "attr", "attrs", "importlib_metadata", "pluggy"}, run.stdout
 
 
+def test_a_long_description_works_on_an_index(wheels: Path) -> None:
+    """No link of a long description is relative, and a package says where it comes from."""
+    for path in wheels.glob("amanda_*.whl"):
+        archive = zipfile.ZipFile(path)
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        head, _, text = archive.read(name).decode().partition("\n\n")
+        assert text
+        assert re.findall(r"\]\((?!https://|#)|^\[.*\]: (?!https://)", text, re.MULTILINE) == []
+        if path.name.partition("-")[0] not in OF_OTHERS:
+            assert "Project-URL: Homepage, https://" in head
+    # Its README is taken as it is: the extension is not built by hatchling.
+    assert "](" not in (ROOT / "amanda-torch/accel/README.md").read_text()
+
+
 def test_wheels_hold_the_package_and_nothing_else(wheels: Path) -> None:
     """Code, type marker, licence and entry points; no tests, no caches."""
     for path in wheels.glob("amanda_*.whl"):
@@ -192,5 +213,5 @@ def test_wheels_hold_the_package_and_nothing_else(wheels: Path) -> None:
         assert not [name for name in names if "test_" in name or "__pycache__" in name]
         assert any(name.endswith("entry_points.txt") for name in names)
         assert any(name.endswith("/py.typed") for name in names)
-        if package not in ("amanda_shapes", "amanda_minigrad"):
+        if package not in OF_OTHERS:
             assert any("licenses/LICENSE" in name for name in names)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.environments import ROOT, Environment, created, install
+from tests.packaging.environments import BUILDERS, ROOT, Environment, created, install
 
 TEMPLATES = ROOT / "amanda-core" / "templates"
 NAMES = ("tool-package", "driver-package")
@@ -25,7 +25,7 @@ for size in (2, 3, 2):
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """amanda-core, amanda-tools and copies of both templates, with what their tests need."""
-    needed = ["attrs", "importlib-metadata", "pluggy", "numpy", "pytest", "hatchling", *OF_TOOLS]
+    needed = ["attrs", "importlib-metadata", "pluggy", "numpy", "pytest", *BUILDERS, *OF_TOOLS]
     fresh = created(tmp_path_factory.mktemp("templates"), needed)
     for name in NAMES:
         # Built where people build it: in a folder of their own.

@@ -88,7 +88,7 @@ class Extension:
         try:
             package = importlib.import_module(self.package)
         except ImportError:
-            command = install_command(self.distribution, "--no-build-isolation ")
+            command = install_command(self.distribution, "--no-build-isolation --no-binary :all: ")
             return f"{self.distribution} is not installed; try: {command}"
         if self.interface != package.VERSION:
             return (

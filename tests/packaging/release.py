@@ -1,0 +1,76 @@
+"""The steps of a release: ``python -m tests.packaging.release TOOLS STEP ...``.
+
+TOOLS is the folder of the programs that ``tests/constraints/release.txt`` pins. ``nox -s release``
+takes the steps ``build`` and ``try``; before a tag is published, ``check`` is taken, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.packaging import environments
+from tests.packaging.environments import DRIVER_TEMPLATE, ROOT, TOOL_TEMPLATE
+
+PURE = ("amanda-core", "amanda-torch", "amanda-tensorflow", "amanda-tools")
+ACCEL = ROOT / "amanda-torch" / "accel"
+EXAMPLES = (TOOL_TEMPLATE, DRIVER_TEMPLATE, ROOT / "tests/packaging/autograd_driver")
+DIST, SBOM = ROOT / "dist", ROOT / "build" / "sbom.cdx.json"
+NEEDED = "attrs importlib-metadata pluggy torch tensorflow-cpu jinja2 safetensors xxhash autograd"
+
+
+def build(tools: Path) -> None:
+    """Build ``dist``: of the extension the sources alone, which are for any PyTorch."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    command = [tools / "python", "-m", "build", "--no-isolation", "--outdir", DIST]
+    for name in PURE:
+        subprocess.run([*command, ROOT / name], check=True)
+    skip = {**os.environ, "AMANDA_TORCH_ACCEL_BUILD": "skip"}
+    subprocess.run([*command, "--sdist", ACCEL], check=True, env=skip)
+    subprocess.run([tools / "twine", "check", "--strict", *DIST.iterdir()], check=True)
+
+
+def try_out(tools: Path) -> None:
+    """Run the README's command and the doctor where only wheels are installed; write the SBOM."""
+    command = re.search(
+        r"^\$ amanda (.* train\.py)$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    (extension,) = DIST.glob("amanda_torch_accel-*.tar.gz")
+    with tempfile.TemporaryDirectory() as name:
+        release = {"AMANDA_TORCH_ACCEL_BUILD": "release"}
+        wheels = environments.wheel(Path(name) / "wheels", extension, *EXAMPLES, **release)
+        fresh = environments.created(Path(name) / "fresh", NEEDED.split())
+        others = [path.name.partition("-")[0] for path in wheels.iterdir()]
+        links = ("--find-links", str(DIST), "--find-links", str(wheels))
+        environments.install(fresh, *links, *PURE, *others)
+        shutil.copy(ROOT / "amanda-tools/examples/train.py", fresh.folder)
+        for words in (command[1].split(), ["doctor"]):
+            run = fresh.run("amanda", *words)
+            print(run.stdout, run.stderr)
+            assert run.returncode == 0, words
+        for driver in ("torch-eager", "tensorflow-graph", "minigrad-eager", "autograd-eager"):
+            assert f"{driver}: self_test passed" in run.stdout
+        assert "amanda-torch-accel 0.1.0+torch" in run.stdout
+        SBOM.parent.mkdir(exist_ok=True)
+        program = (tools / "cyclonedx-py", "environment", "--output-file", SBOM)
+        subprocess.run([*program, fresh.folder / "bin" / "python"], check=True)
+
+
+def check(tools: Path) -> None:
+    """See that all in ``dist`` has the version of the tag, and changelogs have its date."""
+    version = os.environ["GITHUB_REF_NAME"].removeprefix("v")
+    dated = re.compile(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", re.MULTILINE)
+    logs = ROOT.glob("amanda-*/CHANGELOG.md")
+    wrong = [path for path in DIST.iterdir() if f"-{version}" not in path.name]
+    if wrong := [*wrong, *(path for path in logs if not dated.search(path.read_text()))]:
+        raise SystemExit(f"not ready for {version}: {', '.join(map(str, wrong))}")
+
+
+if __name__ == "__main__":
+    for step in sys.argv[2:]:
+        {"build": build, "try": try_out, "check": check}[step](Path(sys.argv[1]))
