@@ -18,6 +18,12 @@ ROOT = Path(__file__).parents[2]
 TOOL_TEMPLATE = ROOT / "amanda-core" / "templates" / "tool-package"
 DRIVER_TEMPLATE = TOOL_TEMPLATE.parent / "driver-package"
 BUILDERS = ("hatchling", "hatch-fancy-pypi-readme")
+MINIGRAD = """
+import minigrad
+for size in (2, 3, 2):
+    x = minigrad.MiniTensor([[1.0] * 4] * size, requires_grad=True)
+    minigrad.backward(minigrad.relu(minigrad.linear(x, minigrad.MiniParameter([[1.0] * 4] * 3))))
+"""
 OURS = re.compile(r"amanda[-_]")
 
 

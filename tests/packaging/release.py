@@ -38,7 +38,7 @@ def build(tools: Path) -> None:
 def try_out(tools: Path) -> None:
     """Run the README's command and the doctor where only wheels are installed; write the SBOM."""
     command = re.search(
-        r"^\$ amanda (.* train\.py)$", (ROOT / "README.md").read_text(), re.MULTILINE
+        r"^(?:\$ )?amanda (run .* train\.py)\b", (ROOT / "README.md").read_text(), re.MULTILINE
     )
     (extension,) = DIST.glob("amanda_torch_accel-*.tar.gz")
     with tempfile.TemporaryDirectory() as name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from tests.packaging.environments import (
     BUILDERS,
     DRIVER_TEMPLATE,
+    MINIGRAD,
     ROOT,
     TOOL_TEMPLATE,
     Environment,
@@ -20,13 +22,6 @@ from tests.packaging.environments import (
     wheel,
 )
 
-MINIGRAD = """
-import minigrad
-for size in (2, 3, 2):
-    x = minigrad.MiniTensor([[1.0] * 4] * size, requires_grad=True)
-    minigrad.backward(minigrad.relu(minigrad.linear(x, minigrad.MiniParameter([[1.0] * 4] * 3))))
-"""
-
 TORCH = """
 import torch
 torch.relu(torch.ones(2, requires_grad=True)).sum().backward()
@@ -34,12 +29,7 @@ torch.relu(torch.ones(2, requires_grad=True)).sum().backward()
 
 OF_CORE = ("attrs", "importlib-metadata", "pluggy")
 
-DEPENDENCIES = (
-    *OF_CORE,
-    *BUILDERS,
-    "torch",
-    *("jinja2", "numpy", "safetensors", "xxhash"),
-)
+DEPENDENCIES = (*OF_CORE, *BUILDERS, "torch", "jinja2", "numpy", "safetensors", "xxhash")
 
 OF_OTHERS = ("amanda_shapes", "amanda_minigrad")
 
@@ -169,6 +159,20 @@ def test_core_alone_works(core_alone: Environment, wheels: Path) -> None:
     run = core_alone.run("amanda", "run", "program.py")
     assert (run.returncode, run.stdout) == (2, "")
     assert f"pip install --find-links {wheels} amanda-torch" in run.stderr
+
+
+def test_another_package_of_that_name_is_found(core_alone: Environment, tmp_path: Path) -> None:
+    """``amanda doctor`` names the distribution that has overwritten a file of amanda-core."""
+    (package,) = core_alone.folder.glob("lib/python*/site-packages/amanda")
+    shutil.copytree(package, tmp_path / "amanda")
+    (tmp_path / "amanda/__init__.py").write_text("theirs = True\n")
+    other = tmp_path / "theirs-9.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 9\n")
+    (other / "RECORD").write_text("amanda/__init__.py,,\n")
+    doctor = core_alone.run("amanda", "doctor", PYTHONPATH=str(tmp_path))
+    assert doctor.returncode == 1
+    assert "try: pip uninstall theirs && pip install --force-reinstall --no-deps" in doctor.stdout
 
 
 def test_core_imports_nothing_but_its_dependencies(core_alone: Environment) -> None:
