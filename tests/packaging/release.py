@@ -18,7 +18,6 @@ from tests.packaging import environments
 from tests.packaging.environments import DRIVER_TEMPLATE, ROOT, TOOL_TEMPLATE
 
 PURE = ("amanda-core", "amanda-torch", "amanda-tensorflow", "amanda-tools")
-ACCEL = ROOT / "amanda-torch" / "accel"
 EXAMPLES = (TOOL_TEMPLATE, DRIVER_TEMPLATE, ROOT / "tests/packaging/autograd_driver")
 DIST, SBOM = ROOT / "dist", ROOT / "build" / "sbom.cdx.json"
 NEEDED = "attrs importlib-metadata pluggy torch tensorflow-cpu jinja2 safetensors xxhash autograd"
@@ -31,23 +30,20 @@ def build(tools: Path) -> None:
     for name in PURE:
         subprocess.run([*command, ROOT / name], check=True)
     skip = {**os.environ, "AMANDA_TORCH_ACCEL_BUILD": "skip"}
-    subprocess.run([*command, "--sdist", ACCEL], check=True, env=skip)
+    subprocess.run([*command, "--sdist", ROOT / "amanda-torch/accel"], check=True, env=skip)
     subprocess.run([tools / "twine", "check", "--strict", *DIST.iterdir()], check=True)
 
 
 def try_out(tools: Path) -> None:
     """Run the README's command and the doctor where only wheels are installed; write the SBOM."""
-    command = re.search(
-        r"^(?:\$ )?amanda (run .* train\.py)\b", (ROOT / "README.md").read_text(), re.MULTILINE
-    )
-    (extension,) = DIST.glob("amanda_torch_accel-*.tar.gz")
+    command = re.search(r"\bamanda (run .* train\.py)\b", (ROOT / "README.md").read_text())
+    sources = (*DIST.glob("amanda_torch_accel-*.tar.gz"), *EXAMPLES)
     with tempfile.TemporaryDirectory() as name:
-        release = {"AMANDA_TORCH_ACCEL_BUILD": "release"}
-        wheels = environments.wheel(Path(name) / "wheels", extension, *EXAMPLES, **release)
+        wheels = Path(name) / "wheels"
+        environments.wheel(wheels, *sources, AMANDA_TORCH_ACCEL_BUILD="release")
         fresh = environments.created(Path(name) / "fresh", NEEDED.split())
         others = [path.name.partition("-")[0] for path in wheels.iterdir()]
-        links = ("--find-links", str(DIST), "--find-links", str(wheels))
-        environments.install(fresh, *links, *PURE, *others)
+        environments.install(fresh, f"-f{DIST}", f"-f{wheels}", *PURE, *others)
         shutil.copy(ROOT / "amanda-tools/examples/train.py", fresh.folder)
         for words in (command[1].split(), ["doctor"]):
             run = fresh.run("amanda", *words)
@@ -57,17 +53,18 @@ def try_out(tools: Path) -> None:
             assert f"{driver}: self_test passed" in run.stdout
         assert "amanda-torch-accel 0.1.0+torch" in run.stdout
         SBOM.parent.mkdir(exist_ok=True)
-        program = (tools / "cyclonedx-py", "environment", "--output-file", SBOM)
-        subprocess.run([*program, fresh.folder / "bin" / "python"], check=True)
+        program = (tools / "cyclonedx-py", "environment", fresh.folder / "bin/python")
+        subprocess.run([*program, "--output-file", SBOM], check=True)
 
 
 def check(tools: Path) -> None:
     """See that all in ``dist`` has the version of the tag, and changelogs have its date."""
     version = os.environ["GITHUB_REF_NAME"].removeprefix("v")
     dated = re.compile(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", re.MULTILINE)
-    logs = ROOT.glob("amanda-*/CHANGELOG.md")
     wrong = [path for path in DIST.iterdir() if f"-{version}" not in path.name]
-    if wrong := [*wrong, *(path for path in logs if not dated.search(path.read_text()))]:
+    for path in ROOT.glob("amanda-*/CHANGELOG.md"):
+        wrong += [] if dated.search(path.read_text()) else [path]
+    if wrong:
         raise SystemExit(f"not ready for {version}: {', '.join(map(str, wrong))}")
 
 

@@ -141,7 +141,7 @@ def test_core_alone_works(core_alone: Environment, wheels: Path) -> None:
     tools = core_alone.run("amanda", "tools")
     assert (tools.returncode, tools.stdout) == (
         0,
-        f"no tools are installed; {advice}\n",
+        f"no tool is installed; {advice}\n",
     )
     doctor = core_alone.run("amanda", "doctor")
     assert doctor.returncode == 0

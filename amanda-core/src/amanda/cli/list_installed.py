@@ -69,9 +69,7 @@ def tool_lines() -> list[str]:
         group = next((group for group, names in _GROUPS.items() if name in names), origin)
         groups.setdefault(group, []).append(f"  {name:{width}}  {_about(entry)}".rstrip())
     lines = [line for group, found in groups.items() if found for line in (f"{group}:", *found)]
-    if not lines:
-        return [f"no tools are installed; {plugins.advise('amanda-tools')}"]
-    return [*lines, _MORE]
+    return [*lines, _MORE] if lines else [f"no tool is installed; {plugins.advise('amanda-tools')}"]
 
 
 def _about(entry: plugins.ToolEntry) -> str:
