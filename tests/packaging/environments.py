@@ -61,26 +61,22 @@ def created(folder: Path, dependencies: Iterable[str]) -> Environment:
 
 def install(environment: Environment, *arguments: str) -> None:
     """Run ``pip install`` on an environment, without an index."""
-    pip = [sys.executable, "-m", "pip", "--python", str(environment.folder / "bin" / "python")]
-    options = ["--quiet", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [*pip, "install", *options, *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    python = str(environment.folder / "bin" / "python")
+    _pip("--python", python, "install", "--no-index", "--no-build-isolation", *arguments)
 
 
 def wheel(folder: Path, *sources: Path, **variables: str) -> Path:
     """A folder with the wheels of packages, built with variables of the environment."""
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    done = subprocess.run(
-        [*pip, "--wheel-dir", str(folder), *map(str, sources)],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
+    _pip("wheel", *options, *map(str, sources), **variables)
     return folder
+
+
+def _pip(*arguments: str, **variables: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def closure(names: Iterable[str]) -> set[str]:

@@ -139,10 +139,7 @@ def test_core_alone_works(core_alone: Environment, wheels: Path) -> None:
     (core_alone.folder / "program.py").write_text("print('never')")
     advice = f"try: pip install --find-links {wheels} amanda-tools"
     tools = core_alone.run("amanda", "tools")
-    assert (tools.returncode, tools.stdout) == (
-        0,
-        f"no tool is installed; {advice}\n",
-    )
+    assert (tools.returncode, tools.stdout) == (0, f"no tool is installed; {advice}\n")
     doctor = core_alone.run("amanda", "doctor")
     assert doctor.returncode == 0
     assert (
@@ -202,6 +199,14 @@ def test_a_long_description_works_on_an_index(wheels: Path) -> None:
             assert "Project-URL: Homepage, https://" in head
     # Its README is taken as it is: the extension is not built by hatchling.
     assert "](" not in (ROOT / "amanda-torch/accel/README.md").read_text()
+
+
+def test_the_list_of_vendored_scripts_is_right() -> None:
+    """The versions in the SBOM of amanda-tools are those of the scripts that its pages hold."""
+    scripts = (ROOT / "amanda-tools/src/amanda_tools/_output/vendor").glob("*.min.js")
+    parts = json.loads((ROOT / "amanda-tools/vendored.cdx.json").read_text())["components"]
+    for path, part in zip(sorted(scripts), parts, strict=True):
+        assert f'"{part["version"]}"' in path.read_text()
 
 
 def test_wheels_hold_the_package_and_nothing_else(wheels: Path) -> None:
