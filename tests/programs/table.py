@@ -20,7 +20,7 @@ _HEAD = (
 def line(row: Row) -> str:
     """One line of the table."""
     names = ", ".join(f"{name} {number}" for name, number in row.versions().items())
-    cells = [f"`{row.program.name}`: {row.program.about}", names]
+    cells = [f"`{row.program.name}`", names]
     if row.result is None:
         cells += ["failed", "", "", ""]
     else:
@@ -29,7 +29,7 @@ def line(row: Row) -> str:
         cells.append(f"{counts}; not seen: {', '.join(missing)}" if missing else counts)
         cells.append(f"{row.result.values:,}")
         cells += [_verdict(row.result, run) for run in ("count,flops", "identity")]
-    return "| " + " | ".join([*cells, f"{datetime.date.today():%-d %B %Y}"]) + " |"
+    return "| " + " | ".join([*cells, f"{datetime.date.today()}"]) + " |"
 
 
 def _verdict(result: Result, run: str) -> str:
@@ -51,7 +51,7 @@ def write(row: Row) -> None:
     found = pattern.search(text)
     if found is None:
         raise ValueError(f"{DOCUMENT} has no place for {row.program.framework}")
-    name = f"| `{row.program.name}`:"
+    name = f"| `{row.program.name}` |"
     old = [old for old in found[2].splitlines() if old.startswith("| `")]
     lines = sorted([line(row), *(other for other in old if not other.startswith(name))])
     section = f"{found[1]}{_HEAD}\n" + "\n".join(lines) + f"\n{found[3]}"
