@@ -12,8 +12,8 @@ from tests.programs.processes import Row
 DOCUMENT = Path(__file__).parents[2] / "amanda-core" / "docs" / "programs.md"
 
 _HEAD = (
-    "| program | packages | operators, forward + backward | values | `count,flops` | identity "
-    "| date |\n|---|---|---|---|---|---|---|"
+    "| program | packages | operators, forward + backward | values | result | date |\n"
+    "|---|---|---|---|---|---|"
 )
 
 
@@ -22,13 +22,14 @@ def line(row: Row) -> str:
     names = ", ".join(f"{name} {number}" for name, number in row.versions().items())
     cells = [f"`{row.program.name}`", names]
     if row.result is None:
-        cells += ["failed", "", "", ""]
+        cells += ["", "", "failed"]
     else:
         counts = f"{row.result.forward:,} + {row.result.backward:,}"
         missing = [f"{n:,} {reason}" for reason, n in row.result.not_seen.items()]
         cells.append(f"{counts}; not seen: {', '.join(missing)}" if missing else counts)
         cells.append(f"{row.result.values:,}")
-        cells += [_verdict(row.result, run) for run in ("count,flops", "identity")]
+        watched, identity = (_verdict(row.result, run) for run in ("count,flops", "identity"))
+        cells.append(watched if identity == "identical" else f"{watched}; identity: {identity}")
     return "| " + " | ".join([*cells, f"{datetime.date.today()}"]) + " |"
 
 
