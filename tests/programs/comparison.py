@@ -45,7 +45,6 @@ class Program:
 
     Attributes:
         name: the function's name.
-        about: the first line of its docstring.
         packages: distributions whose versions stand in the table, the one that it is about first.
         framework: ``torch`` or ``tensorflow``.
         ranks: how many processes run it together.
@@ -53,7 +52,6 @@ class Program:
     """
 
     name: str
-    about: str
     packages: Sequence[str]
     framework: str
     ranks: int

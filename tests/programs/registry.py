@@ -27,7 +27,6 @@ def program(
     def mark(function: Function) -> Program:
         return Program(
             name=function.__name__,
-            about=str(function.__doc__).strip().splitlines()[0].rstrip("."),
             packages=packages,
             framework=function.__module__.rpartition(".")[2].partition("_")[0],
             ranks=ranks,

@@ -12,24 +12,25 @@ from tests.programs.processes import Row
 DOCUMENT = Path(__file__).parents[2] / "amanda-core" / "docs" / "programs.md"
 
 _HEAD = (
-    "| program | packages | operators, forward + backward | values | `count,flops` | identity "
-    "| date |\n|---|---|---|---|---|---|---|"
+    "| program | packages | operators, forward + backward | values | result | date |\n"
+    "|---|---|---|---|---|---|"
 )
 
 
 def line(row: Row) -> str:
     """One line of the table."""
     names = ", ".join(f"{name} {number}" for name, number in row.versions().items())
-    cells = [f"`{row.program.name}`: {row.program.about}", names]
+    cells = [f"`{row.program.name}`", names]
     if row.result is None:
-        cells += ["failed", "", "", ""]
+        cells += ["", "", "failed"]
     else:
         counts = f"{row.result.forward:,} + {row.result.backward:,}"
         missing = [f"{n:,} {reason}" for reason, n in row.result.not_seen.items()]
         cells.append(f"{counts}; not seen: {', '.join(missing)}" if missing else counts)
         cells.append(f"{row.result.values:,}")
-        cells += [_verdict(row.result, run) for run in ("count,flops", "identity")]
-    return "| " + " | ".join([*cells, f"{datetime.date.today():%-d %B %Y}"]) + " |"
+        watched, identity = (_verdict(row.result, run) for run in ("count,flops", "identity"))
+        cells.append(watched if identity == "identical" else f"{watched}; identity: {identity}")
+    return "| " + " | ".join([*cells, f"{datetime.date.today()}"]) + " |"
 
 
 def _verdict(result: Result, run: str) -> str:
@@ -51,7 +52,7 @@ def write(row: Row) -> None:
     found = pattern.search(text)
     if found is None:
         raise ValueError(f"{DOCUMENT} has no place for {row.program.framework}")
-    name = f"| `{row.program.name}`:"
+    name = f"| `{row.program.name}` |"
     old = [old for old in found[2].splitlines() if old.startswith("| `")]
     lines = sorted([line(row), *(other for other in old if not other.startswith(name))])
     section = f"{found[1]}{_HEAD}\n" + "\n".join(lines) + f"\n{found[3]}"

@@ -1,7 +1,7 @@
 """The errors and warnings of Amanda itself.
 
 All errors derive from :class:`AmandaError`, all warnings from :class:`AmandaWarning`; the document
-``docs/messages.md`` explains them with examples. An exception that a tool raises reaches the user
+``docs/messages.md`` says what to do about them. An exception that a tool raises reaches the user
 unchanged.
 """
 
