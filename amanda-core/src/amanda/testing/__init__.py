@@ -1,6 +1,6 @@
 """For authors of drivers and tools: the contract kit and the loopback framework.
 
-Needs ``pip install amanda-core[testing]``, except for ``amanda.testing.loopback``.
+Needs pytest, the extra ``testing``, except for ``amanda.testing.loopback``.
 
 Attributes:
     DriverContract: base class of a driver's tests; see :mod:`amanda.testing.contract`.
