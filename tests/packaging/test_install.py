@@ -126,7 +126,7 @@ def test_an_external_tool_runs_on_an_external_driver(environment: Environment) -
 def test_our_driver_and_tools_run(environment: Environment) -> None:
     """``python -m amanda`` is the command, and PyTorch is instrumented."""
     (environment.folder / "program.py").write_text(TORCH)
-    words = ["run", "-t", "count:ops=relu,backward_ops=relu_backward", "-o", "out", "program.py"]
+    words = ["run", "-t", "count", "--ops", "relu", "-o", "out", "program.py"]
     run = environment.run("python", "-m", "amanda", *words)
     assert (run.returncode, run.stderr) == (0, "")
     summary = json.loads((environment.folder / "out/count.json").read_text())["summary"]
