@@ -17,7 +17,6 @@ from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.routines import insert_after, insert_before
 
-
 _WAYS = ("forward", "backward")
 
 
