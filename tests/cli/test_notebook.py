@@ -71,7 +71,7 @@ def test_a_cell_runs_under_tools(run: Run, shell: InteractiveShell, capsys: Any)
 
 def test_the_tools_are_left_in_a_variable(run: Run, shell: InteractiveShell) -> None:
     """By name, in ``_amanda``."""
-    run("%%amanda -t count:ops=add -t count\n" + ADD)
+    run("%%amanda -t count -t count\n" + ADD)
     first, second = shell.user_ns["_amanda"].items()
     assert [first[0], second[0]] == ["count", "count-2"]
     assert first[1].result()["summary"]["forward"] == 1
@@ -122,7 +122,7 @@ def test_an_interrupted_cell_gives_its_results(
     ("options", "said"),
     [
         ("-t cuont", "no tool named 'cuont'; did you mean count"),
-        ("-t count:op=add", "tool count has no option 'op'; did you mean ops"),
+        ("-t count:phase=all", "tool count has no option 'phase'; did you mean phases"),
         ("-t count --evry 2", "unrecognized arguments: --evry 2; see: %amanda --help"),
         ("-t count --every 0", "--every needs a whole number of at least 1"),
         ("-t count --driver lopback", "no driver named 'lopback'; did you mean loopback"),

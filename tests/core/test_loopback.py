@@ -10,12 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import amanda
-from amanda.engine.op_ids import MANY
-from amanda.errors import CoverageWarning
-from amanda.interface.points import PointContext
 from amanda.testing import loopback as lb
 from amanda.testing.loopback.tape import set_grad
-from tests.running import line_of
 
 NUMBERS = st.floats(-4, 4).map(lambda x: round(x, 2))
 MATRICES = st.lists(st.lists(NUMBERS, min_size=2, max_size=2), min_size=2, max_size=2)
@@ -164,25 +160,6 @@ def test_ids_outside_of_modules() -> None:
     assert ids_of(run) == ["/add:0", "/mul:0", "/add:1", "/mul:1"]
 
 
-def test_very_many_operators_of_a_line_share_an_id() -> None:
-    """Without an end of an iteration, ids outside of modules are bounded, and a warning says so."""
-    ids, tool = [], amanda.Tool()
-    tool.add_inst_for_op(lambda context: ids.append(context.get_op_id()))
-    x = lb.tensor([1.0])
-
-    def run() -> None:
-        for _ in range(2 * MANY):
-            lb.mul(x, x)  # the loop
-        lb.mul(x, x)
-
-    with amanda.apply(tool), pytest.warns(CoverageWarning, match="share an id") as told:
-        run()
-    place = __file__, line_of(__file__, "# the loop")
-    assert [(warning.filename, warning.lineno) for warning in told] == [place]
-    assert ids[:2] == ["/mul:0", "/mul:1"]
-    assert [op_id.rpartition(".")[0] for op_id in ids[MANY:]] == [f"/mul:{__name__}"] * 2
-
-
 def test_ids_of_an_unregistered_module() -> None:
     """A module that belongs to no attribute of the model is named by its class."""
 
@@ -273,26 +250,6 @@ def test_ops_inside_of_a_user_op() -> None:
         return lb.add(input, input)
 
     assert ids_of(lambda: twice(lb.tensor(1.0))) == ["/twice:0"]
-
-
-def test_a_routine_that_raises_at_the_exit_of_a_module_leaves_iterations_counted() -> None:
-    """The forward pass has ended, and further calls are iterations of their own."""
-    called, ended, tool = list[str](), list[int](), amanda.Tool()
-
-    def fail_once(point: PointContext) -> None:
-        called.append(point.id)
-        if len(called) == 1:
-            raise ValueError("on purpose")
-
-    tool.add_inst_for_module(fail_once, exit=True)
-    tool.add_inst_for_iteration(lambda point: ended.append(point.iteration), end=True)
-    net, x = lb.Linear([[1.0]]), lb.tensor([[1.0]])
-    with amanda.apply(tool, drivers=["loopback"]):
-        with pytest.raises(ValueError, match="on purpose"):
-            net(x)
-        for _ in range(3):
-            net(x)
-    assert ended == [0, 1, 2, 3]
 
 
 def test_new_iteration_counts_what_ran_outside_of_modules_after_a_module() -> None:

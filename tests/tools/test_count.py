@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.interface.action import InstPoint
 from amanda.testing import loopback as lb
 from amanda_tools.count import CountTool
 from tests.running import applied
@@ -79,47 +78,6 @@ def test_the_result_has_the_common_form() -> None:
         "forward": "/relu:0", "phase": "backward", "inputs": [tensor], "outputs": [tensor],
         "attributes": {}, "executions": 1,
     }  # fmt: skip
-
-
-def test_only_selected_operators_carry_routines() -> None:
-    """``ops`` selects forward and ``backward_ops`` backward types; the others run vanilla."""
-    net, tool = model(), CountTool(ops=["linear"], backward_ops=["MatmulBackward"])
-    with amanda.apply(tool) as scope:
-        step(net)
-    assert tool.result()["summary"]["by_type"] == {
-        "forward": {"linear": {"ops": 2, "executions": 2}},
-        "backward": {"MatmulBackward": {"ops": 2, "executions": 2}},
-    }
-    assert scope.statistics.ops_instrumented == 4
-
-
-def test_what_is_not_asked_for_is_not_analysed() -> None:
-    """With one of the two options only that direction is looked at."""
-    forward, backward = CountTool(ops=["relu"]), CountTool(backward_ops=["ReluBackward"])
-    for tool, is_backward in ((forward, False), (backward, True)):
-        assert bool(tool.analyses(InstPoint.BEFORE_FORWARD_OP)) is not is_backward
-        assert bool(tool.analyses(InstPoint.BEFORE_BACKWARD_OP)) is is_backward
-
-
-def test_one_type_needs_no_list() -> None:
-    """A single type may be given as it is."""
-    net = model()
-    types = applied(CountTool(backward_ops="ReluBackward"), lambda: step(net)).result()["summary"][
-        "by_type"
-    ]
-    assert types == {"forward": {}, "backward": {"ReluBackward": {"ops": 1, "executions": 1}}}
-
-
-def test_types_that_never_came_are_reported() -> None:
-    """A type that no operator has is listed, so that a misspelling shows."""
-    tool = CountTool(ops=["linaer", "relu"])
-    with amanda.apply(tool):
-        lb.relu(lb.tensor([1.0]))
-    assert tool.result()["summary"]["ops_never_met"] == ["linaer"]
-    out = io.StringIO()
-    tool.print_summary(out)
-    assert "never met" in out.getvalue()
-    assert "linaer" in out.getvalue()
 
 
 def test_the_summary_shows_types_and_modules() -> None:

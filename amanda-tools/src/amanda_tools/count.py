@@ -7,46 +7,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-import attrs
-
 from amanda import OpContext
 from amanda.inline import Counter
 from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe, place
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import type_names
 from amanda_tools._bases.per_step import charts_by, grouped, has_steps, per_step_by_id, with_steps
-from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
+from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.routines import insert_after, insert_before
-from amanda_tools._operators.targets import unmet_tables
+
+_WAYS = ("forward", "backward")
 
 
-@attrs.frozen(kw_only=True)
-class CountOptions(PhaseOptions):
-    """The options of ``count``. Without any, all operators are counted, forward and backward.
-
-    Attributes:
-        ops: types of forward ops to count, such as conv2d.
-        backward_ops: types of backward ops to count, such as conv2d_backward.
-    """
-
-    ops: Sequence[str] = attrs.field(default=(), converter=type_names)
-    backward_ops: Sequence[str] = attrs.field(default=(), converter=type_names)
-
-
-class CountTool(PrintingTool[CountOptions]):
+class CountTool(PrintingTool[PhaseOptions]):
     """Counts executions of operators, by type and by module.
 
-    Only operators that are counted carry a routine. A type is the canonical one (``conv2d``) or the
-    framework's name (``ConvolutionBackward0``).
-
-    Example: ``amanda run -t count:ops=conv2d+linear -o out -- train.py``
+    Example: ``amanda run -t count -o out -- train.py``
     """
 
     name = "count"
     figures = ("executions",)
-    Options = CountOptions
+    Options = PhaseOptions
     only_watches = True
 
     def __init__(self, **options: Any) -> None:
@@ -55,24 +37,12 @@ class CountTool(PrintingTool[CountOptions]):
         self._counters: dict[str, Counter] = {}
         self._counts: list[int] = []
         self._is_backward = bytearray()
-        self._types: set[str] = set()
         self.depends_on(MappingTool.standard())
-        # An analysis for a direction that is not counted would cost time, too.
-        for direction in self._directions():
-            self.add_inst_for_op(self._analyse, backward=direction == "backward")
-
-    def _directions(self) -> list[str]:
-        """Return which of ``forward`` and ``backward`` are counted."""
-        ops, backward_ops = self.options.ops, self.options.backward_ops
-        asked = {"forward": ops or not backward_ops, "backward": backward_ops or not ops}
-        return [direction for direction, is_asked in asked.items() if is_asked]
+        for is_backward in (False, True):
+            self.add_inst_for_op(self._analyse, backward=is_backward)
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        self._types |= {op.type, op.name}
-        options = self.options
-        if not op.is_selected(options.ops if context.is_forward() else options.backward_ops):
-            return
         # An operator may be analysed again (in another scope, without the cache): keep its counter.
         counter = self._counters.get(op.id)
         if counter is None:
@@ -98,29 +68,23 @@ class CountTool(PrintingTool[CountOptions]):
         return with_steps(rows, steps, "executions")
 
     def summary(self) -> dict[str, Any]:
-        """Executions in total, by type and by module; ``ops_never_met``, the types that no
-        operator had."""
+        """Executions in total, by type and by module."""
         rows = self.op_rows()
-        ways = {way: _rows_of(rows, way) for way in ("forward", "backward")}
+        ways = {way: _rows_of(rows, way) for way in _WAYS}
         return {
             **{way: _executions(part) for way, part in ways.items()},
             "by_type": {way: _by("type", part) for way, part in ways.items()},
             "by_module": {way: _by("module", part) for way, part in ways.items()},
-            "ops_never_met": [
-                kind
-                for kind in (*self.options.ops, *self.options.backward_ops)
-                if kind not in self._types
-            ],
         }
 
     def tables(self) -> Iterable[Table]:
         """Executions by type, forward and backward, and by module, in a step and in the run."""
         every = self.op_rows()
-        rows = self._shown(every)
+        rows = shown(every, self.options)
         # One more column for the run, beside the figures of a step.
         steps = [{**row, "run": row["executions"], **row.get("per_step", {})} for row in rows]
         runs = ("run",) if has_steps(rows) else ()
-        for way in self._directions():
+        for way in _WAYS:
             title = f"count: {_executions(_rows_of(steps, way))} {way} executions"
             if runs:
                 title += f" in a step ({_executions(_rows_of(rows, way))} in the run)"
@@ -131,12 +95,10 @@ class CountTool(PrintingTool[CountOptions]):
         if len(rows) < len(every):
             yield from other_phases("count", every, self.options, ("executions",))
         yield from self.unseen_tables("executions are lower bounds")
-        yield from unmet_tables("count", self.summary()["ops_never_met"])
 
     def _modules(self, rows: Sequence[Mapping[str, Any]], runs: Sequence[str]) -> Table:
-        ways = self._directions()
         places = [{**row, "module": place(row["id"], row["module"])} for row in rows]
-        groups = [_by("module", _rows_of(places, way), runs) for way in ways]
+        groups = [_by("module", _rows_of(places, way), runs) for way in _WAYS]
         # By the largest forward figures.
         names = dict.fromkeys(name for of_way in groups for name in of_way)
         lines = [
@@ -147,18 +109,12 @@ class CountTool(PrintingTool[CountOptions]):
             )
             for name in names
         ]
-        return Table("count: executions by module", ("module", *ways, *runs), lines)
+        return Table("count: executions by module", ("module", *_WAYS, *runs), lines)
 
     def charts(self) -> Iterable[Chart]:
         """Executions by type and by module."""
-        rows = self._shown(self.op_rows())
+        rows = shown(self.op_rows(), self.options)
         yield from charts_by(("type", "module"), rows, "executions", "executions")
-
-    def _shown(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the rows that tables list: types that were asked for are listed anyway."""
-        options = self.options
-        everything = options.phases == "all" or options.ops or options.backward_ops
-        return [row for row in rows if everything or row["phase"] in MODEL]
 
     def running_figures(self) -> dict[str, float]:
         """Executions so far, forward and backward."""

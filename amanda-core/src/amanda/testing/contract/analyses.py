@@ -184,17 +184,6 @@ class AnalysisTests(ContractTests):
         assert len(self.noted) == 2
         assert calls == [1, 1, 2, 2]
 
-    def test_reanalyse_leaves_other_tools_alone(self) -> None:
-        """Tool.reanalyse does not touch the actions of other tools."""
-        one = self.probe("mul", before=lambda c: self.noted.append("one"))
-        two = self.probe("mul", before=lambda c: self.noted.append("two"))
-        with self.apply(one, two):
-            self.program.run()
-            one.reanalyse()
-            new_iteration()
-            self.program.run()
-        assert self.noted == ["one", "two", "one"]
-
     def test_reanalyse_one_op(self) -> None:
         """Tool.reanalyse of an op id leaves the other ops alone."""
         tool = self.probe(before=lambda c: c.get_op_id())

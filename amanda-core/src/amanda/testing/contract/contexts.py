@@ -150,17 +150,6 @@ class ContextTests(ContractTests):
 
     # -- contract rule 15 -----------------------------------------------------
 
-    def test_keys_are_shared_between_tools(self) -> None:
-        """A key that one tool sets is read by the tools after it, at the points after it."""
-        writer = self.probe("mul", before=lambda c: c.update(mark=1))
-        reader = self.probe(
-            "mul",
-            before=lambda c: self.noted.append(c["mark"]),
-            after=lambda c: self.noted.append(c["mark"]),
-        )
-        self.run(self.program, writer, reader)
-        assert self.noted == [1, 1]
-
     def test_id_has_a_type(self) -> None:
         """An op id contains the type of its op."""
 

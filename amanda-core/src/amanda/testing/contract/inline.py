@@ -404,21 +404,6 @@ class InlineTests(ContractTests):
         assert [tuple(shape) for shape in total.last[0]] == [(1, 2), (1, 2)]
         assert [(1, 2)] * count in self.noted
 
-    def test_a_sum_of_several_operators(self) -> None:
-        """Sums of several operators may have one total; each execution that raises nothing is
-        added."""
-        counter = Counter()
-
-        def analyse(context: OpContext) -> None:
-            self.noted.append(ShapeSum(lambda of: len(of[0]), counter))
-            self.added(self.noted[-1])(context)
-
-        program = self.two_products()
-        expected = program.run()
-        assert self.run(program, self.probe("mul", before=analyse), times=3) == expected
-        assert sum(one.executions for one in self.noted) == 6
-        assert counter.count == sum(one.amount for one in self.noted) == 12
-
     @requires(Capability.BACKWARD)
     def test_a_sum_of_backward_operators(self) -> None:
         """Sums around backward operators add up what routines see there, and may depend on the

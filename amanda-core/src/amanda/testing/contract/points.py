@@ -61,22 +61,6 @@ class PointTests(ContractTests):
         assert kinds.count(Point.BACKWARD_BEGIN) == kinds.count(Point.BACKWARD_END) == 1
 
     @requires(Capability.MODULES)
-    def test_modules_are_entered_and_left_in_pairs(self) -> None:
-        """Each call of a module has an entry and an exit, the outermost one around the others."""
-        program, tool = self.fw.program(self.fw.model(W), X), Passed(modules=True)
-        expected = program.run()
-        assert self.run(program, tool) == expected
-        calls = tool.of(Point.MODULE_ENTRY, Point.MODULE_EXIT)
-        for context in calls:
-            if context.point is Point.MODULE_ENTRY:
-                self.noted.append(context.id)
-            else:
-                assert self.noted.pop() == context.id
-        assert self.noted == []
-        assert calls[0].id == calls[-1].id
-        assert {c.module for c in calls} == {"", "first", "second"}
-
-    @requires(Capability.MODULES)
     def test_operators_run_between_entry_and_exit_of_their_module(self) -> None:
         """Each operator of a module runs after its entry and before its exit, in every run."""
         tool = self.probe("linear", before=lambda c: c.insert_before_op(running(c)))
@@ -121,14 +105,6 @@ class PointTests(ContractTests):
                 with pytest.raises(ValueError, match="on purpose"):
                     program.run()
                 assert open_modules == []
-
-    @requires(Capability.MODULES)
-    def test_a_forward_pass_is_a_call_of_an_outermost_module(self) -> None:
-        """A forward pass begins and ends once, around the calls of its modules."""
-        program, tool = self.fw.program(self.fw.model(W), X), Passed()
-        self.run(program, tool, times=2)
-        kinds = [c.point for c in tool.of(Point.FORWARD_BEGIN, Point.FORWARD_END)]
-        assert kinds == [Point.FORWARD_BEGIN, Point.FORWARD_END] * 2
 
     @requires(Capability.MODULES)
     @pytest.mark.parametrize("place", ["forward pass", "module"])
