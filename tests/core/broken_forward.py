@@ -284,7 +284,11 @@ class CoversAllThreads(LoopbackDriver):
         dispatcher.scopes = lambda: () if STATE.paused else tuple(LIVE_SCOPES)  # type: ignore[method-assign]
 
 
-@fault("test_suspended_generator")
+@fault(
+    "test_suspended_generator",
+    "test_switch_of_a_suspended_generator",
+    "test_tasks_have_their_own_scopes_and_switches",
+)
 class InstrumentsTheCaller(LoopbackDriver):
     """A suspended generator's scope covers whoever runs meanwhile."""
 

@@ -279,25 +279,6 @@ def test_the_scope_can_be_left_in_a_forked_child() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_routine_that_forks() -> None:
-    """Its child is vanilla, and the parent goes on as ever."""
-    statuses: list[int] = []
-
-    def fork() -> None:
-        if (child := os.fork()) == 0:
-            os._exit(len(ATTACHED))
-        statuses.append(os.waitpid(child, 0)[1])
-
-    tool = amanda.Tool()
-    tool.add_inst_for_op(lambda context: context.insert_before_op(fork, inputs=[]))
-    with amanda.apply(tool):
-        work()
-        work()
-    assert statuses == [0, 0]
-
-
 class Companion(Counter):
     """Runs an operator of its own where a scope begins and ends."""
 

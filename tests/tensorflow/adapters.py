@@ -170,6 +170,8 @@ class EagerTensorFlow(TensorFlowFramework):
 class TapeInside(TensorFlowFramework):
     """``tf.function`` with the tape in the function: forward and backward are one graph."""
 
+    forks = False
+
     def training_step(self) -> Callable[[], Any]:
         return descending(tf.function)
 
@@ -180,6 +182,7 @@ class TapeInside(TensorFlowFramework):
 class TapeOutside(TensorFlowFramework):
     """``tf.function`` called under a tape: the backward is a function of its own."""
 
+    forks = False
     # A function and its gradient that are made, called and let go of leave 86 to 102 bytes, also
     # without Amanda (TensorFlow 2.21; 2,000 of them).
     keeps = 100
@@ -210,6 +213,8 @@ class Parameter:
 
 class SessionFramework(TensorFlowFramework):
     """Graphs that are built first and run by a session, each program with its own."""
+
+    forks = False
 
     def __init__(self) -> None:
         self.random: Any = None

@@ -89,6 +89,7 @@ class Framework(abc.ABC):
         relu_consumes: how many tensors the backward operator of ``relu`` consumes; the
             first is the gradient.
         forgetful: ``add`` or ``relu``, whose gradient needs no input.
+        forks: True if the framework works in a forked child of a process that has used it.
         keeps: bytes of the process that the framework itself keeps, without Amanda, of what it
             makes for one scope of the contract's soak.
         kept_objects: likewise, objects that the garbage collector knows; none of Amanda's.
@@ -108,6 +109,7 @@ class Framework(abc.ABC):
     accumulation: ClassVar[str] = ""
     relu_consumes: ClassVar[int] = 1
     forgetful: ClassVar[str] = "add"
+    forks: ClassVar[bool] = True
     keeps: ClassVar[int] = 0
     kept_objects: ClassVar[float] = 0
     has_parameters: ClassVar[bool] = True

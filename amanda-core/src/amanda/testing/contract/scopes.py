@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from amanda.interface.context import OpContext
@@ -93,6 +95,71 @@ class ScopeTests(ContractTests):
         next(running)
         assert list(running) == []
         assert self.noted == ["generator", "generator"]
+
+    def test_switch_of_a_suspended_generator(self) -> None:
+        """A generator that is suspended within disabled() does not switch its caller off."""
+
+        def generator() -> Iterator[Any]:
+            with disabled():
+                yield self.program.run()
+                yield self.program.run()
+
+        with self.apply(self.counting()):
+            running = generator()
+            next(running)
+            self.program.run()
+            next(running)
+            assert list(running) == []
+            self.program.run()
+        assert self.noted == [1, 1]
+
+    def test_tasks_have_their_own_scopes_and_switches(self) -> None:
+        """Of tasks that overlap, each has the scopes and switches of its own blocks."""
+        running = [""]
+
+        def work(who: str) -> None:
+            running[0] = who
+            self.program.run()
+
+        tool = self.probe(
+            "mul", before=inserting(before_op=lambda *t: self.noted.append(running[0]))
+        )
+
+        async def covered() -> None:
+            with self.apply(tool):
+                for _ in range(2):
+                    work("covered")
+                    await asyncio.sleep(0)
+
+        async def switched() -> None:
+            with self.apply(tool), disabled():
+                for _ in range(3):
+                    work("switched")
+                    await asyncio.sleep(0)
+
+        async def free() -> None:
+            for _ in range(4):
+                work("free")
+                await asyncio.sleep(0)
+
+        async def main() -> None:
+            await asyncio.gather(covered(), switched(), free())
+
+        asyncio.run(main())
+        assert self.noted == ["covered", "covered"]
+
+    def test_contextmanager_around_apply(self) -> None:
+        """A generator that contextlib drives instruments the body of its with-block."""
+
+        @contextmanager
+        def counted() -> Iterator[None]:
+            with self.apply(self.counting()):
+                yield
+
+        with counted():
+            self.program.run()
+        self.program.run()
+        assert self.noted == [1]
 
     def test_tools_run_vanilla(self) -> None:
         """Framework calls made by analyses and routines are not instrumented."""

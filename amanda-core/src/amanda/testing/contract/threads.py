@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+import pytest
 
 from amanda.inline import Counter
 from amanda.interface.context import OpContext
@@ -245,3 +249,53 @@ class ThreadTests(ContractTests):
         self.run(self.program, self.thread_counter())
         assert len(self.noted) == 2
         assert self.fw.global_state() == before
+
+    def needs_fork(self) -> None:
+        """Skip where no forked child works."""
+        if not hasattr(os, "fork"):
+            pytest.skip("this system has no fork")
+        if not self.fw.forks:
+            pytest.skip("the framework itself does not work in a forked child")
+
+    def test_forked_child(self) -> None:
+        """A forked child runs vanilla."""
+        self.needs_fork()
+        with self.apply(self.thread_counter()):
+            self.program.run()
+            child = _fork(lambda: self.program.run() == [product(X, W)] and len(self.noted) == 1)
+            assert child == 0
+            self.program.run()
+        assert len(self.noted) == 2
+
+    def test_a_fork_inside_a_routine(self) -> None:
+        """A fork inside a routine gives a vanilla child, and the parent goes on as ever."""
+        self.needs_fork()
+        forking = inserting([], before_op=lambda: self.noted.append(_fork(lambda: not ATTACHED)))
+        with self.apply(self.probe("mul", before=forking)):
+            for runs in 1, 2:
+                assert self.program.run() == [product(X, W)]
+                assert self.noted == [0] * runs
+
+
+def _fork(check: Callable[[], bool]) -> int:
+    """The exit code of a forked child that runs a check."""
+    import warnings
+
+    with warnings.catch_warnings():
+        # pytest or the framework may have threads of their own.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if check() else 2
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
