@@ -11,8 +11,8 @@ import attrs
 
 from amanda import OpContext
 from amanda.inline import Counter
-from amanda.results import Chart, Table
-from amanda.tools.description import OpDescription, describe, place
+from amanda.results import Chart, Table, plural
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.per_step import charts_by, grouped, has_steps, per_step_by_id, with_steps
@@ -20,6 +20,7 @@ from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._operators.targets import unmet_tables
+from amanda_tools._output.folding import folded_rows
 
 
 @attrs.frozen(kw_only=True)
@@ -121,7 +122,7 @@ class CountTool(PrintingTool[CountOptions]):
         steps = [{**row, "run": row["executions"], **row.get("per_step", {})} for row in rows]
         runs = ("run",) if has_steps(rows) else ()
         for way in self._directions():
-            title = f"count: {_executions(_rows_of(steps, way))} {way} executions"
+            title = f"count: {plural(_executions(_rows_of(steps, way)), f'{way} execution')}"
             if runs:
                 title += f" in a step ({_executions(_rows_of(rows, way))} in the run)"
             groups = _by("type", _rows_of(steps, way), runs)
@@ -135,7 +136,7 @@ class CountTool(PrintingTool[CountOptions]):
 
     def _modules(self, rows: Sequence[Mapping[str, Any]], runs: Sequence[str]) -> Table:
         ways = self._directions()
-        places = [{**row, "module": place(row["id"], row["module"])} for row in rows]
+        places = folded_rows(rows, itemgetter("executions"))
         groups = [_by("module", _rows_of(places, way), runs) for way in ways]
         # By the largest forward figures.
         names = dict.fromkeys(name for of_way in groups for name in of_way)
@@ -147,7 +148,8 @@ class CountTool(PrintingTool[CountOptions]):
             )
             for name in names
         ]
-        return Table("count: executions by module", ("module", *ways, *runs), lines)
+        title = "count: executions by module"
+        return Table(title, ("module", *ways, *runs), lines, detail=True)
 
     def charts(self) -> Iterable[Chart]:
         """Executions by type and by module."""
