@@ -550,8 +550,8 @@ def unknown_option(tool: str, option: str, known: Iterable[str]) -> str:
 _WIDTH = (100, 24)
 """Columns and lines where there is no terminal."""
 
-_SHORTEST = (36, 16)
-"""Characters that names keep, the first ones of rows and others; columns from the right are left
+_SHORTEST = 16
+"""Characters that a name keeps, the first of a row half the line; columns from the right are left
 out where that is too wide."""
 
 _AMOUNT = re.compile(r"(≥ )?[-+]?\d[\d.,]*(e[-+]?\d+)?( ?[\w%]{1,6})?|[-?]?")
@@ -598,7 +598,7 @@ def plain_text(table: Table, full: bool = False) -> str:
 
 def _fitting(widths: Sequence[int], texts: Sequence[bool], room: int) -> list[int]:
     """Make the widest texts narrower, then leave columns out, until a line fits."""
-    kept, shortest = list(widths), [_SHORTEST[0], *(_SHORTEST[1] for _ in widths[1:])]
+    kept, shortest = list(widths), [room // 2, *(_SHORTEST for _ in widths[1:])]
     while sum(kept) + 2 * len(kept) > room:
         excess = [
             is_text * (w - least) for w, least, is_text in zip(kept, shortest, texts, strict=False)
@@ -613,11 +613,11 @@ def _fitting(widths: Sequence[int], texts: Sequence[bool], room: int) -> list[in
 
 
 def _lines(text: str, width: int) -> list[str]:
-    """The lines of a cell: a sentence is continued, a name is cut in the middle."""
+    """The lines of a cell: a sentence is continued, a name is cut in the middle, a path before."""
     if len(text) <= width:
         return [text]
     if len(text.split()) >= _IS_SENTENCE:
         return textwrap.wrap(text, width - 2, break_long_words=False, break_on_hyphens=False)
     # The end of a path tells more than its beginning.
-    head = width // 4
+    head = 0 if "." in text or "/" in text else width // 2
     return [f"{text[:head]}…{text[len(text) - width + head + 1 :]}"]

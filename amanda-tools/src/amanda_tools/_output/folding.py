@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from amanda.tools.description import place
+from amanda.tools.description import OUTSIDE, place
 
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
@@ -82,25 +82,39 @@ def folded_rows(
     rows: Iterable[Mapping[str, Any]], fact: Callable[[Mapping[str, Any]], Hashable]
 ) -> list[dict[str, Any]]:
     """Return the rows of operators with ``module`` as tables show it, blocks that are alike under
-    one name, and with ``op``, the id within the model with that name.
+    one name, and with ``op``, the name of the operator below that.
 
     Args:
         rows: as results have them.
-        fact: what rows of blocks that are alike have in common.
+        fact: what rows of blocks that are alike have in common, beside types and shapes.
     """
     rows = list(rows)
     facts: dict[str, list[Hashable]] = {}
     for row in rows:
-        facts.setdefault(row["module"], []).append((row["type"], fact(row)))
+        tensors = str(row["inputs"]), str(row["outputs"])
+        facts.setdefault(row["module"], []).append((row["type"], *tensors, fact(row)))
     names = folded({path: tuple(found) for path, found in facts.items()})
     made = []
     for row in rows:
         module, op_id = row["module"], row["id"]
-        name = names.get(module, module)
-        op = in_model(op_id, module)
-        op = f"{name}{op.removeprefix(module)}" if op != op_id else op
-        made.append({**row, "module": place(op_id, name), "op": op})
+        name = place(op_id, names.get(module, module))
+        op = op_id if name == OUTSIDE else f"{name}/{_label(row)}"
+        made.append({**row, "module": name, "op": op})
     return made
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    """Return the name of an operator in its module: ``linear``, ``linear:1``, ``linear_backward``,
+    ``linear accumulate_grad``."""
+    forward, own = (
+        op_id.rpartition("/")[2].removesuffix(":0")
+        for op_id in (row.get("forward", row["id"]), row["id"])
+    )
+    if "forward" not in row:
+        return forward
+    _, colon, number = own.partition(":")
+    label = f"{row['type']}{colon}{number}"
+    return label if label == f"{forward}_backward" else f"{forward} {label}"
 
 
 def in_model(op_id: str, module: str) -> str:

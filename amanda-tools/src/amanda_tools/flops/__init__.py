@@ -533,7 +533,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _place(self, row: dict[str, Any]) -> str:
         """Return the group of a row in the largest table."""
         if self.options.by == "op":
-            return str(row["op"]).partition("/grad/")[0]
+            return str(row.get("forward") or row["id"])
         parts = row["module"].split(".")
         return ".".join(parts[: self.options.depth or None])
 

@@ -11,7 +11,7 @@ import attrs
 from amanda import OpContext, apply
 from amanda.driver import Driver
 from amanda.interface.points import PointContext
-from amanda.results import Table
+from amanda.results import Table, plural
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import plain_text
 from amanda_tools._bases.printing import PrintingTool
@@ -198,8 +198,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
             own = [row for row in rows if row["model"] == name]
             frozen = of["parameters"] - of["trainable"]
             title = (
-                f"summary of {name}: {of['parameters']:,} parameters ({frozen:,} not trainable), "
-                f"{amount(of, 'flops', 'FLOP')} and "
+                f"summary of {name}: {plural(of['parameters'], 'parameter')}"
+                f"{f' ({frozen:,} not trainable)' if frozen else ''}, {amount(of, 'flops', 'FLOP')} and "
                 f"{amount(of, 'activation_bytes', 'B')} of activations in a forward pass"
             )
             columns, cells, levels = tree_rows(own, self.options)
