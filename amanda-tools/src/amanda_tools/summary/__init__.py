@@ -197,10 +197,10 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         for name, of in self.summary()["models"].items():
             own = [row for row in rows if row["model"] == name]
             frozen = of["parameters"] - of["trainable"]
+            which = f" ({frozen:,} not trainable)" if frozen else ""
             title = (
-                f"summary of {name}: {plural(of['parameters'], 'parameter')}"
-                f"{f' ({frozen:,} not trainable)' if frozen else ''}, {amount(of, 'flops', 'FLOP')} and "
-                f"{amount(of, 'activation_bytes', 'B')} of activations in a forward pass"
+                f"summary of {name}: {plural(of['parameters'], 'parameter')}{which}, "
+                f"{amount(of, 'flops', 'FLOP')} and {amount(of, 'activation_bytes', 'B')} of activations in a forward pass"
             )
             columns, cells, levels = tree_rows(own, self.options)
             yield Table(title, columns, cells, levels=levels)
