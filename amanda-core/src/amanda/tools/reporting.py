@@ -554,7 +554,7 @@ _SHORTEST = 16
 """Characters that a name keeps, the first of a row half the line; columns from the right are left
 out where that is too wide."""
 
-_AMOUNT = re.compile(r"(≥ )?[-+]?\d[\d.,]*(e[-+]?\d+)?( ?[\w%]{1,6})?|[-?]?")
+_AMOUNT = re.compile(r"(≥ )?[-+]?\d[\d.,]*(e[-+]?\d+)?( ?[\w%]{1,6})?( (to|of) [\d.]+)?|[-?]?")
 
 _IS_SENTENCE = 5
 """Words of a text that is continued on further lines, and not cut as a name is."""

@@ -200,7 +200,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
             which = f" ({frozen:,} not trainable)" if frozen else ""
             title = (
                 f"summary of {name}: {plural(of['parameters'], 'parameter')}{which}, "
-                f"{amount(of, 'flops', 'FLOP')} and {amount(of, 'activation_bytes', 'B')} of activations in a forward pass"
+                f"{amount(of, 'flops', 'FLOP')} and {amount(of, 'activation_bytes', 'B')} of "
+                "activations in a forward pass"
             )
             columns, cells, levels = tree_rows(own, self.options)
             yield Table(title, columns, cells, levels=levels)
