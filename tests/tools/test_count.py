@@ -86,6 +86,7 @@ def test_the_summary_shows_types_and_modules() -> None:
     with amanda.apply(tool):
         step(net)
         step(net)
+    tool.prints_all = True
     tool.print_summary(out)
     text = out.getvalue()
     assert "count: 4 forward executions in a step (8 in the run)" in text

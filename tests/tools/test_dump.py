@@ -187,8 +187,8 @@ def test_names_that_select_nothing_are_listed(name: str) -> None:
     summary = tool.result()["summary"]
     assert (summary["ops_never_met"], summary["modules_never_met"]) == (["lineer"], ["layer1.*"])
     titles = [table.title for table in tool.tables()]
-    assert f"{name}: types that were asked for and never met" in titles
-    assert f"{name}: patterns of modules that match no op" in titles
+    assert f"{name}: types of ops= that no operator has" in titles
+    assert f"{name}: patterns of modules= that match nothing" in titles
     fine = {"tensors": "activations", "ops": "linear", "modules": "0"}
     tool = amanda.tools.load(name)(**fine)
     with amanda.apply(tool):

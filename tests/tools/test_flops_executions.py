@@ -23,7 +23,7 @@ from amanda.python.memo import Memo
 from amanda.tools.description import OpDescription
 from amanda_tools._operators.flop_registry import formula_of
 from amanda_tools._operators.signature import OpSignature
-from amanda_tools._output.units import format_quantity
+from amanda_tools._output.units import format_short
 from amanda_tools.flops import FlopsTool
 from amanda_tools.flops.counting import SHAPES_KEPT, OpFlops
 from amanda_tools.summary import SummaryTool
@@ -431,11 +431,11 @@ def test_the_result_is_plain_data_and_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("amount", "text"),
-    [(0, "0 FLOP"), (999, "999 FLOP"), (35_127_656_448, "35.128 GFLOP"), (2.5e15, "2.500 PFLOP")],
+    [(0, "0 FLOP"), (999, "999 FLOP"), (35_127_656_448, "35.1 GFLOP"), (2.5e15, "2.5 PFLOP")],
 )
 def test_numbers_for_people(amount: float, text: str) -> None:
     """Powers of a thousand, three digits."""
-    assert format_quantity(amount, "FLOP") == text
+    assert format_short(amount, "FLOP") == text
 
 
 @pytest.mark.parametrize("is_reentrant", [True, False])

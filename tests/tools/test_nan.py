@@ -188,7 +188,7 @@ def test_a_nan_of_the_data_is_nobodys_product() -> None:
     assert summary["received"]["input"] == "input"
     out = io.StringIO()
     tool.print_summary(out)
-    assert "no operator produced" in out.getvalue()
+    assert "no operator produced" in " ".join(out.getvalue().split())
 
 
 def test_a_broken_parameter_is_named_where_it_is_read() -> None:
@@ -630,7 +630,7 @@ def test_misspelt_types_to_ignore_are_listed() -> None:
     with amanda.apply(tool):
         torch.log(torch.relu(torch.ones(2)))
     assert tool.summary()["ignore_never_met"] == ["lgo"]
-    assert [table.rows for table in tool.tables() if "never met" in table.title] == [[("lgo",)]]
+    assert [table.rows for table in tool.tables() if "ignore=" in table.title] == [[("lgo",)]]
 
 
 def test_the_history_and_the_limit() -> None:

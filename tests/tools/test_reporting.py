@@ -24,13 +24,35 @@ from amanda.tools.reporting import ReportingTool, plain_text
 
 
 def test_a_table_is_aligned_and_cut() -> None:
-    """Numbers stand on the right, text on the left, and long tables say what is left out."""
+    """Amounts stand on the right, text on the left, and long tables say what is left out."""
     assert plain_text(Table("title", ("name", "n"), [("a", 1), ("bcdef", 10)])) == (
         "title\n  name    n\n  -----  --\n  a       1\n  bcdef  10"
     )
     long = plain_text(Table("long", ("n",), [(i,) for i in range(MAX_ROWS + 5)]))
-    assert long.endswith(f"  {MAX_ROWS - 1}\n... and 5 more rows")
+    assert long.endswith(f"  {MAX_ROWS - 1}\n... 5 more rows with --full")
+    one = plain_text(Table("one", ("n",), [(i,) for i in range(MAX_ROWS + 1)]))
+    assert one.endswith("... 1 more row with --full")
     assert plain_text(Table("empty", ("n",), [])) == "empty"
+    assert plain_text(Table("", ("a", "b"), [("x", "1.5 kB"), ("y", "-")])).splitlines()[3:] == [
+        "  x  1.5 kB",
+        "  y       -",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_table_fits_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are cut, sentences continued, and then columns on the right left out; not in full."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    path, why = ".".join(["module"] * 30), "a sentence of some words " * 6
+    table = Table(why, ("op", "n", "type", "why"), [(path, 1, "T" * 40, why.strip())])
+    lines = plain_text(table).splitlines()
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert ".module.module  1  TTT" in text
+    assert path not in text
+    full = plain_text(table, full=True)
+    assert path in full
+    assert why.strip() in full
 
 
 def test_json_takes_what_tools_have(tmp_path: Path) -> None:

@@ -292,8 +292,9 @@ def test_a_parameter_has_one_row_and_so_has_its_gradient() -> None:
     keys = {look.key for look in tool.series}
     assert keys == set(tool.watched)
     assert {"emb.weight", "emb.weight gradient"} <= keys
-    [table] = [table for table in tool.tables() if "weights" in table.title]
+    [table] = [table for table in tool.tables() if "parameters" in table.title]
     assert sorted(row[0] for row in table.rows) == sorted(names)
+    assert table.columns[-2:] == ["gradient std", "gradient max"]
 
 
 def test_gradients_of_zeros_are_not_taken_for_one() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import io
 import json
 from typing import Any
 
@@ -412,7 +411,7 @@ def test_the_result_is_shown_to_people() -> None:
     """As text and in notebooks, down to a depth; files have all modules."""
     found = amanda.summary(Llama(), TOKENS, depth=1)
     text = repr(found)
-    assert text.startswith("summary of Llama: 1,144 parameters (0 not trainable), ")
+    assert text.startswith("summary of Llama: 1,144 parameters, ")
     assert "  layers" in text
     assert "attention" not in text
     assert "<td" in found._repr_html_()
@@ -422,15 +421,15 @@ def test_the_result_is_shown_to_people() -> None:
     )
 
 
-def test_all_rows_are_printed() -> None:
-    """A tree is not cut off, unlike the tables of other tools."""
-    layers = [nn.ReLU(), nn.Tanh()] * 15
-    tool = watched((nn.Sequential(*map(copy.copy, layers)), torch.rand(2)))
+def test_as_many_levels_are_printed_as_fit_a_screen() -> None:
+    """The page, and the run with ``--full``, have all of them."""
+    blocks = [nn.Sequential(layer, nn.Linear(2, 2)) for layer in [nn.ReLU(), nn.Tanh()] * 8]
+    tool = watched((nn.Sequential(*map(copy.deepcopy, blocks)), torch.rand(2)))
     (table,) = tool.tables()
-    assert len(plain_text(table).splitlines()) == 3 + 31
-    text = io.StringIO()
-    tool.print_summary(text)
-    assert "more rows" not in text.getvalue()
+    assert len(plain_text(table, full=True).splitlines()) == 3 + 1 + 16 + 32
+    lines = plain_text(table).splitlines()
+    assert (len(lines), lines[-1]) == (3 + 1 + 16 + 1, "... 32 more rows with --full")
+    assert max(map(len, lines)) <= 100
 
 
 def test_modules_that_are_alike_have_one_line() -> None:
@@ -446,8 +445,8 @@ def test_modules_that_are_alike_have_one_line() -> None:
     shown, listed = amanda.summary(model, x), amanda.summary(model, x, repeated=True)
     names = [line.split()[:4] for line in str(shown).splitlines()[3:]]
     parts = [["0", "Linear"], ["1", "ReLU"], ["2", "Linear"]]
-    expected = [["Sequential", "Sequential"], ["0", "to", "2,", "each"], *parts]
-    expected += [["3", "to", "4,", "each"], *parts, ["5", "Sequential"], *parts]
+    expected = [["Sequential", "Sequential"], ["0-2,", "each"], *parts]
+    expected += [["3-4,", "each"], *parts, ["5", "Sequential"], *parts]
     assert [name[: len(e)] for name, e in zip(names, expected, strict=True)] == expected
     assert len(str(listed).splitlines()) == 3 + 1 + 4 * len(widths)
     assert shown.modules == listed.modules

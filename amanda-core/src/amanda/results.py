@@ -16,8 +16,16 @@ from amanda.errors import described
 Kind = Literal["bar", "hist", "line", "points", "spans"]
 """The kinds of charts."""
 
-MAX_ROWS = 20
+MAX_ROWS = 10
 """The number of rows of a table that a summary prints; files have all rows."""
+
+MAX_TREE_ROWS = 32
+"""The rows of a tree that a summary prints."""
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number with its noun: ``1 step``, ``1,200 steps``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @attrs.frozen
@@ -29,6 +37,8 @@ class Table:
         columns: the headings. A column of numbers is aligned to the right.
         rows: the rows, each with one value per column.
         limit: the rows that a summary prints; None for all.
+        levels: of the rows of a tree; a summary prints as many levels as fit a screen.
+        detail: True if only ``amanda run --full`` and pages show it.
 
     Raises:
         ValueError: a row has more or fewer values than there are columns.
@@ -38,6 +48,8 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
     limit: int | None = MAX_ROWS
+    detail: bool = False
+    levels: Sequence[int] = ()
 
     def __attrs_post_init__(self) -> None:
         # Where it is made, a mistake is its tool's; where it is drawn, it would spoil others.
@@ -51,8 +63,15 @@ class Table:
 
     def head(self) -> tuple[Sequence[Sequence[Any]], str]:
         """The first rows, and a line with the number of further rows or ""."""
-        hidden = 0 if self.limit is None else len(self.rows) - self.limit
-        return self.rows[: self.limit], f"... and {hidden} more rows" if hidden > 0 else ""
+        shown = self.rows[: self.limit]
+        if self.levels:
+            deepest = max(self.levels)
+            while deepest > 1 and sum(level <= deepest for level in self.levels) > MAX_TREE_ROWS:
+                deepest -= 1
+            pairs = zip(self.rows, self.levels, strict=True)
+            shown = [row for row, level in pairs if level <= deepest]
+        hidden = len(self.rows) - len(shown)
+        return shown, f"... {plural(hidden, 'more row')} with --full" if hidden else ""
 
 
 @attrs.frozen(kw_only=True)

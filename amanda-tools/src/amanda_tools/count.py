@@ -9,13 +9,14 @@ from typing import Any
 
 from amanda import OpContext
 from amanda.inline import Counter
-from amanda.results import Chart, Table
-from amanda.tools.description import OpDescription, describe, place
+from amanda.results import Chart, Table, plural
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.per_step import charts_by, grouped, has_steps, per_step_by_id, with_steps
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.routines import insert_after, insert_before
+from amanda_tools._output.folding import folded_rows
 
 _WAYS = ("forward", "backward")
 
@@ -85,7 +86,7 @@ class CountTool(PrintingTool[PhaseOptions]):
         steps = [{**row, "run": row["executions"], **row.get("per_step", {})} for row in rows]
         runs = ("run",) if has_steps(rows) else ()
         for way in _WAYS:
-            title = f"count: {_executions(_rows_of(steps, way))} {way} executions"
+            title = f"count: {plural(_executions(_rows_of(steps, way)), f'{way} execution')}"
             if runs:
                 title += f" in a step ({_executions(_rows_of(rows, way))} in the run)"
             groups = _by("type", _rows_of(steps, way), runs)
@@ -97,7 +98,7 @@ class CountTool(PrintingTool[PhaseOptions]):
         yield from self.unseen_tables("executions are lower bounds")
 
     def _modules(self, rows: Sequence[Mapping[str, Any]], runs: Sequence[str]) -> Table:
-        places = [{**row, "module": place(row["id"], row["module"])} for row in rows]
+        places = folded_rows(rows, itemgetter("executions"))
         groups = [_by("module", _rows_of(places, way), runs) for way in _WAYS]
         # By the largest forward figures.
         names = dict.fromkeys(name for of_way in groups for name in of_way)
@@ -109,7 +110,8 @@ class CountTool(PrintingTool[PhaseOptions]):
             )
             for name in names
         ]
-        return Table("count: executions by module", ("module", *_WAYS, *runs), lines)
+        title = "count: executions by module"
+        return Table(title, ("module", *_WAYS, *runs), lines, detail=True)
 
     def charts(self) -> Iterable[Chart]:
         """Executions by type and by module."""

@@ -32,8 +32,9 @@ from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._operators.saved_tensors import saved_tensors
 from amanda_tools._operators.source_lines import source_of
 from amanda_tools._operators.written_bytes import WrittenBytes
+from amanda_tools._output.folding import folded_rows
 from amanda_tools._output.ranked_charts import lines_over_steps, rank_modules
-from amanda_tools._output.units import format_quantity, share_text
+from amanda_tools._output.units import format_short, share_text
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.memory import device_bytes, synchronize
 from amanda_tools._timelines.timeline import Stretch, Timeline, Total
@@ -305,7 +306,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         first."""
         every = self.op_rows()
         rows, key, by = shown(every, self.options), SORTS[self.options.sort], self.options.by
-        placed = [{**row, "module": self._ops[row["id"]].place, "op": row["id"]} for row in rows]
+        placed = folded_rows(rows, itemgetter("calls"))
         groups, runs = (
             grouped(part, itemgetter(by), _SUMMED) for part in (in_step(placed), placed)
         )
@@ -318,8 +319,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
                 f"{1000 * of['seconds']:.3f}",
                 share_text(of["seconds"], total),
                 f"{1e6 * of['seconds'] / of['calls']:.1f}" if of["calls"] else "-",
-                format_quantity(of["output_bytes"], "B"),
-                format_quantity(of["saved_bytes"], "B"),
+                format_short(of["output_bytes"], "B"),
+                format_short(of["saved_bytes"], "B"),
                 *(_spread(of, runs[name]) if has_steps(rows) else []),
             )
             for name, of in order
@@ -337,7 +338,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             parts = {**({"the last step": step.collections} if step else {}), "the run": run}
             lines = [(name, of.calls, f"{1000 * of.seconds:.3f}") for name, of in parts.items()]
             title = "profile: Python's garbage collections, which are in no operator's time"
-            yield Table(title, ("of", "collections", "ms"), lines)
+            yield Table(title, ("of", "collections", "ms"), lines, detail=True)
 
     def charts(self) -> Iterable[Chart]:
         """Time by module and by type; the last step over time; memory saved for the backward pass

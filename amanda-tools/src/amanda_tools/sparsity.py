@@ -13,6 +13,7 @@ from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, place
 from amanda.tools.reporting import applies_if
 from amanda_tools._bases.watching import KINDS, WatchedTensor, WatchingOptions, WatchingTool
+from amanda_tools._output.folding import in_model
 from amanda_tools._output.ranked_charts import rank_groups
 from amanda_tools._values.moments import Moments
 from amanda_tools._values.tensors import Array
@@ -108,26 +109,40 @@ class SparsityTool(WatchingTool[SparsityOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """A table for each kind of tensor: tensors of modules first, the sparsest first."""
-        last_column = {"activations": ["dead units"], "weights": [self.options.pattern]}
-        for kind in KINDS:
-            if part := sorted(self._rows_of(kind), key=_rank):
-                share = _share_of_zeros(part) or 0.0
-                title = f"sparsity: {100 * share:.1f} % of the {kind} are zero"
-                columns = ["tensor", "zeros", "at last", "of elements", *last_column.get(kind, [])]
-                yield Table(title, columns, [_cells(row) for row in part])
+        """Activations, parameters with their gradients, other gradients: tensors of modules first,
+        the sparsest first."""
+        last_column = {"activation": ["dead units"], "parameter": [self.options.pattern]}
+        rows = self._rows()
+        for noun, pairs in self.groups():
+            columns = ["tensor", "zeros", "at last", "of elements", *last_column.get(noun, [])]
+            has_gradients = any(gradient for _, gradient in pairs)
+            columns += ["gradient zeros"] if has_gradients else []
+            pairs.sort(key=lambda pair: _rank(rows[pair[0].key]))
+            if pairs:
+                share = _share_of_zeros([rows[watched.key] for watched, _ in pairs]) or 0.0
+                title = f"sparsity: {100 * share:.1f} % of the {noun}s are zero"
+                cells = [
+                    (
+                        *_cells(rows[w.key]),
+                        *([_zeros(rows[of.key] if of else None)] if has_gradients else []),
+                    )
+                    for w, of in pairs
+                ]
+                yield Table(title, columns, cells, detail=noun == "other gradient")
         yield from self.outside_of_model()
         yield from self.gap_tables()
 
-    def _rows_of(self, kind: str) -> list[dict[str, Any]]:
-        """Return the rows of one kind that tables show, with the name of the tensor there."""
-        rows = dict(zip(self.watched, self.op_rows(), strict=True))
-        return [{**rows[w.key], "label": w.label} for w in self.listed(kind)]
+    def _rows(self) -> dict[str, dict[str, Any]]:
+        """Return the rows by the key of the tensor, with its name in tables."""
+        pairs = zip(self.watched.values(), self.op_rows(), strict=True)
+        return {w.key: {**row, "label": w.label} for w, row in pairs}
 
     def charts(self) -> Iterable[Chart]:
         """Fraction of zeros of each tensor that has some, the sparsest first."""
+        rows = self._rows()
         for kind in KINDS:
-            shares = {r["label"]: {"zeros": 100 * r["sparsity"]} for r in self._rows_of(kind)}
+            of_kind = [rows[w.key] for w in self.listed(kind)]
+            shares = {row["label"]: {"zeros": 100 * row["sparsity"]} for row in of_kind}
             yield from rank_groups(f"zeros of the {kind}", shares, {"zeros": "zeros"}, "%")
 
 
@@ -159,9 +174,14 @@ def _rank(row: Mapping[str, Any]) -> tuple[bool, float]:
     return place(row["id"], row["module"]) == OUTSIDE, -row["sparsity"]
 
 
+def _zeros(row: Mapping[str, Any] | None) -> str:
+    return f"{100 * row['sparsity']:.1f} %" if row else "-"
+
+
 def _cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
     shares = (f"{100 * row[name]:.1f} %" for name in ("sparsity", "last_sparsity"))
-    cells: tuple[Any, ...] = (row["label"], *shares, row["elements"])
+    label = in_model(row["label"], row["module"])
+    cells: tuple[Any, ...] = (label, *shares, row["elements"])
     if row["kind"] == "activations":
         units = row["units"]
         cells += ("-" if units is None else f"{row['dead_units']} of {units}",)

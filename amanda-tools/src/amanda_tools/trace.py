@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ import attrs
 from amanda import OpContext
 from amanda.driver import Driver
 from amanda.files import replaced
-from amanda.results import Chart, Table
-from amanda.tools.description import place
+from amanda.results import Chart, Table, plural
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp, TracedTensor
 from amanda.tools.reporting import applies_if
 from amanda_tools._bases.per_step import charts_by, grouped, has_steps
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.source_lines import source_of
+from amanda_tools._output.folding import folded_rows
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.timeline import Timeline, Total
 
@@ -155,12 +156,13 @@ class TraceTool(PrintingTool[TraceOptions]):
         edges = sum(edge.producer in ids and edge.consumer in ids for edge in self.graph.edges)
         for direction in ("forward", "backward"):
             part = [row for row in rows if row["direction"] == direction]
-            title = f"trace: {len(part)} {direction} ops"
+            title = f"trace: {plural(len(part), f'{direction} op')}"
             if direction == "forward":
-                title += f", {edges} edges"
+                title += f", {plural(edges, 'edge')}"
             yield self._table(title, part, ("type",))
-        placed = [{**row, "module": place(row["id"], row["module"])} for row in rows]
-        yield self._table("trace: ops by module", placed, ("module", "direction"))
+        placed = folded_rows(rows, itemgetter("type"))
+        modules = self._table("trace: ops by module", placed, ("module", "direction"))
+        yield attrs.evolve(modules, detail=True)
         yield from other_phases("trace", self.op_rows(), self.options)
         if dropped := self.timeline.dropped:
             title = f"trace: the timeline is full (limit={self.options.limit})"

@@ -148,7 +148,7 @@ def driver_lines(title: str = "drivers") -> list[str]:
         )
         for e in drivers.drivers()
     ]
-    lines = plain_text(Table(title, _COLUMNS, rows)).splitlines() if rows else []
+    lines = plain_text(Table(title, _COLUMNS, rows), full=True).splitlines() if rows else []
     shown = (lines if title else lines[1:]) or ["no drivers are installed"]
     return shown + missing_drivers()
 

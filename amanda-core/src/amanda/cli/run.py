@@ -38,6 +38,7 @@ from amanda.scope.apply import apply
 from amanda.state import LIVE_SCOPES, LiveScope
 from amanda.tools import available, load
 from amanda.tools.op_filter import OpFilter
+from amanda.tools.reporting import ReportingTool
 
 USAGE = "amanda run [OPTIONS] [--] script.py ARGS | -m MODULE ARGS | -c TEXT ARGS | - ARGS"
 
@@ -116,6 +117,11 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
         "write a page about the run, for a browser: report.html in the folder of -o",
     ),
     (
+        "--full",
+        {"action": "store_true"},
+        "print all rows and tables of the summaries (default: a first screen of each)",
+    ),
+    (
         "--ops",
         {"metavar": "A+B", "type": _some_names},
         "tools see operators of these types only (default: all)",
@@ -144,7 +150,7 @@ _OPTIONS: Sequence[tuple[str, dict[str, Any], str]] = (
 """The options that come before the program: the names, the arguments for argparse, the help."""
 
 WITH_VALUE = tuple(n for names, kind, _ in _OPTIONS if "metavar" in kind for n in names.split())
-_WITHOUT_VALUE = ("--html", "--help")
+_WITHOUT_VALUE = ("--html", "--full", "--help")
 
 
 def create_parser() -> CommandParser:
@@ -274,6 +280,9 @@ def create_report(given: argparse.Namespace) -> Report:
     if given.html and not names:
         names = [name for name in PAGE_TOOLS if name in available()]
     tools = create_tools(names)
+    for tool in (named.tool for named in tools):
+        if isinstance(tool, ReportingTool):
+            tool.prints_all = given.full
     op_filter = create_op_filter(given)
     if len(given.output) > 1:
         named = " and ".join(map(str, given.output))

@@ -25,6 +25,10 @@ import collections
 import dataclasses
 import inspect
 import itertools
+import re
+import shutil
+import sys
+import textwrap
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +43,7 @@ from amanda.interface.specs import PHASES
 from amanda.interface.tool import Tool
 from amanda.python.signatures import signature_of
 from amanda.python.text import printable
-from amanda.results import Chart, Table
+from amanda.results import Chart, Table, plural
 from amanda.scope.scope import add_not_seen
 from amanda.state import LIVE_SCOPES
 
@@ -82,6 +86,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         shows_training: True to run the analyses again where training begins after evaluations: for
             tools that show facts of an operator's first execution.
         Options: the class of the options.
+        prints_all: True to print all rows and columns of all tables, as ``amanda run --full`` does.
         steps: the iterations of the program that have ended.
         trains_late: True if training has begun after evaluations.
         options: the options of this instance.
@@ -96,6 +101,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
     figures: ClassVar[Sequence[str]] = ()
     shows_training: ClassVar[bool] = False
     Options: ClassVar[type]
+    prints_all: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -297,9 +303,13 @@ class ReportingTool(Tool, Generic[OptionsT]):
         return ()
 
     def print_summary(self, file: TextIO) -> None:
-        """Print :meth:`tables` as plain text."""
-        for table in self.tables():
-            print(plain_text(table), file=file)
+        """Print :meth:`tables` as plain text: a first screen, unless :attr:`prints_all`."""
+        tables = list(self.tables())
+        shown = [table for table in tables if self.prints_all or not table.detail]
+        for table in shown:
+            print(plain_text(table, self.prints_all), file=file)
+        if more := len(tables) - len(shown):
+            print(f"{self.name}: --full prints {plural(more, 'more table')}", file=file)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write further files than the JSON file, named ``stem.*``.
@@ -537,25 +547,77 @@ def unknown_option(tool: str, option: str, known: Iterable[str]) -> str:
     return f"tool {tool} has no option {option!r}{guess} ({has})"
 
 
-def plain_text(table: Table) -> str:
-    """Format a table as lines of text; without rows only its title.
+_WIDTH = (100, 24)
+"""Columns and lines where there is no terminal."""
+
+_SHORTEST = 16
+"""Characters that a name keeps, the first of a row half the line; columns from the right are left
+out where that is too wide."""
+
+_AMOUNT = re.compile(r"(≥ )?[-+]?\d[\d.,]*(e[-+]?\d+)?( ?[\w%]{1,6})?( (to|of) [\d.]+)?|[-?]?")
+
+_IS_SENTENCE = 5
+"""Words of a text that is continued on further lines, and not cut as a name is."""
+
+
+def plain_text(table: Table, full: bool = False) -> str:
+    """Format a table as lines of text that fit the terminal; without rows only its title.
 
     Characters that a terminal would obey are written out.
+
+    Args:
+        table: the table.
+        full: True for all rows and columns, however wide they are.
     """
-    title = printable(table.title)
+    room = sys.maxsize if full else shutil.get_terminal_size(_WIDTH).columns
+    title = _lines(printable(table.title), room)
     if not table.rows:
-        return title
-    rows, more = table.head()
-    headings = [printable(column) for column in table.columns]
-    cells = [[printable(str(value)) for value in row] for row in rows]
-    columns = list(zip(headings, *cells, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    numeric = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(widths))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in [headings, ["-" * width for width in widths], *cells]
+        return "\n  ".join(title)
+    rows, more = (table.rows, "") if full else table.head()
+    columns = [
+        [printable(str(value)) for value in column]
+        for column in zip(table.columns, *rows, strict=True)
     ]
-    return "\n".join([title, *(f"  {line}" for line in lines), *([more] if more else [])])
+    # Names and texts; the other columns are amounts, which are aligned to the right.
+    texts = [not (i and all(map(_AMOUNT.fullmatch, c[1:]))) for i, c in enumerate(columns)]
+    widths = _fitting([max(map(len, column)) for column in columns], texts, room)
+    lines: list[tuple[str, ...]] = []
+    for cells in zip(*columns, strict=True):
+        parts = [_lines(cell, width) for cell, width in zip(cells, widths, strict=False)]
+        lines += itertools.zip_longest(*parts, fillvalue="")
+    lines.insert(1, tuple("-" * width for width in widths))
+    shown = [
+        "  ".join(
+            cell.ljust(width) if is_text else cell.rjust(width)
+            for cell, width, is_text in zip(line, widths, texts, strict=False)
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n  ".join([*title, *shown]) + (f"\n{more}" if more else "")
+
+
+def _fitting(widths: Sequence[int], texts: Sequence[bool], room: int) -> list[int]:
+    """Make the widest texts narrower, then leave columns out, until a line fits."""
+    kept, shortest = list(widths), [room // 2, *(_SHORTEST for _ in widths[1:])]
+    while sum(kept) + 2 * len(kept) > room:
+        excess = [
+            is_text * (w - least) for w, least, is_text in zip(kept, shortest, texts, strict=False)
+        ]
+        if (most := max(excess)) > 0:
+            kept[excess.index(most)] -= 1
+        elif len(kept) > 1:
+            kept.pop()
+        else:
+            break
+    return kept
+
+
+def _lines(text: str, width: int) -> list[str]:
+    """The lines of a cell: a sentence is continued, a name is cut in the middle, a path before."""
+    if len(text) <= width:
+        return [text]
+    if len(text.split()) >= _IS_SENTENCE:
+        return textwrap.wrap(text, width - 2, break_long_words=False, break_on_hyphens=False)
+    # The end of a path tells more than its beginning.
+    head = 0 if "." in text or "/" in text else width // 2
+    return [f"{text[:head]}…{text[len(text) - width + head + 1 :]}"]

@@ -71,7 +71,8 @@ def other_phases(
     if lines:
         title = f"{tool}: outside of the model (phases=all lists them)"
         names = ["time" if name in _SECONDS else name for name in figures]
-        yield Table(title, ("phase", "ops", *names, *("run" for _ in whole)), lines)
+        columns = ("phase", "ops", *names, *("run" for _ in whole))
+        yield Table(title, columns, lines, detail=True)
 
 
 def _rounded(name: str, figure: float) -> str | int:

@@ -128,8 +128,8 @@ class WatchedTensor:
 
     @property
     def label(self) -> str:
-        """The key as tables of one kind show it."""
-        return self.key.removesuffix(_GRADIENT) if self.parameter else self.key
+        """The key as tables show it: a parameter and its gradient have one."""
+        return self.key.removesuffix(_GRADIENT if self.parameter else " output0")
 
 
 class WatchingTool(PrintingTool[OptionsT]):
@@ -344,6 +344,15 @@ class WatchingTool(PrintingTool[OptionsT]):
     def listed(self, kind: str) -> list[WatchedTensor]:
         """Return the watched tensors of one kind that tables and charts show."""
         return [w for w in self.watched.values() if w.kind == kind and self.is_shown(w.op.phase)]
+
+    def groups(self) -> Iterable[tuple[str, list[tuple[WatchedTensor, WatchedTensor | None]]]]:
+        """Yield what tables show, by a noun: activations; parameters, each with its gradient if
+        that was seen; gradients of other tensors."""
+        gradients = {w.key: w for w in self.listed("gradients")}
+        yield "activation", [(w, None) for w in self.listed("activations")]
+        weights = self.listed("weights")
+        yield "parameter", [(w, gradients.pop(f"{w.key}{_GRADIENT}", None)) for w in weights]
+        yield "other gradient" if weights else "gradient", [(w, None) for w in gradients.values()]
 
     def is_shown(self, phase: str) -> bool:
         """True if tables list the tensors of operators of this phase."""

@@ -128,8 +128,8 @@ def unmet_tables(
 ) -> Iterable[Table]:
     """Yield tables of the types, and of the patterns of an option, that no operator had."""
     for title, column, names in (
-        ("types that were asked for and never met", "type", types),
-        (f"patterns of {option} that match no op", "pattern", patterns),
+        ("types of ops= that no operator has", "type", types),
+        (f"patterns of {option}= that match nothing", "pattern", patterns),
     ):
         if names:
             yield Table(f"{tool}: {title}", (column,), [(name,) for name in names])

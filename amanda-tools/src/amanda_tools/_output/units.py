@@ -1,7 +1,6 @@
 """Numbers with units, formatted for people.
 
-``format_quantity(35_128_000_000, "FLOP")`` is ``35.128 GFLOP`` for tables, ``format_short`` of it
-``35.1 GFLOP`` for charts.
+``format_short(35_128_000_000, "FLOP")`` is ``35.1 GFLOP``.
 """
 
 from __future__ import annotations
@@ -17,18 +16,8 @@ _ROUNDED_UP = 0.9995
 """Numbers from this multiple of a prefix on are shown with it: they round to 1.00 of it."""
 
 
-def format_quantity(amount: float, unit: str) -> str:
-    """Format with three decimals and a prefix: ``35.128 GFLOP``, ``86.568 M``. For tables."""
-    if not amount:
-        return f"0 {unit}".rstrip()
-    for factor, prefix in _LARGE:
-        if abs(amount) >= factor * 0.9999995:  # 999_999_600 rounds to 1.000 G
-            return f"{amount / factor:.3f} {prefix}{unit}".rstrip()
-    return f"{amount:g} {unit}".rstrip()
-
-
 def format_short(amount: float, unit: str) -> str:
-    """Format with three digits and a prefix: ``1.23 GFLOP``, ``4.5 µs``, ``12 %``. For charts.
+    """Format with three digits and a prefix: ``1.23 GFLOP``, ``4.5 µs``, ``12 %``.
 
     Only seconds get prefixes of small numbers.
     """

@@ -14,7 +14,7 @@ from amanda.tools.description import OpDescription
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.phases import other_phases
 from amanda_tools._bases.watching import WatchingOptions, WatchingRoutine, WatchingTool, check_kinds
-from amanda_tools._output.units import format_quantity
+from amanda_tools._output.units import format_short
 from amanda_tools._values.shapes import byte_size
 from amanda_tools._values.tensor_files import WRITABLE
 from amanda_tools._values.tensors import Array, reader_of
@@ -148,7 +148,7 @@ class DumpTool(WatchingTool[DumpOptions]):
     def tables(self) -> Iterable[Table]:
         """Recorded tensors by kind; the limits if tensors were not recorded."""
         found = self.summary()
-        size = format_quantity(found["bytes"], "B")
+        size = format_short(found["bytes"], "B")
         title = f"{self.name}: {found['tensors']} tensors recorded, {size}"
         taken = [entry for entry in self.entries if self.is_shown(entry.row["phase"])]
         kinds = collections.Counter(entry.kind for entry in taken)

@@ -38,13 +38,14 @@ from amanda_tools._operators.parameters import Parameters, UsedParameter
 from amanda_tools._operators.peaks import peak_of_device
 from amanda_tools._operators.signature import CallShapes, OpSignature
 from amanda_tools._operators.written_bytes import WrittenBytes
+from amanda_tools._output.folding import folded_rows
 from amanda_tools._output.ranked_charts import (
     forward_types,
     lines_over_steps,
     rank_groups,
     rank_modules,
 )
-from amanda_tools._output.units import format_quantity, share_text
+from amanda_tools._output.units import format_short, share_text
 from amanda_tools.flops.counting import OpFlops, known_shapes
 from amanda_tools.flops.model_samples import ModelSamples
 
@@ -487,11 +488,13 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def tables(self) -> Iterable[Table]:
         """Totals; shares of modules, types or operators; types without a formula."""
         every = self.op_rows()
-        rows = shown(every, self.options)
-        yield Table("flops: 2 per multiply-accumulate", ("what", "amount"), self._totals_of(every))
+        rows = folded_rows(shown(every, self.options), lambda row: row["flops"])
+        title = "flops: 2 per multiply-accumulate"
+        yield Table(title, ("what", "amount"), self._totals_of(every), limit=None)
         if self.options.by != "type":
             yield self._table(self.options.by, rows, self._place)
-        yield self._table("type", rows, lambda row: str(row["type"]))
+        types = self._table("type", rows, lambda row: str(row["type"]))
+        yield attrs.evolve(types, detail=self.options.by != "type")
         yield from other_phases("flops", every, self.options, ("flops",))
         if unknown := [row for row in rows if row["counted"] == "unknown"]:
             share = share_text(len(unknown), len(rows))
@@ -505,18 +508,18 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         flops = [_flops_of(rows, way) for way in _DIRECTIONS]
         runs = [_amount(n, found["bound"]) for n in flops]
         totals = [
-            ("parameters", format_quantity(found["params"], "")),
-            ("weights", format_quantity(found["weight_bytes"], "B")),
+            ("parameters", format_short(found["params"], "")),
+            ("weights", format_short(found["weight_bytes"], "B")),
             (
                 "activations of a forward pass",
                 ("at least " if found["activations_of_unknown_size"] else "")
-                + format_quantity(found["activation_bytes"], "B"),
+                + format_short(found["activation_bytes"], "B"),
             ),
         ]
         if self.options.elementwise:
             extra = sum(row.get("elementwise", 0) for row in in_step(rows))
             what = "elementwise work, in none of these figures"
-            totals.append((what, format_quantity(extra, "FLOP")))
+            totals.append((what, format_short(extra, "FLOP")))
         steps = self.summary_of_steps(every)
         if not (step := steps["per_step"]):
             return [*zip(_DIRECTIONS, runs, strict=True), *totals]
@@ -531,7 +534,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """Return the group of a row in the largest table."""
         if self.options.by == "op":
             return str(row.get("forward") or row["id"])
-        parts = _described(self._ops[row["id"]]).place.split(".")
+        parts = row["module"].split(".")
         return ".".join(parts[: self.options.depth or None])
 
     def _table(
@@ -546,12 +549,12 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             (
                 name,
                 of["ops"],
-                format_quantity(of["flops"], "FLOP"),
-                format_quantity(of["flops_backward"], "FLOP"),
+                format_short(of["flops"], "FLOP"),
+                format_short(of["flops_backward"], "FLOP"),
                 share_text(_operations(of), total),
-                format_quantity(of["params"], ""),
-                format_quantity(of["activation_bytes"], "B"),
-                *([format_quantity(_operations(runs[name]), "FLOP")] if has_steps(rows) else []),
+                format_short(of["params"], ""),
+                format_short(of["activation_bytes"], "B"),
+                *([format_short(_operations(runs[name]), "FLOP")] if has_steps(rows) else []),
             )
             for name, of in sorted(busy, key=lambda item: -_operations(item[1]))
         ]
@@ -591,7 +594,7 @@ def _step_rows(step: dict[str, Any], steps: int, bound: str | None) -> Iterator[
         last = f"the last of {steps} steps" if steps > 1 else "one step"
         yield f"{direction}, {last}", _amount(flops, bound)
     if again := step.get("flops_recomputed"):
-        yield "of forward, recomputed for backward", format_quantity(again, "FLOP")
+        yield "of forward, recomputed for backward", format_short(again, "FLOP")
     for part in ("sample", "token"):
         if number := step.get(f"{part}s"):
             for direction, flops in per_step.items():
@@ -602,7 +605,7 @@ def _step_rows(step: dict[str, Any], steps: int, bound: str | None) -> Iterator[
 
 def _amount(flops: float, bound: str | None) -> str:
     """Format operations: ``≥ 2 kFLOP`` for a lower bound."""
-    return ("≥ " if bound else "") + format_quantity(flops, "FLOP")
+    return ("≥ " if bound else "") + format_short(flops, "FLOP")
 
 
 def _count_at_once(known: OpFlops, context: OpContext) -> None:

@@ -16,7 +16,7 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._output.units import format_quantity, share_text
+from amanda_tools._output.units import format_short, share_text
 from amanda_tools._timelines.activities import Activity, ProfilerRecording
 from amanda_tools._timelines.chrome import write_events
 from amanda_tools.kernels import timeline_file
@@ -426,7 +426,7 @@ def _kernel_cells(kernel: Mapping[str, Any], total: float) -> tuple[Any, ...]:
         f"{duration / 1000:.3f}",
         share_text(duration, total),
         f"{duration / kernel['calls']:.1f}" if kernel["calls"] else "-",
-        "-" if moved is None else format_quantity(moved, "B"),
+        "-" if moved is None else format_short(moved, "B"),
         kernel["ops"],
     )
 

@@ -430,7 +430,7 @@ class NanTool(PrintingTool[NanOptions]):
         yield from self._not_looked_at.tables(self.name)
         yield from self.unseen_tables("what they produced is not known")
         if missing := self._never_met():
-            title = "nan: types that were to be ignored and never met"
+            title = "nan: types of ignore= that no operator has"
             yield Table(title, ("type",), [(kind,) for kind in missing])
 
     def _about_others(self, events: Sequence[NonFiniteEvent]) -> Iterable[Table]:

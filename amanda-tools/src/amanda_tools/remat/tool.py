@@ -25,7 +25,7 @@ from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.saved_tensors import node_of
 from amanda_tools._operators.targets import Targets
 from amanda_tools._output.ranked_charts import rank_modules
-from amanda_tools._output.units import format_quantity
+from amanda_tools._output.units import format_short
 from amanda_tools.remat.options import RematOptions
 from amanda_tools.remat.plan import MeasuredOp, MemoryModel, Plan, make_plan
 
@@ -241,7 +241,7 @@ class RematTool(PrintingTool[RematOptions]):
         found = self.summary()
         is_met = "is met" if found["is_met"] else "cannot be met"
         state = "applied" if found["is_applied"] else "planned only"
-        size = functools.partial(format_quantity, unit="B")
+        size = functools.partial(format_short, unit="B")
         title = f"remat: {found['recomputed']} ops are run again ({state}); the budget {is_met}"
         figures = [
             (label, size(found[key]))

@@ -9,10 +9,11 @@ from typing import Any
 
 import attrs
 
-from amanda.results import Chart, Table
+from amanda.results import Chart, Table, plural
 from amanda.tools.description import OUTSIDE
 from amanda_tools._bases.watching import KINDS, Sample, WatchedTensor, WatchingOptions, WatchingTool
 from amanda_tools._output.csv_files import write_table
+from amanda_tools._output.folding import in_model
 from amanda_tools._values.moments import Moments
 from amanda_tools.stats.tensorboard import require_tensorboard, write_tensorboard
 
@@ -69,16 +70,20 @@ class StatsTool(WatchingTool[StatsOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """A table for each kind of tensor; one of dead units, one of saturated elements.
+        """Activations, parameters with their gradients, other gradients; dead units, saturated
+        elements.
 
         Tensors of modules come first, and those with the widest range.
         """
-        columns = ("tensor", "mean", "std", "min", "max", "zeros", "nan", "inf")
-        for kind in KINDS:
-            part = sorted(self.listed(kind), key=_rank, reverse=True)
-            if part:
-                rows = [_shown(watched) for watched in part]
-                yield Table(f"stats: {len(part)} {kind}", columns, rows)
+        for noun, pairs in self.groups():
+            columns = ["tensor", "mean", "std", "min", "max", "zeros", "nan", "inf"]
+            has_gradients = any(gradient for _, gradient in pairs)
+            columns += ["gradient std", "gradient max"] if has_gradients else []
+            pairs.sort(key=lambda pair: _rank(pair[0]), reverse=True)
+            rows = [(*_shown(w), *(_of_gradient(of) if has_gradients else ())) for w, of in pairs]
+            if rows:
+                title = f"stats: {plural(len(rows), noun)}"
+                yield Table(title, columns, rows, detail=noun == "other gradient")
         yield from self._peculiar()
         yield from self.outside_of_model()
         yield from self.gap_tables()
@@ -163,9 +168,19 @@ def _rank(watched: WatchedTensor) -> tuple[bool, float]:
     return watched.op.place != OUTSIDE, largest
 
 
+def _of_gradient(watched: WatchedTensor | None) -> tuple[str, ...]:
+    """Return the deviation of a gradient, and its largest magnitude."""
+    if watched is None:
+        return "-", "-"
+    row = watched.moments.row()
+    figures = row["std"], max(abs(row["min"] or 0), abs(row["max"] or 0))
+    return tuple("-" if row["std"] is None else f"{figure:.3g}" for figure in figures)
+
+
 def _shown(watched: WatchedTensor) -> tuple[Any, ...]:
     row = watched.moments.row()
     figures = tuple(
-        "-" if row[name] is None else f"{row[name]:.4g}" for name in ("mean", "std", "min", "max")
+        "-" if row[name] is None else f"{row[name]:.3g}" for name in ("mean", "std", "min", "max")
     )
-    return (watched.label, *figures, f"{100 * row['sparsity']:.1f} %", row["nan"], row["inf"])
+    label = in_model(watched.label, watched.op.module)
+    return (label, *figures, f"{100 * row['sparsity']:.1f} %", row["nan"], row["inf"])

@@ -11,7 +11,7 @@ import attrs
 from amanda import OpContext, apply
 from amanda.driver import Driver
 from amanda.interface.points import PointContext
-from amanda.results import Table
+from amanda.results import Table, plural
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import plain_text
 from amanda_tools._bases.printing import PrintingTool
@@ -20,13 +20,10 @@ from amanda_tools.summary.graph_ops import GraphOps
 from amanda_tools.summary.keras_layers import KerasCallPatch, is_keras
 from amanda_tools.summary.op_figures import OpFigures
 from amanda_tools.summary.recorder import Recorder
-from amanda_tools.summary.rows import amount, model_rows, tree_rows
+from amanda_tools.summary.rows import amount, folded_names, model_rows, tree_rows
 from amanda_tools.summary.scopes import Scopes
 
 __all__ = ["ModelSummary", "SummaryOptions", "SummaryTool"]
-
-_TEXTS = 3
-"""Columns of the table that hold no figures: the module, its type and its output."""
 
 
 @attrs.frozen(kw_only=True)
@@ -37,11 +34,15 @@ class SummaryOptions:
         depth: levels of modules below the model that tables show; 0 for all.
         time: also measure the duration of each module's calls, tools included.
         repeated: show modules that are alike one by one, such as the blocks of a transformer.
+        shapes: also show the shape and element type of each module's output.
+        csv: also write the rows of all modules as a table.
     """
 
     depth: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     time: bool = False
     repeated: bool = False
+    shapes: bool = False
+    csv: bool = False
 
 
 class SummaryTool(PrintingTool[SummaryOptions]):
@@ -154,6 +155,9 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         ]
         return found or self._scopes.rows()
 
+    def csv_rows(self) -> list[dict[str, Any]]:
+        return [{key: row[key] for key in row if key != "outputs"} for row in self.modules()]
+
     def op_rows(self) -> list[dict[str, Any]]:
         """None: the result has ``modules``."""
         return []
@@ -193,21 +197,22 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         for name, of in self.summary()["models"].items():
             own = [row for row in rows if row["model"] == name]
             frozen = of["parameters"] - of["trainable"]
+            which = f" ({frozen:,} not trainable)" if frozen else ""
             title = (
-                f"summary of {name}: {of['parameters']:,} parameters ({frozen:,} not trainable), "
-                f"{amount(of, 'flops', 'FLOP')} and "
-                f"{amount(of, 'activation_bytes', 'B')} of activations in a forward pass"
+                f"summary of {name}: {plural(of['parameters'], 'parameter')}{which}, "
+                f"{amount(of, 'flops', 'FLOP')} and {amount(of, 'activation_bytes', 'B')} of "
+                "activations in a forward pass"
             )
-            columns, cells = tree_rows(
-                own, self.options.depth, self.options.time, self.options.repeated
-            )
-            yield Table(title, columns, cells, limit=None)
+            columns, cells, levels = tree_rows(own, self.options)
+            yield Table(title, columns, cells, levels=levels)
             if idle := [row["path"] for row in own if row["flops"] is None and not row["bound"]]:
                 title = (
                     f"summary: not called in {name} (unused, or run by a method such as forward(), "
                     "whose operators count for the module around)"
                 )
-                yield Table(title, ("module",), [(path,) for path in idle])
+                names = folded_names(own, self.options)
+                paths = dict.fromkeys(map(names.__getitem__, idle))
+                yield Table(title, ("module",), [(path,) for path in paths], detail=True)
 
 
 class ModelSummary:
@@ -224,8 +229,10 @@ class ModelSummary:
         self._tables = tables
 
     def __repr__(self) -> str:
-        return "\n".join(map(plain_text, self._tables))
+        whole = (attrs.evolve(table, levels=(), limit=None) for table in self._tables)
+        return "\n".join(map(plain_text, whole))
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
-        return "".join(table_of(table, texts=_TEXTS) for table in self._tables)
+        texts = 3 if "output" in self._tables[0].columns else 2
+        return "".join(table_of(table, texts) for table in self._tables)

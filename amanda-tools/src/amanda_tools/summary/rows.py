@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from amanda_tools._output.units import format_quantity, whole_text
+from amanda_tools._output.folding import folded
+from amanda_tools._output.units import format_short, whole_text
 from amanda_tools.summary.recorder import Figures, ForwardPass, ModelRecord, ModuleFact, unique
+
+if TYPE_CHECKING:
+    from amanda_tools.summary import SummaryOptions
 
 
 def model_rows(model: ModelRecord, last: ForwardPass, times: bool) -> list[dict[str, Any]]:
@@ -68,108 +72,65 @@ def module_row(
 
 
 def tree_rows(
-    rows: Sequence[dict[str, Any]], depth: int, times: bool, repeated: bool
-) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """Return columns and cells of the printed tree.
+    rows: Sequence[dict[str, Any]], options: SummaryOptions
+) -> tuple[list[str], list[tuple[Any, ...]], list[int]]:
+    """Return columns and cells of the printed tree, and the level of each row.
 
     Args:
         rows: the rows of one model.
-        depth: number of levels below the model; 0 for all.
-        times: True to add the seconds of each module; no modules are alike then.
-        repeated: True to give each of several modules that are alike a line.
+        options: those of the tool.
     """
-    columns = ("module", "type", "output", "parameters", "forward", "activations", "calls")
-    cells = []
-    listed = [row for row in rows if not depth or row["depth"] <= depth]
-    for row, last in [(row, None) for row in listed] if repeated or times else _folded(listed):
-        name = _name(row) if row["depth"] else row["model"]
-        if last is not None:
-            name += f" to {_name(last)}, each"
-        cell = (
-            "  " * row["depth"] + name,
-            row["type"],
-            whole_text(_shape(row["output"]), next(iter(row["outputs"]), {}), _shape),
-            f"{row['parameters']:,}",
-            amount(row, "flops", "FLOP"),
-            amount(row, "activation_bytes", "B"),
-            row["calls"],
-        )
-        seconds = row.get("seconds")
-        shown = "-" if seconds is None else f"{1000 * seconds:.3f} ms"
-        cells.append((*cell, shown) if times else cell)
-    return ((*columns, "time") if times else columns), cells
+    names = folded_names(rows, options)
+    has_calls = any(row["calls"] > 1 for row in rows)
+    columns = ["module", "type", *(["output"] if options.shapes else [])]
+    columns += ["parameters", "FLOP", "activations", *(["calls"] if has_calls else [])]
+    cells, levels, seen = [], [], set[str]()
+    for row in rows:
+        name = names[row["path"]]
+        if name in seen or (options.depth and row["depth"] > options.depth):
+            continue
+        seen.add(name)
+        levels.append(row["depth"])
+        cell = ["  " * row["depth"] + (_label(row, name) if row["depth"] else row["model"])]
+        cell.append(row["type"])
+        if options.shapes:
+            first: dict[str, Any] = next(iter(row["outputs"]), {})
+            shape = whole_text(_shape(row["output"]), first, _shape)
+            cell.append(f"{shape} {first.get('dtype', '')}".rstrip())
+        cell += [amount(row, "parameters"), amount(row, "flops")]
+        cell.append(amount(row, "activation_bytes", "B"))
+        cell += [f"{row['calls']}" if row["calls"] > 1 else ""] if has_calls else []
+        if options.time:
+            seconds = row["seconds"]
+            cell.append("-" if seconds is None else f"{1000 * seconds:.3f} ms")
+        cells.append(tuple(cell))
+    return [*columns, *(["time"] if options.time else [])], cells, levels
 
 
-def amount(row: Mapping[str, Any], figure: str, unit: str) -> str:
+def folded_names(rows: Sequence[dict[str, Any]], options: SummaryOptions) -> dict[str, str]:
+    """Return by path the name of each module, which modules that are alike share; by their times
+    none are."""
+    paths = {row["path"]: row["path"] for row in rows}
+    if options.repeated or options.time:
+        return paths
+    return paths | folded({r["path"]: tuple(map(str, map(r.get, _FIGURES))) for r in rows})
+
+
+def _label(row: Mapping[str, Any], name: str) -> str:
+    """Return the last part of the name of a module, ``0-11, each`` of several that are alike."""
+    own, label = (re.split("[./]", path)[-1] for path in (row["path"], name))
+    return label if label == own else f"{label}, each"
+
+
+def amount(row: Mapping[str, Any], figure: str, unit: str = "") -> str:
     """Format a figure of a row: ``≥ 2 kFLOP`` for a lower bound, "?" where it is not known."""
     if row[figure] is None:
         return "?"
-    return ("≥ " if row["bound"] else "") + format_quantity(row[figure], unit)
+    bound = "≥ " if row["bound"] and figure != "parameters" else ""
+    return bound + format_short(row[figure], unit)
 
-
-_NUMBERED = re.compile(r"(.*?)(\d+)")
 
 _FIGURES = ("type", "output", "parameters", "macs", "activation_bytes", "calls")
-
-
-def _folded(
-    rows: Sequence[dict[str, Any]],
-) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Yield one row for each group of consecutive modules that are alike.
-
-    Modules are alike if their numbers are consecutive, and their parts and figures equal.
-
-    Args:
-        rows: one tree or several, each module before its parts.
-
-    Yields:
-        The row of the first module of a group, and the row of its last module; None for a group of
-        one.
-    """
-    position = 0
-    while position < len(rows):
-        row, end = rows[position], _end(rows, position)
-        parts, last, after = rows[position:end], None, end
-        while after < len(rows) and _follows(last or row, rows[after]):
-            next_end = _end(rows, after)
-            if _likeness(rows[after:next_end]) != _likeness(parts):
-                break
-            last, after = rows[after], next_end
-        yield row, last
-        yield from _folded(parts[1:])
-        position = after
-
-
-def _end(rows: Sequence[dict[str, Any]], position: int) -> int:
-    """Return the index of the row after the parts of a module."""
-    depth, end = rows[position]["depth"], position + 1
-    while end < len(rows) and rows[end]["depth"] > depth:
-        end += 1
-    return end
-
-
-def _follows(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    """True if the names of two modules have consecutive numbers."""
-    if row["depth"] != other["depth"]:
-        return False
-    first, second = _NUMBERED.fullmatch(_name(row)), _NUMBERED.fullmatch(_name(other))
-    if first is None or second is None or first[1] != second[1]:
-        return False
-    return int(second[2]) == int(first[2]) + 1
-
-
-def _likeness(rows: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Return a key that is equal for modules that are alike: figures of a module and its parts."""
-    names = ["", *map(_name, rows[1:])]
-    return [
-        (name, row["depth"], *(row[figure] for figure in _FIGURES))
-        for name, row in zip(names, rows, strict=True)
-    ]
-
-
-def _name(row: dict[str, Any]) -> str:
-    name: str = row["path"].replace("/", ".").rpartition(".")[2]
-    return name
 
 
 def _shape(shape: Sequence[int | None] | None) -> str:
