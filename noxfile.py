@@ -213,7 +213,8 @@ def programs(session: nox.Session, framework: str) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation into site/VERSION, beside the versions that are there; no framework.
 
-    Every warning is an error: a link that leads nowhere, a docstring that cannot be read.
+    Every warning is an error: a link that leads nowhere, a docstring that cannot be read. If the
+    site is served under a path, it is in AMANDA_SITE_PATH: ``/amanda/``.
     """
     packages = ("-e", "./amanda-core", "-e", "./amanda-tools")
     session.install("-q", "-r", "docs/requirements.txt", *packages)
@@ -226,7 +227,8 @@ def docs(session: nox.Session) -> None:
     )
     # Beside the versions: the list that the switcher of the pages reads, and the way to the last.
     versions = sorted(path.parent.parent.name for path in site.glob("*/docs/index.html"))
-    entries = [{"version": name, "url": f"/{name}/docs/index.html"} for name in versions]
+    base = os.environ.get("AMANDA_SITE_PATH", "/")
+    entries = [{"version": name, "url": f"{base}{name}/docs/index.html"} for name in versions]
     (site / "versions.json").write_text(json.dumps(entries), encoding="utf-8")
     redirect = f'<meta http-equiv="refresh" content="0; url={version}/docs/index.html">'
     (site / "index.html").write_text(f"<!doctype html>{redirect}", encoding="utf-8")

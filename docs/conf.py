@@ -6,11 +6,14 @@ itself, as far as ``include_patterns`` says, so that links between documents nee
 
 from __future__ import annotations
 
+import os
+
 import amanda
 
 project = "Amanda"
 author = "the authors of Amanda"
 release = version = amanda.__version__
+site_path = os.environ.get("AMANDA_SITE_PATH", "/")
 
 extensions = [
     "myst_parser",
@@ -41,7 +44,7 @@ html_title = f"Amanda {release}"
 html_show_sourcelink = False
 html_theme_options = {
     "navbar_start": ["navbar-logo", "version-switcher"],
-    "switcher": {"json_url": "/versions.json", "version_match": release},
+    "switcher": {"json_url": f"{site_path}versions.json", "version_match": release},
     "check_switcher": False,
     "navigation_with_keys": False,
     "show_toc_level": 2,
