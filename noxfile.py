@@ -236,10 +236,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(venv_backend="virtualenv", reuse_venv=True)
 def release(session: nox.Session) -> None:
-    """Build all packages into dist/, check them, and try them without the repository.
-
-    Arguments are steps of tests/packaging/release.py: build, try, check.
-    """
+    """Build, check and try all packages: steps of tests/packaging/release.py, build try check."""
     session.install("-q", "--require-hashes", "-r", "tests/constraints/release.txt")
     steps = session.posargs or ["build", "try"]
     _run(session, "-m", "tests.packaging.release", session.bin, *steps)

@@ -36,7 +36,7 @@ class TorchDriver(Driver, abc.ABC):
         try:
             version = metadata.version("torch")
         except metadata.PackageNotFoundError:
-            return "PyTorch is not installed; try: pip install 'torch>=2.13'"
+            return "PyTorch is not installed; try: pip install 'torch>=2.13,<2.16'"
         release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
         if release < MINIMUM:
             return f"it needs torch>=2.13, and {version} is installed"
