@@ -279,10 +279,7 @@ def create_report(given: argparse.Namespace) -> Report:
     names = given.tool
     if given.html and not names:
         names = [name for name in PAGE_TOOLS if name in available()]
-    tools = create_tools(names)
-    for tool in (named.tool for named in tools):
-        if isinstance(tool, ReportingTool):
-            tool.prints_all = given.full
+    tools = create_tools(names, given.full)
     op_filter = create_op_filter(given)
     if len(given.output) > 1:
         named = " and ".join(map(str, given.output))
@@ -313,8 +310,12 @@ def _check_recordings(folder: Path | None, tools: Iterable[NamedTool]) -> None:
             raise UsageError(f"{name} writes what it records into files: give a folder, -o DIR")
 
 
-def create_tools(texts: Sequence[str]) -> list[NamedTool]:
+def create_tools(texts: Sequence[str], full: bool = False) -> list[NamedTool]:
     """Create the tools that the ``-t`` arguments name.
+
+    Args:
+        texts: the arguments.
+        full: True if they are to print all tables and rows.
 
     Raises:
         UsageError: a tool or an option is unknown, or a value has the wrong form.
@@ -328,6 +329,9 @@ def create_tools(texts: Sequence[str]) -> list[NamedTool]:
             made.append(NamedTool(name, _create_tool(spec, _load(spec))))
     except grammar.GrammarError as error:
         raise UsageError(f"{error}; see: amanda tools") from error
+    for tool in (named.tool for named in made):
+        if isinstance(tool, ReportingTool):
+            tool.prints_all = full
     return made
 
 

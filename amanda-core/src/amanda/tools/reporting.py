@@ -574,26 +574,27 @@ def plain_text(table: Table, full: bool = False) -> str:
     if not table.rows:
         return "\n  ".join(title)
     rows, more = (table.rows, "") if full else table.head()
-    columns = [
-        [printable(str(value)) for value in column]
-        for column in zip(table.columns, *rows, strict=True)
-    ]
+    columns = [list(map(_cell, column)) for column in zip(table.columns, *rows, strict=True)]
+    return "\n  ".join([*title, *_aligned(columns, room)]) + (f"\n{more}" if more else "")
+
+
+def _aligned(columns: Sequence[Sequence[str]], room: int) -> Iterable[str]:
+    """Yield the lines of columns of texts, the heading first."""
     # Names and texts; the other columns are amounts, which are aligned to the right.
     texts = [not (i and all(map(_AMOUNT.fullmatch, c[1:]))) for i, c in enumerate(columns)]
     widths = _fitting([max(map(len, column)) for column in columns], texts, room)
-    lines: list[tuple[str, ...]] = []
-    for cells in zip(*columns, strict=True):
-        parts = [_lines(cell, width) for cell, width in zip(cells, widths, strict=False)]
-        lines += itertools.zip_longest(*parts, fillvalue="")
-    lines.insert(1, tuple("-" * width for width in widths))
-    shown = [
-        "  ".join(
-            cell.ljust(width) if is_text else cell.rjust(width)
-            for cell, width, is_text in zip(line, widths, texts, strict=False)
-        ).rstrip()
-        for line in lines
-    ]
-    return "\n  ".join([*title, *shown]) + (f"\n{more}" if more else "")
+    lines: list[Sequence[str]] = []
+    for cells in zip(*columns[: len(widths)], strict=True):
+        lines += itertools.zip_longest(*map(_lines, cells, widths), fillvalue="")
+    lines.insert(1, ["-" * width for width in widths])
+    ways = [str.ljust if is_text else str.rjust for is_text in texts]
+    for line in lines:
+        padded = (way(cell, n) for way, cell, n in zip(ways, line, widths, strict=False))
+        yield "  ".join(padded).rstrip()
+
+
+def _cell(value: Any) -> str:
+    return printable(str(value))
 
 
 def _fitting(widths: Sequence[int], texts: Sequence[bool], room: int) -> list[int]:

@@ -106,10 +106,8 @@ def folded_rows(
 def _label(row: Mapping[str, Any]) -> str:
     """Return the name of an operator in its module: ``linear``, ``linear:1``, ``linear_backward``,
     ``linear accumulate_grad``."""
-    forward, own = (
-        op_id.rpartition("/")[2].removesuffix(":0")
-        for op_id in (row.get("forward", row["id"]), row["id"])
-    )
+    ids: tuple[str, str] = row.get("forward", row["id"]), row["id"]
+    forward, own = (op_id.rpartition("/")[2].removesuffix(":0") for op_id in ids)
     if "forward" not in row:
         return forward
     _, colon, number = own.partition(":")

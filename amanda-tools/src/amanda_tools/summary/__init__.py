@@ -19,30 +19,12 @@ from amanda_tools._output.notebook import table_of
 from amanda_tools.summary.graph_ops import GraphOps
 from amanda_tools.summary.keras_layers import KerasCallPatch, is_keras
 from amanda_tools.summary.op_figures import OpFigures
+from amanda_tools.summary.options import SummaryOptions
 from amanda_tools.summary.recorder import Recorder
 from amanda_tools.summary.rows import amount, folded_names, model_rows, tree_rows
 from amanda_tools.summary.scopes import Scopes
 
 __all__ = ["ModelSummary", "SummaryOptions", "SummaryTool"]
-
-
-@attrs.frozen(kw_only=True)
-class SummaryOptions:
-    """The options of ``summary``.
-
-    Attributes:
-        depth: levels of modules below the model that tables show; 0 for all.
-        time: also measure the duration of each module's calls, tools included.
-        repeated: show modules that are alike one by one, such as the blocks of a transformer.
-        shapes: also show the shape and element type of each module's output.
-        csv: also write the rows of all modules as a table.
-    """
-
-    depth: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    time: bool = False
-    repeated: bool = False
-    shapes: bool = False
-    csv: bool = False
 
 
 class SummaryTool(PrintingTool[SummaryOptions]):

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amanda_tools._output.folding import folded
 from amanda_tools._output.units import format_short, whole_text
+from amanda_tools.summary.options import SummaryOptions
 from amanda_tools.summary.recorder import Figures, ForwardPass, ModelRecord, ModuleFact, unique
-
-if TYPE_CHECKING:
-    from amanda_tools.summary import SummaryOptions
 
 
 def model_rows(model: ModelRecord, last: ForwardPass, times: bool) -> list[dict[str, Any]]:
@@ -91,20 +89,29 @@ def tree_rows(
             continue
         seen.add(name)
         levels.append(row["depth"])
-        cell = ["  " * row["depth"] + (_label(row, name) if row["depth"] else row["model"])]
-        cell.append(row["type"])
-        if options.shapes:
-            first: dict[str, Any] = next(iter(row["outputs"]), {})
-            shape = whole_text(_shape(row["output"]), first, _shape)
-            cell.append(f"{shape} {first.get('dtype', '')}".rstrip())
-        cell += [amount(row, "parameters"), amount(row, "flops")]
-        cell.append(amount(row, "activation_bytes", "B"))
-        cell += [f"{row['calls']}" if row["calls"] > 1 else ""] if has_calls else []
-        if options.time:
-            seconds = row["seconds"]
-            cell.append("-" if seconds is None else f"{1000 * seconds:.3f} ms")
-        cells.append(tuple(cell))
+        cells.append(
+            (
+                "  " * row["depth"] + (_label(row, name) if row["depth"] else row["model"]),
+                row["type"],
+                *([_output(row)] if options.shapes else []),
+                amount(row, "parameters"),
+                amount(row, "flops"),
+                amount(row, "activation_bytes", "B"),
+                *([f"{row['calls']}" if row["calls"] > 1 else ""] if has_calls else []),
+                *([_milliseconds(row["seconds"])] if options.time else []),
+            )
+        )
     return [*columns, *(["time"] if options.time else [])], cells, levels
+
+
+def _output(row: Mapping[str, Any]) -> str:
+    """Return the shape and element type of a module's first output."""
+    first: dict[str, Any] = next(iter(row["outputs"]), {})
+    return f"{whole_text(_shape(row['output']), first, _shape)} {first.get('dtype', '')}".rstrip()
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.3f} ms"
 
 
 def folded_names(rows: Sequence[dict[str, Any]], options: SummaryOptions) -> dict[str, str]:
