@@ -53,6 +53,12 @@ PAGE = Path("amanda-torch/docs/speed.md")
 CHART = PAGE.with_suffix(".png")
 """Its picture, which ``tests/browser/pictures.py`` takes."""
 
+TABLES = {
+    "TensorFlow": "tensorflow", "GPT-2": "gpt2", "ResNet and BERT": ("resnet", "bert"),
+    "Compiled functions": "compiled",
+}  # fmt: skip
+"""The tables of the page, and what the names of their cases begin with."""
+
 LONGEST_BAR = 20.0
 """Larger ratios are in the tables only: beside them nobody could compare the others."""
 
@@ -359,15 +365,15 @@ def page(rows: Sequence[Mapping[str, Any]], others: Sequence[str]) -> str:
         about["tensorflow"] = metadata.version(name)
     parts = [
         "# Speed",
-        "Ratios of processor time to the same step without Amanda, in one interleaved run with one "
-        "thread; medians with 95 % intervals, and the ratios of the fastest runs. Written by "
-        "`python -m tests.benchmarks.speed --write` on " + date(about) + ". A goal is what the "
-        "project has set itself; a row says whether the measurement shows it to be kept.",
+        "Ratios of processor time to the same step without Amanda, with one thread: medians, 95 % "
+        "intervals and, where there is one, the project's goal and whether it is kept. Written by "
+        "`python -m tests.benchmarks.speed --write` on " + date(about) + ".",
         f"![GPT-2 of twelve layers of width 64]({CHART.name})",
     ]
     singles = [row for row in rows if not row["case"].startswith("architecture-")]
-    for case in dict.fromkeys(row["case"] for row in singles):
-        parts += [f"## {case}", table([row for row in singles if row["case"] == case])]
+    for title, begin in TABLES.items():
+        if chosen := [row for row in singles if row["case"].startswith(begin)]:
+            parts += [f"## {title}", table(chosen)]
     if len(singles) < len(rows):
         parts += ["## 25 architectures", *architectures(rows)]
     return "\n\n".join([*parts, *others]) + "\n"
@@ -382,17 +388,24 @@ def date(about: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of one case as a table."""
-    lines = ["| | ratio | 95 % interval | fastest | goal | shown |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        low, high = row["interval"]["low"], row["interval"]["high"]
-        goal = "" if row["bound"] is None else f"{row['bound']:.2f}"
-        shown = "unsure" if row["doubt"] else row["conclusion"]
-        lines.append(
-            f"| {row['name']} | {row['median']:.2f} | {low:.2f}-{high:.2f} | "
-            f"{row['minimum']:.2f} | {goal} | {shown} |"
-        )
+    """Rows as a table: a line for each name, a column for each case."""
+    cases = dict.fromkeys(row["case"] for row in rows)
+    cells = {(row["name"], row["case"]): cell(row) for row in rows}
+    lines = [f"| | {' | '.join(cases)} |", "|---|" + "---|" * len(cases)]
+    names = dict.fromkeys(row["name"] for row in rows)
+    for name in sorted(names, key=lambda name: name.startswith("peer:")):
+        found = [cells.get((name, case), "") for case in cases]
+        lines += [f"| {name} | {' | '.join(found)} |"]
     return "\n".join(lines)
+
+
+def cell(row: Mapping[str, Any]) -> str:
+    """Ratio and interval, and the goal if there is one; ``unsure`` if nothing can be concluded."""
+    ratio = f"{row['median']:.2f} ({row['interval']['low']:.2f}-{row['interval']['high']:.2f})"
+    if row["bound"] is None:
+        return f"{ratio} unsure" if row["doubt"] else ratio
+    kept = "kept" if row["conclusion"] == "within the bound" else "missed"
+    return f"{ratio}; {row['bound']:.2f} {'unsure' if row['doubt'] else kept}"
 
 
 def architectures(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -419,11 +432,12 @@ def architectures(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def charts(text: str) -> Iterator[Chart]:
     """Yield charts of the ratios on GPT-2 of twelve layers, read from the tables of the page."""
-    for part in text.split("\n## ")[1:]:
-        case, *lines = part.splitlines()
+    gpt2 = text.partition("\n## GPT-2\n\n")[2].partition("\n\n")[0]
+    head, _, *lines = [line.strip("|").split("|") for line in gpt2.splitlines()]
+    for column, case in enumerate(name.strip() for name in head):
         if case.startswith("gpt2-12x64-"):
-            cells = [line.strip("| ").split(" | ") for line in lines[3:] if line]
-            ratios = {name: float(ratio) for name, ratio, *_ in cells}
+            cells = {line[0].strip(): line[column].split() for line in lines}
+            ratios = {name: float(found[0]) for name, found in cells.items() if found}
             bars = {name: ratio for name, ratio in ratios.items() if ratio <= LONGEST_BAR}
             kind = {"infer": "inference", "train": "training"}[case.rpartition("-")[2]]
             yield Chart(

@@ -15,7 +15,8 @@ def row(case: str, name: str, median: float, bound: float | None, doubt: str = "
     """A row as the benchmark reports it."""
     return {
         "case": case, "name": name, "median": median, "minimum": median, "bound": bound,
-        "interval": {"low": median, "high": median}, "doubt": doubt, "conclusion": "slower",
+        "interval": {"low": median, "high": median}, "doubt": doubt,
+        "conclusion": "within the bound" if bound and median < bound else "above the bound",
     }  # fmt: skip
 
 
@@ -29,21 +30,22 @@ def test_a_case_has_a_row_for_each_interceptor(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_is_shown() -> None:
-    """Each case has a table with goals; architectures are summed up by median and worst."""
+    """Cases are columns, with goals; architectures are summed up by median and worst."""
     rows = [
         row("gpt2-12x64-infer", "gate: count", 1.1, 1.05),
         row("gpt2-12x64-infer", "peer: DebugMode", 5.0, None, doubt="few rounds"),
         row("gpt2-12x64-infer", "peer: torchlens.trace", 300.0, None),
+        row("gpt2-12x64-train", "gate: count", 1.2, 1.25),
         row("architecture-a", "gate: routine", 1.2, 1.6),
         row("architecture-b", "gate: routine", 1.4, 1.6),
         row("architecture-c", "gate: routine", 1.3, 1.6),
     ]
     text = speed.page(rows, ["## Growth", "none"])
-    assert "| gate: count | 1.10 | 1.10-1.10 | 1.10 | 1.05 | slower |" in text
-    assert "| peer: DebugMode | 5.00 | 5.00-5.00 | 5.00 |  | unsure |" in text
+    assert "| gate: count | 1.10 (1.10-1.10); 1.05 missed | 1.20 (1.20-1.20); 1.25 kept |" in text
+    assert "| peer: DebugMode | 5.00 (5.00-5.00) unsure |  |" in text
     assert "median 1.30, worst 1.40 on b (goals: 1.22 and 1.40)" in text
     assert text.endswith("## Growth\n\nnone\n")
-    [chart] = speed.charts(text)
+    chart, _ = speed.charts(text)
     assert list(chart.labels) == ["gate: count", "peer: DebugMode"]
     assert chart.values == {"ratio": [1.1, 5.0]}
 

@@ -76,17 +76,11 @@ ALL = {
     "phone": Picture(PAGE, width=420, height=1828, dark=True),
     "trace": Picture("trace", "section.model", height=640),
     "speed": Picture(
-        element=".charts",
-        width=1300,
-        height=700,
-        write=write_speed,
-        folder=ROOT / speed.PAGE.parent,
+        "", ".charts", "", 1300, 700, write=write_speed, folder=ROOT / "amanda-torch/docs"
     ),
     "time-line": Picture("profile", "figure.chart.spans", height=600),
     "diff": Picture(
-        "diff:reference=before",
-        "section.tool",
-        "train.py",
+        *("diff:reference=before", "section.tool", "train.py"),
         before="diff",
         edit=("nn.BatchNorm2d(8)", "nn.BatchNorm2d(8, eps=1e-2)"),
     ),
@@ -103,7 +97,6 @@ ALL = {
             ("prune", "prune:method=nm", "vit.py"),
             ("quantize", "quantize:calibration=1", "vit.py"),
             ("remat", "remat:budget=0.7", "vit.py"),
-            ("sparsity", "sparsity", "vit.py"),
             ("stats", "stats", "vit.py"),
             ("summary", "summary", "vit.py"),
         )
