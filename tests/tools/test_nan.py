@@ -191,15 +191,15 @@ def test_a_nan_of_the_data_is_nobodys_product() -> None:
     assert "no operator produced" in " ".join(out.getvalue().split())
 
 
-def test_a_broken_parameter_is_named_where_it_is_read() -> None:
-    """A weight that is NaN is received, by name."""
-    layer = nn.Linear(2, 2)
-    with torch.no_grad():
-        layer.weight.fill_(float("nan"))
-    summary = searched(lambda: layer(torch.rand(1, 2))).summary()
-    assert summary["first"] is None
-    assert summary["received"]["input"] == "weight"
-    assert summary["received"]["is_parameter"]
+@pytest.mark.parametrize("name", ["weight", "running_mean"])
+def test_a_broken_parameter_or_buffer_is_named_where_it_is_read(name: str) -> None:
+    """A tensor of a model that is NaN is received, by name, and is no data."""
+    layer = nn.BatchNorm1d(2).eval()
+    layer.state_dict()[name].fill_(float("nan"))
+    with pytest.warns(NonFiniteWarning, match=r"^a (parameter|buffer) of the model|^parameter"):
+        received = searched(lambda: layer(torch.rand(1, 2)), action="warn").summary()["received"]
+    kinds = received["is_parameter"], received["is_state"]
+    assert (received["input"], kinds) == (name, (name == "weight", name != "weight"))
 
 
 @pytest.mark.parametrize(
@@ -381,21 +381,38 @@ def test_an_overflow_that_a_gradient_scaler_skips_is_no_finding(skips: bool) -> 
     tool = searched(run, action="warn")
     assert scaler.get_scale() < 2.0**126
     assert (tool.findings(), tool.summary()["first"]["fate"]) == ([], "skipped")
-    assert next(iter(tool.tables())).title.endswith("but in steps that the loss scaling skipped")
+    assert next(iter(tool.tables())).title.endswith("but in steps that were skipped")
 
 
-@pytest.mark.parametrize("updates", ["never", "before", "after"])
-def test_an_optimizer_that_looks_at_gradients_and_drops_them_skips(updates: str) -> None:
+@pytest.mark.parametrize(
+    ("updates", "fate"),
+    [
+        ("never", "skipped"),
+        ("before", "reached"),
+        ("after", "reached"),
+        ("with others", "masked"),
+        ("after the program", "masked"),
+    ],
+)
+def test_an_optimizer_that_looks_at_gradients_and_drops_them_skips(updates: str, fate: str) -> None:
     """A gradient that an optimizer finds not to be finite reaches nothing if the update is left
-    out, as Keras' loss scaling does; it is a finding if the optimizer writes it, before or after
-    the look."""
+    out, as Keras' loss scaling does; it is masked if the optimizer or the program replaces it, and
+    a finding if the optimizer writes it, before or after the look."""
+
+    def mask() -> None:
+        for p in model.parameters():
+            p.grad = torch.where(torch.isfinite(p.grad), p.grad, 0.0)  # type: ignore[arg-type]
 
     class Scaling(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             if updates == "before":
                 super().step(closure)
             finite = all(torch.isfinite(p.grad).all() for p in self.param_groups[0]["params"])
-            if updates == "after" or (finite and updates == "never"):
+            if updates == "with others":
+                mask()
+            if updates in ("after", "with others", "after the program") or (
+                finite and updates == "never"
+            ):
                 super().step(closure)
 
     model = nn.Linear(4, 4)
@@ -406,10 +423,11 @@ def test_an_optimizer_that_looks_at_gradients_and_drops_them_skips(updates: str)
         for factor in (1.0, 1e30):
             optimizer.zero_grad()
             (model(torch.ones(2, 4)) * factor).square().sum().backward()
+            if updates == "after the program":
+                mask()
             optimizer.step()
 
-    fates = {event.fate for event in searched(run).events}
-    assert fates == ({"skipped"} if updates == "never" else {"reached"})
+    assert {event.fate for event in searched(run).events} == {fate}
 
 
 @pytest.mark.parametrize("steps", [[(0, 1), (0, 1e38), (1, 1)], [(1, 1), (0, 1e38)]])

@@ -27,7 +27,7 @@ from amanda_tools.kernels import KernelsTool
 from amanda_tools.profile import ProfileTool
 from amanda_tools.summary import SummaryTool
 from amanda_tools.trace import TraceTool
-from tests.running import applied
+from tests.running import applied, in_threads
 
 EXECUTED = dict.fromkeys(("count", "flops", "kernels"), "executions") | {"profile": "calls"}
 TOOLS = [CountTool, FlopsTool, KernelsTool, ProfileTool]
@@ -109,6 +109,43 @@ def test_charts_are_of_a_step_and_have_the_run() -> None:
         assert sum(step["forward"]) > 0
         if steps:
             assert sum(run["forward"]) == 11 * sum(step["forward"])
+
+
+def test_threads_that_train_have_steps_without_figures() -> None:
+    """Steps of several threads overlap, and so do what one computes and the backward passes of
+    another: these figures are not known, and the others are sums."""
+
+    both = threading.Barrier(2)
+
+    def train() -> None:
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            both.wait()
+            model(torch.rand(5, 4)).sum().backward()
+            optimizer.step()
+
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        in_threads(train, train)
+    summary = tool.result()["summary"]
+    assert (summary["per_step"], summary["flops_recomputed"]) == ({}, None)
+    assert summary["flops"] == 4 * 2 * 5 * 12
+
+
+def test_a_step_that_optimizers_make_in_hooks_has_the_whole_backward_pass() -> None:
+    """Its iteration ends with the pass, not where the first of them has stepped."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for p in model.parameters():
+        step = torch.optim.SGD([p], 0.1).step
+        p.register_post_accumulate_grad_hook(lambda _, step=step: step())  # type: ignore[misc]
+
+    def run() -> None:
+        for _ in range(3):
+            model(torch.rand(5, 4)).sum().backward()
+
+    steps = applied(FlopsTool(), run).figures_of_steps().values()
+    assert [step["flops_backward"] for step in steps] == [3 * 2 * 5 * 16] * 3
 
 
 def test_a_timeline_that_is_full_does_not_hide_the_step() -> None:

@@ -56,7 +56,8 @@ def test_what_is_saved_is_what_torch_packs(name: str) -> None:
 
 
 def test_what_a_single_operator_saves() -> None:
-    """A sigmoid its output, a product its factors, a linear layer its input, in place too."""
+    """A sigmoid its output, a product its factors, a linear layer its input, in place too, and
+    under transforms."""
     layer, x = nn.Linear(10, 20), torch.rand(3, 10)
     kept: list[Any] = []
 
@@ -70,6 +71,9 @@ def test_what_a_single_operator_saves() -> None:
     assert rows["mul"]["saved_bytes"] == 2 * 3 * 20 * 4
     assert rows["tanh"]["saved_bytes"] == 3 * 20 * 4
     assert rows["mul"]["output_bytes"] == 3 * 20 * 4
+    y = layer(x).detach().requires_grad_()
+    transforms = applied(ProfileTool(), lambda: kept.append(torch.vmap(torch.sigmoid)(y)))
+    assert transforms.summary()["saved_bytes"] == 3 * 20 * 4
 
 
 def test_nothing_is_saved_without_gradients() -> None:

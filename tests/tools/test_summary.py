@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import amanda
 from amanda.testing import loopback as lb
 from amanda.tools.reporting import plain_text
+from amanda_tools.summary.pytorch import TorchModules
+from amanda_tools.summary.recorder import ModelRecord
 
 
 class Bottleneck(nn.Module):
@@ -281,6 +283,16 @@ def test_modules_without_a_hash_have_a_tree() -> None:
 
     tool = watched((Named("n"), torch.rand(2)), (nn.ReLU(), torch.rand(2)))
     assert [row["model"] for row in tool.modules()] == ["Named", "ReLU"]
+
+
+def test_a_module_that_gets_the_identity_of_a_dropped_one_has_not_its_path() -> None:
+    """Its figures are those of the module that calls it."""
+    model, source = nn.Module(), TorchModules()
+    model.part = nn.Identity()
+    record, gone = ModelRecord("Module", source, model), id(model.part)
+    del model.part
+    made = [nn.Identity() for _ in range(1000)]
+    assert [record.path_of(source, one, "up") for one in made if id(one) == gone] == ["up"]
 
 
 def test_a_module_that_holds_its_owner_is_shown_once() -> None:

@@ -251,6 +251,17 @@ def test_threads_of_other_scopes_use_the_same_leaf() -> None:
     assert inner.backward_ids.count(own) == 1
 
 
+def test_a_backward_pass_of_what_another_thread_has_computed_is_seen() -> None:
+    """Nodes are numbered in each thread: those of another one are none of before the scope."""
+    weight, counter, outputs = torch.ones(2, requires_grad=True), Counter(), []
+    (weight.sin() * 2).sum().backward()
+    with applied(counter) as scope:
+        in_threads(lambda: outputs.append(weight.sin()))
+        outputs[0].sum().backward()
+    assert counter.backward_ops["SinBackward0"] == 1
+    assert not scope.statistics.not_seen
+
+
 def test_a_scope_that_its_own_routine_ends() -> None:
     """No mode stays, though PyTorch puts it on again when the operator has ended."""
     tool, blocks = amanda.Tool(), []

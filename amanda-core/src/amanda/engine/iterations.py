@@ -40,6 +40,8 @@ class Iterations:
         self._trains = False
         self._seen_this_step = False
         self._backwards = 0
+        # Backward passes that run now, and whether an optimizer has stepped in one, as in a hook.
+        self._running, self._steps_within = 0, False
         self._is_training = False
         self._has_gradients = False
         self._first_ambiguous: int | None = None
@@ -118,16 +120,25 @@ class Iterations:
         is_functional = not self._has_modules
         self._begun(emit, contiguous=is_functional, begin=self.end if is_functional else 0.0)
         self._backwards += not continues
+        self._running += 1
         self._is_training = self._has_gradients = True
 
     def backward_ends(self, emit: Emit, continues: bool = False) -> None:
         """A backward pass has ended."""
+        self._running -= 1
+        if self._steps_within and not self._running:
+            self._steps_within = False
+            self.optimizer_ends(emit)
         goes_on = continues or self._called or self._trains or self.optimizing
         if self._is_open and not goes_on:
             self._close(emit)
 
     def optimizer_ends(self, emit: Emit) -> None:
         """An optimizer has stepped."""
+        if self._running:
+            # The gradients of others follow.
+            self._steps_within = True
+            return
         self._seen_this_step = True
         if not self._trains:
             # What was counted as iterations so far were accumulation passes of this one: take the

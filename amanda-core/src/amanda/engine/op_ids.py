@@ -78,7 +78,7 @@ class OpIds(threading.local):
         self._root = ""
         self._instances: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._classes: collections.Counter[str] = collections.Counter()
-        self._paths: dict[int, str] = {}
+        self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._entries: collections.Counter[str] = collections.Counter()
 
     def restart(self) -> None:
@@ -141,9 +141,9 @@ class OpIds(threading.local):
             self.restart()
         self._met.add(module)
         self._entries.clear()
-        self._paths = {}
+        self._paths.clear()
         for path, child in named_modules():
-            self._paths.setdefault(id(child), path)
+            self._paths.setdefault(child, path)
         if module not in self._instances:
             name = type(module).__name__
             count = self._classes[name]
@@ -153,7 +153,7 @@ class OpIds(threading.local):
         return _CountedCall(self._root)
 
     def _inner(self, module: Any) -> _CountedCall:
-        path = self._paths.get(id(module))
+        path = self._paths.get(module)
         if path is None:  # not an attribute of any module of this model
             path = f"{self._calls[-1].path}.{type(module).__name__}".lstrip(".")
         count = self._entries[path]

@@ -29,6 +29,7 @@ import re
 import shutil
 import sys
 import textwrap
+import threading
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -129,6 +130,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         self._statistics: dict[int, Any] = {}
         self._has_gradients = False
         self._step_figures = StepFigures()
+        self._stepping: set[int] = set()
         self._noted_figures: Mapping[str, float] = {}
         self._noted_counts: _Counts = {}
         self.add_inst_for_iteration(self._begin_step)
@@ -177,6 +179,13 @@ class ReportingTool(Tool, Generic[OptionsT]):
         )
 
     def _end_step(self, point: PointContext) -> None:
+        if point.runs_at_once:
+            self._stepping.add(threading.get_ident())
+        if len(self._stepping) > 1:
+            # Steps of several threads overlap: they have no figures.
+            self._step_figures = StepFigures()
+            self._step_figures.count = point.iteration + 1
+            return
         self._read_figures()
         momentary = self.momentary_figures()
         self._step_figures.end(

@@ -10,6 +10,7 @@ The calls of optimizers are noted from the import of Keras beside Amanda on, as 
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -62,6 +63,8 @@ class _RunningSteps(threading.local):
 
 EAGER = EagerOptimizers()
 _RUNNING = _RunningSteps()
+_COUNT = itertools.count()
+_NUMBERS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _STEPS: weakref.WeakKeyDictionary[Any, list[OptimizerStep]] = weakref.WeakKeyDictionary()
 
 
@@ -105,7 +108,8 @@ def _noted(vanilla: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
     begin = _internals.count_operations(graph)
     result = vanilla(optimizer, *args, **kwargs)
     end = _internals.count_operations(graph)
-    step = OptimizerStep(id(optimizer), begin, end, accumulates(optimizer) > 1)
+    number = _NUMBERS.setdefault(optimizer, next(_COUNT))
+    step = OptimizerStep(number, begin, end, accumulates(optimizer) > 1)
     _STEPS.setdefault(graph, []).append(step)
     return result
 

@@ -298,7 +298,7 @@ def below_transforms(tensor: Any) -> tuple[Any, int]:
         The tensor, and the number of its first axes that ``torch.vmap`` maps over: those the
         wrapped tensor does not have.
     """
-    *wrappers, tensor = _inside(tensor)
+    *wrappers, tensor = inside(tensor)
     axes = [_stacked_axis()(wrapper) for wrapper in wrappers if _is_stacked()(wrapper)]
     for moved, axis in enumerate(reversed(axes)):
         tensor = tensor.movedim(axis + moved, 0)
@@ -307,7 +307,7 @@ def below_transforms(tensor: Any) -> tuple[Any, int]:
 
 def is_stacked(tensor: Any) -> bool:
     """True if ``torch.vmap`` maps over an axis of what is inside of a tensor."""
-    return any(map(_is_stacked(), _inside(tensor)))
+    return any(map(_is_stacked(), inside(tensor)))
 
 
 def may_be_batched(tensors: Iterable[Any]) -> bool:
@@ -331,7 +331,7 @@ def batch_sizes(tensor: Any) -> dict[int, int]:
     if old_batch_check()(tensor):
         raise LookupError("the size of an older vmap")
     found: dict[int, int] = {}
-    for wrapper, inner in itertools.pairwise(_inside(tensor)):
+    for wrapper, inner in itertools.pairwise(inside(tensor)):
         if _is_stacked()(wrapper):
             found[_level()(wrapper)] = int(inner.shape[_stacked_axis()(wrapper)])
     return found
@@ -356,7 +356,7 @@ def shown_part(tensor: Any) -> Any:
     return LocalPart(local.shape, local.dtype, local.device, tuple(tensor.shape), words)
 
 
-def _inside(tensor: Any) -> Iterator[Any]:
+def inside(tensor: Any) -> Iterator[Any]:
     """Yield a tensor, and what each wrapper of ``torch.func`` holds, the outermost first."""
     yield tensor
     while _is_wrapped()(tensor):

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from amanda import OpContext
 from amanda.tools.description import OpDescription
-from amanda_tools._operators.op_table import FlopFormula, is_free_backward, row_of, set_row
+from amanda_tools._operators.op_table import FlopFormula, is_free, is_free_backward, row_of, set_row
 from amanda_tools._operators.signature import CallShapes
 from amanda_tools._operators.torch_formulas import torch_formula
 
@@ -67,6 +68,16 @@ def formula_of(kind: str, name: str = "", op: Any = None) -> FlopFormula | None:
         if formula is not None:
             return FlopFormula(formula, source="torch.utils.flop_counter")
     return found
+
+
+def formula_in(context: OpContext, kind: str, name: str) -> FlopFormula | None:
+    """Return :func:`formula_of` the operator of a context; None of one that reads a sparse tensor,
+    since formulas are of all elements."""
+    found = formula_of(kind, name, None if is_free(kind) else context.get_op())
+    # In a graph, reading tensors would copy it.
+    inputs = context.get_inputs() if found is not None and context.runs_at_once else ()
+    layouts = [str(getattr(tensor, "layout", "")) for tensor in inputs]
+    return None if any(layout.startswith("torch.sparse_") for layout in layouts) else found
 
 
 def backward_formula_of(op: OpDescription, forward: OpDescription) -> FlopFormula | None:

@@ -255,8 +255,10 @@ def is_free_backward(kind: str, name: str) -> bool:
         kind: its canonical type.
         name: the framework's name for it.
     """
-    is_sum = kind == "accumulate_grad"
-    return is_sum or is_free(kind.removesuffix("_backward")) or is_free_name(name)
+    # Also of a gradient of a gradient. PyTorch's gradients of a product of vectors scale these.
+    of = re.sub("(_backward)+$", "", kind)
+    is_elementwise = kind == "accumulate_grad" or name in ("DotBackward0", "VdotBackward0")
+    return is_elementwise or is_free(of) or is_free_name(name)
 
 
 def is_view(kind: str) -> bool:

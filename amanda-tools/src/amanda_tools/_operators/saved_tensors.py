@@ -10,7 +10,7 @@ from typing import Any
 
 from amanda import OpContext
 from amanda.tools.description import op_name
-from amanda_tools._internals import raw_saved_tensors
+from amanda_tools._internals import inside, may_be_batched, raw_saved_tensors
 from amanda_tools._values.shapes import byte_size
 
 HOOKED: Any = object()
@@ -83,10 +83,17 @@ def _nodes_of(tensors: Sequence[Any]) -> list[Any]:
 def node_of(tensor: Any) -> Any:
     """Return the ``grad_fn`` of a tensor, None if there is none."""
     try:
-        return getattr(tensor, "grad_fn", None)
+        nodes = (getattr(one, "grad_fn", None) for one in _layers(tensor))
+        return next((node for node in nodes if node is not None), None)
     except RuntimeError:
         # PyTorch 2.13 raises for a view that was made, and changed in place, under no_grad.
         return None
+
+
+def _layers(tensor: Any) -> Iterator[Any]:
+    """Return a tensor, and behind it what each transform of ``torch.func`` has wrapped."""
+    is_wrapped = tensor is not None and may_be_batched([tensor])
+    return inside(tensor) if is_wrapped else iter((tensor,))
 
 
 def _saved(node: Any) -> Iterator[Any]:
@@ -102,6 +109,7 @@ def _saved(node: Any) -> Iterator[Any]:
 def _address(tensor: Any) -> int:
     """Return the address of a tensor's memory, 0 if it has none of its own."""
     try:
+        *_, tensor = _layers(tensor)
         storage = tensor.untyped_storage()
         # PyTorch warns where the address of a fake tensor's memory is asked for.
         return 0 if storage.device.type == "meta" else int(storage.data_ptr())

@@ -23,9 +23,14 @@ from amanda_tools._values.shapes import total_bytes
 
 
 class WrittenBytes:
-    """The bytes of the outputs of operators, by id."""
+    """The bytes of the outputs of operators, by id.
+
+    Attributes:
+        is_of_first_step: whether those of some are of the first step.
+    """
 
     def __init__(self) -> None:
+        self.is_of_first_step = False
         self._last: dict[str, int | None] = {}
         self._of_step: dict[str, int | None] = {}
         # Seen since the last step ended: those of an analysis, and those of executions.
@@ -36,6 +41,7 @@ class WrittenBytes:
         """Note the outputs of an operator: now, or at each execution where the graph does not tell
         all of their sizes."""
         if context.runs_at_once:
+            self.is_of_first_step = True
             size = total_bytes(context.get_outputs())
         else:
             size = total_bytes(context.get_tensor_specs().outputs)

@@ -25,7 +25,7 @@ from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, wit
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.call_shapes import is_nested, item_shapes_of
-from amanda_tools._operators.flop_registry import backward_formula_of, formula_of, register
+from amanda_tools._operators.flop_registry import backward_formula_of, formula_in, register
 from amanda_tools._operators.op_table import (
     FlopFormula,
     elementwise_formula,
@@ -238,7 +238,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _forward_op(self, op: OpDescription, context: OpContext) -> Op:
         """Classify a forward operator: with a formula, free, or unknown."""
-        formula = formula_of(op.type, op.name, None if is_free(op.type) else context.get_op())
+        formula = formula_in(context, op.type, op.name)
         is_extra = formula is None and is_free(op.type)
         if is_extra and (formula := self._extra_formula(op, op.type)) is None:
             return self._met(op, op)
@@ -259,7 +259,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         forward, formula = self._ops.get(op.forward), None
         if isinstance(forward, OpDescription):
             return self._met(op, op)
-        if forward is not None:
+        if forward is not None and forward.formula is not None:
             formula = backward_formula_of(op, forward.op)
         kind, is_extra = op.type, formula is None and is_free_backward(op.type, op.name)
         if not is_extra and forward is not None and forward.is_elementwise:
@@ -403,19 +403,22 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def summary(self) -> dict[str, Any]:
         """Sums over all operators, by type and by module; types that count zero, and unknown
         ones; ``bound``: ``lower`` where executions were not seen, or are of no known FLOPs.
-        ``activation_bytes`` is what the operators of one forward pass write, of the last step if
-        there is one: a lower bound if there are ``activations_of_unknown_size``."""
+        ``activation_bytes`` is what the operators of modules write in one forward pass, or in a
+        program without modules all operators: a lower bound if there are
+        ``activations_of_unknown_size``."""
         rows = self.op_rows()
+        of_model = shown(rows, self.options)
         forward = [row for row in rows if row["direction"] == "forward"]
         unknown = [row for row in rows if row["counted"] == "unknown"]
-        flops = _flops_of(rows, "forward")
+        flops = _flops_of(of_model, "forward")
         return {
             "batch": (self._samples.figures() and self._batch_of_step) or None,
             **{f"per_{part}": self._share_of(f"{part}s") for part in ("sample", "token")},
             **self.utilization(),
             "flops": flops,
-            "flops_backward": _flops_of(rows, "backward"),
-            "flops_recomputed": self._recomputed,
+            "flops_backward": _flops_of(of_model, "backward"),
+            # Of several threads one computes forward while a backward pass of another one runs.
+            "flops_recomputed": None if len(self._stepping) > 1 else self._recomputed,
             "elementwise": self._elementwise(rows),
             "macs": flops // 2,
             **self._memory_of([row for row in forward if row["phase"] == "forward"]),
@@ -437,7 +440,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """Return the parameters of the model's operators, and the bytes of these and of their
         outputs. An optimizer of Keras keeps its state in parameters of PyTorch, too."""
         params, weight_bytes = self._params(row["id"] for row in rows)
-        written = [row["activation_bytes"] for row in rows if self._written.is_in_pass(row["id"])]
+        of_step = [row for row in rows if self._written.is_in_pass(row["id"])]
+        # Without those of a loss, as `summary` has them; in a program without modules all.
+        of_step = [row for row in of_step if _is_in_module(row)] or of_step
+        written = [row["activation_bytes"] for row in of_step]
         return {
             "params": params,
             "weight_bytes": weight_bytes,
@@ -507,11 +513,14 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         found, rows = self.summary(), shown(every, self.options)
         flops = [_flops_of(rows, way) for way in _DIRECTIONS]
         runs = [_amount(n, found["bound"]) for n in flops]
+        steps = self.summary_of_steps(every)
+        # Of steps that differ, where the operators are not looked at in each.
+        is_of_first = self._written.is_of_first_step and "min" in (steps["per_step"] or {})
         totals = [
             ("parameters", format_short(found["params"], "")),
             ("weights", format_short(found["weight_bytes"], "B")),
             (
-                "activations of a forward pass",
+                f"activations of a forward pass{', the first step' if is_of_first else ''}",
                 ("at least " if found["activations_of_unknown_size"] else "")
                 + format_short(found["activation_bytes"], "B"),
             ),
@@ -520,7 +529,6 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             extra = sum(row.get("elementwise", 0) for row in in_step(rows))
             what = "elementwise work, in none of these figures"
             totals.append((what, format_short(extra, "FLOP")))
-        steps = self.summary_of_steps(every)
         if not (step := steps["per_step"]):
             return [*zip(_DIRECTIONS, runs, strict=True), *totals]
         if found["mfu"] is not None:
@@ -618,6 +626,15 @@ def _count_at_once(known: OpFlops, context: OpContext) -> None:
         known.sum.shapes_of = item_shapes_of
     context.insert_before_op(known.sum.before, inputs=None if reads_inputs else [])
     context.insert_after_op(known.sum.after, outputs=None if known.reads_outputs else [])
+
+
+def _is_in_module(row: Mapping[str, Any]) -> bool:
+    """Return True for an operator of a module, or of a session, whose models have none."""
+    if not row["namespace"].startswith("tensorflow/"):
+        return not row["id"].startswith("/")
+    # Keras computes the loss of a compiled model in a scope of this name.
+    is_in_layer = row["module"] and not f"{row['module']}/".startswith("loss/")
+    return bool(is_in_layer) or row["namespace"].endswith("/graph")
 
 
 def _only_reads(op: OpDescription) -> tuple[bool, bool]:

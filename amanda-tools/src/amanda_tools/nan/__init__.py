@@ -32,7 +32,7 @@ from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.model_phases import MODEL
-from amanda_tools._operators.op_table import can_produce, row_of
+from amanda_tools._operators.op_table import can_produce, row_of, updates_a_value
 from amanda_tools._operators.parameters import parameters_of
 from amanda_tools._operators.source_lines import line_made_at, source_line
 from amanda_tools._values.gaps import NotLookedAt
@@ -49,8 +49,14 @@ from amanda_tools.nan.replay import OpReplay
 
 __all__ = ["NanOptions", "NanTool", "NonFiniteError", "NonFiniteWarning"]
 
-_ENDS = "an output of the model, a gradient or a parameter"
+_ENDS = "an output of the model or a step of training"
 _UNKNOWN = f" (whether it reached {_ENDS} is not known)"
+
+_CHECKS = frozenset({"isfinite", "isinf", "isnan", "nan_to_num"})
+"""Types by which a program finds gradients that are not finite."""
+
+_WRITES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
+"""What the names of TensorFlow's operators begin with that write variables."""
 
 _SETUP = "setup"
 """The phase in which a model is built and initialised."""
@@ -138,10 +144,10 @@ class NanTool(PrintingTool[NanOptions]):
         """Instrumentation routine: a gradient scaler updates its scale after a step or none."""
         self._fates.end_step(bool(reader_of(tensors[-1]).numpy(tensors[-1]).any()))
 
-    def _see_check(self, gradient: Any) -> None:
-        """Instrumentation routine: an optimizer asks whether a gradient is finite."""
+    def _see_check(self, gradient: Any, phase: str) -> None:
+        """Instrumentation routine: before a step a tensor is asked whether it is finite."""
         if self._look_at(gradient) is False:
-            self._fates.note_check()
+            self._fates.note_check(phase)
 
     def exit_scope(self) -> None:
         """End an iteration that has not ended, as evaluations after training, and warn."""
@@ -170,8 +176,10 @@ class NanTool(PrintingTool[NanOptions]):
         op = describe(context)
         if op.name == "_amp_update_scale_":
             context.insert_before_op(self._see_scale, inputs=[0, 1, 2])
-        elif op.type == "isfinite" and op.phase == "optimizer":
-            context.insert_before_op(self._see_check, inputs=[0])
+        elif op.type in _CHECKS and op.phase != "forward":
+            context.insert_before_op(self._see_check, inputs=[0], phase=op.phase)
+        elif op.phase == "optimizer" and _writes_parameter(context, op.name):
+            context.insert_after_op(self._fates.updates, outputs=[])
         made_at = line_made_at(context)
         self._sources[op.id] = made_at or source_line()
         if not any(tensor is not None for tensor in context.get_inputs()):
@@ -180,7 +188,7 @@ class NanTool(PrintingTool[NanOptions]):
         if self._is_watched(op, moves_parameter=bool(parameters) and op.phase in MODEL):
             watch = self._watch(op, context)
             watch.made_at = made_at
-            watch.parameters = parameters
+            watch.parameters, watch.states = parameters, _states_of(context, parameters)
             # A driver may not be able to run a single operator again.
             with contextlib.suppress(CapabilityError):
                 watch.function = context.get_function()
@@ -289,11 +297,13 @@ class NanTool(PrintingTool[NanOptions]):
                     **watch.op.identity(),
                     "input": name or position,
                     "is_parameter": position in watch.parameters,
+                    "is_state": position in watch.states,
                     "parameter": watch.parameters.get(position),
                     "source": source,
                 }
-                # Data may hold NaN on purpose, for values that are missing; a parameter never does.
-                if self._received["is_parameter"] and self.options.action == "warn":
+                # Data may hold NaN on purpose, for values that are missing; a model never does.
+                is_of_model = self._received["is_parameter"] or self._received["is_state"]
+                if is_of_model and self.options.action == "warn":
                     _warn(_received_message(self._received), source)
                 return
 
@@ -438,7 +448,7 @@ class NanTool(PrintingTool[NanOptions]):
         harmless = [event for event in self.masked_or_skipped() if event in events]
         if harmless:
             rows = [(e.op.id, e.kind, e.source, e.times, e.fate) for e in harmless]
-            title = "nan: masked before an output or a gradient, or skipped by the loss scaling"
+            title = "nan: masked before an output or a step of training, or skipped with the step"
             yield Table(title, ("op", "kind", "source", "times", "fate"), rows)
         if only_in_setup := [event for event in events if event not in harmless]:
             title = "nan: made while the model was built, and removed before it was used"
@@ -449,7 +459,7 @@ class NanTool(PrintingTool[NanOptions]):
         """The first finding with its tensors and history, and the others."""
         first = events[0]
         if first.fate in ("masked", "skipped"):
-            but = ", but in steps that the loss scaling skipped" if first.fate == "skipped" else ""
+            but = ", but in steps that were skipped" if first.fate == "skipped" else ""
             yield Table(f"nan: no operator's NaN or infinity reached {_ENDS}{but}", (), ())
         yield Table(f"nan: {first.message()}{'' if first.fate else _UNKNOWN}", (), ())
         columns = ("tensor", "shape", "dtype", "nan", "inf", "min", "max", "mean", "std")
@@ -499,6 +509,7 @@ class OpWatch:
         made_at: line of the program that made an operator of a graph; "" if unknown.
         parameters: by position the paths of the inputs that are parameters, None for one without;
             of a backward operator, of the parameters whose gradients its outputs are.
+        states: positions of the inputs that are buffers of a model or variables.
     """
 
     _tool: NanTool
@@ -508,6 +519,7 @@ class OpWatch:
     function: Callable[..., Any] | None = None
     made_at: str = ""
     parameters: Mapping[int, str | None] = attrs.field(factory=dict)
+    states: Sequence[int] = ()
 
     def found(self, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool) -> None:
         """Examine an execution with an output that is not finite (:class:`amanda.inline.Check`)."""
@@ -524,12 +536,32 @@ def _warn(message: str, source: str) -> None:
 
 def _received_message(found: Mapping[str, Any]) -> str:
     what = "a parameter of the model" if found["is_parameter"] else "data of the program"
+    if found["is_state"]:
+        is_outside = found["id"].startswith("/")
+        what = "a variable of the program" if is_outside else "a buffer of the model"
     if found["parameter"]:
         what = f"parameter {found['parameter']} of the model"
     return printable(
         f"{what} holds NaN: {found['input']} of op {found['id']}, which read it first; "
         "no operator produced it"
     )
+
+
+def _states_of(context: OpContext, parameters: Mapping[int, str | None]) -> Sequence[int]:
+    """Return the positions of the inputs that keep their values, beside parameters."""
+    if not context.runs_at_once:
+        return ()
+    others = [
+        i for i, t in enumerate(context.get_inputs()) if t is not None and i not in parameters
+    ]
+    return [i for i in others if context.get_value(i) is not None]
+
+
+def _writes_parameter(context: OpContext, name: str) -> bool:
+    """Return True if an operator of an optimizer writes into a parameter."""
+    if name.startswith(_WRITES):
+        return context.get_parameter_name(0) is not None
+    return updates_a_value(context, name)
 
 
 def _has_nan(tensor: Any) -> bool:

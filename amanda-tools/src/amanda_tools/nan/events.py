@@ -60,8 +60,8 @@ class NonFiniteEvent:
         last: ids of the operators watched before it, the latest last.
         times: number of executions that produced NaN or an infinity.
         fates: in how many iterations it ``reached`` the outputs of the model, a gradient or a
-            parameter, was ``masked`` before, or ``skipped`` with the step by the loss scaling;
-            ``""`` where that is not known.
+            parameter, was ``masked`` before, or in the gradients before the step, or ``skipped``
+            with the step; ``""`` where that is not known.
         replay: the operator with its inputs; None if they are not kept.
     """
 
@@ -119,8 +119,8 @@ class NonFiniteEvent:
 
 
 _FATES = {
-    "masked": ", which reached no output of the model and no gradient",
-    "skipped": ", and the loss scaling skipped the step",
+    "masked": ", which reached no output of the model and no step of training",
+    "skipped": ", and the step was skipped",
 }
 
 _PLACES = {

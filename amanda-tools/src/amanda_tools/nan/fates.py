@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from amanda.inline import Counter
 from amanda_tools.nan.events import NonFiniteEvent
 
 
@@ -16,13 +17,17 @@ class Fates:
         self._now: dict[NonFiniteEvent, bool | None] = {}
         # The events of the iteration before, with the fates that were counted.
         self._before: dict[NonFiniteEvent, str] = {}
-        # Whether outputs, gradients and parameters of this iteration were finite; None: not known.
-        self._were_finite: set[bool | None] = set()
-        # Whether a gradient or a parameter was among them.
-        self._has_gradients = False
-        # Whether an optimizer has found a gradient that is not finite, and whether one has computed
-        # with it.
-        self._is_found = self._is_used = False
+        # Whether outputs of this iteration were finite, and gradients and parameters; None: not
+        # known.
+        self._outputs: set[bool | None] = set()
+        self._gradients: set[bool | None] = set()
+        # The phases in which one that is not finite has been found before a step, and whether an
+        # optimizer has computed with it.
+        self._found_in: set[str] = set()
+        self._is_used = False
+        # How often optimizers have written parameters, and how often before this iteration.
+        self.updates = Counter()
+        self._updates_before = 0
 
     def note(self, event: NonFiniteEvent) -> None:
         """Note an execution of the event's operator."""
@@ -31,12 +36,11 @@ class Fates:
 
     def look(self, is_finite: bool) -> None:
         """Note whether a gradient or a parameter is finite."""
-        self._were_finite.add(is_finite)
-        self._has_gradients = True
+        self._gradients.add(is_finite)
 
-    def note_check(self) -> None:
-        """An optimizer asks whether gradients are finite, and one is not."""
-        self._is_found = True
+    def note_check(self, phase: str) -> None:
+        """A tensor is asked in a phase whether it is finite, and it is not."""
+        self._found_in.add(phase)
 
     def note_update(self) -> None:
         """An operator of an optimizer gives something that is not finite."""
@@ -50,7 +54,7 @@ class Fates:
             model: what the ids of its operators begin with.
             were_finite: of each output of the model whether it was finite; None for unknown.
         """
-        self._were_finite |= were_finite
+        self._outputs |= were_finite
         for event, known in self._now.items():
             is_within = event.op.phase == "forward" and event.op.id.startswith(model)
             if known is None and is_within:
@@ -61,21 +65,32 @@ class Fates:
         self._before = self._decide()
         for event, fate in self._before.items():
             event.fates[fate] += 1
-        self._now, self._were_finite = {}, set()
-        self._has_gradients = self._is_found = self._is_used = False
+        self._now, self._outputs, self._gradients = {}, set(), set()
+        self._found_in, self._is_used = set(), False
+        self._updates_before = self.updates.count
 
     def _decide(self) -> dict[NonFiniteEvent, str]:
         # Among several, those masked before are harmless, and those that left finite outputs.
         able = [event for event in self._now if event.fate in ("", "reached")]
         causes = [event for event in able if not self._now[event]] or able or list(self._now)
-        reached = "skipped" if self._is_found and not self._is_used else "reached"
-        fates = dict.fromkeys(causes, reached if False in self._were_finite else "")
+        fates = dict.fromkeys(causes, self._of_causes())
         return {event: fates.get(event) or self._otherwise(event) for event in self._now}
+
+    def _of_causes(self) -> str:
+        if self._found_in and False in self._gradients and not self._is_used:
+            has_stepped = self.updates.count > self._updates_before
+            if has_stepped and False not in self._outputs:
+                # With other gradients.
+                return "masked"
+            if not has_stepped and "optimizer" in self._found_in:
+                return "skipped"
+        return "reached" if False in self._outputs | self._gradients else ""
 
     def _otherwise(self, event: NonFiniteEvent) -> str:
         # Without gradients the outputs of models say nothing about what follows them, as a loss.
-        is_known = self._were_finite and (self._now[event] or self._has_gradients)
-        return "masked" if is_known and None not in self._were_finite else ""
+        found = self._outputs | self._gradients
+        is_known = found and (self._now[event] or self._gradients)
+        return "masked" if is_known and None not in found else ""
 
     def end_step(self, is_skipped: bool) -> None:
         """A gradient scaler tells whether it has skipped the step of the last iteration.

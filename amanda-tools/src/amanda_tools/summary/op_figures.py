@@ -24,7 +24,7 @@ from amanda_tools._operators.call_shapes import (
     shapes_of,
     sum_of_parts,
 )
-from amanda_tools._operators.flop_registry import formula_of
+from amanda_tools._operators.flop_registry import formula_in
 from amanda_tools._operators.op_table import FlopFormula, has_activation, is_free, updates_a_value
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, OpSignature
@@ -58,10 +58,9 @@ class OpFigures:
     def of(cls, context: OpContext) -> OpFigures | None:
         """Return the figures of an operator; None for one that adds nothing."""
         kind = str(context["op_type"] or "")
-        op = context.get_op()
-        name = op_name(op)
+        name = op_name(context.get_op())
         has_none = is_free(kind)
-        formula = formula_of(kind, name, None if has_none else op)
+        formula = formula_in(context, kind, name)
         updates = updates_a_value(context, name)
         is_view = updates or not has_activation(kind)
         if formula is None and has_none and is_view:

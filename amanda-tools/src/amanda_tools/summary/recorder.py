@@ -27,6 +27,7 @@ from typing import Any
 import attrs
 
 from amanda.interface.specs import specs_of
+from amanda.python.references import Reference, nothing
 from amanda_tools._internals import shown_part
 from amanda_tools._values.shapes import batch_of
 
@@ -152,7 +153,8 @@ class ModelRecord:
         self.last_in_step: ForwardPass | None = None
         self.passes = 0
         self._root = weakref.ref(root)
-        self._paths: dict[int, list[str]] = {}
+        # By identity: a module may have no hash, and another one may get its ``id()``.
+        self._paths: dict[int, tuple[Reference, list[str]]] = {}
         self._called: dict[str, weakref.ref[Any]] = {}
         self._facts: list[ModuleFact] = []
         self.find_modules(root)
@@ -173,18 +175,25 @@ class ModelRecord:
         """Find the paths of the model's modules."""
         self._paths = {}
         for path, module in self.source.modules(root):
-            self._paths.setdefault(id(module), []).append(path)
+            self._paths_of(module).append(path)
+
+    def _paths_of(self, module: Any) -> list[str]:
+        """Return the known paths of a module, as a list to add to."""
+        known = self._paths.get(id(module))
+        if known is None or known[0]() is not module:
+            known = self._paths[id(module)] = Reference(module, nothing), []
+        return known[1]
 
     def path_of(self, source: ModuleSource, module: Any, parent: str) -> str:
         """Return the path of a module that runs within the module at `parent`."""
-        places = self._paths.get(id(module))
-        if places is None:
+        places = self._paths_of(module)
+        if not places:
             name = source.local_name(module)
             if not name:
                 return parent
             path = f"{parent}{source.separator}{name}" if parent else name
             self._called[path] = weakref.ref(module)
-            self._paths[id(module)] = [path]
+            places.append(path)
             return path
         prefix = f"{parent}{self.source.separator}" if parent else ""
         return next((place for place in places if place.startswith(prefix)), places[0])

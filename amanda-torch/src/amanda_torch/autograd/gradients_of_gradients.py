@@ -36,6 +36,7 @@ class MadeGraph:
     def __init__(self, claimer: Claimer, roots: Sequence[Any]) -> None:
         self._claimer = claimer
         self._handles: list[Any] = []
+        self._unowned = 0
         # All nodes that existed before the pass; at first those of the roots.
         with _internals.reading(roots):
             self._before: dict[Any, None] = dict.fromkeys(map(_node_of, roots))
@@ -64,15 +65,16 @@ class MadeGraph:
                 if following not in before:
                     before[following] = None
                     waiting.append(following)
-        if unknown and not self._claimer.marks:
-            # Nodes that ran before the scope are counted elsewhere.
-            self._claimer.dispatcher.not_seen(_UNKNOWN, unknown)
+        # Nodes that ran before the scope are counted elsewhere.
+        self._unowned = 0 if self._claimer.marks else unknown
         self._claimer.marks = True
 
     def __exit__(self, *raised: object) -> None:
         while self._handles:
             self._handles[-1].remove()
             self._handles.pop()
+        if self._unowned:
+            self._claimer.dispatcher.not_seen(_UNKNOWN, self._unowned)
 
     def claim_results(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
         """Hook the sums among the gradients that the pass returns.
@@ -80,11 +82,15 @@ class MadeGraph:
         Args:
             inputs: the tensors, or edges, whose gradients they are.
         """
+        claimed = []
         for value, result in zip(inputs, results, strict=False):
             node = _node_of(value)
             owner = self._claimer.owner_of(value) if node is None else node.metadata.get(OWNER)
-            if owner is not None and result is not None:
+            claimed.append(owner is not None and result is not None)
+            if claimed[-1]:
                 self._claim_made(owner, (result,), ())
+        if claimed and all(claimed):
+            self._unowned = 0
 
     def _claim_made(self, owner: Any, produced: Sequence[Any], consumed: Sequence[Any]) -> None:
         """Posthook of a node: hook the nodes behind its gradients that have no owner yet."""

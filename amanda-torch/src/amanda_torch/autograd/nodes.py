@@ -234,7 +234,8 @@ def count_foreign(roots: Sequence[Any], start: int) -> int:
         node = waiting.pop()
         if node is None or is_accumulation(node):
             continue
-        foreign += _internals.node_sequence(node) < start
+        # Threads have numbers of their own.
+        foreign += _internals.node_sequence(node) < start and OWNER not in node.metadata
         following = [edge[0] for edge in node.next_functions if edge[0] not in seen]
         seen.update(following)
         waiting.extend(following)
