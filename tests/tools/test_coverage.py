@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 import amanda
-from amanda.testing import loopback as lb
 from amanda_tools.coverage import CoverageTool
 from tests import models
 from tests.running import applied
@@ -310,13 +308,3 @@ def test_files_and_tables(tmp_path: Path) -> None:
     assert list(nothing.write_files(tmp_path, "coverage")) == []
     with pytest.raises(ValueError, match="by"):
         CoverageTool(by="colour")
-
-
-def test_the_toy_framework() -> None:
-    """A framework without other mechanisms has our own figures only."""
-    tool = applied(CoverageTool(), lambda: lb.sum(lb.relu(lb.parameter([1.0]))).backward())
-    assert list(tool.summary()["mechanisms"]) == ["amanda"]
-    assert tool.summary()["mechanisms"]["amanda"]["backward"]["share"] == 1
-    out = io.StringIO()
-    tool.print_summary(out)
-    assert "coverage:" in out.getvalue()

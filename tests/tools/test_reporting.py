@@ -219,3 +219,14 @@ def test_choices(tool: str, option: str, value: str) -> None:
     """A value that is no choice is answered in one plain sentence that names the choices."""
     with pytest.raises(ValueError, match=rf"^tool {tool}: {option}={value} is not one of \w+, "):
         amanda.tools.load(tool)(**{option: value})
+
+
+@pytest.mark.parametrize("name", ["coverage", "flops", "kernels", "profile", "trace"])
+def test_a_tool_has_no_branch_for_a_framework(name: str) -> None:
+    """Operators of the toy framework have rows, and stand in the summary, as others do."""
+    tool, out = amanda.tools.load(name)(), io.StringIO()
+    with amanda.apply(tool):
+        lb.sum(lb.relu(lb.parameter([1.0]))).backward()
+    assert {row["type"] for row in tool.op_rows()} >= {"relu", "sum"}
+    tool.print_summary(out)
+    assert f"{name}:" in out.getvalue()

@@ -14,7 +14,7 @@ from torch import nn
 import amanda
 from amanda.errors import CoverageWarning
 from tests import models
-from tests.torch.support import Counter, ForwardCounter, On, applied, before
+from tests.torch.support import Counter, ForwardCounter, applied
 
 X = torch.linspace(-1, 1, 3)
 
@@ -76,37 +76,6 @@ def test_the_scope_goes_on_after_an_exception() -> None:
 
 
 # -- life cycle -----------------------------------------------------------
-
-
-def test_scopes_that_end_out_of_order() -> None:
-    """Scopes may end in another order than they began."""
-    first, second = ForwardCounter(), ForwardCounter()
-    one, two = applied(first), applied(second)
-    one.__enter__()
-    two.__enter__()
-    torch.relu(X)
-    one.__exit__(None, None, None)
-    torch.sin(X)
-    two.__exit__(None, None, None)
-    torch.cos(X)
-    assert first.ids == ["/relu:0"]
-    assert second.ids == ["/relu:0", "/sin:0"]
-
-
-def test_a_tool_that_runs_the_model_itself_is_vanilla() -> None:
-    """Framework calls that a routine makes, modules and gradients included, are not seen."""
-    model, counter = nn.Linear(3, 2), Counter()
-    other = nn.Linear(3, 3)
-
-    def run(x: torch.Tensor, *_: Any) -> None:
-        with torch.enable_grad():
-            other(x.detach()).sum().backward()
-
-    with applied(counter, On(linear=before(run))):
-        model(X).sum().backward()
-    assert counter.ids == ["Linear/linear:0", "/sum:0", "/ones_like:0"]
-    assert other.weight.grad is not None
-    assert counter.backward_ops["AccumulateGrad"] == 2
 
 
 def test_generate_with_a_key_value_cache() -> None:

@@ -109,14 +109,8 @@ def test_recomputation(watching: bool) -> None:
 
 
 def test_not_seen() -> None:
-    """Backward operators whose forward ran outside of the scope are counted, if some tool
-    looks at backward operators."""
-    with tf.GradientTape() as tape:
-        tape.watch(X)
-        y = tf.tanh(X)
-    with apply(Seen()) as scope:
-        tape.gradient(y, X)
-    assert sum(scope.statistics.not_seen.values()) == 1
+    """Backward operators whose forward ran outside of the scope are not counted where no tool looks
+    at backward operators."""
     with tf.GradientTape() as tape:
         tape.watch(X)
         y = tf.tanh(X)

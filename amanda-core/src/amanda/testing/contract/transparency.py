@@ -120,17 +120,19 @@ class TransparencyTests(ContractTests):
         assert self.changes_since(before) == []
 
     def test_nested_scopes_undo_patches(self) -> None:
-        """Scopes that end in the order of their entry leave nothing behind either."""
+        """Scopes that end in the order of their entry leave nothing behind either; the second one
+        acts to its end."""
         program = self.network()
         # A framework may set attributes of its own at its first run, as TensorFlow its context.
         program.run()
         before = watched.snapshot(self.fw.watched)
-        first, second = self.apply(self.watcher()), self.apply(self.watcher())
+        first, second = self.apply(self.watcher()), self.apply(self.counting())
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)
         program.run()
         second.__exit__(None, None, None)
+        assert self.noted
         assert self.changes_since(before) == []
 
     def changes_since(self, before: watched.Snapshot) -> list[str]:
