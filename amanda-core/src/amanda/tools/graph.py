@@ -39,21 +39,6 @@ class TracedTensor:
     is_parameter: bool = False
 
 
-@attrs.frozen
-class TracedBackwardOp:
-    """A backward operator.
-
-    Attributes:
-        id, type, name: as in :class:`amanda.tools.description.OpDescription`.
-        forward: id of the forward operator.
-    """
-
-    id: str
-    type: str
-    name: str
-    forward: str
-
-
 @attrs.define(eq=False)
 class TracedOp:
     """A forward operator.
@@ -77,7 +62,7 @@ class TracedOp:
     input_names: tuple[str, ...]
     outputs: tuple[TracedTensor | None, ...] = ()
     attributes: Mapping[str, Any] = attrs.field(factory=dict)
-    backward: list[TracedBackwardOp] = attrs.field(factory=list)
+    backward: list[OpDescription] = attrs.field(factory=list)
 
 
 @attrs.frozen
@@ -119,7 +104,7 @@ class Graph:
         return list(self._ops.values())
 
     @property
-    def backward_ops(self) -> list[TracedBackwardOp]:
+    def backward_ops(self) -> list[OpDescription]:
         """The backward operators, in the order of their forward operators."""
         return [backward for op in self._ops.values() for backward in op.backward]
 
@@ -283,7 +268,7 @@ class Graph:
         found = describe(context)
         op = self._ops.get(found.forward)
         if op is not None and all(found.id != backward.id for backward in op.backward):
-            op.backward.append(TracedBackwardOp(found.id, found.type, found.name, found.forward))
+            op.backward.append(found)
             self._described[found.id] = found
 
     def follow(self, op: TracedOp, outputs: Iterable[Any]) -> None:

@@ -20,10 +20,10 @@ from typing import Any
 
 from amanda.interface.context import OpContext
 from amanda.interface.tool import Tool, traceable
-from amanda.tools.graph import Edge, Graph, TracedBackwardOp, TracedOp, TracedTensor
+from amanda.tools.graph import Edge, Graph, TracedOp, TracedTensor
 from amanda.tools.mapping import MappingTool
 
-__all__ = ["Edge", "Graph", "GraphTracingTool", "TracedBackwardOp", "TracedOp", "TracedTensor"]
+__all__ = ["Edge", "Graph", "GraphTracingTool", "TracedOp", "TracedTensor"]
 
 
 class GraphTracingTool(Tool):
