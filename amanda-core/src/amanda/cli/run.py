@@ -249,7 +249,7 @@ def _prepare(given: argparse.Namespace, ours: Sequence[str], words: Sequence[str
             raise
         raise UsageError(f"{error}; {hint}") from None
     check_settings()
-    report = create_report(given)
+    report = create_report(given, Rank.of_environment())
     report.hint = (not given.tool and mistakes.explain_no_tool(target)) or report.hint
     run = Run(target, report)
     run.begin(given.driver)
@@ -269,8 +269,12 @@ def check_settings() -> None:
             raise UsageError(reason)
 
 
-def create_report(given: argparse.Namespace) -> Report:
+def create_report(given: argparse.Namespace, rank: Rank) -> Report:
     """Create the tools, and the report that writes their results.
+
+    Args:
+        given: the options.
+        rank: the place of this process among several.
 
     Raises:
         UsageError: an option is wrong.
@@ -286,7 +290,6 @@ def create_report(given: argparse.Namespace) -> Report:
         raise UsageError(f"-o is given twice ({named}); all results go to one folder")
     # Absolute: the program may change the current folder.
     folder = given.output[0].absolute() if given.output else None
-    rank = Rank.of_environment()
     _check_recordings(folder, tools)
     if folder is not None:
         check_folder(*given.output)
@@ -461,10 +464,7 @@ class Run:
             AmandaError: the tools cannot be applied.
         """
         self._asked = drivers or ()
-        tools = [named.tool for named in self.report.tools]
-        if self.report.page is not None:
-            tools.append(self.report.modules)
-        self._scope = apply(*tools, drivers=drivers, op_filter=self.report.op_filter or None)
+        self._scope = self.report.scope(drivers)
         _apply(self._scope)
         self._opened = LIVE_SCOPES[-1]
         # A tool may keep its data in temporary files, which weakref.finalize removes at exit. Its

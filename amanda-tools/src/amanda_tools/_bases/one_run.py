@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -77,11 +76,8 @@ def run_once(tool: ReportingTool[Any], model: Any, given: Any) -> bool:
             if made is given:
                 raise
             of = " and ".join(map(str, shapes or ["its input shape, unknown sizes 1"]))
-            # Keras says what was called first, then what is wrong, in bold type.
-            lines = re.sub(r"\x1b\[\d*m", "", str(error)).split("\n")
-            text = " ".join([f"{type(error).__name__}:", *filter(None, lines)][:3])
-            name = type(model).__name__
-            raise ValueError(f"{function}: {name} fails with zeros of {of}: {text}") from error
+            text = " ".join(f"{type(model).__name__} fails with zeros of {of}: {error}".split())
+            raise ValueError(f"{function}: {text}") from error
     return True
 
 

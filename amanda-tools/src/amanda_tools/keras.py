@@ -1,0 +1,26 @@
+"""A callback of Keras: ``model.fit(x, y, callbacks=[Callback("flops,nan,stats")])``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from amanda_tools._training import ToolsOfTraining, leaving
+
+
+class KerasCallback(ToolsOfTraining, keras.callbacks.Callback):  # type: ignore[misc]
+    """Applies tools while ``fit`` runs, on any backend that has a driver.
+
+    Example: ``model.fit(x, y, callbacks=[Callback("flops,nan", output="out", html=True)])``
+    """
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.begin()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.end()
+
+
+Callback = KerasCallback
+keras.Model.fit = leaving(keras.Model.fit)
