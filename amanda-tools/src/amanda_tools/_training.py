@@ -2,14 +2,9 @@
 
 ::
 
-    class Callback(ToolsOfTraining, TheirCallback):
-        def on_train_begin(self):
-            self.begin()
+    class TheirCallback(ToolsOfTraining, their.Callback): ...
 
-        def on_train_end(self):
-            self.end()
-
-    Trainer.fit = leaving(Trainer.fit)    # of a trainer that does not report exceptions
+    their.Trainer.fit = leaving(their.Trainer.fit)    # if it does not report exceptions
 """
 
 from __future__ import annotations
@@ -19,10 +14,9 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from amanda.cli import run
-from amanda.cli.reported_scope import ReportedScope
 from amanda.cli.results import Rank
 from amanda.interface.tool import Tool
 
@@ -51,27 +45,29 @@ class ToolsOfTraining:
         self._given = run.create_parser().parse_args([])
         self._given.tool, self._given.html = [tools], html
         self._given.output = [] if output is None else [Path(output)]
-        self._scope: ReportedScope | None = None
         # Each training has tools of its own; these are made for their errors.
-        self._create(Rank())
+        run.ReportedScope(self._given, Rank())
+        self._scope: run.ReportedScope | None = None
 
-    def _create(self, rank: Rank) -> ReportedScope:
-        try:
-            return ReportedScope(self._given, rank)
-        except run.UsageError as error:
-            raise ValueError(str(error)) from None
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Apply new tools: the method of Keras and of transformers."""
+        self.begin(Rank.of_environment())
 
-    def begin(self, rank: Rank | None = None) -> None:
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """Deliver the results: the method of all three."""
+        self.end()
+
+    def begin(self, rank: Rank) -> None:
         """Apply new tools.
 
         Args:
-            rank: the place of this process among several; None for that of the environment.
+            rank: the place of this process among several.
 
         Raises:
             AmandaError: they cannot be applied.
         """
         self.end()
-        scope = self._create(rank or Rank.of_environment())
+        scope = run.ReportedScope(self._given, rank)
         self.tools = {named.name: named.tool for named in scope.report.tools}
         command = f"{type(self).__module__}.Callback({self._given.tool[0]!r})"
         scope.report.facts["command"] = command

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
 from amanda_tools._training import ToolsOfTraining, leaving
@@ -14,12 +12,6 @@ class KerasCallback(ToolsOfTraining, keras.callbacks.Callback):  # type: ignore[
 
     Example: ``model.fit(x, y, callbacks=[Callback("flops,nan", output="out", html=True)])``
     """
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.begin()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self.end()
 
 
 Callback = KerasCallback

@@ -19,9 +19,6 @@ class LightningCallback(ToolsOfTraining, lightning.pytorch.Callback):  # type: i
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.begin(Rank(trainer.global_rank, trainer.world_size))
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.end()
-
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.end(exception)
 

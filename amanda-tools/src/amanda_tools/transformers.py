@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transformers import Trainer, TrainerCallback
 
 from amanda_tools._training import ToolsOfTraining, leaving
@@ -14,12 +12,6 @@ class TransformersCallback(ToolsOfTraining, TrainerCallback):
 
     Example: ``Trainer(model, args, train_dataset=data, callbacks=[Callback("flops,nan")])``
     """
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.begin()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.end()
 
 
 Callback = TransformersCallback

@@ -18,7 +18,6 @@ from IPython.core.inputtransformer2 import cell_magic
 from IPython.core.interactiveshell import InteractiveShell
 
 from amanda.cli import messages, program, run, tracebacks
-from amanda.cli.reported_scope import ReportedScope
 from amanda.cli.results import Rank
 from amanda.errors import AmandaError
 
@@ -80,7 +79,7 @@ class AmandaMagics:
             raise UsageError("this cell already runs under tools; give all of them to one %amanda")
         given = _parse(line)
         try:
-            scope = ReportedScope(given, Rank())
+            scope = run.ReportedScope(given, Rank())
             scope.report.facts["command"] = f"%%amanda {line}"
             if scope.report.hint:
                 messages.print_message(scope.report.hint)
@@ -104,7 +103,7 @@ class ToolsOfCell:
         is_over: True if the cell has ended.
     """
 
-    def __init__(self, shell: InteractiveShell, scope: ReportedScope) -> None:
+    def __init__(self, shell: InteractiveShell, scope: run.ReportedScope) -> None:
         self._shell = shell
         self._scope = scope
         self._depth = 0

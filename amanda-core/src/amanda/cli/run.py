@@ -28,6 +28,7 @@ from amanda.cli.messages import (
     complain,
     described_error,
     loading_plugins,
+    print_message,
 )
 from amanda.cli.results import NamedTool, Rank, Report
 from amanda.errors import AmandaError, FileError, UnknownNameError
@@ -61,7 +62,7 @@ PAGE_TOOLS = ("flops", "profile", "trace", "summary")
 TOOLS_OF_PAGE = f"no tool was given: a page has {', '.join(PAGE_TOOLS)}; -t names others"
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """The command line is wrong; nothing of the program has run."""
 
 
@@ -432,6 +433,47 @@ def _check_files(folder: Path, names: Iterable[str]) -> None:
     for name in names:
         if (folder / name).is_dir():
             raise UsageError(f"{folder / name} is a folder, and a result goes there; remove it")
+
+
+class ReportedScope:
+    """Tools that act on a part of a process, such as a cell of a notebook or a training loop.
+
+    ::
+
+        scope = ReportedScope(create_parser().parse_args(["-t", "flops"]), Rank())
+        scope.begin()
+        scope.end()  # prints and writes the results
+
+    Attributes:
+        report: the tools, and where their results are written.
+
+    Raises:
+        UsageError: an option is wrong.
+        AmandaError: a tool's package is broken.
+    """
+
+    def __init__(self, given: argparse.Namespace, rank: Rank) -> None:
+        self.report = create_report(given, rank)
+        self.report.out, self.report.complain = sys.stdout, print_message
+        self._scope = self.report.scope(given.driver)
+        self._started = 0.0
+
+    def begin(self) -> None:
+        """Apply the tools.
+
+        Raises:
+            AmandaError: they cannot be applied.
+        """
+        self._scope.__enter__()
+        self._started = time.perf_counter()
+
+    def end(self) -> None:
+        """End the scope, and deliver the results."""
+        seconds = time.perf_counter() - self._started
+        try:
+            self._scope.__exit__(None, None, None)
+        finally:
+            self.report.deliver(self._scope.statistics, seconds)
 
 
 class Run:

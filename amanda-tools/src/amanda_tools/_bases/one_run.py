@@ -38,10 +38,8 @@ class ModelFigures:
 
     def _repr_html_(self) -> str:
         """Tables for notebooks."""
-        texts = {"type", "weights", "output"}
-        return "".join(
-            table_of(table, 1 + len(texts.intersection(table.columns))) for table in self._tables
-        )
+        texts = {"module", "what", "type", "weights", "output"}
+        return "".join(table_of(t, len(texts.intersection(t.columns))) for t in self._tables)
 
 
 def run_once(tool: ReportingTool[Any], model: Any, given: Any) -> bool:
@@ -124,7 +122,7 @@ def _zeros_of_keras(model: Any, shapes: Sequence[Sequence[int]] | None) -> Any:
     import numpy as np
 
     # A sequential model has no `input` before it is called.
-    declared = getattr(model, "input", None) or getattr(model, "inputs", None)
+    declared = getattr(model, "input", getattr(model, "inputs", None))
     if declared is None:
         return None if shapes is None else [np.zeros(shape, "float32") for shape in shapes]
     sizes = iter(shapes or ())
@@ -144,8 +142,7 @@ def _run(model: Any, given: Any) -> None:
         return
     import torch
 
-    if kwargs := dict(given) if isinstance(given, Mapping) else {}:
-        args = ()
+    args, kwargs = ((), given) if isinstance(given, Mapping) else (args, {})
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
