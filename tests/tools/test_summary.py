@@ -421,13 +421,14 @@ def test_the_function_takes_several_inputs() -> None:
 def test_a_shape_stands_for_an_input() -> None:
     """Zeros of the model's dtype are made, without random numbers; without an input the tree has
     the shapes of weights. Mistakes are answered in one line."""
-    model, random = nn.Sequential(nn.Linear(64, 3), nn.ReLU()).double(), torch.get_rng_state()
+    model, pair = nn.Sequential(nn.Linear(64, 3), nn.ReLU()).double(), nn.Bilinear(2, 3, 4)
+    random = torch.get_rng_state()
     found, flops = amanda.summary(model, (4, 64)), amanda.flops(model, (4, 64))
     assert found.modules[0]["outputs"][0] == {"shape": [4, 3], "dtype": "float64", "device": "cpu"}
     assert (flops.flops, flops.macs, flops.params, flops.bound) == (1536, 768, 195, None)
     assert "1.54 kFLOP" in repr(flops)
     assert "<td" in flops._repr_html_()
-    assert amanda.summary(nn.Bilinear(2, 3, 4), [(5, 2), (5, 3)]).modules[0]["output"] == [5, 4]
+    assert amanda.summary(pair, [(5, 2), (5, 3)]).modules[0]["output"] == [5, 4]
     text = repr(amanda.summary(model))
     assert re.search(r"0 +Linear +weight 3 x 64, bias 3 +195 +- +-", text)
     assert torch.equal(torch.get_rng_state(), random)
