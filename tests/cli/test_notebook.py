@@ -65,7 +65,7 @@ def test_a_cell_runs_under_tools(run: Run, shell: InteractiveShell, capsys: Any)
     assert (result.success, result.result) == (True, [2.0])
     assert shell.user_ns["y"].tolist() == [2.0]
     printed = capsys.readouterr().out
-    assert printed.index("[2.0]") < printed.index("count: 1 forward executions")
+    assert printed.index("[2.0]") < printed.index("count: 1 forward execution")
     assert re.search(r"^amanda: 1 ops seen \(1 forward\)", printed, re.MULTILINE)
 
 

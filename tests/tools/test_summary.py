@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
@@ -415,8 +416,31 @@ def test_the_function_takes_several_inputs() -> None:
     model, x = nn.Bilinear(2, 3, 4), (torch.rand(5, 2), torch.rand(5, 3))
     for given in (x, dict(zip(("input1", "input2"), x, strict=True))):
         assert amanda.summary(model, given).modules[0]["output"] == [5, 4]
-    with pytest.raises(TypeError, match=r"a module of PyTorch or a layer of Keras, got str"):
-        amanda.summary("model", x)
+
+
+def test_a_shape_stands_for_an_input() -> None:
+    """Zeros of the model's dtype are made, without random numbers; without an input the tree has
+    the shapes of weights. Mistakes are answered in one line."""
+    model, pair = nn.Sequential(nn.Linear(64, 3), nn.ReLU()).double(), nn.Bilinear(2, 3, 4)
+    random = torch.get_rng_state()
+    found, flops = amanda.summary(model, (4, 64)), amanda.flops(model, (4, 64))
+    assert found.modules[0]["outputs"][0] == {"shape": [4, 3], "dtype": "float64", "device": "cpu"}
+    assert (flops.flops, flops.macs, flops.params, flops.bound) == (1536, 768, 195, None)
+    assert "1.54 kFLOP" in repr(flops)
+    assert "<td" in flops._repr_html_()
+    assert amanda.summary(pair, [(5, 2), (5, 3)]).modules[0]["output"] == [5, 4]
+    text = repr(amanda.summary(model))
+    assert re.search(r"0 +Linear +weight 3 x 64, bias 3 +195 +- +-", text)
+    assert torch.equal(torch.get_rng_state(), random)
+    for given, kind, said in (
+        ((model, (4, 63)), ValueError, r"zeros of \(4, 63\): mat1 and mat2"),
+        ((model,), TypeError, r"flops\(\) needs an input, or the shape of one"),
+        ((nn.Linear,), TypeError, r"got the class Linear: make one, Linear\(\.\.\.\)"),
+        (("model",), TypeError, "a module of PyTorch or a layer of Keras, got str"),
+    ):
+        with pytest.raises(kind, match=said) as error:
+            amanda.flops(*given)
+        assert "\n" not in str(error.value)
 
 
 def test_the_result_is_shown_to_people() -> None:

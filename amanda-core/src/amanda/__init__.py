@@ -40,6 +40,7 @@ __all__ = [
     "deferrable",
     "disabled",
     "enabled",
+    "flops",
     "hookimpl",
     "inline",
     "new_iteration",
@@ -50,7 +51,7 @@ __all__ = [
 ]
 
 
-def summary(model: _Any, input: _Any, **options: _Any) -> _Any:
+def summary(model: _Any, input: _Any = None, **options: _Any) -> _Any:
     """Run a model once and summarize it: the tree of its modules with shapes and costs.
 
     The model runs in evaluation mode, without gradients, and is left as it was. ``amanda run -t
@@ -58,8 +59,10 @@ def summary(model: _Any, input: _Any, **options: _Any) -> _Any:
 
     Args:
         model: a module of PyTorch or a layer of Keras.
-        input: a tensor; a tuple or list of the positional arguments; or a dictionary, of keyword
-            arguments in PyTorch.
+        input: a tensor; a tuple or list of the positional arguments; a dictionary, of keyword
+            arguments in PyTorch; or a shape, ``(4, 64)``, or a list of shapes, for zeros of the
+            model's dtype on its device. Without it a built model of Keras runs with zeros of its
+            own input shape, and of another one the tree and the parameters are shown.
         options: options of the tool: ``depth=2`` shows two levels, ``time=True`` adds times.
 
     Returns:
@@ -68,8 +71,31 @@ def summary(model: _Any, input: _Any, **options: _Any) -> _Any:
     Raises:
         UnknownNameError: amanda-tools is not installed.
         TypeError: `model` is not a module of a framework, or an option does not exist.
+        NoDriverError: no driver sees the framework of the model.
+        ValueError: the model fails with zeros of the shape.
     """
     found: _Any = tools.load("summary")
+    return found.of(model, input, **options)
+
+
+def flops(model: _Any, input: _Any = None, **options: _Any) -> _Any:
+    """Run a model once and count its floating-point operations, two per multiply-accumulate.
+
+    Args:
+        model: as for :func:`summary`.
+        input: as for :func:`summary`; needed, except for a built model of Keras.
+        options: options of the tool: ``elementwise=True`` also counts elementwise work.
+
+    Returns:
+        An object that prints as tables, in notebooks too, with the numbers ``flops``, ``macs`` and
+        ``params``; ``bound``, which is ``"lower"`` if not all is known; and ``result``.
+
+    Raises:
+        UnknownNameError: amanda-tools is not installed.
+        TypeError: there is no input, or as for :func:`summary`.
+        NoDriverError, ValueError: as for :func:`summary`.
+    """
+    found: _Any = tools.load("flops")
     return found.of(model, input, **options)
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Collection
+from typing import Any
 
 DRIVERS = {"torch": "amanda-torch", "tensorflow": "amanda-tensorflow"}
 """The distributions with Amanda's own drivers, by the module of the framework."""
@@ -57,6 +58,17 @@ def explain_backend(backend: str) -> str:
     """Return the message that Keras computes with `backend` unseen, and the remedy."""
     name = _OTHERS.get(backend, backend)
     return f"all of Keras, which computes with {name}: no driver sees {name}; {_REMEDY}"
+
+
+def keras_layer_class() -> Any:
+    """Return the class of Keras' layers; None before Keras is imported."""
+    return getattr(sys.modules.get("keras.layers"), "Layer", None)
+
+
+def is_keras(module: Any) -> bool:
+    """True if a module is a layer of Keras."""
+    layer = keras_layer_class()
+    return layer is not None and isinstance(module, layer)
 
 
 def _running_backend() -> object:

@@ -38,6 +38,11 @@ def complain(message: str) -> None:
         return
 
 
+def print_message(message: str) -> None:
+    """Print a message to ``sys.stderr``: a notebook does not show ``sys.__stderr__``."""
+    print(printable(f"amanda: {message}", keep=_LINES), file=sys.stderr)
+
+
 def described_error(error: BaseException) -> str:
     """An exception in one line, with what Amanda has noted about it."""
     parts = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]

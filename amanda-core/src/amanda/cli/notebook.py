@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -20,10 +18,8 @@ from IPython.core.inputtransformer2 import cell_magic
 from IPython.core.interactiveshell import InteractiveShell
 
 from amanda.cli import messages, program, run, tracebacks
-from amanda.cli.results import Rank, Report
+from amanda.cli.results import Rank
 from amanda.errors import AmandaError
-from amanda.python.text import printable
-from amanda.scope.apply import apply
 
 VARIABLE = "_amanda"
 """Name of the variable that holds the tools of the last cell."""
@@ -83,13 +79,12 @@ class AmandaMagics:
             raise UsageError("this cell already runs under tools; give all of them to one %amanda")
         given = _parse(line)
         try:
-            report = run.create_report(given)
-            report.out, report.rank, report.complain = sys.stdout, Rank(), _complain
-            report.facts["command"] = f"%%amanda {line}"
-            if report.hint:
-                _complain(report.hint)
-            self._cell = ToolsOfCell(self._shell, report)
-            self._cell.begin(given.driver)
+            scope = run.ReportedScope(given, Rank())
+            scope.report.facts["command"] = f"%%amanda {line}"
+            if scope.report.hint:
+                messages.print_message(scope.report.hint)
+            self._cell = ToolsOfCell(self._shell, scope)
+            self._cell.begin()
         except (program.ProgramError, run.UsageError, AmandaError) as error:
             raise UsageError(str(error)) from error
 
@@ -102,33 +97,28 @@ class ToolsOfCell:
 
     Args:
         shell: the shell that runs the cell.
-        report: the tools, and where their results are written.
+        scope: the tools, and where their results are written.
 
     Attributes:
         is_over: True if the cell has ended.
     """
 
-    def __init__(self, shell: InteractiveShell, report: Report) -> None:
+    def __init__(self, shell: InteractiveShell, scope: run.ReportedScope) -> None:
         self._shell = shell
-        self._report = report
-        self._scope = apply()
+        self._scope = scope
         self._depth = 0
-        self._started = 0.0
         self._handler: tuple[Any, Any] = ((), None)
         self.is_over = False
 
-    def begin(self, drivers: Sequence[str] | None) -> None:
+    def begin(self) -> None:
         """Apply the tools until the cell ends.
 
         Raises:
             AmandaError: they cannot be applied.
         """
         shell = self._shell
-        tools = {named.name: named.tool for named in self._report.tools}
-        op_filter = self._report.op_filter or None
-        self._scope = apply(*tools.values(), drivers=drivers, op_filter=op_filter)
-        self._scope.__enter__()
-        self._started = time.perf_counter()
+        tools = {named.name: named.tool for named in self._scope.report.tools}
+        self._scope.begin()
         shell.user_ns[VARIABLE] = tools
         shell.events.register("pre_execute", self._enter_cell)
         shell.events.register("post_execute", self._leave_cell)
@@ -149,11 +139,7 @@ class ToolsOfCell:
         shell.custom_exceptions, shell.CustomTB = self._handler
         shell.events.unregister("pre_execute", self._enter_cell)
         shell.events.unregister("post_execute", self._leave_cell)
-        seconds = time.perf_counter() - self._started
-        try:
-            self._scope.__exit__(None, None, None)
-        finally:
-            self._report.deliver(self._scope.statistics, seconds)
+        self._scope.end()
 
 
 def _parse(line: str) -> argparse.Namespace:
@@ -194,8 +180,3 @@ def _exception_handler(tools: Any) -> Callable[..., None]:
         shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)
 
     return show
-
-
-def _complain(message: str) -> None:
-    """Print a message into the cell's output: ``sys.__stderr__`` is not shown in a notebook."""
-    print(printable(f"amanda: {message}", keep="\n\t"), file=sys.stderr)

@@ -25,6 +25,7 @@ from amanda.files import write_json
 from amanda.interface.tool import Tool
 from amanda.python.text import printable
 from amanda.results import RunReport, Table
+from amanda.scope.apply import apply
 from amanda.scope.scope import Statistics
 from amanda.tools.op_filter import OpFilter
 from amanda.tools.reporting import plain_text
@@ -154,6 +155,12 @@ class Report:
     modules: pages.ModuleTensors = attrs.field(factory=pages.ModuleTensors)
     _collected: list[pages.Collector] = attrs.field(factory=list)
     _lost: list[str] = attrs.field(factory=list)
+
+    def scope(self, drivers: Sequence[str] | None) -> apply:
+        """The scope of the tools, and of what the page needs."""
+        tools = [named.tool for named in self.tools]
+        tools += [] if self.page is None else [self.modules]
+        return apply(*tools, drivers=drivers, op_filter=self.op_filter or None)
 
     def deliver(self, statistics: Statistics, seconds: float) -> None:
         """Write the files; print the summaries and the last line.

@@ -28,6 +28,7 @@ from amanda.cli.messages import (
     complain,
     described_error,
     loading_plugins,
+    print_message,
 )
 from amanda.cli.results import NamedTool, Rank, Report
 from amanda.errors import AmandaError, FileError, UnknownNameError
@@ -61,7 +62,7 @@ PAGE_TOOLS = ("flops", "profile", "trace", "summary")
 TOOLS_OF_PAGE = f"no tool was given: a page has {', '.join(PAGE_TOOLS)}; -t names others"
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """The command line is wrong; nothing of the program has run."""
 
 
@@ -249,7 +250,7 @@ def _prepare(given: argparse.Namespace, ours: Sequence[str], words: Sequence[str
             raise
         raise UsageError(f"{error}; {hint}") from None
     check_settings()
-    report = create_report(given)
+    report = create_report(given, Rank.of_environment())
     report.hint = (not given.tool and mistakes.explain_no_tool(target)) or report.hint
     run = Run(target, report)
     run.begin(given.driver)
@@ -269,8 +270,12 @@ def check_settings() -> None:
             raise UsageError(reason)
 
 
-def create_report(given: argparse.Namespace) -> Report:
+def create_report(given: argparse.Namespace, rank: Rank) -> Report:
     """Create the tools, and the report that writes their results.
+
+    Args:
+        given: the options.
+        rank: the place of this process among several.
 
     Raises:
         UsageError: an option is wrong.
@@ -286,7 +291,6 @@ def create_report(given: argparse.Namespace) -> Report:
         raise UsageError(f"-o is given twice ({named}); all results go to one folder")
     # Absolute: the program may change the current folder.
     folder = given.output[0].absolute() if given.output else None
-    rank = Rank.of_environment()
     _check_recordings(folder, tools)
     if folder is not None:
         check_folder(*given.output)
@@ -431,6 +435,47 @@ def _check_files(folder: Path, names: Iterable[str]) -> None:
             raise UsageError(f"{folder / name} is a folder, and a result goes there; remove it")
 
 
+class ReportedScope:
+    """Tools that act on a part of a process, such as a cell of a notebook or a training loop.
+
+    ::
+
+        scope = ReportedScope(create_parser().parse_args(["-t", "flops"]), Rank())
+        scope.begin()
+        scope.end()  # prints and writes the results
+
+    Attributes:
+        report: the tools, and where their results are written.
+
+    Raises:
+        UsageError: an option is wrong.
+        AmandaError: a tool's package is broken.
+    """
+
+    def __init__(self, given: argparse.Namespace, rank: Rank) -> None:
+        self.report = create_report(given, rank)
+        self.report.out, self.report.complain = sys.stdout, print_message
+        self._scope = self.report.scope(given.driver)
+        self._started = 0.0
+
+    def begin(self) -> None:
+        """Apply the tools.
+
+        Raises:
+            AmandaError: they cannot be applied.
+        """
+        self._scope.__enter__()
+        self._started = time.perf_counter()
+
+    def end(self) -> None:
+        """End the scope, and deliver the results."""
+        seconds = time.perf_counter() - self._started
+        try:
+            self._scope.__exit__(None, None, None)
+        finally:
+            self.report.deliver(self._scope.statistics, seconds)
+
+
 class Run:
     """One run of a program under tools.
 
@@ -461,10 +506,7 @@ class Run:
             AmandaError: the tools cannot be applied.
         """
         self._asked = drivers or ()
-        tools = [named.tool for named in self.report.tools]
-        if self.report.page is not None:
-            tools.append(self.report.modules)
-        self._scope = apply(*tools, drivers=drivers, op_filter=self.report.op_filter or None)
+        self._scope = self.report.scope(drivers)
         _apply(self._scope)
         self._opened = LIVE_SCOPES[-1]
         # A tool may keep its data in temporary files, which weakref.finalize removes at exit. Its

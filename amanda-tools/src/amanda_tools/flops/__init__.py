@@ -21,6 +21,7 @@ from amanda.interface.points import Point, PointContext
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
+from amanda_tools._bases.one_run import ModelFigures, run_once
 from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
@@ -49,7 +50,7 @@ from amanda_tools._output.units import format_short, share_text
 from amanda_tools.flops.counting import OpFlops, known_shapes
 from amanda_tools.flops.model_samples import ModelSamples
 
-__all__ = ["CallShapes", "FlopsOptions", "FlopsTool", "register"]
+__all__ = ["CallShapes", "FlopsOptions", "FlopsTool", "ModelFlops", "register"]
 
 Op = OpFlops | OpDescription
 """An operator that counts zero by convention, as most do, is represented by its description alone:
@@ -129,6 +130,14 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         if self.options.backward:
             self.add_inst_for_op(self._analyse_backward, backward=True)
+
+    @classmethod
+    def of(cls, model: Any, input: Any, **options: Any) -> ModelFlops:
+        """Count the FLOPs of one run of a model: the function ``amanda.flops``."""
+        tool = cls(**options)
+        if not run_once(tool, model, input):
+            raise TypeError("amanda.flops() needs an input, or the shape of one: (4, 64)")
+        return ModelFlops(tool.result(), [table for table in tool.tables() if not table.detail])
 
     def _note_pass(self, point: PointContext) -> None:
         # Where a pass in a graph begins its inputs are not known yet.
@@ -592,6 +601,22 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         # use them.
         inside = {name: of for name, of in modules.items() if name != OUTSIDE} or modules
         yield from rank_modules("parameters by module", inside, {"parameters": "params"})
+
+
+class ModelFlops(ModelFigures):
+    """The figures of one forward pass of a model: prints as tables, in notebooks too.
+
+    Attributes:
+        result: plain data, as ``flops.json`` of ``amanda run`` has it.
+        flops, macs: floating-point operations, and multiply-accumulates.
+        params: elements of the parameters that the operators use.
+        bound: ``"lower"`` if operators ran that have no formula, or unseen; else None.
+    """
+
+    def __init__(self, result: dict[str, Any], tables: Sequence[Table]) -> None:
+        super().__init__(result, tables)
+        figures = ("flops", "macs", "params", "bound")
+        self.flops, self.macs, self.params, self.bound = map(result["summary"].get, figures)
 
 
 def _step_rows(step: dict[str, Any], steps: int, bound: str | None) -> Iterator[tuple[str, str]]:

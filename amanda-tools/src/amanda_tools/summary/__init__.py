@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import attrs
-
-from amanda import OpContext, apply
+from amanda import OpContext
 from amanda.driver import Driver
 from amanda.interface.points import PointContext
 from amanda.results import Table, plural
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import plain_text
+from amanda_tools._bases.one_run import ModelFigures, run_once
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._output.notebook import table_of
+from amanda_tools._frameworks import is_keras
 from amanda_tools.summary.graph_ops import GraphOps
-from amanda_tools.summary.keras_layers import KerasCallPatch, is_keras
+from amanda_tools.summary.keras_layers import KerasCallPatch, KerasModules
 from amanda_tools.summary.op_figures import OpFigures
 from amanda_tools.summary.options import SummaryOptions
-from amanda_tools.summary.recorder import Recorder
+from amanda_tools.summary.recorder import ModuleSource, Recorder
 from amanda_tools.summary.rows import amount, folded_names, model_rows, tree_rows
 from amanda_tools.summary.scopes import Scopes
 
@@ -50,6 +47,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         self._torch_calls: Any = None
         self._keras_calls = KerasCallPatch(self.recorder)
         self._scopes = Scopes()
+        self._weights: dict[str, dict[str, Any]] = {}
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_iteration(self._note_step, end=True)
@@ -61,23 +59,16 @@ class SummaryTool(PrintingTool[SummaryOptions]):
 
     @classmethod
     def of(cls, model: Any, input: Any, **options: Any) -> ModelSummary:
-        """Run a model once, and summarize it: the function ``amanda.summary``."""
+        """Summarize a model, which runs once with an input: the function ``amanda.summary``."""
         tool = cls(**options)
-        args: tuple[Any, ...] = tuple(input) if isinstance(input, (tuple, list)) else (input,)
-        kwargs: dict[str, Any] = {}
-        if is_keras(model):
-            from amanda_tools.summary.keras_layers import run
-        else:
-            if "torch" not in sys.modules or not isinstance(model, sys.modules["torch"].nn.Module):
-                raise TypeError(
-                    f"amanda.summary() takes a module of PyTorch or a layer of Keras, got "
-                    f"{type(model).__name__}"
-                )
-            if isinstance(input, Mapping):
-                args, kwargs = (), dict(input)
-            from amanda_tools.summary.pytorch import run
-        with apply(tool):
-            run(model, args, kwargs)
+        if not run_once(tool, model, input):
+            source: ModuleSource = KerasModules()
+            if not is_keras(model):
+                from amanda_tools.summary.pytorch import TorchModules
+
+                source = TorchModules()
+            tool.recorder.describe(source, model)
+            tool._weights = {path: source.weights(part) for path, part in source.modules(model)}
         return ModelSummary(tool.result(), list(tool.tables()))
 
     # -- where modules are called -------------------------------------------
@@ -127,7 +118,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         first call returned, and ``outputs``, all of its tensors; ``parameters``, ``trainable`` ones
         and their ``parameter_bytes``; ``macs``, ``flops``, ``activation_bytes``, null where they
         are not known, and ``bound``: ``lower`` where parts of it run unseen, or have operators
-        without a formula; ``calls``; with the option ``time``, ``seconds``.
+        without a formula; ``calls``; with the option ``time``, ``seconds``;
+        of a model that has not run, ``weights``, the shapes of its own parameters by name.
         """
         found = [
             row
@@ -135,6 +127,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
             if (shown := model.last_in_step or model.last) is not None
             for row in model_rows(model, shown, self.options.time)
         ]
+        for row in found:
+            row |= {"weights": self._weights[row["path"]]} if self._weights else {}
         return found or self._scopes.rows()
 
     def csv_rows(self) -> list[dict[str, Any]]:
@@ -180,13 +174,14 @@ class SummaryTool(PrintingTool[SummaryOptions]):
             own = [row for row in rows if row["model"] == name]
             frozen = of["parameters"] - of["trainable"]
             which = f" ({frozen:,} not trainable)" if frozen else ""
-            title = (
-                f"summary of {name}: {plural(of['parameters'], 'parameter')}{which}, "
-                f"{amount(of, 'flops', 'FLOP')} and {amount(of, 'activation_bytes', 'B')} of "
-                "activations in a forward pass"
-            )
+            title = f"summary of {name}: {plural(of['parameters'], 'parameter')}{which}"
+            flops, size = amount(of, "flops", "FLOP"), amount(of, "activation_bytes", "B")
+            run = f", {flops} and {size} of activations in a forward pass"
+            title += "; a run needs an input" if self._weights else run
             columns, cells, levels = tree_rows(own, self.options)
             yield Table(title, columns, cells, levels=levels)
+            if self._weights:
+                continue
             if idle := [row["path"] for row in own if row["flops"] is None and not row["bound"]]:
                 title = (
                     f"summary: not called in {name} (unused, or run by a method such as forward(), "
@@ -197,7 +192,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
                 yield Table(title, ("module",), [(path,) for path in paths], detail=True)
 
 
-class ModelSummary:
+class ModelSummary(ModelFigures):
     """The summary of one model: prints as a table, in notebooks too.
 
     Attributes:
@@ -205,16 +200,7 @@ class ModelSummary:
         modules: the rows of the modules.
     """
 
-    def __init__(self, result: dict[str, Any], tables: Sequence[Table]) -> None:
-        self.result = result
-        self.modules: list[dict[str, Any]] = result["modules"]
-        self._tables = tables
-
-    def __repr__(self) -> str:
-        whole = (attrs.evolve(table, levels=(), limit=None) for table in self._tables)
-        return "\n".join(map(plain_text, whole))
-
-    def _repr_html_(self) -> str:
-        """A table for notebooks."""
-        texts = 3 if "output" in self._tables[0].columns else 2
-        return "".join(table_of(table, texts) for table in self._tables)
+    @property
+    def modules(self) -> list[dict[str, Any]]:
+        """The rows of :meth:`SummaryTool.modules`."""
+        return list(self.result["modules"])

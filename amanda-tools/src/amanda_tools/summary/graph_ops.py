@@ -7,7 +7,8 @@ to the current pass. Operators of a graph in which no layer is called add to the
 from __future__ import annotations
 
 from amanda.interface.points import Point, PointContext
-from amanda_tools.summary.keras_layers import KerasModules, is_keras
+from amanda_tools._frameworks import is_keras
+from amanda_tools.summary.keras_layers import KerasModules
 from amanda_tools.summary.op_figures import Add
 from amanda_tools.summary.recorder import Recorder, tensor_rows
 from amanda_tools.summary.scopes import ScopedOp

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from amanda_tools._frameworks import is_keras, keras_layer_class
 from amanda_tools._values.shapes import size_of
 from amanda_tools.summary.recorder import ModuleFact, ModuleSource, ParameterFact, Recorder
-
-
-def _layer_class() -> Any:
-    return getattr(sys.modules.get("keras.layers"), "Layer", None)
-
-
-def is_keras(module: Any) -> bool:
-    """True if a module is a layer of Keras."""
-    layer = _layer_class()
-    return layer is not None and isinstance(module, layer)
 
 
 def is_symbolic(inputs: Any) -> bool:
@@ -53,6 +43,10 @@ class KerasModules(ModuleSource):
         shape = getattr(module, "batch_shape", None)
         return ModuleFact(path, type(module).__name__, depth, parameters, shape)
 
+    def weights(self, module: Any) -> dict[str, Any]:
+        own = () if getattr(module, "layers", ()) else module.weights
+        return {w.path.removeprefix(f"{module.path}/"): list(w.shape) for w in own}
+
 
 def _item_size(dtype: str) -> int:
     """Return the bytes of an element, from the number of bits in the name of its type."""
@@ -75,7 +69,7 @@ class KerasCallPatch:
 
     def open(self) -> None:
         """Patch the class of layers if Keras is imported; a second call does nothing."""
-        layer = _layer_class()
+        layer = keras_layer_class()
         if self._patch is None and layer is not None:
             self._layer, self._vanilla = layer, layer.__call__
             self._patch = layer.__call__ = _noting(self, self._vanilla)
@@ -105,8 +99,3 @@ def _noting(patch: KerasCallPatch, vanilla: Any) -> Any:
         return patch.called(layer, args, kwargs)
 
     return __call__
-
-
-def run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run a model once for its figures, in inference."""
-    model(*args, training=False, **kwargs)

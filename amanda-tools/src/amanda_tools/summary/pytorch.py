@@ -10,8 +10,9 @@ from torch import nn
 
 from amanda import deferrable
 from amanda.interface.points import Point, PointContext
+from amanda_tools._frameworks import is_keras
 from amanda_tools._internals import is_in_backward, own_parts
-from amanda_tools.summary.keras_layers import KerasModules, is_keras
+from amanda_tools.summary.keras_layers import KerasModules
 from amanda_tools.summary.recorder import (
     ModuleFact,
     ModuleSource,
@@ -59,6 +60,11 @@ class TorchModules(ModuleSource):
         # The operators of TorchScript run in C++.
         is_seen = not isinstance(module, torch.jit.ScriptModule)
         return ModuleFact(path, type(module).__name__, depth, own, is_seen=is_seen)
+
+    def weights(self, module: nn.Module) -> dict[str, Any]:
+        own = module.named_parameters(recurse=False)
+        lazy = nn.parameter.UninitializedParameter
+        return {name: list(p.shape) for name, p in own if not isinstance(p, lazy)}
 
 
 def _children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -115,15 +121,3 @@ class TorchCalls:
         source = self._layers if is_keras(module) else self._modules
         # Recomputation in a checkpoint repeats calls of the forward pass.
         self._recorder.enter(source, module, is_hidden=is_in_backward())
-
-
-def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run a model once without gradients, in evaluation mode; its modes are restored."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            model(*args, **kwargs)
-    finally:
-        for module, training in modes.items():
-            module.training = training

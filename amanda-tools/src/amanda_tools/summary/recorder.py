@@ -89,6 +89,10 @@ class ModuleSource(abc.ABC):
         tree; "" if its figures belong to the caller."""
         return str(getattr(module, "name", ""))
 
+    def weights(self, module: Any) -> dict[str, Any]:
+        """Return the shapes of a module's parameters by name, without those of its parts."""
+        return {}
+
     @abc.abstractmethod
     def describe(self, path: str, depth: int, module: Any) -> ModuleFact:
         """Return the description of a module."""
@@ -405,6 +409,11 @@ class Recorder:
         """True within the call of a layer that builds, other than the one that is `called`."""
         layers = self.building()
         return any(one is None or not (one is called or one.built) for one in layers)
+
+    def describe(self, source: ModuleSource, module: Any) -> None:
+        """Register a model that has not run."""
+        if model := self._model(source, module):
+            model.last = ForwardPass(model)
 
     def _model(self, source: ModuleSource, module: Any) -> ModelRecord | None:
         """Return the record of an outermost module; None if its framework cannot list its tree."""

@@ -80,7 +80,9 @@ def tree_rows(
     """
     names = folded_names(rows, options)
     has_calls = any(row["calls"] > 1 for row in rows)
-    columns = ["module", "type", *(["output"] if options.shapes else [])]
+    has_weights = any("weights" in row for row in rows)
+    columns = ["module", "type", *(["weights"] if has_weights else [])]
+    columns += ["output"] if options.shapes else []
     columns += ["parameters", "FLOP", "activations", *(["calls"] if has_calls else [])]
     cells, levels, seen = [], [], set[str]()
     for row in rows:
@@ -93,6 +95,7 @@ def tree_rows(
             (
                 "  " * row["depth"] + (_label(row, name) if row["depth"] else row["model"]),
                 row["type"],
+                *([_weights(row)] if has_weights else []),
                 *([_output(row)] if options.shapes else []),
                 amount(row, "parameters"),
                 amount(row, "flops"),
@@ -102,6 +105,10 @@ def tree_rows(
             )
         )
     return [*columns, *(["time"] if options.time else [])], cells, levels
+
+
+def _weights(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_shape(shape)}" for name, shape in row["weights"].items())
 
 
 def _output(row: Mapping[str, Any]) -> str:
@@ -130,14 +137,15 @@ def _label(row: Mapping[str, Any], name: str) -> str:
 
 
 def amount(row: Mapping[str, Any], figure: str, unit: str = "") -> str:
-    """Format a figure of a row: ``≥ 2 kFLOP`` for a lower bound, "?" where it is not known."""
+    """Format a figure of a row: ``≥ 2 kFLOP`` for a lower bound, "?" where it is not known,
+    "-" where the model has not run."""
     if row[figure] is None:
-        return "?"
+        return "-" if "weights" in row else "?"
     bound = "≥ " if row["bound"] and figure != "parameters" else ""
     return bound + format_short(row[figure], unit)
 
 
-_FIGURES = ("type", "output", "parameters", "macs", "activation_bytes", "calls")
+_FIGURES = ("type", "weights", "output", "parameters", "macs", "activation_bytes", "calls")
 
 
 def _shape(shape: Sequence[int | None] | None) -> str:

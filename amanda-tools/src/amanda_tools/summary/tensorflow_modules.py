@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from amanda_tools._frameworks import is_keras
 from amanda_tools._values.shapes import byte_size, size_of
-from amanda_tools.summary.keras_layers import KerasModules, is_keras
+from amanda_tools.summary.keras_layers import KerasModules
 from amanda_tools.summary.recorder import ModuleFact, ModuleSource, ParameterFact
 
 

@@ -1,0 +1,113 @@
+"""Tools that act while a trainer trains; each trainer's own callback is a thin layer over it.
+
+::
+
+    class TheirCallback(ToolsOfTraining, their.Callback): ...
+
+    their.Trainer.fit = leaving(their.Trainer.fit)    # if it does not report exceptions
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from amanda.cli import run
+from amanda.cli.results import Rank
+from amanda.interface.tool import Tool
+
+_P, _R = ParamSpec("_P"), TypeVar("_R")
+
+
+class ToolsOfTraining:
+    """Applies tools from the begin of a training to its end, and delivers their results then.
+
+    Args:
+        tools: what ``amanda run -t`` takes: ``"flops,nan,stats:every=10"``.
+        output: the folder of the result files; None to print summaries only.
+        html: True for a page about the run, ``report.html`` in the folder.
+
+    Attributes:
+        tools: the tools of the last training by name.
+
+    Raises:
+        ValueError: an option is wrong.
+        AmandaError: a tool does not exist or cannot be loaded.
+    """
+
+    def __init__(self, tools: str, output: str | Path | None = None, html: bool = False) -> None:
+        super().__init__()
+        self.tools: dict[str, Tool] = {}
+        self._given = run.create_parser().parse_args([])
+        self._given.tool, self._given.html = [tools], html
+        self._given.output = [] if output is None else [Path(output)]
+        # Each training has tools of its own; these are made for their errors.
+        run.ReportedScope(self._given, Rank())
+        self._scope: run.ReportedScope | None = None
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Apply new tools: the method of Keras and of transformers."""
+        self.begin(Rank.of_environment())
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """Deliver the results: the method of all three."""
+        self.end()
+
+    def begin(self, rank: Rank) -> None:
+        """Apply new tools.
+
+        Args:
+            rank: the place of this process among several.
+
+        Raises:
+            AmandaError: they cannot be applied.
+        """
+        self.end()
+        scope = run.ReportedScope(self._given, rank)
+        self.tools = {named.name: named.tool for named in scope.report.tools}
+        command = f"{type(self).__module__}.Callback({self._given.tool[0]!r})"
+        scope.report.facts["command"] = command
+        scope.begin()
+        self._scope = scope
+        _OPEN[self] = threading.get_ident()
+
+    def end(self, failure: BaseException | None = None) -> None:
+        """End the scope and deliver the results, if the tools are applied.
+
+        Args:
+            failure: the exception that has ended the training; None if none has.
+        """
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            del _OPEN[self]
+            how = "normally" if failure is None else f"by {type(failure).__name__}"
+            scope.report.has_failed = failure is not None
+            scope.report.facts["program ended"] = how
+            scope.end()
+
+
+_OPEN: dict[ToolsOfTraining, int] = {}
+"""The callbacks whose tools are applied, and the thread that trains."""
+
+
+def leaving(train: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return a method that trains, at whose end no callback has tools applied.
+
+    Keras (3.15) and transformers (5.23) do not tell callbacks that a training has failed.
+    """
+
+    @functools.wraps(train)
+    def trained(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        before = set(_OPEN)
+        try:
+            return train(*args, **kwargs)
+        finally:
+            thread = threading.get_ident()
+            for callback in [one for one in _OPEN if _OPEN[one] == thread and one not in before]:
+                callback.end(sys.exception())
+
+    return trained

@@ -1,0 +1,93 @@
+"""The callbacks of transformers, and of Lightning with a stand-in for its trainer."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tests.torchvision_ops  # noqa: F401
+from amanda.state import LIVE_SCOPES
+from amanda_tools.transformers import Callback
+from tests.running import run_python
+
+transformers = importlib.import_module("transformers")
+
+DATA = [{"x": x} for x in torch.rand(12, 4)]
+STEP = 2 * 4 * 4 * 8
+
+
+class Net(nn.Linear):
+    """Dropout and a loss are part of the model."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"loss": nn.functional.dropout(super().forward(x)).pow(2).mean()}
+
+
+class Failing(transformers.TrainerCallback):
+    """Interrupts the first step."""
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def train(folder: Path, *callbacks: Any) -> list[Any]:
+    """The parameters after three steps."""
+    torch.manual_seed(0)
+    model = Net(4, 8)
+    options: dict[str, Any] = {"save_strategy": "no", "report_to": [], "disable_tqdm": True}
+    args = transformers.TrainingArguments(
+        str(folder), num_train_epochs=1, per_device_train_batch_size=4, use_cpu=True, **options
+    )
+    transformers.Trainer(model, args, train_dataset=DATA, callbacks=list(callbacks)).train()
+    return [parameter.tolist() for parameter in model.parameters()]
+
+
+def test_the_trainer_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A training is the same with the callback, and an interrupted one leaves no scope."""
+    callback = Callback("flops", output=tmp_path / "out")
+    assert train(tmp_path) == train(tmp_path, callback)
+    assert (tmp_path / "out/flops.json").exists()
+    summary = callback.tools["flops"].result()["summary"]  # type: ignore[attr-defined]
+    assert (summary["per_step"]["flops"], summary["steps"]) == (STEP, 3)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, callback, Failing())
+    assert not LIVE_SCOPES
+    assert capsys.readouterr().out.count("amanda: wrote flops.json") == 2
+
+
+def test_the_trainer_of_lightning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tools act from `on_train_start` to `on_train_end` or `on_exception`; each process of a
+    distributed training writes files of its own, and the first one prints."""
+    theirs: Any = ModuleType("lightning")
+    theirs.pytorch = SimpleNamespace(Callback=object)
+    monkeypatch.setitem(sys.modules, "lightning", theirs)
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", theirs.pytorch)
+    callback = importlib.import_module("amanda_tools.lightning").Callback("count", output=tmp_path)
+    monkeypatch.delitem(sys.modules, "amanda_tools.lightning")
+    for rank, error in enumerate((None, KeyboardInterrupt())):
+        trainer = SimpleNamespace(global_rank=rank, world_size=2)
+        callback.on_train_start(trainer, None)
+        torch.ones(2) + 1
+        if error:
+            callback.on_exception(trainer, None, error)
+        callback.on_train_end(trainer, None)
+        assert not LIVE_SCOPES
+    assert {path.name for path in tmp_path.iterdir()} == {"count-rank0.json", "count-rank1.json"}
+    assert capsys.readouterr().out.count("ops seen") == 1
+
+
+def test_no_trainer_is_imported_by_others() -> None:
+    """The tools, and what the callbacks share, import none of the three."""
+    code = "import sys, amanda_tools.flops, amanda_tools._training; print(*sys.modules)"
+    found = run_python("-c", code).stdout.split()
+    assert "amanda_tools._training" in found
+    assert not {"keras", "lightning", "transformers"} & {*found}
