@@ -8,7 +8,6 @@ override :meth:`~WatchingTool.examine` for figures of its own, or :meth:`~Watchi
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -278,10 +277,9 @@ class WatchingTool(PrintingTool[OptionsT]):
         path, model = parameter
         if not path:
             return f"{op.id} {name}"
-        # Several models may have parameters of the same path.
-        model = model or re.split(r"[./#]", op.forward or op.id)[0]
-        self._model = self._model or model
-        label = path if model in ("", self._model) else f"{model}: {path}"
+        # Several models of PyTorch may have parameters of the same path.
+        self._model = self._model or model or ""
+        label = path if model in (None, self._model) else f"{model}: {path}"
         return label + _GRADIENT if op.direction == "backward" else label
 
     def _is_elsewhere(self, routine: WatchingRoutine, position: int) -> bool:
