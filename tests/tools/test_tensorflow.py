@@ -204,6 +204,18 @@ def test_weights_have_their_names(kind: str) -> None:
     assert (gradients["w"]["executions"], gradients["w"]["max"]) == (1, 6)
 
 
+def test_each_iteration_of_a_loop_counts() -> None:
+    """The cell of an LSTM runs at each token; no result needs its call before the loop."""
+    layers = [keras.layers.Input((5, 4)), keras.layers.LSTM(3, name="lstm")]
+    model = keras.Sequential(layers, name="net")
+    flops, stats = FlopsTool(), StatsTool()
+    with amanda.apply(flops, stats):
+        model.predict(np.ones((2, 5, 4)), verbose=0)
+    assert _by_parameter(stats, "weights") == {variable.path: 5 for variable in model.weights}
+    written = flops.summary()["by_module"]["net/lstm/lstm_cell"]["activation_bytes"]
+    assert written == 4 * 5 * 2 * (4 * 12 + 9 * 3)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_parameters_of_one_name_are_apart(compiled: bool) -> None:
     """Each of two variables of one name, also of one module, has rows of its own."""

@@ -218,9 +218,9 @@ class WatchingTool(PrintingTool[OptionsT]):
         has_role = position in (context["weight_index"], context["bias_index"])
         if not (parameter[0] or has_role):
             return
-        if parameter[0] and self.by_parameter:
-            key = self.key_of(op, name, parameter)
-            if self._readers.setdefault(key, op.id) != op.id:
+        # An operator of a graph may not be executed.
+        if parameter[0] and context.runs_at_once:
+            if self._is_read_before(op, self.key_of(op, name, parameter)):
                 return
         layout = (context["weight_layout"] or "") if name == "weight" and has_role else ""
         axis = layout.index("I") if "I" in layout else None
@@ -282,9 +282,15 @@ class WatchingTool(PrintingTool[OptionsT]):
         label = path if model in (None, self._model) else f"{model}: {path}"
         return label + _GRADIENT if op.direction == "backward" else label
 
+    def _is_read_before(self, op: OpDescription, key: str) -> bool:
+        """True if another operator was the first to read the parameter of a key."""
+        return self.by_parameter and self._readers.setdefault(key, op.id) != op.id
+
     def _is_elsewhere(self, routine: WatchingRoutine, position: int) -> bool:
-        """True for a gradient whose figures another row has: that of a parameter."""
+        """True for a tensor whose figures another row has, that of a parameter."""
         key = routine.key(position)
+        if routine.kind == "weights" and routine.parameter(position)[0]:
+            return self._is_read_before(routine.op, key)
         watched = self.watched.get(key)
         is_part = watched is not None and watched.is_whole and not routine.is_whole
         return is_part or key in self._copies
