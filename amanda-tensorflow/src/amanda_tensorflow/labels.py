@@ -23,7 +23,7 @@ def in_ids(name: str) -> str:
     return name.removeprefix("compile_") if name.startswith(LOSS) else name
 
 
-class Labels:
+class NumberedNames:
     """The names of objects that were met while a driver was attached."""
 
     def __init__(self) -> None:
@@ -71,4 +71,4 @@ class Labels:
             self._known.clear()
 
 
-LABELS, PARAMETERS = Labels(), Labels()
+LABELS, PARAMETERS = NumberedNames(), NumberedNames()

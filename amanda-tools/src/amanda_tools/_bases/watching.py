@@ -219,9 +219,9 @@ class WatchingTool(PrintingTool[OptionsT]):
         if not (parameter[0] or has_role):
             return
         # An operator of a graph may not be executed.
-        if parameter[0] and context.runs_at_once:
-            if self._is_read_before(op, self.key_of(op, name, parameter)):
-                return
+        is_known = parameter[0] and context.runs_at_once
+        if is_known and self._is_read_before(op, self.key_of(op, name, parameter)):
+            return
         layout = (context["weight_layout"] or "") if name == "weight" and has_role else ""
         axis = layout.index("I") if "I" in layout else None
         routine = WatchingRoutine(self, op, "weights", name, axis, parameters=[parameter])
