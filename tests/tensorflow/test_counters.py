@@ -232,17 +232,20 @@ def test_counters_of_a_run_that_raises() -> None:
 
 
 def test_counters_of_sessions() -> None:
-    """A session's run counts the operators that its fetches need, given what is fed."""
+    """A session's run counts the operators that its fetches need, given what is fed; not those
+    that are only waited for, which the optimizer removes."""
     tool = Counts()
     with tf.Graph().as_default() as graph:
         x = tf1.placeholder(tf.float32, ())
         y = tf.sin(x)
         z = tf.cos(y)
+        with tf.control_dependencies([tf.tan(z)]):
+            last = tf.exp(x)
     with tf1.Session(graph=graph) as session, amanda.apply(tool):
         session.run(z, {y: 2.0})
         session.run(y, {x: 1.0})
-        session.run([z, y], {x: 1.0})
-    assert tool.found == {"graph/Cos": 2, "graph/Sin": 2}
+        session.run([z, y, last], {x: 1.0})
+    assert tool.found == {"graph/Cos": 2, "graph/Sin": 2, "graph/Tan": 0, "graph/Exp": 1}
 
 
 def test_counters_beside_state_of_a_session() -> None:
