@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
@@ -179,6 +180,29 @@ class Looks(amanda.Tool):
             order.append(what)
 
         return note
+
+
+REWRITES: dict[str, Callable[[Any, Any], Any]] = {
+    "order of sums": lambda x, row: ((x + x[::-1]) + x[:, ::-1]) + x * 2.0,
+    "broadcasts": lambda x, row: (x * row) * row[::-1],
+    "constants": lambda x, row: (x * 3.1) * 1.7,
+    "negations": lambda x, row: x[::-1] - (-x) + x[:, ::-1],
+}
+
+
+@pytest.mark.parametrize("rewrite", REWRITES)
+def test_rewrites_that_a_look_at_a_sum_or_product_prevents(rewrite: str) -> None:
+    """These are then computed as eager execution does, where vanilla runs differ in last bits."""
+    random, function = np.random.RandomState(0), REWRITES[rewrite]
+    x, row = (tf.Variable(random.randn(*shape).astype("float32")) for shape in ((64, 32), (32,)))
+    vanilla, eager = tf.function(function)(x, row), function(x, row)
+    look = lambda context: context.insert_after_op(lambda y: None)  # noqa: E731
+    kinds = ("AddV2", "Sub", "Mul", "Neg")
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda c: look(c) if c.get_op().type in kinds else None)
+    with amanda.apply(tool):
+        watched = tf.function(function)(x, row)
+    assert [np.array_equal(found, eager) for found in (watched, vanilla)] == [True, False]
 
 
 def test_the_optimizers_rewrite_gradients_that_routines_look_at() -> None:

@@ -192,6 +192,20 @@ def test_a_session_has_the_tree_of_its_scopes(use_resource: bool, steps: int) ->
     assert list(next(iter(tool.tables())).rows)[2][0] == "    conv"
 
 
+def test_figures_of_scopes_are_those_of_the_last_run() -> None:
+    """Of all iterations of a loop, and none of a branch that is not taken."""
+    w = tf.Variable(tf.ones((4, 4)), name="w")
+
+    @tf.function
+    def step(x: Any, n: Any) -> Any:
+        _, h = tf.while_loop(lambda i, h: i < n, lambda i, h: (i + 1, h @ w), (0, x))
+        return tf.cond(n > 2, lambda: h @ w, lambda: h * 2.0)
+
+    x = tf.ones((2, 4))
+    tool = summarized(lambda: [step(x, tf.constant(n)) for n in (3, 2)])
+    assert [found(tool)[f"step/{name}"][3] for name in ("while", "cond")] == [2 * 2 * 2 * 16, 0]
+
+
 def test_variables_that_two_scopes_share_count_once() -> None:
     """Each scope has its parameters, and the graph each variable once."""
     graph, x, train, start = scopes(True, sharing=True)

@@ -153,24 +153,24 @@ def _by_parameter(tool: StatsTool, kind: str) -> dict[str, int]:
     return {row["parameter"]: row["executions"] for row in rows}
 
 
-def test_weights_of_keras_have_their_paths() -> None:
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_weights_of_keras_have_their_paths(run_eagerly: bool) -> None:
     """gamma and beta are weights, and what else Keras counts, the optimizer's state is none; there
-    is a row for the gradient of each parameter that an operator computes."""
+    is a row for the gradient of each parameter, also of one that an operator only hands on."""
     model = _net()
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", run_eagerly=run_eagerly)
     x, y = np.ones((4, 6, 8), "float32"), np.ones((4, 6, 3), "float32")
     tool = applied(StatsTool(), lambda: model.fit(x, y, batch_size=2, verbose=0))
     weights = {variable.path for variable in model.weights}
     assert _by_parameter(tool, "weights") == dict.fromkeys(weights, 2)
     paths = {variable.path for variable in model.trainable_variables}
-    # That of bn/beta is the gradient of another operator's output as it is.
-    assert _by_parameter(tool, "gradients") == dict.fromkeys(paths - {"net/bn/beta"}, 2)
+    assert _by_parameter(tool, "gradients") == dict.fromkeys(paths, 2)
 
 
 @pytest.mark.parametrize("kind", ["eager", "function", "session", "reference"])
 def test_weights_have_their_names(kind: str) -> None:
-    """Variables of TensorFlow, frozen ones left out, in each mode; where a graph adds the gradients
-    of several operators, the row is of the sum."""
+    """Variables of TensorFlow, frozen ones left out, in each mode; where the gradients of several
+    operators are added, the row is of the sum."""
     tool, tf1 = StatsTool(), tf.compat.v1
 
     def make(name: str, value: Any, trainable: bool = True) -> Any:
@@ -201,8 +201,35 @@ def test_weights_have_their_names(kind: str) -> None:
             applied(tool, lambda: session.run(fetches))
     assert _by_parameter(tool, "weights") == {"w": 1}
     gradients = {row["parameter"]: row for row in tool.op_rows() if row["kind"] == "gradients"}
-    assert gradients["w"]["executions"] == (2 if kind == "eager" else 1)
-    assert gradients["w"]["max"] == (4 if kind == "eager" else 6)
+    assert (gradients["w"]["executions"], gradients["w"]["max"]) == (1, 6)
+
+
+def test_each_iteration_of_a_loop_counts() -> None:
+    """The cell of an LSTM runs at each token; no result needs its call before the loop."""
+    layers = [keras.layers.Input((5, 4)), keras.layers.LSTM(3, name="lstm")]
+    model = keras.Sequential(layers, name="net")
+    flops, stats = FlopsTool(), StatsTool()
+    with amanda.apply(flops, stats):
+        model.predict(np.ones((2, 5, 4)), verbose=0)
+    assert _by_parameter(stats, "weights") == {variable.path: 5 for variable in model.weights}
+    written = flops.summary()["by_module"]["net/lstm/lstm_cell"]["activation_bytes"]
+    assert written == 4 * 5 * 2 * (4 * 12 + 9 * 3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_parameters_of_one_name_are_apart(compiled: bool) -> None:
+    """Each of two variables of one name, also of one module, has rows of its own."""
+    first, second = (tf.Variable(tf.fill((2, 2), x), name="w") for x in (1.0, 3.0))
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.ones((2, 2)) @ first @ second)
+        return loss, tape.gradient(loss, [first, second])
+
+    tool = applied(StatsTool(), tf.function(step) if compiled else step)
+    rows = {(row["parameter"], row["kind"]): row["mean"] for row in tool.op_rows()}
+    assert (rows["w", "weights"], rows["w@1", "weights"]) == (1, 3)
+    assert (rows["w", "gradients"], rows["w@1", "gradients"]) == (12, 4)
 
 
 def test_a_nan_names_the_variable_that_holds_it() -> None:

@@ -421,52 +421,12 @@ def _topk(context: OpContext) -> Found:
     return known(k=k, axis=axis(-1, _rank(context)), largest=True)
 
 
-_KINDS: Mapping[str, AttributeRule] = {
-    "Conv Conv2D Conv3D DepthwiseConv2dNative": _convolution,
-    "Conv2DBackpropInput Conv2DBackpropInputV2 Conv3DBackpropInput Conv3DBackpropInputV2"
-    " DepthwiseConv2dNativeBackpropInput": _transposed_convolution,
-    "BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul SparseMatMul": _matmul,
-    "Einsum": _einsum,
-    "MaxPool MaxPoolWithArgmax MaxPool3D": _max_pool,
-    "AvgPool AvgPool3D": _avg_pool,
-    "BatchNormWithGlobalNormalization FusedBatchNorm FusedBatchNormV2"
-    " FusedBatchNormV3": _batch_norm,
-    "LRN": _local_response_norm,
-    "Softmax LogSoftmax": _last,
-    "LeakyRelu": _leaky_relu,
-    "Elu": _fixed(alpha=1.0),
-    "Softplus": _fixed(beta=1),
-    "ClipByValue": _given(min="clip_value_min", max="clip_value_max"),
-    "Cumsum Cumprod Unpack": _along,
-    "Gather GatherV2 ResourceGather": _gather,
-    "Sum Mean Prod Max Min Any All ArgMax ArgMin": _reduction,
-    "EuclideanNorm": _norm,
-    "TopK TopKV2": _topk,
-    "Concat ConcatV2": _concatenation,
-    "Pack": _stack,
-    "ExpandDims": _unsqueeze,
-    "Squeeze": _squeeze,
-    "ReverseV2": _flip,
-    "Split SplitV": _split,
-    "Reshape BroadcastTo": _reshape,
-    "Transpose": _given(perm="perm"),
-    "Tile": _given(repeats="multiples"),
-    "Pad PadV2 MirrorPad": _pad,
-    "Slice": _slice,
-    "StridedSlice": _strided_slice,
-    "Cast": _cast,
-    "OneHot": _given(depth="depth"),
-    "Add AddV2 AddN Sub": _fixed(alpha=1),
-    "ResizeNearestNeighbor ResizeBilinear ResizeBicubic": _resize,
-    "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits": _fixed(
-        reduction="none", ignore_index=-100, label_smoothing=0.0
-    ),
-}
-
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 RULES: Mapping[str, AttributeRule] = {
     **dict.fromkeys(_TABLES["without"].split(), _fixed()),
-    **{kind: rule for kinds, rule in _KINDS.items() for kind in kinds.split()},
+    **{kind: _fixed(**found) for kind, found in _TABLES["fixed"].items()},
+    **{kind: _given(**names) for kind, names in _TABLES["inputs"].items()},
+    **{k: globals()[f"_{rule}"] for rule, kinds in _TABLES["rules"].items() for k in kinds.split()},
 }
 """By TensorFlow's type the function that gives the canonical attributes."""

@@ -52,12 +52,7 @@ Used where the driver does not know the names of gradients."""
 _AGGREGATIONS = frozenset({"AddN", "AccumulateNV2"})
 """Types that add the gradients of several uses of a tensor."""
 
-_SHAPE_ARITHMETIC = frozenset(
-    """
-    BroadcastGradientArgs ConcatOffset Const DynamicStitch Fill InvertPermutation OnesLike Range
-    Rank Shape ShapeN Size VariableShape ZerosLike
-    """.split()
-)
+_SHAPE_ARITHMETIC = frozenset(_TABLES["shape_arithmetic"].split())
 """Types of operators in a gradient that compute shapes and constants, and no gradients."""
 
 

@@ -83,18 +83,20 @@ class TensorFlowDriver(Driver, abc.ABC):
             CapabilityError: this TensorFlow lacks a private symbol; it is named.
         """
         from amanda_tensorflow import _internals
-        from amanda_tensorflow.keras_layers.labels import LABELS
+        from amanda_tensorflow.labels import LABELS, PARAMETERS
 
         _internals.require(self.mode)
         _record()
         super().attach()
         LABELS.hold(self)
+        PARAMETERS.hold(self)
 
     def detach(self) -> None:
         """Undo every patch."""
-        from amanda_tensorflow.keras_layers.labels import LABELS
+        from amanda_tensorflow.labels import LABELS, PARAMETERS
 
         LABELS.release(self)
+        PARAMETERS.release(self)
         super().detach()
 
     @functools.cached_property

@@ -154,6 +154,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         self.add_inst_for_op(self._analyse, backward=True)
+        self.add_inst_for_iteration(self._written.begin_step)
         self.add_inst_for_iteration(self._written.end_step, end=True)
         watch = self.timeline.watch_outputs
         self.add_inst_for_op(watch, backward=True, require_outputs=True)

@@ -18,19 +18,21 @@ ONES = tf.ones([2, 2])
 
 
 def test_owners_of_sums() -> None:
-    """A sum of gradients belongs to the operator whose output gradient is summed; sums for
-    leaves belong to none, and are counted."""
+    """A sum of gradients belongs to the operator whose output gradient is summed, or that reads the
+    variable first; sums for other leaves belong to none, and are counted."""
 
     def inner(x: Any) -> Any:
         y = tf.tanh(x)
         return y * y + y
 
-    tool = Seen()
+    tool, variable = Seen(), tf.Variable(ONES)
     with apply(tool) as scope:
         gradients(lambda x: tf.tanh(x) * 2.0 + tf.tanh(x) * tf.exp(x), X)
         gradients(inner, X)
-    assert [i for i in tool.backward_ids if "AddN" in i] == ["/Tanh:0/grad/AddN:0"]
-    assert scope.statistics.not_seen["sums of gradients of variables and other leaves"] == 1
+        gradients(lambda v: v * X + v * W, variable)
+    sums = [i for i in tool.backward_ids if "AddN" in i]
+    assert sums == ["/Tanh:0/grad/AddN:0", "/ReadVariableOp:0/grad/AddN:0"]
+    assert scope.statistics.not_seen["sums of gradients of leaves"] == 1
 
 
 def test_routines_on_a_sum() -> None:

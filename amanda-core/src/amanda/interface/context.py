@@ -318,9 +318,10 @@ class OpContext(dict[Any, Any]):
         In PyTorch the name in ``named_parameters()`` of the outermost module that runs, wrappers
         such as DDP, FSDP and ``torch.compile`` aside (``h.0.attn.c_attn.weight``), in TensorFlow
         the ``path`` of a weight of a Keras layer (``net/one/kernel``) or the name of another
-        variable that is trained. An input that is a reshaped, transposed or cast view of a
-        parameter has the parameter's name. In a backward context, the parameter whose gradient
-        output `index` is, or that an operator without outputs accumulates.
+        variable that is trained, and ``w@1`` for a second variable of that name. An input that is a
+        reshaped, transposed or cast view of a parameter has the parameter's name. In a backward
+        context, the parameter whose gradient output `index` is, or that an operator without outputs
+        accumulates.
 
         Returns:
             None for other tensors, such as PyTorch's buffers and the state of optimizers, for a

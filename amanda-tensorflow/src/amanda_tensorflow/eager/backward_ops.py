@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from amanda.engine.backward import BackwardExecution, replaced_gradients
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan, compile_plan
@@ -47,6 +49,18 @@ _NOT_PLANNED = (PLAIN, UNKNOWN)
 """Entries of backward operators without routines, and of those that have yet to be analysed."""
 
 _POINTS = (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP)
+
+
+class EagerBackwardCall(BackwardCall):
+    """A backward operator of eager execution."""
+
+    def parameter_name(self, index: int, names: Sequence[str]) -> str | None:
+        # As in graphs.
+        tensor = self.inputs[0]() if self.op.type == "AddN" else None
+        if tensor is not None and tensor.dtype == tf.resource:
+            found: str | None = self.inputs[0].parameter_name()
+            return found
+        return super().parameter_name(index, names)
 
 
 class GradientRun:
@@ -150,10 +164,10 @@ class GradientRun:
         """An execution of the operator of a type and a number."""
         mark = self.mark
         backward_id = f"{mark.op_id}/grad/{kind}:{number}"
-        call = BackwardCall(
+        call = EagerBackwardCall(
             op=NamedOperator(kind, backward_id),
             op_id=backward_id,
-            names=self._known.names.get((kind, number), ()),
+            names=self._known.names.get((kind, number), [""] if kind == "AddN" else ()),
             inputs=mark.inputs,
             outputs=mark.outputs,
         )
@@ -299,6 +313,20 @@ class MarkedGradients:
                 cell[0] = 0
         run.enter()
         return run
+
+    def summed(self, tracker: EagerTracker, sources: Sequence[Any], results: Sequence[Any]) -> Any:
+        """The results of a backward pass, with the sums for variables as backward operators."""
+        found = list(results)
+        for index, (source, gradient) in enumerate(zip(sources, found, strict=True)):
+            mark = tracker.owner_of(source) if id(gradient) in tracker.sums else None
+            if mark is not None and mark.records():
+                run = GradientRun(self._dispatcher, tracker, mark)
+                run.enter()
+                try:
+                    found[index] = run.sum(gradient)
+                finally:
+                    run.leave(None)
+        return found
 
     def _run(self, tracker: EagerTracker, mark: Mark, call: Call, out_grads: Sequence[Any]) -> Any:
         run = GradientRun(self._dispatcher, tracker, mark)

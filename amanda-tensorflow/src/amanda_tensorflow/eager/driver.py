@@ -39,7 +39,7 @@ from amanda_tensorflow.plugin import TensorFlowEagerDriver
 _CUSTOM_GRADIENTS = "custom gradients"
 _LAYERS = "calls of Keras layers"
 _NO_CONTEXT = contextlib.nullcontext()
-_LEAF_SUMS = "sums of gradients of variables and other leaves"
+_LEAF_SUMS = "sums of gradients of leaves"
 
 
 class EagerModeDriver(TensorFlowEagerDriver):
@@ -222,7 +222,10 @@ class EagerModeDriver(TensorFlowEagerDriver):
             told = self.dispatcher.points.backward_begins(continues) if tells else ()
             outer = tracker.enter_backward()
             try:
-                return vanilla(tape, target, sources, *args, **kwargs)
+                results = vanilla(tape, target, sources, *args, **kwargs)
+                if tracker.sums and tracker.depth == 1 and not self.dispatcher.is_paused():
+                    return self._gradients.summed(tracker, sources, results)
+                return results
             finally:
                 left = tracker.exit_backward(outer, continues)
                 if tells:

@@ -6,8 +6,9 @@ identifies has no name:
 1. an earlier run of the same operator's gradient function: its results, compared by identity with
    the outputs of the backward operators;
 2. the types of the forward and of the backward operator, where these determine it;
-3. for products of matrices, the forward input that the backward operator consumes: the gradient of
-   one factor is computed from the other.
+3. for products, the forward input that the backward operator consumes: the gradient of one factor
+   is computed from the other; where an operator broadcasts its inputs, the shape of the one to
+   which the gradient is reduced.
 """
 
 from __future__ import annotations
@@ -17,9 +18,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from amanda_tensorflow.mapping_rules import unversioned
 
 _PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
+
+_BROADCASTING = frozenset(
+    "Add AddV2 Sub Mul RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference "
+    "BatchMatMulV2 BatchMatMulV3".split()
+)
+"""Operators whose gradient function ends by a sum and a Reshape for each broadcast input."""
 
 _POSITIONS: Mapping[str, Mapping[str, Sequence[int]]] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text("utf-8")
@@ -43,8 +53,13 @@ def gradient_names(
         names: declared names of the forward operator's inputs.
     """
     positions = _POSITIONS.get(unversioned(forward), {}).get(unversioned(backward), ())
-    if forward in _PRODUCTS and backward == forward and len(inputs) == 2:
-        positions = _other_factor(consumed, inputs)
+    if backward == forward and len(inputs) == 2:
+        if forward in _PRODUCTS or (forward == "Mul" and _is_elementwise(*inputs)):
+            positions = _other_factor(consumed, inputs)
+    elif backward == "Reshape" and forward in _BROADCASTING and all(x is not None for x in inputs):
+        shape = np.asarray(consumed[1]).tolist()
+        found = [i for i, tensor in enumerate(inputs) if tensor.shape.as_list() == shape]
+        positions = found if len(found) == 1 else ()
     return [names[position] for position in positions if position < len(names)]
 
 
@@ -55,6 +70,14 @@ def _other_factor(consumed: Sequence[Any], inputs: Sequence[Any]) -> Sequence[in
     if (left is None and right is None) or uses[0] == uses[1] or not _is_plain(left, right):
         return ()
     return (1,) if uses[0] else (0,)
+
+
+def _is_elementwise(left: Any, right: Any) -> bool:
+    """True if no sum follows the product of a gradient and a factor (``_MulGrad``, 2.16 to
+    2.21)."""
+    if left is None or right is None:
+        return False
+    return bool(left.shape == right.shape) and left.dtype in (tf.int32, tf.float32)
 
 
 def _is_plain(left: Any, right: Any) -> bool:

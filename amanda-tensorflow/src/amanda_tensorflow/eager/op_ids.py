@@ -19,8 +19,8 @@ import attrs
 from amanda.engine.frames import calling_frame, warn_at
 from amanda.interface.specs import Phase
 from amanda_tensorflow.eager.plan_cache import AnyScope, Cell, Cells
-from amanda_tensorflow.keras_layers.labels import LABELS, LOSS, in_ids
 from amanda_tensorflow.keras_layers.module_names import is_plain_module, name_within
+from amanda_tensorflow.labels import LABELS, LOSS, in_ids
 from amanda_tensorflow.operators.phases import phase_of_code
 from amanda_tensorflow.plugin import TensorFlowDriver
 

@@ -31,7 +31,7 @@ from amanda_tensorflow.eager.replacement import OpReplacement
 from amanda_tensorflow.eager.tape_marks import Mark, SharedMark
 from amanda_tensorflow.eager.tool_errors import raise_if_retried
 from amanda_tensorflow.eager.tracker import LOCAL, EagerTracker
-from amanda_tensorflow.eager.variable_readings import READING, VariableValues
+from amanda_tensorflow.eager.variable_readings import READING, SUMS, VariableValues
 from amanda_tensorflow.keras_layers.module_names import is_plain_module
 from amanda_tensorflow.operators.gradient_shapes import gradient_shapes
 from amanda_tensorflow.operators.phases import phase_of_eager
@@ -190,6 +190,8 @@ class SlowPath:
             keep(cell, number, entry_of_plan(plan, kind in READING))
         if kind in READING and outputs:
             self._values.note(kind, inputs, outputs[0])
+        elif op_id and kind in SUMS:
+            self._values.note_sum(kind, inputs, outputs[0])
         return outputs
 
     def _run_analysed(
@@ -276,6 +278,8 @@ class SlowPath:
             plan.driver_data = SharedMark(mark, tracker.passes)
         if request.kind == "Identity":
             tracker.note_owner(outputs[0], mark)
+        elif request.kind == "ReadVariableOp":
+            tracker.note_reader(values[0], mark)
         return outputs
 
     def _mark(

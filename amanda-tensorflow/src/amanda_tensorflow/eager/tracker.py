@@ -205,6 +205,12 @@ class EagerTracker:
 
         owners[key] = (weakref.ref(output, died), mark)
 
+    def note_reader(self, handle: Any, mark: Mark) -> None:
+        """The first operator that reads a variable owns the sum of the gradients of all."""
+        first = self.owner_of(handle)
+        if first is None or first.generation != mark.generation:
+            self.note_owner(handle, mark)
+
     def owner_of(self, output: Any) -> Mark | None:
         """The mark of the execution that has made `output`, if it was noted."""
         known = self.owners.get(id(output))

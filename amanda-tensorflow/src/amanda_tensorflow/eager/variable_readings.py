@@ -24,6 +24,9 @@ from amanda_tensorflow.operators.variables import VIEWS, ViewStep, parameter_nam
 READING = frozenset({"ReadVariableOp", "Identity", "Cast"}) | VIEWS
 """Operators whose output may be the value of a variable."""
 
+SUMS = {"Add": 2, "AddV2": 2, "Sub": 1}
+"""Operators whose gradient is that of so many first inputs, unless these are broadcast."""
+
 
 @attrs.frozen
 class VariableSource:
@@ -32,10 +35,12 @@ class VariableSource:
     Attributes:
         handle: weak reference to the variable's handle.
         steps: the casts, reshapes and transpositions between the variable and the tensor.
+        is_term: whether the tensor is a sum of the variable and others, with the same gradient.
     """
 
     handle: weakref.ref[Any]
     steps: tuple[ViewStep, ...] = ()
+    is_term: bool = False
 
     def read(self) -> Any:
         """The variable's current value after the steps; None if the variable is gone."""
@@ -64,7 +69,7 @@ class WeakTensor(weakref.ref[Any], KnownTensor):
     def constant(self) -> Any:
         """The value of the variable that the tensor was read from, or is; else None."""
         tensor = self()
-        if self.source is not None:
+        if self.source is not None and not self.source.is_term:
             return self.source.read() if tensor is None else tensor
         if tensor is not None and tensor.dtype == tf.resource:
             return VariableSource(self).read()
@@ -124,10 +129,22 @@ class VariableValues:
         """Count the tensors that are noted, with some that have died."""
         return len(self._known)
 
-    def _noted(self, tensor: Any) -> VariableSource | None:
-        """The variable that a tensor was read from; None if it was not read from one."""
+    def note_sum(self, kind: str, inputs: Sequence[Any], result: Any) -> None:
+        """An operator of :data:`SUMS` has made `result` of its inputs."""
+        if inputs[0].shape == inputs[1].shape:
+            found = next(filter(None, map(self._noted, inputs[: SUMS[kind]])), None)
+            if found is not None and not found.steps:
+                self._known[id(result)] = weakref.ref(result), attrs.evolve(found, is_term=True)
+
+    def _noted(self, tensor: Any, *, terms: bool = False) -> VariableSource | None:
+        """The variable that a tensor was read from; None if it was not read from one.
+
+        Args:
+            terms: give also the variable that has the gradient of the tensor, a sum.
+        """
         known = self._known.get(id(tensor))
-        return known[1] if known is not None and known[0]() is tensor else None
+        found = known[1] if known is not None and known[0]() is tensor else None
+        return None if found is not None and found.is_term and not terms else found
 
     def _drop_dead(self) -> None:
         """Forget the tensors and variables that have died."""
@@ -165,7 +182,7 @@ class VariableValues:
         for tensor in tensors:
             # With a callback, as all references of Amanda's (`amanda.python.references`).
             weak = WeakTensor(tensor, nothing)
-            weak.source = self._noted(tensor)
+            weak.source = self._noted(tensor, terms=True)
             found.append(weak)
         return found
 

@@ -19,7 +19,7 @@ from amanda.inline import Counter
 from amanda.state import tool_locked
 from amanda_tensorflow.graphs.building import Building, identity_after
 from amanda_tensorflow.graphs.run_time_routines import insert_mark
-from amanda_tensorflow.operators.types import ROUTING
+from amanda_tensorflow.operators.types import ROUTING, takes_reference
 
 
 class Executions:
@@ -43,8 +43,8 @@ class Executions:
             roots: operators of the copy that a run executes, and others for their sake.
             fed: ``id`` of tensors that a run is given, whichever operator makes them.
         """
-        needed = needed_by(roots, fed) if building.counts else frozenset[str]()
-        counters = [counter for counter, op in building.counts if op.name in needed]
+        executed = executed_by(roots, fed) if building.counts else frozenset[str]()
+        counters = [counter for counter, op in building.counts if op.name in executed]
         return cls(counters) if counters else None
 
     @classmethod
@@ -72,6 +72,23 @@ def needed_by(roots: Iterable[Any], fed: Container[int] = frozenset()) -> set[st
             waiting += [tensor.op for tensor in op.inputs if id(tensor) not in fed]
             waiting += op.control_inputs
     return needed
+
+
+def executed_by(roots: Iterable[Any], fed: Container[int]) -> set[str]:
+    """Return the names of the operators that a run of an optimized graph executes.
+
+    The optimizer removes what has no effect and is only waited for, as TensorFlow 1 waits for all
+    gradients of an operator.
+    """
+    waiting, seen = [(op, True) for op in roots], set[tuple[str, bool]]()
+    while waiting:
+        op, is_read = waiting.pop()
+        is_read = is_read or op.op_def.is_stateful or op.type in ROUTING or takes_reference(op.type)
+        if not {(op.name, True), (op.name, is_read)} & seen:
+            seen.add((op.name, is_read))
+            waiting += [(tensor.op, is_read) for tensor in op.inputs if id(tensor) not in fed]
+            waiting += [(before, False) for before in op.control_inputs]
+    return {name for name, is_read in seen if is_read}
 
 
 def sources(op: Any) -> Iterator[str]:

@@ -277,6 +277,19 @@ class GraphGradients:
         """The value of the variable or constant behind a vanilla tensor; None for others."""
         return value_of(site, tensor, self._read)
 
+    def parameter_of(self, site: OpSite, name: TensorName) -> str | None:
+        """The path of the parameter whose gradient a tensor of this name is; None for others.
+
+        The gradient of a sum hands its own on: that of the sum is then that of the parameter.
+        """
+        for call in site.producers.get(name, ()):
+            view = self.view(site, call)
+            inputs = view.inputs if view else ()
+            for gradient, tensor in zip(call.grad_inputs, inputs, strict=False):
+                if gradient == name and (found := tensor.parameter_name()):
+                    return found
+        return None
+
     def is_own(self, site: OpSite, call: GradientCall) -> bool:
         """True if a call differentiates an inserted operator, or one that is none to tools."""
         forward = site.root(call.forward)

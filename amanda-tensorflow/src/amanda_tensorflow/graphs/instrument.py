@@ -7,6 +7,7 @@ vanilla graph that is one to tools.
 from __future__ import annotations
 
 import collections
+import functools
 import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
@@ -431,7 +432,7 @@ class Instrument:
         self.keys.append(forward.key)
         added.state = site.states[op.name] = ForwardState(forward.op_id, forward.key)
         added.known = IdentifiedOp(forward.op_id, forward.key, forward.depth, site, op)
-        execution = self._execution(op, call, forward, backward_id)
+        execution = self._execution(added, call, forward, backward_id)
         before, after = execution.needed()
         used = list(execution.before(inputs)) if before else inputs
         self._wait_for_read(inputs, used)
@@ -446,9 +447,10 @@ class Instrument:
         self._settled(added, new, final)
 
     def _execution(
-        self, op: Any, call: GradientCall, forward: ForwardView, backward_id: str
+        self, added: NewOp, call: GradientCall, forward: ForwardView, backward_id: str
     ) -> BackwardExecution:
         """The backward operator as core is told of it."""
+        site, op = added.site, added.source
         position = {name: i for i, name in enumerate(call.grad_inputs) if name is not None}
         names = [""] * len(op.outputs)
         for index in range(len(op.outputs)):
@@ -458,7 +460,13 @@ class Instrument:
         tensors = forward.inputs, forward.outputs
         handle = OpHandle(forward.op_id, scopes, *tensors, forward.key)
         view = NamedOperator(op.type, backward_id)
-        described = GraphBackwardCall(view, backward_id, names, *tensors, op, forward.likes)
+        parameter = functools.partial(self.gradients.parameter_of, site)
+        described = GraphBackwardCall(
+            *(view, backward_id, names, *tensors),
+            source=op,
+            likes=forward.likes,
+            parameter=parameter,
+        )
         return BackwardExecution(self.dispatcher, handle, described)
 
     def _not_owned(self, why: str) -> None:

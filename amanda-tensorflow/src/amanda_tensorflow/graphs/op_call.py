@@ -12,6 +12,7 @@ import tensorflow as tf
 from amanda.errors import CapabilityError
 from amanda.interface.calls import BackwardCall, OpCall, Variable
 from amanda_tensorflow import _internals
+from amanda_tensorflow.gradient_map.recording import TensorName
 from amanda_tensorflow.graphs.sites import OpSite
 from amanda_tensorflow.graphs.variable_origins import (
     ReadVariable,
@@ -64,10 +65,12 @@ class GraphBackwardCall(BackwardCall):
     Attributes:
         source: the vanilla operator.
         likes: the vanilla inputs of the forward operator.
+        parameter: gives the path of the parameter whose gradient an output is; None for others.
     """
 
-    source: Any = None
-    likes: Sequence[Any] = ()
+    source: Any = attrs.field(kw_only=True)
+    likes: Sequence[Any] = attrs.field(kw_only=True)
+    parameter: Callable[[TensorName], str | None] = attrs.field(kw_only=True)
 
     def shown_inputs(self) -> Sequence[Any] | None:
         return placed(self.likes)
@@ -78,7 +81,7 @@ class GraphBackwardCall(BackwardCall):
         if of is not None and (of == tf.resource or of != of.base_dtype):
             found: str | None = self.inputs[0].parameter_name()
             return found
-        return super().parameter_name(index, names)
+        return self.parameter((self.source.name, index))
 
     def shown(
         self, grad_outputs: Sequence[Any] | None, grad_inputs: Sequence[Any] | None

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from amanda_tensorflow.keras_layers.labels import LOSS, in_ids
+from amanda_tensorflow.labels import LOSS, in_ids
 from amanda_tensorflow.operators.description import module_of, named_with_type
 from amanda_tensorflow.operators.phases import phase_of_node
 

@@ -16,6 +16,7 @@ from amanda.errors import AmandaError
 from amanda.interface.calls import Variable
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.sites import OpSite
+from amanda_tensorflow.labels import PARAMETERS
 from amanda_tensorflow.operators.variables import (
     VARIABLES,
     VIEWS,
@@ -134,7 +135,8 @@ def parameter_of(site: OpSite, tensor: Any, *, exact: bool = False) -> str | Non
     origin = variable_origin(site, tensor, exact=exact)
     if origin is None or isinstance(origin, _internals.EagerTensor):
         return parameter_name(origin)
-    return str(origin.name) if origin.name in _trained_in(origin.graph) else None
+    is_trained = origin.name in _trained_in(origin.graph)
+    return PARAMETERS.label_of(weakref.ref(origin), origin.name) if is_trained else None
 
 
 def _trained_in(graph: Any) -> frozenset[str]:

@@ -1,5 +1,4 @@
 """Keras layers: which of them makes or runs which operators.
 
-:mod:`~amanda_tensorflow.keras_layers.recording` notes it while graphs are built, and
-:mod:`~amanda_tensorflow.keras_layers.labels` names the outermost layers in ids.
+:mod:`~amanda_tensorflow.keras_layers.recording` notes it while graphs are built.
 """

@@ -14,9 +14,9 @@ import collections
 from collections.abc import Callable
 from typing import Any
 
-from amanda_tensorflow.keras_layers.labels import LABELS
 from amanda_tensorflow.keras_layers.module_names import name_within
 from amanda_tensorflow.keras_layers.recording import LayerCall, LayerPath, layer_calls
+from amanda_tensorflow.labels import LABELS
 
 
 def path_of(call: LayerCall, base: LayerPath) -> LayerPath:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -13,19 +15,10 @@ import tensorflow as tf
 from amanda.interface.specs import Phase
 from amanda_tensorflow.operators.variables import VARIABLES
 
-_BY_FILE: tuple[tuple[str, Phase], ...] = (
-    ("/src/initializers/", "setup"),
-    ("/keras/src/random/", "setup"),
-    ("/tensorflow/python/ops/init_ops", "setup"),
-    ("/src/optimizers/", "optimizer"),
-    ("/src/backend/tensorflow/optimizer", "optimizer"),
-    ("/tensorflow/python/training/saver", "other"),
-    ("/tensorflow/python/training/", "optimizer"),
-    ("/src/metrics/", "other"),
-    ("/tensorflow/python/ops/metrics_impl", "other"),
-    ("/tensorflow/python/data/", "other"),
+_BY_FILE: Mapping[str, Phase] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text("utf-8")
 )
-"""Parts of the names of files, of Keras and TensorFlow, whose code runs operators of one phase."""
+"""Parts of the names of files, whose code runs operators of one phase; the first one counts."""
 
 _UPDATES = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]|Assign(Sub|Add)(VariableOp)?$")
 """Types of operators that change variables; outside of layers, those of optimizers do."""
@@ -150,7 +143,7 @@ def _of_type(kind: str, in_module: bool) -> Phase:
 
 
 def _of_file(file: str) -> Phase | None:
-    for part, phase in _BY_FILE:
+    for part, phase in _BY_FILE.items():
         if part in file:
             return phase
     return None

@@ -17,6 +17,7 @@ import tensorflow as tf
 from amanda.errors import AmandaError
 from amanda.interface.calls import Variable
 from amanda_tensorflow import _internals
+from amanda_tensorflow.labels import PARAMETERS
 
 VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 """Types of the operators of a graph that make a variable."""
@@ -120,4 +121,6 @@ class HandleVariable(Variable):
 def parameter_name(handle: Any) -> str | None:
     """The path of the variable of a concrete handle; None for one that is no parameter."""
     known = None if handle is None else _internals.variable_of(handle)
-    return known.name or None if known is not None and known.is_parameter else None
+    if known is None or not known.is_parameter or not known.name:
+        return None
+    return PARAMETERS.label_of(known.handle, known.name)

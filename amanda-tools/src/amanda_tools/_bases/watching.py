@@ -8,7 +8,6 @@ override :meth:`~WatchingTool.examine` for figures of its own, or :meth:`~Watchi
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -219,10 +218,10 @@ class WatchingTool(PrintingTool[OptionsT]):
         has_role = position in (context["weight_index"], context["bias_index"])
         if not (parameter[0] or has_role):
             return
-        if parameter[0] and self.by_parameter:
-            key = self.key_of(op, name, parameter)
-            if self._readers.setdefault(key, op.id) != op.id:
-                return
+        # An operator of a graph may not be executed.
+        is_known = parameter[0] and context.runs_at_once
+        if is_known and self._is_read_before(op, self.key_of(op, name, parameter)):
+            return
         layout = (context["weight_layout"] or "") if name == "weight" and has_role else ""
         axis = layout.index("I") if "I" in layout else None
         routine = WatchingRoutine(self, op, "weights", name, axis, parameters=[parameter])
@@ -278,15 +277,20 @@ class WatchingTool(PrintingTool[OptionsT]):
         path, model = parameter
         if not path:
             return f"{op.id} {name}"
-        # Several models may have parameters of the same path.
-        model = model or re.split(r"[./#]", op.forward or op.id)[0]
-        self._model = self._model or model
-        label = path if model in ("", self._model) else f"{model}: {path}"
+        # Several models of PyTorch may have parameters of the same path.
+        self._model = self._model or model or ""
+        label = path if model in (None, self._model) else f"{model}: {path}"
         return label + _GRADIENT if op.direction == "backward" else label
 
+    def _is_read_before(self, op: OpDescription, key: str) -> bool:
+        """True if another operator was the first to read the parameter of a key."""
+        return self.by_parameter and self._readers.setdefault(key, op.id) != op.id
+
     def _is_elsewhere(self, routine: WatchingRoutine, position: int) -> bool:
-        """True for a gradient whose figures another row has: that of a parameter."""
+        """True for a tensor whose figures another row has, that of a parameter."""
         key = routine.key(position)
+        if routine.kind == "weights" and routine.parameter(position)[0]:
+            return self._is_read_before(routine.op, key)
         watched = self.watched.get(key)
         is_part = watched is not None and watched.is_whole and not routine.is_whole
         return is_part or key in self._copies

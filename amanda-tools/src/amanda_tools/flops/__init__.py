@@ -125,6 +125,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self.add_inst_for_pass(self._note_pass, end=True)
         self.add_inst_for_pass(self._begin_backward, backward=True)
         self.add_inst_for_pass(self._end_backward, backward=True, end=True)
+        self.add_inst_for_iteration(self._written.begin_step)
         self.add_inst_for_iteration(self._written.end_step, end=True)
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)

@@ -50,6 +50,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         self._weights: dict[str, dict[str, Any]] = {}
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
+        self.add_inst_for_pass(self._scopes.begin_run)
+        self.add_inst_for_iteration(self._scopes.end_step, end=True)
         self.add_inst_for_iteration(self._note_step, end=True)
 
     def _note_step(self, _: PointContext) -> None:

@@ -10,17 +10,31 @@ them. Operators that read variables, make constants, initialise or train belong 
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 from amanda import OpContext
+from amanda.interface.points import PointContext
 from amanda_tools._operators.op_table import row_of
 from amanda_tools._operators.parameters import Parameters, UsedParameter
 from amanda_tools.summary.recorder import Figures, ModuleFact, ParameterFact, tensor_rows
 from amanda_tools.summary.rows import module_row
+
+
+@attrs.define(eq=False)
+class OfRun:
+    """The figures of all executions of an operator in one run, as a loop makes several.
+
+    Attributes:
+        run: number of the run, among those of all graphs.
+        flops, bytes: the figures; None for FLOPs that are not known.
+    """
+
+    run: int = -1
+    flops: int | None = 0
+    bytes: int = 0
 
 
 @attrs.define(eq=False)
@@ -32,51 +46,66 @@ class ScopedOp:
         graph: the name of the graph.
         parameters: parameters that it reads.
         outputs: outputs of its last execution, or before one as far as the graph declares them.
-        executions: number of executions.
-        flops, bytes: figures of its last execution; None for FLOPs that are not known.
+        runs: number of runs of a graph that have executed it.
+        now: its figures in the last of them.
+        ended: those in the last one that has ended an iteration, before `now`.
     """
 
     module: str
     graph: str
     parameters: Sequence[UsedParameter]
     outputs: list[dict[str, Any]]
-    executions: int = 0
-    flops: int | None = 0
-    bytes: int = 0
+    _scopes: Scopes
+    runs: int = 0
+    now: OfRun = attrs.field(factory=OfRun)
+    ended: OfRun = attrs.field(factory=OfRun)
 
     def add(self, flops: int | None, size: int) -> None:
         """Count one execution."""
-        self.executions += 1
-        self.flops, self.bytes = flops, size
+        if self.now.run != self._scopes.runs:
+            self.ended, self.now, self.runs = self.last(), OfRun(self._scopes.runs), self.runs + 1
+        now = self.now
+        now.flops = None if flops is None or now.flops is None else now.flops + flops
+        now.bytes += size
 
-    def figures_in(self, runs: int) -> Figures:
-        """Return FLOPs and bytes in one of `runs` runs of the graph.
+    def last(self) -> OfRun:
+        """Return its figures in the last run that has ended an iteration; in the last one if none
+        has."""
+        is_ended = self.now.run <= self._scopes.ended or self.ended.run < 0
+        return self.now if is_ended else self.ended
 
-        An operator in a loop has several executions in a run.
-        """
-        times = max(1, round(self.executions / runs)) if self.executions else 0
-        is_partial = self.flops is None
-        return Figures(
-            flops=times * (self.flops or 0), bytes=times * self.bytes, is_partial=is_partial
-        )
+    def figures_in(self, run: int) -> Figures:
+        """Return FLOPs and bytes in a run of the graph: 0 in a branch not taken."""
+        of = self.last()
+        if of.run != run:
+            return Figures()
+        return Figures(flops=of.flops or 0, bytes=of.bytes, is_partial=of.flops is None)
 
     def see(self, outputs: Sequence[Any]) -> None:
         """Record the outputs of one execution."""
         self.outputs = tensor_rows(outputs) or self.outputs
 
 
-def runs_of(ops: Iterable[ScopedOp]) -> int:
-    """Return the runs of a graph: the most frequent number of executions; 0 without any."""
-    counts = collections.Counter(op.executions for op in ops if op.executions)
-    return counts.most_common(1)[0][0] if counts else 0
-
-
 class Scopes:
-    """The operators of graphs, by their name scopes."""
+    """The operators of graphs, by their name scopes.
+
+    Attributes:
+        runs: number of runs of graphs so far.
+        ended: how many there were when the last iteration ended.
+    """
 
     def __init__(self) -> None:
+        self.runs = self.ended = 0
         self._ops: dict[str, ScopedOp] = {}
         self._parameters = Parameters()
+
+    def begin_run(self, _: PointContext) -> None:
+        """Routine at the begin of a forward pass: a graph runs."""
+        self.runs += 1
+
+    def end_step(self, _: PointContext) -> None:
+        """Routine at the end of an iteration, which evaluations beside training are not."""
+        self.ended = self.runs
 
     def note(self, context: OpContext) -> ScopedOp | None:
         """Register a forward operator; return None if it belongs to no scope."""
@@ -93,6 +122,7 @@ class Scopes:
             op_id.partition("/")[0],
             self._parameters.used_by(context),
             outputs,
+            self,
         )
         known = self._ops.setdefault(op_id, found)
         known.parameters, known.outputs = found.parameters, known.outputs or outputs
@@ -106,32 +136,33 @@ class Scopes:
         return [
             row
             for name, ops in graphs.items()
-            if any(op.executions for op in ops)
+            if any(op.runs for op in ops)
             for row in self._rows(name, ops)
         ]
 
     def passes(self) -> dict[str, int]:
         """Return the number of runs by name of a graph."""
-        graphs = dict.fromkeys(op.graph for op in self._ops.values() if op.executions)
-        return {
-            name: runs_of(op for op in self._ops.values() if op.graph == name) for name in graphs
-        }
+        found: dict[str, int] = {}
+        for op in self._ops.values():
+            if op.runs:
+                found[op.graph] = max(op.runs, found.get(op.graph, 0))
+        return found
 
     def _rows(self, name: str, ops: Sequence[ScopedOp]) -> list[dict[str, Any]]:
         """Return the row of a graph and those of its scopes, each after the scope around it."""
-        runs, tree = runs_of(ops), {"": list(ops)}
+        run, tree = max(op.last().run for op in ops), {"": list(ops)}
         for op in ops:
             parts = op.module.split("/") if op.module else []
             for end in range(1, len(parts) + 1):
                 tree.setdefault("/".join(parts[:end]), []).append(op)
         return [
-            self._row(name, path, inside, runs)
+            self._row(name, path, inside, run)
             for path, inside in sorted(tree.items(), key=lambda item: _place(item[0], list(tree)))
-            if any(op.executions for op in inside)
+            if any(op.runs for op in inside)
         ]
 
-    def _row(self, name: str, path: str, inside: Sequence[ScopedOp], runs: int) -> dict[str, Any]:
-        figures = [op.figures_in(runs) for op in inside]
+    def _row(self, name: str, path: str, inside: Sequence[ScopedOp], run: int) -> dict[str, Any]:
+        figures = [op.figures_in(run) for op in inside]
         parameters = [
             ParameterFact(number, parameter.size, parameter.bytes, True)
             for number, parameter in enumerate({p for op in inside for p in op.parameters})

@@ -1,4 +1,5 @@
-"""Names of outermost Keras layers in ids: the layer's name, numbered from the second layer on.
+"""Names of outermost Keras layers in ids, and of parameters, numbered from the second one of a name
+on.
 
 Shared by the drivers of all modes and by all threads, so that a model has one name wherever it
 runs::
@@ -22,8 +23,8 @@ def in_ids(name: str) -> str:
     return name.removeprefix("compile_") if name.startswith(LOSS) else name
 
 
-class LayerLabels:
-    """The names of the outermost layers that ran while a driver was attached."""
+class NumberedNames:
+    """The names of objects that were met while a driver was attached."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -36,11 +37,11 @@ class LayerLabels:
         return self.label_of(weakref.ref(layer), str(layer.name))
 
     def label_of(self, reference: weakref.ref[Any], name: str) -> str:
-        """The label of a layer that may be gone, as graphs outlive the layers that have made them.
+        """The label of an object that may be gone, as graphs outlive the layers that made them.
 
         Args:
             reference: Python has one weak reference to each object, also when that has died.
-            name: the layer's name.
+            name: the object's name.
         """
         return self._lock.hold(self._label, reference, name)
 
@@ -70,4 +71,4 @@ class LayerLabels:
             self._known.clear()
 
 
-LABELS = LayerLabels()
+LABELS, PARAMETERS = NumberedNames(), NumberedNames()
