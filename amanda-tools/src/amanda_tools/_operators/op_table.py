@@ -286,5 +286,7 @@ def updates_a_value(context: OpContext, name: str) -> bool:
     Args:
         name: the framework's name for the operator.
     """
+    if name.startswith(("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")):
+        return context.get_parameter_name(0) is not None
     is_in_place = name.endswith("_") and not name.endswith("__")
     return is_in_place and bool(context.get_inputs()) and context.get_value(0) is not None

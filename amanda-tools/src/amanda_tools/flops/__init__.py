@@ -524,8 +524,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         flops = [_flops_of(rows, way) for way in _DIRECTIONS]
         runs = [_amount(n, found["bound"]) for n in flops]
         steps = self.summary_of_steps(every)
-        # Of steps that differ, where the operators are not looked at in each.
-        is_of_first = self._written.is_of_first_step and "min" in (steps["per_step"] or {})
+        # In eager mode the bytes are not read in each step.
+        is_eager = any(row["namespace"].endswith("/eager") for row in rows)
+        is_of_first = is_eager and "min" in (steps["per_step"] or {})
         totals = [
             ("parameters", format_short(found["params"], "")),
             ("weights", format_short(found["weight_bytes"], "B")),

@@ -55,9 +55,6 @@ _UNKNOWN = f" (whether it reached {_ENDS} is not known)"
 _CHECKS = frozenset({"isfinite", "isinf", "isnan", "nan_to_num"})
 """Types by which a program finds gradients that are not finite."""
 
-_WRITES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
-"""What the names of TensorFlow's operators begin with that write variables."""
-
 _SETUP = "setup"
 """The phase in which a model is built and initialised."""
 
@@ -178,7 +175,7 @@ class NanTool(PrintingTool[NanOptions]):
             context.insert_before_op(self._see_scale, inputs=[0, 1, 2])
         elif op.type in _CHECKS and op.phase != "forward":
             context.insert_before_op(self._see_check, inputs=[0], phase=op.phase)
-        elif op.phase == "optimizer" and _writes_parameter(context, op.name):
+        elif op.phase == "optimizer" and updates_a_value(context, op.name):
             context.insert_after_op(self._fates.updates, outputs=[])
         made_at = line_made_at(context)
         self._sources[op.id] = made_at or source_line()
@@ -555,13 +552,6 @@ def _states_of(context: OpContext, parameters: Mapping[int, str | None]) -> Sequ
         i for i, t in enumerate(context.get_inputs()) if t is not None and i not in parameters
     ]
     return [i for i in others if context.get_value(i) is not None]
-
-
-def _writes_parameter(context: OpContext, name: str) -> bool:
-    """Return True if an operator of an optimizer writes into a parameter."""
-    if name.startswith(_WRITES):
-        return context.get_parameter_name(0) is not None
-    return updates_a_value(context, name)
 
 
 def _has_nan(tensor: Any) -> bool:
