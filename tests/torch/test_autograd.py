@@ -379,6 +379,19 @@ def test_backward_operators_of_gradients_are_seen(program: Callable[[], None]) -
     assert any(op_id.count("/grad/") > 1 for op_id in counter.backward_ids)
 
 
+def test_backward_operators_of_a_write_by_index_are_seen() -> None:
+    """In each execution, though the operator returns nothing: its gradient is of what it wrote."""
+    counter, x = Counter(), torch.ones(2, 3, requires_grad=True)
+    with applied(counter):
+        for _ in range(4):
+            y = torch.zeros(4, 3)
+            y[torch.tensor([0, 2])] = x
+            y[1:2] = 1
+            y.sum().backward()
+    names = "IndexPutBackward0", "CopySlices", "AccumulateGrad"
+    assert [counter.backward_ops[name] for name in names] == [4, 4, 4]
+
+
 def test_gradients_of_gradients_that_begin_late_are_counted_once() -> None:
     """A first pass that makes a graph after steps without one is seen, too, behind the gradients
     that it returns."""

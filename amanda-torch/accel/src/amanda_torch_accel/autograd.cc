@@ -613,7 +613,8 @@ bool trace(Trace& found, PyObject* result, int64_t start) {
     return found.add_root(THPVariable_Unpack(result), first) && found.follow(first);
   }
   if (!PyTuple_Check(result) && !PyList_CheckExact(result)) {
-    return result == Py_None || PyBool_Check(result) || PyLong_CheckExact(result) || PyFloat_CheckExact(result);
+    // An operator that returns None may have changed an input, as y[mask] = x does.
+    return PyBool_Check(result) || PyLong_CheckExact(result) || PyFloat_CheckExact(result);
   }
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(result); i++) {
     PyObject* item = PySequence_Fast_GET_ITEM(result, i);

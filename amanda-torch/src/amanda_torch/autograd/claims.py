@@ -170,6 +170,9 @@ class Claimer(LeafClaimer):
         """
         self.iterations[plan.op_id] = iteration
         outputs = tensors_of(result)
+        if result is None:
+            # `y[mask] = x` has changed an input.
+            outputs = [one for one in execution.call().inputs if one is not None]
         if _internals.in_functorch():
             outputs = [_internals.differentiated(output) for output in outputs]
         traced = None
@@ -186,7 +189,7 @@ class Claimer(LeafClaimer):
             if self.marks or not is_known:
                 for number, node in enumerate(traced.nodes):
                     node.metadata[OWNER] = known, graph.id_of(number), own
-            elif self.dispatcher.native is not None:
+            elif self.dispatcher.native is not None and result is not None:
                 self._learn(known, graph, traced, result, start)
 
     def _hook_entries(
