@@ -169,10 +169,8 @@ class Claimer(LeafClaimer):
             iteration: the iteration of its thread.
         """
         self.iterations[plan.op_id] = iteration
-        outputs = tensors_of(result)
-        if result is None:
-            # `y[mask] = x` has changed an input.
-            outputs = [one for one in execution.call().inputs if one is not None]
+        # `y[mask] = x` returns nothing, and has changed an input.
+        outputs = tensors_of(execution.call().inputs if result is None else result)
         if _internals.in_functorch():
             outputs = [_internals.differentiated(output) for output in outputs]
         traced = None

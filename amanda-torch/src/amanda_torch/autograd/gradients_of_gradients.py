@@ -82,15 +82,14 @@ class MadeGraph:
         Args:
             inputs: the tensors, or edges, whose gradients they are.
         """
-        claimed = []
+        owned = bool(inputs)
         for value, result in zip(inputs, results, strict=False):
             node = _node_of(value)
             owner = self._claimer.owner_of(value) if node is None else node.metadata.get(OWNER)
-            claimed.append(owner is not None and result is not None)
-            if claimed[-1]:
+            if owner is not None and result is not None:
                 self._claim_made(owner, (result,), ())
-        if claimed and all(claimed):
-            self._unowned = 0
+            owned &= owner is not None and result is not None
+        self._unowned *= not owned
 
     def _claim_made(self, owner: Any, produced: Sequence[Any], consumed: Sequence[Any]) -> None:
         """Posthook of a node: hook the nodes behind its gradients that have no owner yet."""

@@ -228,7 +228,7 @@ def new_nodes(outputs: Sequence[Any], start: int, *, aliases: bool = False) -> l
 
 def count_foreign(roots: Sequence[Any], start: int) -> int:
     """How many nodes of a backward pass are of operators that ran before number `start`."""
-    waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
+    waiting: list[Any] = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
     seen, foreign = set(waiting), 0
     while waiting:
         node = waiting.pop()
